@@ -1,0 +1,134 @@
+"""What a process needs to know to become a worker or the Dispatcher.
+
+The Controller makes it, a Launcher carries it (as plain JSON values), the new process reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from blockflow.core.model import BlockInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One block in a worker.
+
+    ``policy`` is the batching policy with its options, ``engine`` a registered engine or ``auto``,
+    ``timeout_ms`` bounds one forward (0 = no bound), ``max_rows`` one batch.
+    """
+
+    stage: int
+    block: BlockInfo
+    engine: str = "auto"
+    precision: str = "fp32"
+    policy: Mapping[str, Any] = field(default_factory=lambda: {"policy": "none"})
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_rows: int = 32
+    timeout_ms: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "block": self.block.to_dict(),
+            "engine": self.engine,
+            "precision": self.precision,
+            "policy": dict(self.policy),
+            "options": dict(self.options),
+            "max_rows": self.max_rows,
+            "timeout_ms": self.timeout_ms,
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> StageSpec:
+        return cls(**{**d, "block": BlockInfo.from_dict(d["block"])})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLaunch:
+    """A worker's birth certificate.
+
+    Attributes:
+        name: of the replica (``trunk1#0``).
+        incarnation: issued by the Controller, never reused; names the arena and the sockets.
+        stages: the blocks it hosts.
+        repository: folder of the block repository.
+        run_dir: private 0700 folder of this instance: sockets and arenas.
+        controller: address of the Controller's ROUTER.
+        transport: ``ipc`` or ``tcp`` for its data socket.
+        mode: ``tensormq`` or ``zeromq`` for what it sends.
+        device: ``cpu`` or ``cuda:N``.
+        threads: intra-op threads.
+        cores: cpu numbers it may run on.
+        arena_bytes: capacity of its arena (0 = none is made).
+        slots: how many tensors may be out at once.
+        monitor_hz: KPI samples per second, 0 = off.
+        log_path: file that gets stderr and the log, '' = inherited.
+    """
+
+    name: str
+    incarnation: int
+    stages: tuple[StageSpec, ...]
+    repository: str
+    run_dir: str
+    controller: str
+    transport: str
+    mode: str
+    device: str
+    threads: int
+    cores: tuple[int, ...]
+    arena_bytes: int
+    slots: int
+    monitor_hz: float = 4.0
+    log_path: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        d = asdict(self)
+        d["stages"] = [s.to_dict() for s in self.stages]
+        d["cores"] = list(self.cores)
+        return d
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> WorkerLaunch:
+        return cls(
+            **{
+                **d,
+                "stages": tuple(StageSpec.from_dict(s) for s in d["stages"]),
+                "cores": tuple(d["cores"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherLaunch:
+    """The Dispatcher's birth certificate. ``client_endpoints`` are bound for clients: ``tcp://host:port``
+    (port 0 = any) and ``ipc://path``; ``max_inflight`` are its credits; ``max_inflight_per_client``
+    bounds one client's share; ``arena_bytes`` holds the retained inputs."""
+
+    name: str
+    incarnation: int
+    run_dir: str
+    controller: str
+    client_endpoints: tuple[str, ...]
+    transport: str
+    cores: tuple[int, ...]
+    arena_bytes: int
+    slots: int
+    max_inflight: int = 256
+    max_inflight_per_client: int = 256
+    monitor_hz: float = 4.0
+    log_path: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        d = asdict(self)
+        d["client_endpoints"] = list(self.client_endpoints)
+        d["cores"] = list(self.cores)
+        return d
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> DispatcherLaunch:
+        return cls(
+            **{**d, "client_endpoints": tuple(d["client_endpoints"]), "cores": tuple(d["cores"])}
+        )

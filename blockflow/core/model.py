@@ -1,0 +1,239 @@
+"""The nouns that every room shares: tensors' specs, contracts, blocks and their options.
+
+Only the standard library is imported here, so that the client SDK stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from blockflow.core import limits
+from blockflow.core.errors import RequestError
+
+Dim = int | str
+"""A fixed extent, or the name of a dynamic one ("rows", "length")."""
+
+ROWS = "rows"
+"""The name of dim 0 in every contract: rows are what is batched and counted."""
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+"""Element types that may travel, with their size in bytes."""
+
+FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+def tensor_bytes(dtype: str, dims: Iterable[int]) -> int:
+    """Size of a contiguous tensor in bytes. Python integers cannot overflow."""
+    return DTYPE_BYTES[dtype] * prod(dims)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a block takes or gives: a dtype and dims, of which dim 0 is always ``rows``.
+
+    ``ranges`` bounds the dynamic dims other than rows: name -> (smallest, largest), inclusive.
+    """
+
+    dtype: str
+    dims: tuple[Dim, ...]
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPE_BYTES)}")
+        if not 1 <= len(self.dims) <= limits.MAX_RANK:
+            raise ValueError(f"rank {len(self.dims)} is outside 1..{limits.MAX_RANK}")
+        if self.dims[0] != ROWS:
+            raise ValueError(f"dim 0 must be {ROWS!r}, not {self.dims[0]!r}")
+        for d in self.dims[1:]:
+            if isinstance(d, bool) or not isinstance(d, int | str):
+                raise ValueError(f"a dim is an integer or a name, not {d!r}")
+            if isinstance(d, int) and not 1 <= d <= limits.MAX_DIM:
+                raise ValueError(f"dim {d} is outside 1..{limits.MAX_DIM}")
+        for name, (lo, hi) in self.ranges.items():
+            if name not in self.dims:
+                raise ValueError(f"range for {name!r}, which is not a dim")
+            if not 1 <= lo <= hi <= limits.MAX_DIM:
+                raise ValueError(f"range {lo}..{hi} of {name!r} is empty or out of bounds")
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(str(d) for d in self.dims)}]"
+
+    @property
+    def dynamic(self) -> tuple[str, ...]:
+        """Names of the dynamic dims other than rows, in order of appearance."""
+        return tuple(dict.fromkeys(d for d in self.dims[1:] if isinstance(d, str)))
+
+    def row_bytes(self, binding: Mapping[str, int] | None = None) -> int:
+        """Bytes of one row; unbound dynamic dims count with the largest value of their range."""
+        total = DTYPE_BYTES[self.dtype]
+        for d in self.dims[1:]:
+            if isinstance(d, int):
+                total *= d
+            elif binding and d in binding:
+                total *= binding[d]
+            else:
+                total *= self.ranges.get(d, (1, 1024))[1]
+        return total
+
+    def bind(self, dtype: str, dims: Sequence[int], *, where: str = "") -> dict[str, int]:
+        """Match a concrete tensor and return the values of the dynamic dims (``rows`` among them).
+
+        Raises:
+            RequestError: CONTRACT_MISMATCH or EMPTY_INPUT, with both sides in the message.
+        """
+        got = f"{dtype}[{', '.join(str(d) for d in dims)}]"
+
+        def mismatch(why: str) -> RequestError:
+            return RequestError(
+                "CONTRACT_MISMATCH",
+                f"{why}: expected {self}, got {got}",
+                where=where,
+                hint="send a tensor that fits the block's input contract",
+                details={"expected": str(self), "got": got},
+            )
+
+        if dtype != self.dtype:
+            raise mismatch("dtype differs")
+        if len(dims) != len(self.dims):
+            raise mismatch("rank differs")
+        if dims[0] == 0:
+            raise RequestError(
+                "EMPTY_INPUT", f"zero rows: got {got}", where=where, hint="send at least one row"
+            )
+        binding: dict[str, int] = {}
+        for i, (want, have) in enumerate(zip(self.dims, dims, strict=True)):
+            if isinstance(want, int):
+                if have != want:
+                    raise mismatch(f"dim {i} differs")
+                continue
+            if binding.setdefault(want, have) != have:
+                raise mismatch(f"dim {i} ({want}) must equal {binding[want]}")
+            if have < 1:
+                raise mismatch(f"dim {i} ({want}) must be positive")
+            lo, hi = self.ranges.get(want, (1, limits.MAX_DIM))
+            if not lo <= have <= hi:
+                raise mismatch(f"dim {i} ({want}) is outside {lo}..{hi}")
+        return binding
+
+    def resolve(self, binding: Mapping[str, int]) -> tuple[int, ...]:
+        """Concrete dims under a binding; every name in ``dims`` must be bound."""
+        return tuple(d if isinstance(d, int) else binding[d] for d in self.dims)
+
+    def accepts(self, other: TensorSpec) -> str:
+        """Why this input cannot take ``other`` as it comes out of the previous block ('' if it can).
+
+        A fixed dim fits the same number or, here, a dynamic dim whose range covers it. A dynamic
+        output fits only a dynamic input whose range is not narrower.
+        """
+        if self.dtype != other.dtype:
+            return f"dtype {other.dtype} into {self.dtype}"
+        if len(self.dims) != len(other.dims):
+            return f"rank {len(other.dims)} into {len(self.dims)}"
+        for i, (want, have) in enumerate(zip(self.dims, other.dims, strict=True)):
+            if i == 0:
+                continue
+            if isinstance(want, int):
+                if have != want:
+                    return f"dim {i}: {have} into {want}"
+                continue
+            lo, hi = self.ranges.get(want, (1, limits.MAX_DIM))
+            olo, ohi = (have, have) if isinstance(have, int) else other.ranges.get(have, (1, limits.MAX_DIM))
+            if olo < lo or ohi > hi:
+                return f"dim {i}: {have} ({olo}..{ohi}) into {want} ({lo}..{hi})"
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"dtype": self.dtype, "dims": list(self.dims)}
+        if self.ranges:
+            out["ranges"] = {k: list(v) for k, v in self.ranges.items()}
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TensorSpec:
+        """Inverse of :meth:`to_dict`. Raises ValueError or TypeError on nonsense."""
+        ranges = {str(k): (int(v[0]), int(v[1])) for k, v in dict(data.get("ranges", {})).items()}
+        return cls(str(data["dtype"]), tuple(data["dims"]), ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Input and output of a block. Output dims are numbers or names that the input binds."""
+
+    input: TensorSpec
+    output: TensorSpec
+
+    def __post_init__(self) -> None:
+        unbound = [d for d in self.output.dims if isinstance(d, str) and d not in self.input.dims]
+        if unbound:
+            raise ValueError(f"output dims {unbound} are not bound by the input {self.input}")
+
+    def output_dims(self, binding: Mapping[str, int]) -> tuple[int, ...]:
+        return self.output.resolve(binding)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"input": self.input.to_dict(), "output": self.output.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Contract:
+        return cls(TensorSpec.from_dict(data["input"]), TensorSpec.from_dict(data["output"]))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """What the rest of the system needs to know of a stored block; the manifest's essence.
+
+    Attributes:
+        name: unique in a repository.
+        version: the maker's label; ``digest`` is what identifies the artifact.
+        digest: sha256 of the artifact file, hex.
+        format: artifact format; the engine registry maps it to an engine.
+        contract: input and output.
+        parameters: number of parameters (elements), buffers not counted.
+        state_bytes: bytes of parameters and buffers.
+    """
+
+    name: str
+    version: str
+    digest: str
+    format: str
+    contract: Contract
+    parameters: int
+    state_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "version": self.version,
+            "digest": self.digest,
+            "format": self.format,
+            "contract": self.contract.to_dict(),
+            "parameters": self.parameters,
+            "state_bytes": self.state_bytes,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BlockInfo:
+        return cls(
+            str(data["name"]),
+            str(data["version"]),
+            str(data["digest"]),
+            str(data["format"]),
+            Contract.from_dict(data["contract"]),
+            int(data["parameters"]),
+            int(data["state_bytes"]),
+        )

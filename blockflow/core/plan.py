@@ -1,0 +1,108 @@
+"""Plan: the difference between what shall run and what runs, as ordered steps (thesis, figure 3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.core.placement import WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A live replica, as far as planning cares."""
+
+    worker: str
+    replica: str
+    incarnation: int
+    identity: str
+    policies: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Launch one replica of a worker under the name ``replica``."""
+
+    spec: WorkerSpec
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePolicy:
+    """Give a running replica's block another batching policy; the process stays."""
+
+    incarnation: int
+    replica: str
+    block: str
+    policy: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Ordered: start all, wait until all are ready, flip routes, then drain and stop.
+
+    ``keep`` and ``stop`` are live replicas.
+    """
+
+    start: tuple[Start, ...]
+    keep: tuple[Running, ...]
+    stop: tuple[Running, ...]
+    policies: tuple[ChangePolicy, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to start, stop or change (tasks may still differ)."""
+        return not (self.start or self.stop or self.policies)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "start": [{"replica": s.replica, "blocks": list(s.spec.blocks)} for s in self.start],
+            "keep": [r.replica for r in self.keep],
+            "stop": [r.replica for r in self.stop],
+            "policies": [
+                {"replica": p.replica, "block": p.block, "policy": dict(p.policy)}
+                for p in self.policies
+            ],
+        }
+
+
+def diff(desired: Sequence[WorkerSpec], running: Sequence[Running]) -> Plan:
+    """Only what is missing starts, only what is unneeded stops.
+
+    A running replica is kept when its worker's identity is unchanged; when fewer replicas are
+    wanted, those started last go first.
+    """
+    names = {r.replica for r in running}
+    start: list[Start] = []
+    keep: list[Running] = []
+    policies: list[ChangePolicy] = []
+    for spec in desired:
+        identity = spec.identity()
+        same = sorted(
+            (r for r in running if r.worker == spec.name and r.identity == identity),
+            key=lambda r: r.incarnation,
+        )[: spec.replicas]
+        keep += same
+        wanted = spec.policies()
+        policies += [
+            ChangePolicy(r.incarnation, r.replica, block, policy)
+            for r in same
+            for block, policy in wanted.items()
+            if dict(r.policies.get(block, {})) != policy
+        ]
+        for _ in range(spec.replicas - len(same)):
+            name = free_name(spec.name, names)
+            names.add(name)
+            start.append(Start(spec, name))
+    kept = {r.incarnation for r in keep}
+    stop = tuple(r for r in running if r.incarnation not in kept)
+    return Plan(tuple(start), tuple(keep), stop, tuple(policies))
+
+
+def free_name(worker: str, taken: set[str]) -> str:
+    """The first of ``worker#0``, ``worker#1``, ... that no live replica bears."""
+    n = 0
+    while f"{worker}#{n}" in taken:
+        n += 1
+    return f"{worker}#{n}"

@@ -1,0 +1,223 @@
+"""Paths, path trees and the route table: who comes after whom, decided before a tensor moves.
+
+Blocks take no routing decision: the path rides in the header (thesis, section 3.5.1) and the route
+table only translates a stage number into an address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blockflow.core import limits
+from blockflow.core.model import Contract
+
+DISPATCHER_STAGE = 0
+"""The stage number of the Dispatcher's return socket; real stages count from 1 and never repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathNode:
+    """One stage visit of a request.
+
+    Attributes:
+        stage: number in the route table.
+        parent: index of the node whose output is this node's input, -1 for the root.
+        terminal: the output is (also) an answer and goes to the Dispatcher.
+    """
+
+    stage: int
+    parent: int
+    terminal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PathTree:
+    """The path of a request: a chain for one task, a tree for several tasks on one input.
+
+    Nodes stand in topological order (a parent before its children); node 0 is the root.
+    """
+
+    nodes: tuple[PathNode, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.nodes) <= limits.MAX_PATH_NODES:
+            raise ValueError(f"a path has 1..{limits.MAX_PATH_NODES} nodes, not {len(self.nodes)}")
+        for i, node in enumerate(self.nodes):
+            if (i == 0) != (node.parent == -1) or node.parent >= i:
+                raise ValueError(f"node {i} has parent {node.parent}")
+            if node.stage <= DISPATCHER_STAGE:
+                raise ValueError(f"node {i} has stage {node.stage}")
+
+    def children(self, index: int) -> tuple[int, ...]:
+        """Indices of the nodes fed by node ``index``."""
+        return tuple(i for i, n in enumerate(self.nodes) if n.parent == index)
+
+    def stages(self) -> frozenset[int]:
+        return frozenset(n.stage for n in self.nodes)
+
+    def to_wire(self) -> list[int]:
+        """Flat triples (stage, parent + 1, terminal): small and without nesting."""
+        return [x for n in self.nodes for x in (n.stage, n.parent + 1, int(n.terminal))]
+
+    @classmethod
+    def from_wire(cls, flat: Sequence[int]) -> PathTree:
+        """Inverse of :meth:`to_wire`. Raises ValueError."""
+        if len(flat) % 3:
+            raise ValueError("a path is a list of triples")
+        return cls(
+            tuple(
+                PathNode(flat[i], flat[i + 1] - 1, flat[i + 2] != 0) for i in range(0, len(flat), 3)
+            )
+        )
+
+
+def merge_paths(paths: Sequence[Sequence[int]]) -> tuple[PathTree, tuple[int, ...]]:
+    """Merge stage paths on their common prefixes, so that a shared prefix runs once.
+
+    Returns:
+        The tree and, for each path, the index of the node that gives its answer.
+
+    Raises:
+        ValueError: a path is empty or two paths start with different stages.
+    """
+    stages: list[int] = []
+    parents: list[int] = []
+    by_edge: dict[tuple[int, int], int] = {}
+    ends: list[int] = []
+    for path in paths:
+        if not path:
+            raise ValueError("a path has at least one stage")
+        at = -1
+        for stage in path:
+            nxt = by_edge.get((at, stage))
+            if nxt is None:
+                if at == -1 and stages:
+                    raise ValueError("paths on one input must start with the same stage")
+                nxt = len(stages)
+                by_edge[(at, stage)] = nxt
+                stages.append(stage)
+                parents.append(at)
+            at = nxt
+        ends.append(at)
+    terminal = set(ends)
+    tree = PathTree(
+        tuple(PathNode(s, p, i in terminal) for i, (s, p) in enumerate(zip(stages, parents, strict=True)))
+    )
+    return tree, tuple(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class StageRoute:
+    """Where a stage can be reached.
+
+    Attributes:
+        stage: its number, never reused while the system lives.
+        block: the block that it runs.
+        worker: name of the replica that hosts it (``trunk1#0``).
+        incarnation: which life of that replica.
+        endpoint: ZeroMQ address of its data socket (ipc:// or tcp://).
+        mode: how tensors reach it: ``tensormq`` (handles) or ``zeromq`` (whole tensors).
+        device: ``cpu`` or ``cuda:N``.
+    """
+
+    stage: int
+    block: str
+    worker: str
+    incarnation: int
+    endpoint: str
+    mode: str
+    device: str = "cpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "block": self.block,
+            "worker": self.worker,
+            "incarnation": self.incarnation,
+            "endpoint": self.endpoint,
+            "mode": self.mode,
+            "device": self.device,
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> StageRoute:
+        return cls(
+            int(d["stage"]),
+            str(d["block"]),
+            str(d["worker"]),
+            int(d["incarnation"]),
+            str(d["endpoint"]),
+            str(d["mode"]),
+            str(d["device"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRoute:
+    """A published task: its path of blocks and what a request for it may ask.
+
+    ``contract`` is the input of the first block and the output of the last one.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    contract: Contract
+    max_rows: int = limits.DEFAULT_MAX_ROWS
+    deadline_ms: int = limits.DEFAULT_DEADLINE_MS
+    check_finite: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "path": list(self.path),
+            "contract": self.contract.to_dict(),
+            "max_rows": self.max_rows,
+            "deadline_ms": self.deadline_ms,
+            "check_finite": self.check_finite,
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> TaskRoute:
+        return cls(
+            str(d["name"]),
+            tuple(str(b) for b in d["path"]),
+            Contract.from_dict(d["contract"]),
+            int(d["max_rows"]),
+            int(d["deadline_ms"]),
+            bool(d["check_finite"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """One epoch's published routes: the thesis's translation table (section 3.5.2) and addresses.
+
+    ``version`` grows with every publication (a restart of one block changes routes within an epoch).
+    """
+
+    epoch: int
+    version: int
+    stages: Mapping[int, StageRoute] = field(default_factory=dict)
+    tasks: Mapping[str, TaskRoute] = field(default_factory=dict)
+
+    def stages_of(self, block: str) -> tuple[int, ...]:
+        """Stage numbers of the block's replicas, in order."""
+        return tuple(s for s, r in self.stages.items() if r.block == block)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "version": self.version,
+            "stages": [r.to_dict() for r in self.stages.values()],
+            "tasks": [t.to_dict() for t in self.tasks.values()],
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> RouteTable:
+        stages = [StageRoute.from_dict(x) for x in d["stages"]]
+        tasks = [TaskRoute.from_dict(x) for x in d["tasks"]]
+        return cls(
+            int(d["epoch"]), int(d["version"]), {s.stage: s for s in stages}, {t.name: t for t in tasks}
+        )

@@ -1,0 +1,365 @@
+"""Topology: what a system update asks for; parsed, checked, complete with all findings at once.
+
+Both forms are taken: the thesis's body (listing 4.1) as it stands, and objects with options in the
+place of a block name or a task's path.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, Problem, TopologyError
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+
+Name = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
+Mode = Literal["tensormq", "zeromq"]
+Transport = Literal["ipc", "tcp"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PolicySpec(BaseModel):
+    """A batching policy by name; its options are checked by the policy itself."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    policy: Name = "none"
+
+
+class BlockSpec(_Strict):
+    """One block of a topology.
+
+    ``block`` is the block's name in the repository when it differs from ``name``. ``worker`` names
+    the worker that hosts it; blocks with the same one share a process. ``threads`` are intra-op
+    threads (default 1: never the framework's own choice), ``cores`` the cpu numbers it may use
+    (default: all). ``slots`` and ``arena_mib`` bound the tensors it may have out at once.
+    ``timeout_ms`` bounds one forward, ``replayable`` says that a re-run does no harm.
+    """
+
+    name: Name
+    block: Name | None = None
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d{1,2})$")] = "cpu"
+    replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    cores: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    engine: Name = "auto"
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    batching: PolicySpec = PolicySpec()
+    mode: Mode | None = None
+    worker: Name | None = None
+    max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None = None
+    slots: Annotated[int, Field(ge=1, le=4096)] = 16
+    arena_mib: Annotated[int, Field(ge=1, le=1024 * 1024)] | None = None
+    timeout_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 0
+    replayable: bool = True
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("batching", mode="before")
+    @classmethod
+    def _policy_name(cls, value: Any) -> Any:
+        return {"policy": value} if isinstance(value, str) else value
+
+    @property
+    def artifact(self) -> str:
+        """The block's name in the repository."""
+        return self.block or self.name
+
+
+class TaskSpec(_Strict):
+    """A task: its path and what its requests may ask. ``weight`` is its share under contention."""
+
+    path: Annotated[list[Name], Field(min_length=1, max_length=limits.MAX_PATH_NODES)]
+    deadline_ms: Annotated[int, Field(ge=1, le=limits.MAX_DEADLINE_MS)] = limits.DEFAULT_DEADLINE_MS
+    max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None = None
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    priority: Annotated[int, Field(ge=0, le=9)] = 0
+    check_finite: bool = True
+
+
+class LimitSpec(_Strict):
+    """System-wide limits: ``max_rows`` per request, ``max_inflight`` admitted requests."""
+
+    max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] = limits.DEFAULT_MAX_ROWS
+
+
+class _Frame(BaseModel):
+    """The outermost object; blocks and tasks are checked one by one, so that one wrong entry does
+    not hide the findings in the others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    blocks: list[Any]
+    tasks: dict[str, Any]
+    mode: Mode = "tensormq"
+    transport: Transport = "ipc"
+    limits: LimitSpec = LimitSpec()
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A valid desired state: everything in it fits together.
+
+    ``infos`` holds the repository's facts per block name of this topology.
+    """
+
+    blocks: Mapping[str, BlockSpec]
+    tasks: Mapping[str, TaskSpec]
+    infos: Mapping[str, BlockInfo]
+    mode: Mode = "tensormq"
+    transport: Transport = "ipc"
+    max_rows: int = limits.DEFAULT_MAX_ROWS
+
+    def mode_of(self, block: str) -> Mode:
+        return self.blocks[block].mode or self.mode
+
+    def rows_of(self, block: str) -> int:
+        """Largest batch in rows that the block's worker is laid out for."""
+        return self.blocks[block].max_rows or self.max_rows
+
+    def task_rows(self, task: str) -> int:
+        """Largest request in rows: the task's own limit, at most that of each block on its path."""
+        spec = self.tasks[task]
+        return min(spec.max_rows or self.max_rows, *(self.rows_of(b) for b in spec.path))
+
+    def contract_of(self, task: str) -> Contract:
+        """Input of the task's first block and its last block's output, in the input's dim names.
+
+        Each block names its dynamic dims for itself; they are followed from pair to pair.
+        """
+        path = self.tasks[task].path
+        start = self.infos[path[0]].contract.input
+        dims, ranges = start.dims, dict(start.ranges)
+        for block in path:
+            contract = self.infos[block].contract
+            bound = {
+                n: d for n, d in zip(contract.input.dims, dims, strict=True) if isinstance(n, str)
+            }
+            dims = tuple(bound[d] if isinstance(d, str) else d for d in contract.output.dims)
+        last = self.infos[path[-1]].contract.output
+        kept = {n: r for n, r in ranges.items() if n in dims}
+        return Contract(start, TensorSpec(last.dtype, dims, kept))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The extended form with all defaults spelled out."""
+        return {
+            "blocks": [b.model_dump(mode="json", exclude_none=True) for b in self.blocks.values()],
+            "tasks": {n: t.model_dump(mode="json", exclude_none=True) for n, t in self.tasks.items()},
+            "mode": self.mode,
+            "transport": self.transport,
+            "limits": {"max_rows": self.max_rows},
+        }
+
+
+Lookup = Callable[[str], BlockInfo]
+
+
+def parse_topology(data: Any, lookup: Lookup) -> Topology:
+    """Check a system update as a whole.
+
+    Args:
+        data: the decoded JSON body.
+        lookup: gives a stored block's facts or raises a BlockFlowError (unknown block, bad manifest).
+
+    Raises:
+        TopologyError: INVALID_TOPOLOGY with every problem and its JSON path.
+    """
+    problems: list[Problem] = []
+    if not isinstance(data, dict):
+        raise _invalid([Problem("$", f"expected a JSON object, got {type(data).__name__}")])
+    frame = _frame(data, problems)
+    blocks = _blocks(frame.blocks, problems)
+    tasks = _tasks(frame.tasks, problems)
+    infos = _infos(blocks, frame.blocks, lookup, problems)
+    _paths(tasks, blocks, frame, infos, problems)
+    _groups(blocks, frame, problems)
+    if problems:
+        raise _invalid(problems)
+    return Topology(blocks, tasks, infos, frame.mode, frame.transport, frame.limits.max_rows)
+
+
+def _invalid(problems: Sequence[Problem]) -> TopologyError:
+    n = len(problems)
+    return TopologyError(
+        "INVALID_TOPOLOGY",
+        f"{n} problem{'s' if n > 1 else ''} in the system update",
+        problems=problems,
+        hint="nothing was changed; mend all of them and send the update again",
+    )
+
+
+def _frame(data: dict[str, Any], problems: list[Problem]) -> _Frame:
+    try:
+        return _Frame.model_validate(data)
+    except ValidationError as exc:
+        problems += _from_pydantic(exc, "$", _Frame)
+    # Go on with what is usable, so that the findings inside blocks and tasks are reported as well.
+    blocks, tasks = data.get("blocks"), data.get("tasks")
+    return _Frame(
+        blocks=blocks if isinstance(blocks, list) else [],
+        tasks={k: v for k, v in tasks.items() if isinstance(k, str)} if isinstance(tasks, dict) else {},
+    )
+
+
+def _from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> list[Problem]:
+    out = []
+    for err in exc.errors():
+        path = base
+        for part in err["loc"]:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}"
+        hint = ""
+        message = err["msg"]
+        if err["type"] == "extra_forbidden":
+            field = str(err["loc"][-1])
+            message = f"unknown field {field!r}"
+            hint = _near(field, list(model.model_fields)) or f"known: {', '.join(model.model_fields)}"
+        elif err["type"] == "missing":
+            message = "required field is missing"
+        elif "input" in err and isinstance(err["input"], str | int | float | bool | type(None)):
+            message = f"{message} (got {err['input']!r})"
+        out.append(Problem(path, message, hint))
+    return out
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=3)
+    return f"did you mean {', '.join(close)}?" if close else ""
+
+
+def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
+    out: dict[str, BlockSpec] = {}
+    if len(raw) > limits.MAX_BLOCKS:
+        problems.append(Problem("$.blocks", f"{len(raw)} blocks are over the limit of {limits.MAX_BLOCKS}"))
+        return out
+    for i, entry in enumerate(raw):
+        path = f"$.blocks[{i}]"
+        if not isinstance(entry, str | dict):
+            problems.append(Problem(path, f"a block is a name or an object, not {type(entry).__name__}"))
+            continue
+        try:
+            spec = BlockSpec.model_validate({"name": entry} if isinstance(entry, str) else entry)
+        except ValidationError as exc:
+            found = _from_pydantic(exc, path, BlockSpec)
+            if isinstance(entry, str):
+                found = [Problem(path, p.message, p.hint) for p in found]
+            problems += found
+            continue
+        if spec.name in out:
+            problems.append(Problem(path, f"block {spec.name!r} stands twice", "name each block once"))
+            continue
+        out[spec.name] = spec
+    return out
+
+
+def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
+    out: dict[str, TaskSpec] = {}
+    if len(raw) > limits.MAX_TASKS:
+        problems.append(Problem("$.tasks", f"{len(raw)} tasks are over the limit of {limits.MAX_TASKS}"))
+        return out
+    for name, entry in raw.items():
+        path = f"$.tasks.{name}"
+        try:
+            _NameOnly(name=name)
+        except ValidationError:
+            problems.append(Problem(path, f"{name!r} is not a valid task id", limits.NAME_PATTERN))
+        if not isinstance(entry, list | dict):
+            problems.append(Problem(path, f"a task is a path or an object, not {type(entry).__name__}"))
+            continue
+        try:
+            out[name] = TaskSpec.model_validate({"path": entry} if isinstance(entry, list) else entry)
+        except ValidationError as exc:
+            found = _from_pydantic(exc, path, TaskSpec)
+            if isinstance(entry, list):
+                found = [Problem(p.path.replace(".path", "", 1), p.message, p.hint) for p in found]
+            problems += found
+    return out
+
+
+class _NameOnly(_Strict):
+    name: Name
+
+
+def _infos(
+    blocks: Mapping[str, BlockSpec], raw: list[Any], lookup: Lookup, problems: list[Problem]
+) -> dict[str, BlockInfo]:
+    where = {
+        (e if isinstance(e, str) else e.get("name")): i
+        for i, e in reversed(list(enumerate(raw)))
+        if isinstance(e, str | dict)
+    }
+    out: dict[str, BlockInfo] = {}
+    for name, spec in blocks.items():
+        try:
+            out[name] = lookup(spec.artifact)
+        except BlockFlowError as exc:
+            problems.append(Problem(f"$.blocks[{where[name]}]", f"{exc.code}: {exc.message}", exc.hint))
+    return out
+
+
+def _paths(
+    tasks: Mapping[str, TaskSpec],
+    blocks: Mapping[str, BlockSpec],
+    frame: _Frame,
+    infos: Mapping[str, BlockInfo],
+    problems: list[Problem],
+) -> None:
+    declared = {
+        e if isinstance(e, str) else e.get("name") for e in frame.blocks if isinstance(e, str | dict)
+    }
+    for task, spec in tasks.items():
+        inner = "" if isinstance(frame.tasks[task], list) else ".path"
+        base = f"$.tasks.{task}{inner}"
+        seen: set[str] = set()
+        for i, block in enumerate(spec.path):
+            if block in seen:
+                problems.append(Problem(f"{base}[{i}]", f"block {block!r} stands twice in the path"))
+            seen.add(block)
+            if block not in declared:
+                problems.append(
+                    Problem(
+                        f"{base}[{i}]",
+                        f"unknown block {block!r}",
+                        _near(block, list(blocks)) or "list it in $.blocks",
+                    )
+                )
+        for i in range(1, len(spec.path)):
+            a, b = spec.path[i - 1], spec.path[i]
+            if a in infos and b in infos:
+                give, take = infos[a].contract.output, infos[b].contract.input
+                why = take.accepts(give)
+                if why:
+                    problems.append(
+                        Problem(
+                            f"{base}[{i}]",
+                            f"contracts don't fit: {a} gives {give}, {b} takes {take} ({why})",
+                            "connect blocks of one model in their order",
+                        )
+                    )
+
+
+def _groups(blocks: Mapping[str, BlockSpec], frame: _Frame, problems: list[Problem]) -> None:
+    groups: dict[str, list[BlockSpec]] = {}
+    for spec in blocks.values():
+        groups.setdefault(spec.worker or spec.name, []).append(spec)
+    index = {
+        (e if isinstance(e, str) else e.get("name")): i
+        for i, e in enumerate(frame.blocks)
+        if isinstance(e, str | dict)
+    }
+    for worker, members in groups.items():
+        first = members[0]
+        for spec in members[1:]:
+            for field in ("device", "replicas", "threads", "cores", "mode"):
+                if getattr(spec, field) != getattr(first, field):
+                    problems.append(
+                        Problem(
+                            f"$.blocks[{index[spec.name]}].{field}",
+                            f"blocks of worker {worker!r} must agree: {first.name} has "
+                            f"{getattr(first, field)!r}, {spec.name} has {getattr(spec, field)!r}",
+                        )
+                    )

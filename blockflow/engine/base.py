@@ -1,0 +1,82 @@
+"""Engine: loads an artifact and runs ``forward(tensor) -> tensor``.
+
+A worker's engine thread is the only caller of :meth:`Engine.run`; implementations need no locks and
+release the interpreter lock while they compute. Where to add one: docs/engines.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blockflow.core.model import BlockInfo
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine shall compute.
+
+    ``device`` is ``cpu`` or ``cuda:N``; ``threads`` is the number of intra-op threads, always given
+    (a framework's default on every process oversubscribes the cores); ``extra`` holds engine-specific
+    options of the topology.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    precision: str = "fp32"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine(ABC):
+    """One loaded block. The life is load -> warm_up -> run ... -> close."""
+
+    def __init__(self, block: BlockInfo, options: EngineOptions) -> None:
+        self.block = block
+        self.options = options
+
+    @abstractmethod
+    def load(self, artifact: Path) -> None:
+        """Load the verified artifact.
+
+        Raises:
+            BlockError: LOAD_FAILED, with the engine's own reason.
+        """
+
+    @abstractmethod
+    def run(self, x: Any, out: Any | None = None) -> Any:
+        """Compute one batch.
+
+        Args:
+            x: torch tensor that fits the block's input contract; a read-only view of a slot, so it is
+                never written.
+            out: contiguous torch tensor of the output's dims (a view of the output slot) or None.
+
+        Returns:
+            The output tensor; ``out`` itself when it was given, filled by the engine without a copy
+            where it can, with one copy otherwise (``copies_out`` says which).
+
+        Raises:
+            BlockError: BLOCK_FAILED when the computation raises, OUTPUT_MISMATCH when the result
+                does not fit ``out`` or the contract.
+        """
+
+    @property
+    @abstractmethod
+    def copies_out(self) -> int:
+        """Copies of the output that one ``run`` with ``out`` makes: 0 or 1."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the block's memory. The engine is not used afterwards."""
+
+    def warm_up(self, rows: int = 1) -> None:
+        """Run the block on zeros so that the first request finds pools and code in place."""
+        import torch  # computed tensors only: this room is where torch belongs
+
+        spec = self.block.contract.input
+        binding = {name: spec.ranges.get(name, (1, 1))[0] for name in spec.dynamic}
+        dims = spec.resolve({**binding, "rows": rows})
+        self.run(torch.zeros(dims, dtype=getattr(torch, spec.dtype), device=self.options.device))

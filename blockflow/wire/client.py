@@ -1,0 +1,241 @@
+"""Client messages: SDK <-> Dispatcher (DEALER <-> ROUTER). Layout: wire/PROTOCOL.md, "Client".
+
+A client never names an arena, a slot or a handle: its tensors travel as raw frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, from_dict
+from blockflow.wire.codec import decode, encode, is_int, malformed, wrong_version
+from blockflow.wire.data import REQUEST_ID_BYTES, HopTiming, timings_from_wire
+from blockflow.wire.tensor import TensorDesc, desc_from_wire
+
+KIND_REQUEST = 10
+KIND_CANCEL = 11
+KIND_DESCRIBE = 12
+KIND_REPLY = 20
+KIND_DESCRIPTION = 21
+
+_WHAT = "client message"
+_U64 = 2**64 - 1
+_TEXT_LIMIT = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call: ``tasks`` on one input tensor, to be answered within ``deadline_ms``.
+
+    The elements are the message's second frame.
+    """
+
+    request_id: bytes
+    tasks: tuple[str, ...]
+    deadline_ms: int
+    tensor: TensorDesc
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    request_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Asks for the published tasks; ``request_id`` pairs the answer with the question."""
+
+    request_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A node of the path with the name of its block."""
+
+    block: str
+    hop: HopTiming
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """Outcome of one task: ``tensor`` (its frame follows the header) or ``error``.
+
+    ``timings`` are the hops on this task's path, ``total_ns`` from receipt at the Dispatcher to the
+    encoding of this reply, ``ingress_ns`` and ``egress_ns`` the Dispatcher's own share at both ends.
+    """
+
+    task: str
+    tensor: TensorDesc | None
+    error: BlockFlowError | None
+    timings: tuple[Timing, ...] = ()
+    ingress_ns: int = 0
+    egress_ns: int = 0
+    total_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The one terminal reply of a request: a result per task, in the order asked.
+
+    ``epoch`` is that of the topology that served it (0 when none did).
+    """
+
+    request_id: bytes
+    epoch: int
+    results: tuple[TaskResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The published tasks (RouteTable's TaskRoute dicts) and the admission limits."""
+
+    request_id: bytes
+    epoch: int
+    tasks: tuple[Mapping[str, Any], ...]
+    limits: Mapping[str, int]
+
+
+ToDispatcher = Request | Cancel | Describe
+ToClient = Reply | Description
+
+
+def encode_to_dispatcher(msg: ToDispatcher) -> bytes:
+    """Header frame of a client's message (a Request's tensor frame follows it)."""
+    v = limits.PROTOCOL_VERSION
+    if isinstance(msg, Request):
+        return encode(
+            [v, KIND_REQUEST, msg.request_id, list(msg.tasks), msg.deadline_ms, msg.tensor.to_wire()]
+        )
+    kind = KIND_CANCEL if isinstance(msg, Cancel) else KIND_DESCRIBE
+    return encode([v, kind, msg.request_id])
+
+
+def decode_to_dispatcher(header: bytes | memoryview) -> ToDispatcher:
+    """Decode what a client sent. Raises WireError whatever the bytes are."""
+    raw = decode(header, max_bytes=limits.MAX_HEADER_BYTES, what=_WHAT)
+    rid = _check_envelope(raw)
+    kind = raw[1]
+    if kind == KIND_CANCEL and len(raw) == 3:
+        return Cancel(rid)
+    if kind == KIND_DESCRIBE and len(raw) == 3:
+        return Describe(rid)
+    if kind != KIND_REQUEST or len(raw) != 6:
+        raise malformed(_WHAT, f"unknown kind {kind!r} with {len(raw)} fields")
+    tasks, deadline_ms, tensor = raw[3:]
+    if (
+        type(tasks) is not list
+        or not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST
+        or not all(type(t) is str and 0 < len(t) <= limits.MAX_NAME_CHARS for t in tasks)
+    ):
+        raise malformed(_WHAT, f"1..{limits.MAX_TASKS_PER_REQUEST} task names expected")
+    if not is_int(deadline_ms, 1, limits.MAX_DEADLINE_MS):
+        raise malformed(_WHAT, f"deadline_ms {deadline_ms!r} outside 1..{limits.MAX_DEADLINE_MS}")
+    desc = desc_from_wire(tensor, _WHAT)
+    if desc.handle is not None or desc.strides is not None:
+        raise malformed(_WHAT, "a client's tensor is contiguous and travels as a frame")
+    return Request(rid, tuple(tasks), deadline_ms, desc)
+
+
+def request_id_of(header: bytes | memoryview) -> bytes | None:
+    """Best effort for error replies: the id in a header that failed to decode otherwise."""
+    try:
+        raw = decode(header, max_bytes=limits.MAX_HEADER_BYTES, what=_WHAT)
+    except BlockFlowError:
+        return None
+    if type(raw) is list and len(raw) > 2 and type(raw[2]) is bytes:
+        return raw[2] if len(raw[2]) == REQUEST_ID_BYTES else None
+    return None
+
+
+def encode_to_client(msg: ToClient) -> bytes:
+    v = limits.PROTOCOL_VERSION
+    if isinstance(msg, Description):
+        return encode(
+            [v, KIND_DESCRIPTION, msg.request_id, msg.epoch, [dict(t) for t in msg.tasks], dict(msg.limits)]
+        )
+    return encode([v, KIND_REPLY, msg.request_id, msg.epoch, [_result_to_wire(r) for r in msg.results]])
+
+
+def _result_to_wire(r: TaskResult) -> list[Any]:
+    error = None
+    if r.error is not None:
+        error = r.error.to_dict()
+        for key in ("message", "where", "hint"):
+            if key in error:
+                error[key] = error[key][:_TEXT_LIMIT]
+    return [
+        r.task,
+        None if r.tensor is None else r.tensor.to_wire(),
+        error,
+        [t.block for t in r.timings],
+        [
+            x
+            for t in r.timings
+            for x in (t.hop.node, t.hop.transit, t.hop.wait, t.hop.overhead, t.hop.compute)
+        ],
+        r.ingress_ns,
+        r.egress_ns,
+        r.total_ns,
+    ]
+
+
+def decode_to_client(header: bytes | memoryview) -> ToClient:
+    """Decode what the Dispatcher sent. Raises WireError."""
+    raw = decode(header, max_bytes=limits.MAX_CONTROL_BYTES, what=_WHAT)
+    rid = _check_envelope(raw)
+    kind = raw[1]
+    if kind == KIND_DESCRIPTION and len(raw) == 6:
+        epoch, tasks, lim = raw[3:]
+        if not is_int(epoch, 0, _U64) or type(tasks) is not list or type(lim) is not dict:
+            raise malformed(_WHAT, "bad description")
+        if not all(type(t) is dict for t in tasks):
+            raise malformed(_WHAT, "a task is a map")
+        return Description(rid, epoch, tuple(tasks), lim)
+    if kind == KIND_REPLY and len(raw) == 5:
+        epoch, results = raw[3:]
+        if (
+            not is_int(epoch, 0, _U64)
+            or type(results) is not list
+            or len(results) > limits.MAX_TASKS_PER_REQUEST
+        ):
+            raise malformed(_WHAT, "bad reply")
+        return Reply(rid, epoch, tuple([_result_from_wire(r) for r in results]))
+    raise malformed(_WHAT, f"unknown kind {kind!r} with {len(raw)} fields")
+
+
+def _result_from_wire(raw: Any) -> TaskResult:
+    if type(raw) is not list or len(raw) != 8:
+        raise malformed(_WHAT, "a result has 8 fields")
+    task, tensor, error, blocks, flat, ingress, egress, total = raw
+    if type(task) is not str or (tensor is None) == (error is None):
+        raise malformed(_WHAT, "a result is a tensor or an error")
+    if error is not None and type(error) is not dict:
+        raise malformed(_WHAT, "an error is a map")
+    if not all(is_int(x, 0, _U64) for x in (ingress, egress, total)):
+        raise malformed(_WHAT, "time out of range")
+    hops = timings_from_wire(flat, _WHAT)
+    if type(blocks) is not list or len(blocks) != len(hops) or not all(type(b) is str for b in blocks):
+        raise malformed(_WHAT, "a block name per timing expected")
+    return TaskResult(
+        task,
+        None if tensor is None else desc_from_wire(tensor, _WHAT),
+        None if error is None else from_dict(error),
+        tuple([Timing(b, h) for b, h in zip(blocks, hops, strict=True)]),
+        ingress,
+        egress,
+        total,
+    )
+
+
+def _check_envelope(raw: Any) -> bytes:
+    if type(raw) is not list or len(raw) < 3:
+        raise malformed(_WHAT, "not an array of at least 3 fields")
+    if raw[0] != limits.PROTOCOL_VERSION:
+        raise wrong_version(_WHAT, raw[0])
+    rid = raw[2]
+    if type(rid) is not bytes or len(rid) != REQUEST_ID_BYTES:
+        raise malformed(_WHAT, f"a request id has {REQUEST_ID_BYTES} bytes")
+    return rid

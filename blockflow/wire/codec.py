@@ -1,0 +1,79 @@
+"""msgpack with limits: sizes are checked before anything is decoded, types right after.
+
+Every decoder of the project ends in :func:`decode`; whatever the bytes are, the outcome is a value
+or a :class:`~blockflow.core.errors.WireError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from blockflow.core import limits
+from blockflow.core.errors import WireError
+
+
+def encode(value: Any) -> bytes:
+    """Pack plain values (None, bool, int, float, str, bytes, list, dict)."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes | memoryview, *, max_bytes: int, what: str) -> Any:
+    """Unpack one value of at most ``max_bytes`` bytes and MAX_NESTING levels.
+
+    Raises:
+        WireError: MALFORMED_MESSAGE; ``what`` names the message in its text.
+    """
+    size = len(data)
+    if size > max_bytes:
+        raise malformed(what, f"{size} bytes are more than the limit of {max_bytes}")
+    try:
+        value = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=size,
+            max_bin_len=size,
+            max_array_len=size,
+            max_map_len=size,
+            max_ext_len=0,
+        )
+    except Exception as exc:  # msgpack raises a dozen unrelated types on nonsense
+        raise malformed(what, f"not msgpack ({type(exc).__name__})") from exc
+    _check_depth(value, limits.MAX_NESTING if max_bytes <= limits.MAX_HEADER_BYTES else 12, what)
+    return value
+
+
+def _check_depth(value: Any, levels: int, what: str) -> None:
+    if isinstance(value, list):
+        if levels == 0:
+            raise malformed(what, "nested too deeply")
+        for item in value:
+            if isinstance(item, list | dict):
+                _check_depth(item, levels - 1, what)
+    elif isinstance(value, dict):
+        if levels == 0:
+            raise malformed(what, "nested too deeply")
+        for item in value.values():
+            if isinstance(item, list | dict):
+                _check_depth(item, levels - 1, what)
+
+
+def malformed(what: str, why: str) -> WireError:
+    return WireError("MALFORMED_MESSAGE", f"{what}: {why}", where=what)
+
+
+def wrong_version(what: str, got: object) -> WireError:
+    return WireError(
+        "UNSUPPORTED_VERSION",
+        f"{what}: version {got!r}, this side speaks {limits.PROTOCOL_VERSION}",
+        where=what,
+        hint="run the same BlockFlow release on both sides",
+    )
+
+
+def is_int(value: object, lo: int, hi: int) -> bool:
+    """True for a real integer (not a bool) within lo..hi."""
+    return type(value) is int and lo <= value <= hi

@@ -1,0 +1,208 @@
+"""System updates: both forms, and every kind of finding with its JSON path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from blockflow.core.errors import RepositoryError, TopologyError
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.topology import Topology, parse_topology
+
+SPECS = {
+    "block1": (("rows", 3, 8, 8), ("rows", 4, 4, 4)),
+    "block2": (("rows", 4, 4, 4), ("rows", 8, 2, 2)),
+    "block3": (("rows", 8, 2, 2), ("rows", 16)),
+    "block4_class": (("rows", 16), ("rows", 10)),
+    "other_head": (("rows", 16), ("rows", 2)),
+}
+
+
+def info(name: str, given: tuple[Any, ...], out: tuple[Any, ...], dtype: str = "float32") -> BlockInfo:
+    return BlockInfo(
+        name,
+        "1",
+        f"digest-of-{name}",
+        "pt2",
+        Contract(TensorSpec(dtype, given), TensorSpec("float32", out)),
+        10,
+        40,
+    )
+
+
+def lookup(name: str) -> BlockInfo:
+    if name not in SPECS:
+        raise RepositoryError("UNKNOWN_BLOCK", f"no block {name!r}", where=name)
+    return info(name, *SPECS[name])
+
+
+THESIS = {
+    "blocks": ["block1", "block2", "block3", "block4_class"],
+    "tasks": {"task1": ["block1", "block2", "block3", "block4_class"]},
+}
+
+
+def problems(data: Any, look: Any = lookup) -> dict[str, str]:
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(data, look)
+    assert caught.value.code == "INVALID_TOPOLOGY"
+    return {p.path: p.message for p in caught.value.problems}
+
+
+def test_thesis_body_as_it_stands() -> None:
+    topology = parse_topology(THESIS, lookup)
+    assert topology.tasks["task1"].path == THESIS["blocks"]
+    assert all(b.threads == 1 and b.replicas == 1 for b in topology.blocks.values())
+    assert topology.mode == "tensormq"
+
+
+def test_extended_form_round_trips() -> None:
+    data = {
+        "blocks": [
+            {"name": "block1", "threads": 2, "mode": "zeromq"},
+            {"name": "trunk", "block": "block2", "worker": "fused"},
+            {"name": "block3", "worker": "fused", "batching": "none", "max_rows": 4},
+            "block4_class",
+        ],
+        "tasks": {
+            "t": {"path": ["block1", "trunk", "block3", "block4_class"], "deadline_ms": 500},
+        },
+        "transport": "tcp",
+        "limits": {"max_rows": 8},
+    }
+    first = parse_topology(data, lookup)
+    again = parse_topology(first.to_dict(), lookup)
+    assert first == again
+    assert first.mode_of("block1") == "zeromq"
+    assert first.mode_of("trunk") == "tensormq"
+    assert first.task_rows("t") == 4
+    assert first.infos["trunk"].name == "block2"
+
+
+def test_all_findings_at_once() -> None:
+    found = problems(
+        {
+            "blocks": [
+                "block1",
+                "block1",
+                "nope",
+                {"name": "block2", "thread": 2, "replicas": 0},
+                "../x",
+                5,
+                "block3",
+            ],
+            "tasks": {
+                "good": ["block1"],
+                "unknown": ["block1", "blok3"],
+                "bad/id": ["block1"],
+                "wrong": 3,
+                "empty": [],
+                "weight": {"path": ["block1"], "weight": 0},
+                "unfit": ["block1", "block3"],
+                "loop": ["block1", "block1"],
+            },
+            "mod": "tensormq",
+        }
+    )
+    assert set(found) == {
+        "$.mod",
+        "$.blocks[1]",
+        "$.blocks[2]",
+        "$.blocks[3].thread",
+        "$.blocks[3].replicas",
+        "$.blocks[4]",
+        "$.blocks[5]",
+        "$.tasks.unknown[1]",
+        "$.tasks.bad/id",
+        "$.tasks.wrong",
+        "$.tasks.empty",
+        "$.tasks.weight.weight",
+        "$.tasks.unfit[1]",
+        "$.tasks.loop[1]",
+    } | {p for p in found if p.startswith("$.tasks.loop[1]")}
+
+
+def test_unfit_contracts_show_both_sides() -> None:
+    found = problems({"blocks": ["block1", "block3"], "tasks": {"t": ["block1", "block3"]}})
+    text = found["$.tasks.t[1]"]
+    assert "float32[rows, 4, 4, 4]" in text
+    assert "float32[rows, 8, 2, 2]" in text
+
+
+def test_unfit_dtype() -> None:
+    def look(name: str) -> BlockInfo:
+        return info(name, *SPECS[name], dtype="int64" if name == "block2" else "float32")
+
+    found = problems({"blocks": ["block1", "block2"], "tasks": {"t": ["block1", "block2"]}}, look)
+    assert "dtype float32 into int64" in found["$.tasks.t[1]"]
+
+
+def test_path_in_an_object_has_its_own_json_path() -> None:
+    found = problems({"blocks": ["block1"], "tasks": {"t": {"path": ["block1", "x"]}}})
+    assert "$.tasks.t.path[1]" in found
+
+
+@pytest.mark.parametrize("data", [None, [], 7, "x", True])
+def test_not_an_object(data: Any) -> None:
+    assert list(problems(data)) == ["$"]
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ({}, "$.blocks"),
+        ({"blocks": "block1", "tasks": {}}, "$.blocks"),
+        ({"blocks": [], "tasks": []}, "$.tasks"),
+        ({"blocks": [], "tasks": {}, "mode": "pickle"}, "$.mode"),
+        ({"blocks": [], "tasks": {}, "limits": {"max_rows": 0}}, "$.limits.max_rows"),
+        ({"blocks": [{"name": "block1", "device": "tpu"}], "tasks": {}}, "$.blocks[0].device"),
+        ({"blocks": [{"name": "block1", "threads": "2"}], "tasks": {}}, "$.blocks[0].threads"),
+        ({"blocks": [{}], "tasks": {}}, "$.blocks[0].name"),
+    ],
+)
+def test_wrong_types_and_values(data: Any, path: str) -> None:
+    assert path in problems(data)
+
+
+def test_members_of_a_worker_must_agree() -> None:
+    found = problems(
+        {
+            "blocks": [
+                {"name": "block1", "worker": "w", "threads": 1},
+                {"name": "block2", "worker": "w", "threads": 2},
+            ],
+            "tasks": {},
+        }
+    )
+    assert "must agree" in found["$.blocks[1].threads"]
+
+
+def test_contract_of_a_task_follows_dynamic_dims() -> None:
+    ranges = {"n": (1, 64)}
+    blocks = {
+        "a": BlockInfo(
+            "a", "1", "d", "pt2",
+            Contract(TensorSpec("int64", ("rows", "n"), ranges), TensorSpec("float32", ("rows", "n", 8), ranges)),
+            0, 0,
+        ),
+        "b": BlockInfo(
+            "b", "1", "d", "pt2",
+            Contract(
+                TensorSpec("float32", ("rows", "length", 8), {"length": (1, 64)}),
+                TensorSpec("float32", ("rows", "length", 4), {"length": (1, 64)}),
+            ),
+            0, 0,
+        ),
+    }  # fmt: skip
+    topology = parse_topology({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}, blocks.__getitem__)
+    contract = topology.contract_of("t")
+    assert contract.input == blocks["a"].contract.input
+    assert contract.output.dims == ("rows", "n", 4)
+    assert contract.output.ranges == ranges
+
+
+def test_empty_topology_is_valid() -> None:
+    topology = parse_topology({"blocks": [], "tasks": {}}, lookup)
+    assert isinstance(topology, Topology)
+    assert not topology.blocks
