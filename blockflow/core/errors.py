@@ -91,6 +91,7 @@ CODES: Mapping[str, CodeInfo] = {
     "UNSUPPORTED_MEDIA": _c("system", _CL, 415, "the body must be application/json"),
     "NOT_FOUND": _c("system", _CL, 404, "no such resource"),
     "METHOD_NOT_ALLOWED": _c("system", _CL, 405, "the resource does not take this method"),
+    "UNAUTHORIZED": _c("system", _CL, 401, "the token is missing or wrong"),
     "TIMEOUT": _c("system", _SY, 504, "a peer did not answer in time", retryable=True),
     "MISSING_EXTRA": _c("system", _CL, 501, "an optional package is needed for this"),
     "INTERNAL": _c("system", _SY, 500, "a defect in BlockFlow"),
@@ -285,7 +286,19 @@ def from_dict(data: Mapping[str, Any]) -> BlockFlowError:
     if CODES.get(code, None) is not None and CODES[code].family == "topology":
         kw["problems"] = [
             Problem(str(p.get("path", "")), str(p.get("message", "")), str(p.get("hint", "")))
-            for p in problems or ()
+            for p in (problems if isinstance(problems, list | tuple) else ())
             if isinstance(p, Mapping)
         ]
     return make_error(code, str(data.get("message", "")), **kw)
+
+
+def codes_table() -> str:
+    """All codes as a Markdown table; docs/errors.md contains it and a test keeps both in step."""
+    lines = [
+        "| code | family | whose fault | REST | retry | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for code, c in CODES.items():
+        retry = "yes" if c.retryable else "no"
+        lines.append(f"| `{code}` | {c.family} | {c.fault} | {c.http} | {retry} | {c.meaning} |")
+    return "\n".join(lines)

@@ -12,9 +12,6 @@ PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 4096
 """A data-plane header: routing, items and tensor descriptors."""
 
-MAX_REPLY_HEADER_BYTES = 64 * 1024
-"""A client reply's header: it carries results and timings of up to MAX_TASKS_PER_REQUEST tasks."""
-
 MAX_CONTROL_BYTES = 1024 * 1024
 """A control message (routes of a large topology, statistics)."""
 
@@ -22,7 +19,6 @@ MAX_REST_BODY_BYTES = 1024 * 1024
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """All tensors of one message together."""
 
-MAX_TENSORS = 16
 MAX_RANK = 8
 MAX_NESTING = 4
 MAX_DIM = 2**31 - 1

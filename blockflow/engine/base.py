@@ -20,8 +20,9 @@ class EngineOptions:
     """How an engine shall compute.
 
     ``device`` is ``cpu`` or ``cuda:N``; ``threads`` is the number of intra-op threads, always given
-    (a framework's default on every process oversubscribes the cores); ``extra`` holds engine-specific
-    options of the topology.
+    (a framework's default on every process oversubscribes the cores); ``precision`` is ``fp32``
+    (the artifact as it is), ``bf16`` or ``fp16``; ``extra`` holds engine-specific options of the
+    topology.
     """
 
     device: str = "cpu"
@@ -50,15 +51,17 @@ class Engine(ABC):
         """Compute one batch.
 
         Args:
-            x: torch tensor that fits the block's input contract; a read-only view of a slot, so it is
-                never written.
+            x: torch tensor that fits the block's input contract; a read-only view of a slot, so it
+                is never written.
             out: contiguous torch tensor of the output's dims (a view of the output slot) or None.
 
         Returns:
             The output tensor; ``out`` itself when it was given, filled by the engine without a copy
-            where it can, with one copy otherwise (``copies_out`` says which).
+            where it can, with one copy otherwise (``copies_out`` says which). Without ``out`` the
+            result never shares memory with ``x``, whose slot may be released at once.
 
         Raises:
+            RequestError: CONTRACT_MISMATCH or EMPTY_INPUT when ``x`` does not fit the contract.
             BlockError: BLOCK_FAILED when the computation raises, OUTPUT_MISMATCH when the result
                 does not fit ``out`` or the contract.
         """

@@ -2,30 +2,65 @@
 
 A producer reserves memory, the engine writes its result there, ``publish`` yields what goes on the
 wire. A consumer opens what came and gets readable memory until it releases it. Implementations:
-``inline`` (whole tensors as raw frames) and ``shm`` (slots of an arena); one contract suite runs for
-all. None of them sends anything: sockets are the caller's.
+``inline`` (whole tensors as raw frames) and ``shm`` (slots of an arena); one contract suite runs
+for all. None of them sends anything: sockets are the caller's.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from blockflow.core.model import DTYPE_BYTES, tensor_bytes
 from blockflow.wire.tensor import TensorDesc
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a message needs: the descriptor for its header and the frame to append (None = no frame)."""
+    """What a message needs: the descriptor for its header, the frame to append (None = none)."""
 
     desc: TensorDesc
     frame: Any | None
 
+    def rows(self, start: int, stop: int) -> Payload:
+        """The payload for rows ``start..stop`` alone, not copied: a batch is parted by next hop.
+
+        Each part goes to a consumer of its own: publish to as many consumers as there are parts.
+        """
+        desc = self.desc
+        if not 0 <= start < stop <= desc.dims[0]:
+            raise ValueError(f"rows {start}..{stop} of {desc}")
+        dims = (stop - start, *desc.dims[1:])
+        row_bytes = tensor_bytes(desc.dtype, dims[1:])
+        handle = desc.handle
+        if handle is not None:
+            handle = replace(handle, offset=handle.offset + start * row_bytes)
+        frame = None if self.frame is None else self.frame[start * row_bytes : stop * row_bytes]
+        return Payload(TensorDesc(desc.dtype, dims, handle), frame)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A producer's memory now, in bytes and buffers; counters since it was opened.
+
+    ``committed`` is what the operating system has really set aside, ``stalls`` how often a reserve
+    had to wait, ``stale`` how many releases were not current.
+    """
+
+    capacity: int
+    used: int
+    high_water: int
+    committed: int
+    slots: int
+    slots_used: int
+    stalls: int
+    stale: int
+
 
 class OutBuffer(ABC):
-    """Memory that a result is written into. ``memory`` is writable, contiguous, of ``nbytes`` bytes."""
+    """Memory that a result is written into: writable, contiguous, ``nbytes`` bytes."""
 
     __slots__ = ("dims", "dtype", "memory", "nbytes")
 
@@ -36,7 +71,11 @@ class OutBuffer(ABC):
 
 
 class InBuffer(ABC):
-    """A received tensor: ``memory`` is read-only until :meth:`release`, which is idempotent."""
+    """A received tensor: ``memory`` is read-only until :meth:`release`, which is idempotent.
+
+    ``memory`` spans the tensor's elements: ``desc.nbytes`` bytes, or more where ``desc.strides``
+    says so.
+    """
 
     __slots__ = ("desc", "memory")
 
@@ -49,14 +88,22 @@ class InBuffer(ABC):
 
 
 class Producer(ABC):
-    """The sending side, owned by one process and used from one thread."""
+    """The sending side, owned by one process. Its methods may be called from several threads."""
+
+    @property
+    @abstractmethod
+    def max_consumers(self) -> int:
+        """How many consumers one buffer can be published to."""
 
     @abstractmethod
     def reserve(self, dtype: str, dims: Sequence[int]) -> OutBuffer | None:
         """Memory for one tensor, or None when none is free now: wait for releases, then ask again.
 
+        What consumers have released by now is collected first, so there is no need to sweep before.
+
         Raises:
             RequestError: TOO_LARGE, the tensor can never fit.
+            SystemError_: NO_SPACE, the machine has not the memory, and no release can help.
         """
 
     @abstractmethod
@@ -64,7 +111,16 @@ class Producer(ABC):
         """Hand the buffer to ``consumers`` (incarnations; one payload each, in order).
 
         The buffer is free again when all of them have released it. A consumer may be named twice
-        (two branches of a path tree in one process): each payload is released on its own.
+        (two branches of a path tree in one process): each payload is released on its own. A held
+        buffer may be published again (a re-run from the retained input).
+        """
+
+    @abstractmethod
+    def revoke(self, payload: Payload) -> None:
+        """``payload`` was not sent after all: count its lease as released.
+
+        For messages that are known never to have left this process; a sent one belongs to its
+        consumer until that releases it or is proven dead.
         """
 
     @abstractmethod
@@ -77,7 +133,7 @@ class Producer(ABC):
 
     @abstractmethod
     def unhold(self, buffer: OutBuffer) -> None:
-        """End :meth:`hold`."""
+        """End one :meth:`hold`."""
 
     @abstractmethod
     def sweep(self) -> int:
@@ -85,26 +141,34 @@ class Producer(ABC):
 
     @abstractmethod
     def peer_gone(self, incarnation: int) -> int:
-        """``incarnation`` is proven dead: count its leases as released; returns how many there were."""
+        """``incarnation`` is proven dead: its leases count as released; returns how many."""
 
     @abstractmethod
     def outstanding(self) -> int:
         """Buffers reserved or not yet released."""
 
     @abstractmethod
+    def usage(self) -> Usage:
+        """Memory figures for the KPIs."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Free everything, remove what the file system holds. Idempotent."""
+        """Free everything, remove what the file system holds. Idempotent.
+
+        Views that still exist stay readable; their memory goes with the last of them.
+        """
 
 
 class Consumer(ABC):
-    """The receiving side, used from one thread."""
+    """The receiving side. Buffers may be released from another thread than opened them."""
 
     @abstractmethod
     def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
         """Readable memory for a received descriptor (and its frame, if one came).
 
         Raises:
-            WireError: MALFORMED_MESSAGE: the handle points outside the arena, is stale, or frame and
+            WireError: MALFORMED_MESSAGE: the handle points outside the arena, is stale, or frame
+            and
                 descriptor differ in size.
             RequestError: WORKER_LOST: the owner's arena is gone.
         """
@@ -116,3 +180,13 @@ class Consumer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Drop all mappings. Idempotent."""
+
+
+def span_bytes(desc: TensorDesc) -> int:
+    """Bytes from a tensor's first element to the end of its last one."""
+    if desc.strides is None:
+        return desc.nbytes
+    if 0 in desc.dims:
+        return 0
+    last = sum((d - 1) * s for d, s in zip(desc.dims, desc.strides, strict=True))
+    return (last + 1) * DTYPE_BYTES[desc.dtype]

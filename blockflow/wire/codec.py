@@ -47,18 +47,19 @@ def decode(data: bytes | memoryview, *, max_bytes: int, what: str) -> Any:
 
 
 def _check_depth(value: Any, levels: int, what: str) -> None:
-    if isinstance(value, list):
-        if levels == 0:
-            raise malformed(what, "nested too deeply")
-        for item in value:
-            if isinstance(item, list | dict):
-                _check_depth(item, levels - 1, what)
-    elif isinstance(value, dict):
-        if levels == 0:
-            raise malformed(what, "nested too deeply")
-        for item in value.values():
-            if isinstance(item, list | dict):
-                _check_depth(item, levels - 1, what)
+    kind = type(value)  # the unpacker makes plain lists and dicts only
+    if kind is list:
+        items = value
+    elif kind is dict:
+        items = value.values()
+    else:
+        return
+    if levels == 0:
+        raise malformed(what, "nested too deeply")
+    for item in items:
+        kind = type(item)
+        if kind is list or kind is dict:
+            _check_depth(item, levels - 1, what)
 
 
 def malformed(what: str, why: str) -> WireError:

@@ -233,7 +233,7 @@ def decode_control(frame: bytes | memoryview) -> ControlMessage:
         raise malformed(_WHAT, f"unknown kind {kind!r}")
     want = _FIELDS[cls.KIND]
     if raw.keys() != want.keys():
-        raise malformed(_WHAT, f"{kind}: fields {sorted(raw)} instead of {sorted(want)}")
+        raise malformed(_WHAT, f"{kind}: fields {sorted(map(str, raw))} instead of {sorted(want)}")
     for name, typ in want.items():
         value = raw[name]
         if typ is float and type(value) is int:

@@ -1,0 +1,65 @@
+# One target per thing that a person does. Needs Python >= 3.11 and make, nothing else.
+#
+#   make demo [ARGS=--keep]     train, export, serve and measure three tasks on one shared trunk
+#   make test [ARGS='-k name']  the whole suite
+#   make lint                   ruff (rules, format) and mypy
+#   make bench [ARGS=...]       the pipeline benchmark
+#   make clean                  remove what the other targets made
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+JOBS   ?= 2
+
+# On Linux, PyPI's torch brings several GB of CUDA libraries. The machine's own index configuration
+# decides by default; for the small CPU build from PyTorch's own index:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+TORCH       := torch==2.13.0
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+unexport PYTHONPATH
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:
+	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
+
+# The stamp, not the folder, is the target: an installation that broke off is done again.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("BlockFlow needs Python >= 3.11, but $(PYTHON) is %d.%d; try: make PYTHON=python3.12" % v[:2])'
+	@echo "[1/3] $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+# torch first and by itself: it alone takes TORCH_INDEX, and whatever depends on it finds it there.
+	@echo "[2/3] $(TORCH) (the largest download)"
+	@$(BIN)/pip install --quiet --progress-bar on $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.txt) '$(TORCH)'
+	@echo "[3/3] BlockFlow and the other pinned packages"
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[demo,dev]'
+	@touch $@
+
+.PHONY: .venv
+.venv: $(VENV)/.ready
+
+demo: $(VENV)/.ready
+	@$(BIN)/blockflow demo $(ARGS)
+
+test: $(VENV)/.ready
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+lint: $(VENV)/.ready
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.ready
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.pipeline $(ARGS)
+
+clean:
+	@rm -rf $(VENV) build dist results .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis blockflow.egg-info
+	@find blockflow tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,276 @@
+"""``blockflow export``: a model becomes blocks in a repository."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from blockflow.core.errors import BlockFlowError, ExportError
+from blockflow.core.model import TensorSpec
+
+if TYPE_CHECKING:
+    from blockflow.repository.report import ExportReport
+    from blockflow.repository.report import Progress as Callback
+
+_DEFAULT = "default"
+_MIB = 1024 * 1024
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A zoo model (see --list) or module:factory.")] = "",
+    repository: Annotated[
+        Path, typer.Option("--repository", "-r", help="Where the blocks go.")
+    ] = Path("blocks"),
+    name: Annotated[
+        str, typer.Option(help="Names of the blocks, with commas; default: PREFIX-1, ...")
+    ] = "",
+    prefix: Annotated[str, typer.Option(help="Prefix of the blocks' names.")] = "",
+    split: Annotated[
+        str,
+        typer.Option(
+            help="Submodules before which a new block begins, with commas; "
+            "'default' takes the zoo's."
+        ),
+    ] = "",
+    parts: Annotated[int, typer.Option(min=1, help="Blocks of even measured time.")] = 1,
+    block: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=SUBMODULE: a block of its own (trunks with several heads)."),
+    ] = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="pt2, or the deprecated torchscript-scripted and torchscript-traced.",
+        ),
+    ] = "pt2",
+    weights: Annotated[
+        Path | None, typer.Option(help="A .safetensors file, or a .pt/.pth state dict.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    arg: Annotated[
+        list[str] | None, typer.Option(help="KEY=JSON: an argument of the factory.")
+    ] = None,
+    input_: Annotated[
+        str, typer.Option("--input", help="The input, e.g. float32[rows,3,224,224].")
+    ] = "",
+    range_: Annotated[
+        list[str] | None, typer.Option("--range", help="A dynamic dim, e.g. length=1..512.")
+    ] = None,
+    int_below: Annotated[
+        int, typer.Option(min=0, help="Integer test inputs stay below it (a vocabulary's size).")
+    ] = 0,
+    version: Annotated[str, typer.Option(help="Label of the blocks.")] = "1",
+    list_: Annotated[bool, typer.Option("--list", help="List the zoo's models and stop.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Cut a model into blocks, verify them against the model and store them.
+
+    Nothing is stored unless every block is written, read back and equal to the model for 1, 3 and
+    8 rows.
+    """
+    if list_:
+        _print_zoo(json_)
+        return
+    try:
+        report = _export(
+            model=model,
+            repository=repository,
+            names=_commas(name),
+            prefix=prefix,
+            split=split,
+            parts=parts,
+            blocks=_pairs(block or [], "--block", "trunk=layer1"),
+            format=format_,
+            weights=weights,
+            seed=seed,
+            arguments=_arguments(arg or []),
+            spec=_spec(input_, range_ or []),
+            int_below=int_below or None,
+            version=version,
+        )
+    except BlockFlowError as e:
+        if json_:
+            typer.echo(json.dumps({"error": e.to_dict()}))
+        typer.echo(str(e), err=True)
+        raise typer.Exit(2) from None
+    if json_:
+        typer.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print_report(report, repository)
+
+
+def _export(
+    *,
+    model: str,
+    repository: Path,
+    names: list[str],
+    prefix: str,
+    split: str,
+    parts: int,
+    blocks: dict[str, str],
+    spec: TensorSpec | None,
+    format: str,
+    version: str,
+    **source: Any,
+) -> ExportReport:
+    if not model:
+        raise _usage("no model is named", "give a zoo model or module:factory")
+    with _progress() as progress:
+        progress("loading torch", 0.0)
+        # here, not above: torch takes seconds that --help and --list need not wait for
+        from blockflow.repository.export import export_model, export_tree
+        from blockflow.repository.repository import BlockRepository
+        from blockflow.repository.sources import load_model
+        from blockflow.repository.zoo.catalog import ZOO
+
+        zoo = ZOO.get(model)
+        if ":" in model:
+            sys.path.insert(0, str(Path.cwd()))  # the user's own module lies in this folder
+        loaded = load_model(model, input_spec=spec, **source)
+        store = BlockRepository(repository)
+        if zoo and zoo.blocks and not (split or names or parts > 1):
+            blocks = blocks or dict(zoo.blocks)
+        if blocks:
+            if split or names or prefix or parts > 1:
+                raise _usage("--block goes without --split, --parts, --name and --prefix", "")
+            return export_tree(
+                loaded, store, blocks=blocks, format=format, version=version, progress=progress
+            )
+        cuts = _commas(split)
+        if split == _DEFAULT:
+            if zoo is None or not zoo.cuts:
+                raise _usage(f"{model!r} has no default split", "name the submodules")
+            cuts = list(zoo.cuts)
+        return export_model(
+            loaded,
+            store,
+            names=names,
+            prefix=prefix or model.rpartition(":")[2].rpartition(".")[2],
+            cuts=cuts,
+            parts=parts,
+            format=format,
+            version=version,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _progress() -> Iterator[Callback]:
+    """A bar on standard error, gone when done; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
+        task = p.add_task("starting", total=1.0)
+
+        def show(what: str, fraction: float) -> None:
+            p.update(task, description=what, completed=fraction)
+
+        yield show
+
+
+def _print_report(report: ExportReport, repository: Path) -> None:
+    table = Table(title=f"{report.model} -> {repository} ({report.format})", title_justify="left")
+    table.add_column("block", overflow="fold")
+    table.add_column("takes -> gives", overflow="fold")
+    for heading in ("parameters", "ms/row", "out B/row", "file MiB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for b in report.blocks:
+        table.add_row(
+            b.name,
+            f"{_short(b.input)}\n-> {_short(b.output)}",
+            f"{b.parameters:,}",
+            f"{b.ms:.2f}",
+            f"{b.output_bytes:,}",
+            f"{b.file_bytes / _MIB:.2f}",
+        )
+    console = Console()
+    console.print(table)
+    for path in report.paths:
+        console.print(f"path: {' -> '.join(path)}", highlight=False)
+    checked = ", ".join(report.max_error)
+    worst = max(report.max_error.values())
+    console.print(f"equal to the model for {checked}: largest difference {worst:.3g}")
+    if report.format.startswith("torchscript"):
+        console.print("TorchScript is deprecated upstream; pt2 is the default.")
+
+
+def _print_zoo(as_json: bool) -> None:
+    from blockflow.repository.zoo.catalog import ZOO
+
+    if as_json:
+        models = {
+            n: {"about": z.about, "input": z.input.to_dict(), "split": list(z.cuts)}
+            for n, z in ZOO.items()
+        }
+        typer.echo(json.dumps(models, indent=2))
+        return
+    table = Table("model", "about", "input", "default split or blocks")
+    for n, z in ZOO.items():
+        places = ", ".join(z.blocks or z.cuts)
+        table.add_row(n, z.about, _short(str(z.input)), places)
+    Console().print(table)
+
+
+def _short(contract: str) -> str:
+    """``float32[rows, 3]`` without blanks, its bracket safe from rich's markup."""
+    return contract.replace(" ", "").replace("[", r"\[")
+
+
+def _usage(message: str, hint: str) -> ExportError:
+    return ExportError("EXPORT_FAILED", message, hint=hint)
+
+
+def _commas(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _pairs(items: list[str], option: str, example: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign or not key or not value:
+            raise _usage(f"{option} {item!r} is not NAME=VALUE", f"for example {example}")
+        if key in pairs:
+            raise _usage(f"{option} gives {key!r} twice", "")
+        pairs[key] = value
+    return pairs
+
+
+def _arguments(items: list[str]) -> dict[str, Any]:
+    """JSON values; what is no JSON is a string."""
+    out: dict[str, Any] = {}
+    for key, value in _pairs(items, "--arg", "classes=10").items():
+        try:
+            out[key] = json.loads(value)
+        except ValueError:
+            out[key] = value
+    return out
+
+
+def _spec(text: str, ranges: list[str]) -> TensorSpec | None:
+    from blockflow.repository.spec_text import parse_range, parse_spec
+
+    try:
+        parsed = dict(parse_range(r) for r in ranges)
+        if not text:
+            if parsed:
+                raise ValueError("--range goes with --input")
+            return None
+        return parse_spec(text, parsed)
+    except ValueError as e:
+        raise _usage(str(e), "for example --input int64[rows,length] --range length=1..512") from e
+
+
+def main() -> None:
+    """Entry of ``tools/export_block.py``: the same command on its own."""
+    typer.run(export)

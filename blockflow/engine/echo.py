@@ -1,0 +1,100 @@
+"""EchoEngine: format ``echo``, the in-memory double of an engine. It returns its input.
+
+Settings, from the artifact (a JSON object) and over it from ``EngineOptions.extra``:
+
+- ``delay_ms``: time of one run; ``row_ms``: further time per row;
+- ``fail_on_value``: a run whose first element of any row equals it raises BLOCK_FAILED;
+- ``crash_on_value``: the same, but the process dies (fault tests);
+- ``crash_on_load``: the process dies in ``load``; ``fail_on_load``: ``load`` raises LOAD_FAILED.
+
+Torch tensors and numpy arrays pass alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from blockflow.core.errors import BlockError
+from blockflow.core.model import BlockInfo
+from blockflow.engine.base import Engine, EngineOptions
+
+_NUMBERS = frozenset({"delay_ms", "row_ms", "fail_on_value", "crash_on_value"})
+_FLAGS = frozenset({"fail_on_load", "crash_on_load"})
+_MAX_BYTES = 64 * 1024
+
+
+class EchoEngine(Engine):
+    """Returns a copy of its input, late or not at all if told so."""
+
+    def __init__(self, block: BlockInfo, options: EngineOptions) -> None:
+        super().__init__(block, options)
+        self._settings: dict[str, float] | None = None
+
+    def load(self, artifact: Path) -> None:
+        try:
+            with artifact.open("rb") as f:
+                stored = json.loads(f.read(_MAX_BYTES))
+            if not isinstance(stored, dict):
+                raise ValueError("the artifact is not a JSON object")
+            known = _NUMBERS | _FLAGS
+            extra = {k: v for k, v in self.options.extra.items() if k in known}
+            settings = {**stored, **extra}
+            for key, value in settings.items():
+                if key not in known or not isinstance(value, int | float):
+                    raise ValueError(f"unknown or non-numeric setting {key!r}")
+        except (OSError, ValueError) as e:
+            raise self._failed("LOAD_FAILED", str(e)) from e
+        if settings.get("crash_on_load"):
+            _crash()
+        if settings.get("fail_on_load"):
+            raise self._failed("LOAD_FAILED", "told to fail on load")
+        self._set_threads()
+        self._settings = settings
+
+    def run(self, x: Any, out: Any | None = None) -> Any:
+        settings = self._settings
+        if settings is None:
+            raise self._failed("LOAD_FAILED", "the engine is not loaded")
+        dtype = str(x.dtype).removeprefix("torch.")
+        self.block.contract.input.bind(dtype, x.shape, where=self.block.name)
+        rows = int(x.shape[0])
+        delay_ms = settings.get("delay_ms", 0) + rows * settings.get("row_ms", 0)
+        if delay_ms > 0:
+            time.sleep(delay_ms / 1e3)
+        if "fail_on_value" in settings or "crash_on_value" in settings:
+            firsts = x.reshape(rows, -1)[:, 0].tolist()
+            if settings.get("crash_on_value") in firsts:
+                _crash()
+            if settings.get("fail_on_value") in firsts:
+                raise self._failed("BLOCK_FAILED", "told to fail on this value")
+        if out is None:
+            return x.clone() if hasattr(x, "clone") else x.copy()
+        if tuple(out.shape) != tuple(x.shape) or out.dtype != x.dtype:
+            raise self._failed("OUTPUT_MISMATCH", f"the slot is {out.dtype}{list(out.shape)}")
+        out[...] = x
+        return out
+
+    @property
+    def copies_out(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        self._settings = None
+
+    def _set_threads(self) -> None:
+        import torch  # here, so that the module itself stays importable without torch
+
+        torch.set_num_threads(self.options.threads)
+
+    def _failed(self, code: str, why: str) -> BlockError:
+        return BlockError(code, f"block {self.block.name!r}: {why}", where=self.block.name)
+
+
+def _crash() -> None:
+    """Die as a segmentation fault would: no Python clean-up runs."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,36 @@
+"""ExportedEngine: format ``pt2``, an exported program (torch.export) run eagerly.
+
+Importing this module also imports what ``torch.export.load`` imports on its first call (one to
+three seconds), so that a worker forked from a template that has imported it only loads its block.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from blockflow.engine.lean import lean
+from blockflow.engine.torch_engine import TorchEngine
+
+for _name in ("torch.export.pt2_archive", "torch.export._trace"):
+    with suppress(ImportError):  # another torch version may keep them elsewhere: only slower
+        import_module(_name)
+
+
+class ExportedEngine(TorchEngine):
+    """The default engine. Reading a ``.pt2`` executes no code from the artifact."""
+
+    def _load_module(self, artifact: Path) -> nn.Module:
+        # a file object: the verified artifact's path need not end in .pt2
+        with artifact.open("rb") as f:
+            program = torch.export.load(f)
+        if self.options.device != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, self.options.device)
+        # the contract is checked on every run already: no guards
+        return lean(program.module(check_guards=False))

@@ -1,0 +1,123 @@
+"""Lean: an exported program's module without what serving does not need.
+
+``ExportedProgram.module()`` flattens and unflattens pytrees, looks every weight up by attribute
+path, and checks guards on each call: about 0.1 ms that a small block's own compute does not take.
+Here the graph becomes a plain function of one tensor, and batch norms (inference form) are folded
+into the convolution before them, as ``torch.jit.freeze`` does, for
+``(conv(x) - mean) / sqrt(var + eps) * gamma + beta`` is again a convolution. The result differs
+from the unfolded one by rounding (measured on ResNet-50: 6e-7 of the largest output).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+_CONVOLUTIONS = frozenset(
+    {
+        torch.ops.aten.conv1d.default,
+        torch.ops.aten.conv2d.default,
+        torch.ops.aten.conv3d.default,
+    }
+)
+_BATCH_NORM = torch.ops.aten.batch_norm.default
+
+
+@torch.no_grad()
+def lean(module: nn.Module) -> nn.Module:
+    """Return an equivalent module, or ``module`` itself where its graph has another form.
+
+    Args:
+        module: what ``ExportedProgram.module()`` gives; takes one tensor.
+    """
+    if not isinstance(module, fx.GraphModule):
+        return module
+    output = next(n for n in module.graph.nodes if n.op == "output")
+    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+    results = output.args[0]
+    single = isinstance(results, list | tuple) and len(results) == 1
+    if len(inputs) != 1 or not single or not isinstance(results[0], fx.Node):
+        return module
+    graph = fx.Graph()
+    tensors: dict[str, Tensor] = {}
+    env: dict[fx.Node, Any] = {}
+    holder = nn.Module()
+    for node in module.graph.nodes:
+        if node.op == "output":
+            graph.output(env[results[0]])
+        elif node.op == "placeholder":
+            env[node] = graph.placeholder("x")
+        elif node.op == "get_attr" and isinstance(value := _attribute(module, node), Tensor):
+            name = f"t{len(tensors)}"
+            tensors[name] = value
+            holder.register_buffer(name, value)
+            env[node] = graph.get_attr(name)
+        elif node.op in ("call_function", "call_method"):
+            env[node] = graph.node_copy(node, env.__getitem__)
+        elif node.op == "call_module" and not node.users:
+            continue  # a guard: the contract is checked before every run
+        else:
+            return module
+    _fold_batch_norms(graph, holder)
+    graph.eliminate_dead_code()
+    graph.lint()
+    return fx.GraphModule(holder, graph).eval()
+
+
+def _attribute(module: nn.Module, node: fx.Node) -> Any:
+    value: Any = module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _fold_batch_norms(graph: fx.Graph, holder: nn.Module) -> None:
+    for norm in list(graph.nodes):
+        if norm.op != "call_function" or norm.target is not _BATCH_NORM:
+            continue
+        conv = norm.args[0]
+        if (
+            not isinstance(conv, fx.Node)
+            or conv.target not in _CONVOLUTIONS
+            or len(conv.users) != 1
+            or len(norm.args) < 8
+            or norm.args[5] is not False  # training
+            or not all(_is_state(n) for n in (*conv.args[1:2], *norm.args[3:5]))
+        ):
+            continue
+        gamma, beta, mean, var = (_state(holder, n) for n in norm.args[1:5])
+        weight = _state(holder, conv.args[1])
+        bias = _state(holder, conv.args[2]) if len(conv.args) > 2 else None
+        if weight is None or mean is None or var is None:
+            continue
+        # in double: the folded weights are rounded once
+        scale = torch.rsqrt(var.double() + float(norm.args[7]))
+        if gamma is not None:
+            scale = scale * gamma.double()
+        shift = ((bias.double() if bias is not None else 0.0) - mean.double()) * scale
+        if beta is not None:
+            shift = shift + beta.double()
+        folded = weight.double() * scale.reshape(-1, *[1] * (weight.dim() - 1))
+        with graph.inserting_before(conv):
+            nodes = [
+                _add_state(graph, holder, f"{conv.name}_{what}", value.to(weight.dtype))
+                for what, value in (("weight", folded), ("bias", shift))
+            ]
+        conv.args = (conv.args[0], *nodes, *conv.args[3:])
+        norm.replace_all_uses_with(conv)
+        graph.erase_node(norm)
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "get_attr"
+
+
+def _state(holder: nn.Module, node: Any) -> Tensor | None:
+    return getattr(holder, str(node.target)) if _is_state(node) else None
+
+
+def _add_state(graph: fx.Graph, holder: nn.Module, name: str, value: Tensor) -> fx.Node:
+    holder.register_buffer(name, value)
+    return graph.get_attr(name)

@@ -1,0 +1,151 @@
+"""TorchEngine: what the engines that run a torch module share.
+
+They differ in how the module is loaded; checks, inference mode, precision and the copy into the
+output slot are here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import BlockError
+from blockflow.core.model import BlockInfo
+from blockflow.engine.base import Engine, EngineOptions
+
+PRECISIONS: Mapping[str, torch.dtype | None] = {
+    "fp32": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""Precision option -> dtype of weights and activations; None leaves the artifact as it is."""
+
+MEMORY_FORMATS: Mapping[str, torch.memory_format] = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+}
+"""``extra["memory_format"]`` -> layout of four-dimensional weights (what convolutions follow)."""
+
+
+def _option(table: Mapping[str, Any], key: str, what: str) -> Any:
+    if key not in table:
+        raise ValueError(f"unknown {what} {key!r}; known: {', '.join(table)}")
+    return table[key]
+
+
+class TorchEngine(Engine):
+    """A torch module on one device; the output is copied into ``out`` once."""
+
+    def __init__(self, block: BlockInfo, options: EngineOptions) -> None:
+        super().__init__(block, options)
+        self._forward: Callable[[Tensor], Tensor] | None = None
+        self._cast: torch.dtype | None = None
+        self._dtype: torch.dtype = getattr(torch, block.contract.output.dtype)
+
+    @abstractmethod
+    def _load_module(self, artifact: Path) -> nn.Module:
+        """Read the artifact onto ``options.device``."""
+
+    def _finish(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Last preparation once precision and memory format are set."""
+        return module
+
+    def load(self, artifact: Path) -> None:
+        try:
+            # process-wide by torch's design: one engine thread per worker process computes
+            torch.set_num_threads(self.options.threads)
+            self._cast = _option(PRECISIONS, self.options.precision, "precision")
+            layout = _option(
+                MEMORY_FORMATS,
+                str(self.options.extra.get("memory_format", "contiguous")),
+                "memory format",
+            )
+            with torch.inference_mode():
+                module = self._load_module(artifact)
+                if self._cast is not None:
+                    module = module.to(dtype=self._cast)
+                if layout is not torch.contiguous_format:
+                    # the overload exists in torch, mypy's stub lists it by keyword only
+                    module = module.to(memory_format=layout)  # type: ignore[call-overload]
+                self._forward = self._finish(module)
+        except Exception as e:
+            raise BlockError(
+                "LOAD_FAILED",
+                f"block {self.block.name!r} ({self.block.format}) cannot be loaded: {_reason(e)}",
+                where=self.block.name,
+                hint="check the artifact, the torch version in its manifest and the device",
+            ) from e
+
+    def run(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        forward = self._forward
+        if forward is None:
+            raise BlockError("LOAD_FAILED", "the engine is not loaded", where=self.block.name)
+        contract = self.block.contract
+        binding = contract.input.bind(_dtype_name(x), x.shape, where=self.block.name)
+        try:
+            with torch.inference_mode():
+                y = forward(x if self._cast is None else self._lower(x))
+        except Exception as e:
+            raise BlockError(
+                "BLOCK_FAILED",
+                f"block {self.block.name!r} failed: {_reason(e)}",
+                where=self.block.name,
+            ) from e
+        if not isinstance(y, Tensor):
+            raise self._mismatch(f"the result is a {type(y).__name__}, not a tensor")
+        dims = contract.output_dims(binding)
+        if tuple(y.shape) != dims:
+            raise self._mismatch(f"dims are {list(y.shape)}, the contract says {list(dims)}")
+        if y.dtype != self._dtype and self._cast is None:
+            raise self._mismatch(f"dtype is {y.dtype}, the contract says {self._dtype}")
+        return self._deliver(x, y, out)
+
+    def _deliver(self, x: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
+        with torch.inference_mode():
+            if out is not None:
+                if out.shape != y.shape or out.dtype != self._dtype:
+                    raise self._mismatch(
+                        f"the slot is {out.dtype}{list(out.shape)}, "
+                        f"the result {y.dtype}{list(y.shape)}"
+                    )
+                return out.copy_(y)
+            if y.dtype != self._dtype:
+                return y.to(self._dtype)
+            # a block of views only (flatten) returns the input slot, which is soon released
+            if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                return y.clone()
+            return y
+
+    @property
+    def copies_out(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        self._forward = None
+
+    def _lower(self, x: Tensor) -> Tensor:
+        return x.to(self._cast) if x.is_floating_point() else x
+
+    def _mismatch(self, why: str) -> BlockError:
+        return BlockError(
+            "OUTPUT_MISMATCH",
+            f"block {self.block.name!r}: {why}",
+            where=self.block.name,
+            hint="the artifact does not keep its manifest's contract: export it again",
+        )
+
+
+def _dtype_name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _reason(e: Exception) -> str:
+    """The first useful line of a framework's message, bounded."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    text = lines[-1] if lines and lines[0].startswith("The following operation") else ""
+    return f"{type(e).__name__}: {(text or (lines[0] if lines else ''))[:500]}"

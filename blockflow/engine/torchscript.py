@@ -1,0 +1,33 @@
+"""TorchScriptEngine: formats ``torchscript-scripted`` and ``torchscript-traced``.
+
+The two formats of the thesis. Upstream has deprecated TorchScript; ``pt2`` is the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from blockflow.engine.torch_engine import TorchEngine
+
+_WARM_UP_RUNS = 3
+"""The profiling executor records in the first runs and compiles after them."""
+
+
+class TorchScriptEngine(TorchEngine):
+    """A frozen TorchScript module."""
+
+    def _load_module(self, artifact: Path) -> nn.Module:
+        return torch.jit.load(os.fspath(artifact), map_location=self.options.device).eval()
+
+    def _finish(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        frozen: Callable[[Tensor], Tensor] = torch.jit.freeze(module)
+        return frozen
+
+    def warm_up(self, rows: int = 1) -> None:
+        for _ in range(_WARM_UP_RUNS):
+            super().warm_up(rows)

@@ -1,0 +1,176 @@
+"""Artifact: write a stage in one of the formats, read it back as the engines do.
+
+``pt2`` (torch.export) is the default. ``torchscript-scripted`` and ``torchscript-traced`` are the
+formats of the thesis; upstream has deprecated TorchScript.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.core.limits import MAX_ROWS
+from blockflow.core.model import ROWS, TensorSpec
+
+
+class _CopyFirst(nn.Module):
+    """Protects the input slot from a block that would write into its input."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.clone())
+
+
+def writes_input(run: Callable[[Tensor], Tensor], example: Tensor) -> bool:
+    """Whether running changes the input's elements."""
+    before = example.clone()
+    with torch.no_grad():
+        run(before)
+    return not torch.equal(before, example)
+
+
+def protect_input(stage: nn.Module, example: Tensor) -> nn.Module:
+    """A stage that computes the same and leaves its input alone.
+
+    Inputs are read-only views of shared slots, so ``ReLU(inplace=True)`` as a stage's first module
+    would corrupt them. Such modules get ``inplace = False`` (in the model, too); whatever else
+    writes is given a copy.
+    """
+    if not writes_input(stage, example):
+        return stage
+    first = example.clone()
+    hooks = []
+
+    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].data_ptr() == first.data_ptr():
+            module.inplace = False  # type: ignore[assignment]
+
+    for module in stage.modules():
+        if getattr(module, "inplace", None) is True:
+            hooks.append(module.register_forward_pre_hook(look))
+    try:
+        with torch.no_grad():
+            stage(first)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return _CopyFirst(stage) if writes_input(stage, example) else stage
+
+
+def write_artifact(
+    stage: nn.Module, spec: TensorSpec, example: Tensor, format_: str, path: Path
+) -> None:
+    """Write ``stage`` to ``path``.
+
+    Args:
+        stage: in eval mode, one tensor in, one out.
+        spec: its input contract; named dims stay dynamic.
+        example: an input with at least 2 rows (1 would be taken for a constant).
+        format_: a key of :data:`FORMATS`.
+        path: the file.
+
+    Raises:
+        ExportError: EXPORT_FAILED with the exporter's reason.
+    """
+    writer = FORMATS.get(format_)
+    if writer is None:
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"unknown format {format_!r}",
+            hint=f"known formats: {', '.join(FORMATS)}",
+        )
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            # TorchScript's deprecation is told once, in the docs and by the command
+            warnings.simplefilter("ignore")
+            writer(stage, spec, example, path)
+    except Exception as e:
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"cannot be written as {format_}: {type(e).__name__}: {_reason(e)}",
+            hint=_HINTS[format_],
+        ) from e
+
+
+def read_artifact(path: Path, format_: str) -> Callable[[Tensor], Tensor]:
+    """Load what :func:`write_artifact` wrote; used to verify it before it is stored."""
+    if format_ == "pt2":
+        with path.open("rb") as f:
+            loaded: Callable[[Tensor], Tensor] = torch.export.load(f).module()
+        return loaded
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted: Callable[[Tensor], Tensor] = torch.jit.load(os.fspath(path)).eval()
+    return scripted
+
+
+def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, path: Path) -> None:
+    known: dict[str, Any] = {}
+    for name in (ROWS, *spec.dynamic):
+        lo, hi = spec.ranges.get(name, (1, MAX_ROWS))
+        if lo < hi:
+            known[name] = torch.export.Dim(name, min=lo, max=hi)
+    dims = {i: known[d] for i, d in enumerate(spec.dims) if d in known}
+    program = torch.export.export(stage, (example,), dynamic_shapes=(dims,), strict=False)
+    # the example would travel in the artifact
+    program.example_inputs = None
+    with path.open("wb") as f:
+        torch.export.save(program, f)
+
+
+def _write_scripted(stage: nn.Module, _spec: TensorSpec, _example: Tensor, path: Path) -> None:
+    torch.jit.save(torch.jit.script(stage), os.fspath(path))
+
+
+def _write_traced(stage: nn.Module, _spec: TensorSpec, example: Tensor, path: Path) -> None:
+    torch.jit.save(torch.jit.trace(stage, example, check_trace=False), os.fspath(path))
+
+
+Writer = Callable[[nn.Module, TensorSpec, Tensor, Path], None]
+
+FORMATS: Mapping[str, Writer] = {
+    "pt2": _write_pt2,
+    "torchscript-scripted": _write_scripted,
+    "torchscript-traced": _write_traced,
+}
+"""Format -> writer. An engine of the same format must exist (docs/engines.md)."""
+
+_HINTS: Mapping[str, str] = {
+    "pt2": "control flow on tensor values must become torch.cond or move out of the model",
+    "torchscript-scripted": "scripting takes a subset of Python; try pt2 or torchscript-traced",
+    "torchscript-traced": "try pt2, the default",
+}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Measure and verify on one thread, as a block usually runs; restores the number after."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def count_state(stage: nn.Module) -> tuple[int, int]:
+    """(number of parameters, bytes of parameters and buffers), shared ones counted once."""
+    parameters = sum(p.numel() for p in stage.parameters())
+    held = {id(t): t for t in (*stage.parameters(), *stage.buffers())}
+    return parameters, sum(t.numel() * t.element_size() for t in held.values())
+
+
+def _reason(e: Exception) -> str:
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:600]

@@ -1,0 +1,147 @@
+"""Balance: cut a model into N stages of even measured time.
+
+Candidates are the places before each call of a submodule; a submodule that takes more than one
+stage's share is opened, so that places inside it become candidates. Among the legal ones the cuts
+that make the slowest stage fastest are found by dynamic programming over prefix sums.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.repository.split import Traced, cut_graph, trace
+
+_REPEATS = 5
+_MAX_OPENINGS = 64
+
+
+class _Timer(fx.Interpreter):
+    """Seconds of each node in one run."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.seconds: dict[fx.Node, float] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        start = time.perf_counter()
+        value = super().run_node(n)
+        self.seconds[n] = time.perf_counter() - start
+        return value
+
+
+def split_evenly(
+    model: nn.Module, parts: int, examples: Sequence[Tensor], timed: Tensor
+) -> list[fx.GraphModule]:
+    """Cut ``model`` into ``parts`` stages whose slowest is as fast as the legal cuts allow.
+
+    Args:
+        model: in eval mode.
+        parts: number of stages, at least 1.
+        examples: two inputs that differ in every dynamic dim.
+        timed: the input to measure with (one row, as a rule).
+
+    Raises:
+        ExportError: NOT_SPLITTABLE when the model has fewer legal cuts than asked for.
+    """
+    if parts < 1:
+        raise ExportError("NOT_SPLITTABLE", f"{parts} parts: at least one is needed")
+    opened: frozenset[str] = frozenset()
+    traced = trace(model, opened, examples)
+    seconds = _measure(traced, timed)
+    for _ in range(_MAX_OPENINGS):
+        grown = _open_more(model, traced, seconds, opened, parts)
+        if grown is None:
+            break
+        try:
+            traced = trace(model, grown, examples)
+        except ExportError:
+            # that submodule's inside cannot be traced; it stays one piece
+            break
+        opened, seconds = grown, _measure(traced, timed)
+    legal = [
+        i
+        for i in range(1, len(traced.nodes) - 1)
+        if traced.nodes[i].op == "call_module" and _is_legal(traced, i)
+    ]
+    if len(legal) < parts - 1:
+        raise ExportError(
+            "NOT_SPLITTABLE",
+            f"{parts} parts need {parts - 1} cuts, the model has {len(legal)} legal ones",
+            hint="ask for fewer parts",
+        )
+    return cut_graph(traced, even_cuts(seconds, legal, parts))
+
+
+def even_cuts(seconds: Sequence[float], legal: Sequence[int], parts: int) -> list[int]:
+    """Positions of ``parts - 1`` cuts that minimise the largest sum between two of them.
+
+    Args:
+        seconds: cost of each node.
+        legal: sorted positions at which a cut may lie (before that node).
+        parts: number of parts; at most ``len(legal) + 1``.
+    """
+    bounds = [0, *legal, len(seconds)]
+    prefix = [0.0]
+    for s in seconds:
+        prefix.append(prefix[-1] + s)
+    cost = [prefix[b] for b in bounds]
+    last = len(bounds) - 1
+    # best[j] = (slowest part, cuts) for the nodes up to bounds[j] in the current number of parts
+    best: dict[int, tuple[float, list[int]]] = {j: (cost[j], []) for j in range(1, last + 1)}
+    for _ in range(parts - 1):
+        best = {
+            j: min(
+                (max(slowest, cost[j] - cost[i]), [*cuts, bounds[i]])
+                for i, (slowest, cuts) in best.items()
+                if i < j
+            )
+            for j in range(1, last + 1)
+            if any(i < j for i in best)
+        }
+    return best[last][1]
+
+
+def _measure(traced: Traced, timed: Tensor) -> list[float]:
+    runs: list[dict[fx.Node, float]] = []
+    with torch.no_grad():
+        for _ in range(_REPEATS + 1):
+            timer = _Timer(traced.module)
+            timer.run(timed.clone())
+            runs.append(timer.seconds)
+    # the first run pays for memory and primitives
+    return [median(run[n] for run in runs[1:]) for n in traced.nodes]
+
+
+def _open_more(
+    model: nn.Module,
+    traced: Traced,
+    seconds: Sequence[float],
+    opened: frozenset[str],
+    parts: int,
+) -> frozenset[str] | None:
+    """``opened`` and every submodule with children that exceeds a quarter of one part's share."""
+    share = sum(seconds) / parts / 4
+    add = {
+        str(node.target)
+        for node, spent in zip(traced.nodes, seconds, strict=True)
+        if node.op == "call_module"
+        and spent > share
+        and next(model.get_submodule(str(node.target)).children(), None) is not None
+    }
+    return opened | add if add - opened and parts > 1 else None
+
+
+def _is_legal(traced: Traced, position: int) -> bool:
+    crossing = traced.crossing_tensors(position)
+    if len(crossing) != 1 or not isinstance(traced.values[0][crossing[0]], Tensor):
+        return False
+    before = any(n.op == "call_module" for n in traced.nodes[:position])
+    # an input that crosses means that nothing was computed on this side of the cut
+    return before and crossing[0].op != "placeholder"

@@ -1,0 +1,52 @@
+"""Echo blocks: artifacts without a model, so that tests and docs have blocks without torch.
+
+The artifact is a small JSON file; the engine returns its input after an optional delay, or fails on
+purpose. See :mod:`blockflow.engine.echo` for what each setting does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.repository.manifest import Manifest, Source, contract_form
+from blockflow.repository.repository import BlockRepository
+
+ECHO_FORMAT = "echo"
+
+
+def save_echo(
+    repository: BlockRepository,
+    name: str,
+    spec: TensorSpec,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    version: str = "1",
+) -> BlockInfo:
+    """Store an echo block that takes and gives ``spec``.
+
+    Args:
+        repository: where to.
+        name: the block's name.
+        spec: input and output at once.
+        settings: ``delay_ms``, ``row_ms``, ``fail_on_value``, ``crash_on_value``.
+        version: the label.
+    """
+    artifact = json.dumps(dict(settings or {}), sort_keys=True).encode()
+    manifest = Manifest(
+        name=name,
+        version=version,
+        format=ECHO_FORMAT,
+        artifact="unset",
+        sha256="0" * 64,
+        size=0,
+        contract=contract_form(Contract(spec, spec)),
+        parameters=0,
+        state_bytes=0,
+        source=Source(model="echo"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return repository.save(manifest, artifact)

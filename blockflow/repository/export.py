@@ -1,0 +1,304 @@
+"""Export: a model becomes blocks in a repository, verified against the model.
+
+:func:`export_model` makes a chain (one path); :func:`export_tree` makes separately named blocks of
+a model with several outputs, whose heads branch from a trunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.repository.balance import split_evenly
+from blockflow.repository.manifest import is_block_name
+from blockflow.repository.pieces import Job, Piece, store_pieces
+from blockflow.repository.probe import example_input, infer_spec, probe_bindings
+from blockflow.repository.report import ExportReport, Progress
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+from blockflow.repository.split import split_model
+
+DEFAULT_FORMAT = "pt2"
+
+
+def _silent(_what: str, _fraction: float) -> None:
+    """No progress is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a submodule: its tensors under the two probing inputs."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+
+
+def export_model(
+    loaded: LoadedModel,
+    repository: BlockRepository,
+    *,
+    names: Sequence[str] = (),
+    prefix: str = "",
+    cuts: Sequence[str] = (),
+    parts: int = 1,
+    format: str = DEFAULT_FORMAT,
+    version: str = "1",
+    progress: Progress = _silent,
+) -> ExportReport:
+    """Export a model as one block or as a chain of blocks.
+
+    Args:
+        loaded: the model, see :func:`blockflow.repository.sources.load_model`.
+        repository: where to; nothing is stored unless the whole chain equals the model.
+        names: the blocks' names, in order; without them ``prefix`` is numbered.
+        prefix: one block is called ``prefix``, several ``prefix-1``, ``prefix-2``, ...
+        cuts: submodules before which a new block begins.
+        parts: without ``cuts``: the number of blocks of even measured time.
+        format: of the artifacts.
+        version: the blocks' label.
+        progress: told what is being done.
+
+    Raises:
+        ExportError: NOT_SPLITTABLE, EXPORT_FAILED or EXPORT_MISMATCH, each with its reason.
+    """
+    if cuts and parts > 1:
+        raise ExportError("NOT_SPLITTABLE", "give either cuts or a number of parts, not both")
+    count = len(cuts) + 1 if cuts else parts
+    block_names = _names(names, prefix, count)
+    bindings = probe_bindings(loaded.input)
+    examples = [
+        example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
+        for i, b in enumerate(bindings)
+    ]
+    _try_model(loaded, examples[0])
+    progress("splitting", 0.0)
+    stages: Sequence[nn.Module]
+    if cuts:
+        stages = split_model(loaded.module, cuts, examples)
+        labels = [f"begin..{cuts[0]}", *(f"{a}.." for a in cuts)]
+    elif parts != 1:
+        timed = example_input(loaded.input, {**bindings[0], "rows": 1}, int_below=loaded.int_below)
+        stages = split_evenly(loaded.module, parts, examples, timed)
+        labels = [f"part {i + 1} of {parts}" for i in range(parts)]
+    else:
+        stages, labels = [loaded.module], ["whole model"]
+    pieces = _chain(loaded, bindings, examples, stages, block_names, labels)
+    return store_pieces(
+        Job(
+            loaded=loaded,
+            repository=repository,
+            pieces=pieces,
+            paths=[block_names],
+            reference=lambda x: {block_names[-1]: loaded.module(x.clone())},
+            format=format,
+            version=version,
+            progress=progress,
+        )
+    )
+
+
+def export_tree(
+    loaded: LoadedModel,
+    repository: BlockRepository,
+    *,
+    blocks: Mapping[str, str],
+    format: str = DEFAULT_FORMAT,
+    version: str = "1",
+    progress: Progress = _silent,
+) -> ExportReport:
+    """Export named submodules as blocks of their own; the model may have several outputs.
+
+    How they connect is observed: a block follows the block whose output tensor it gets. Every path
+    from the model's input to a last block is verified against what the model itself computes there.
+
+    Args:
+        blocks: block name -> submodule name.
+
+    Raises:
+        ExportError: NOT_SPLITTABLE when a submodule is called not just once, or gets a tensor that
+            neither the model's input nor a named block gives; EXPORT_FAILED, EXPORT_MISMATCH.
+    """
+    _names(list(blocks), "", len(blocks))
+    bindings = probe_bindings(loaded.input)
+    examples = [
+        example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
+        for i, b in enumerate(bindings)
+    ]
+    _try_model(loaded, examples[0])
+    calls = _observe(loaded.module, blocks, examples)
+    parents = {name: _parent(name, call, calls, examples[0]) for name, call in calls.items()}
+    paths = _paths(parents)
+    specs: dict[str, TensorSpec] = {}
+    pieces: list[Piece] = []
+    length = max(len(p) for p in paths)
+    for name in _in_order(parents):
+        parent = parents[name]
+        taken = loaded.input if parent is None else specs[parent]
+        specs[name] = infer_spec(name, taken, bindings, calls[name].outputs)
+        position = next(p.index(name) for p in paths if name in p) + 1
+        pieces.append(
+            Piece(
+                name=name,
+                stage=loaded.module.get_submodule(blocks[name]),
+                contract=Contract(taken, specs[name]),
+                example=calls[name].inputs[0].clone(),
+                part=blocks[name],
+                position=position,
+                of=length,
+            )
+        )
+    leaves = {path[-1]: blocks[path[-1]] for path in paths}
+
+    def reference(x: Tensor) -> dict[str, Tensor]:
+        seen = _observe(loaded.module, leaves, [x])
+        return {name: call.outputs[0] for name, call in seen.items()}
+
+    return store_pieces(
+        Job(loaded, repository, pieces, paths, reference, format, version, progress)
+    )
+
+
+def _chain(
+    loaded: LoadedModel,
+    bindings: Sequence[Mapping[str, int]],
+    examples: Sequence[Tensor],
+    stages: Sequence[nn.Module],
+    names: Sequence[str],
+    labels: Sequence[str],
+) -> list[Piece]:
+    pieces: list[Piece] = []
+    taken, tensors = loaded.input, list(examples)
+    for i, (stage, name, label) in enumerate(zip(stages, names, labels, strict=True)):
+        with torch.no_grad():
+            results = [stage(x.clone()) for x in tensors]
+        if not isinstance(results[0], Tensor):
+            raise ExportError(
+                "EXPORT_FAILED",
+                f"the model returns a {type(results[0]).__name__}, not one tensor",
+                where=name,
+                hint="name each head as a block of its own (--block name=submodule)",
+            )
+        given = infer_spec(name, taken, bindings, results)
+        pieces.append(
+            Piece(name, stage, Contract(taken, given), tensors[0], label, i + 1, len(stages))
+        )
+        taken, tensors = given, results
+    return pieces
+
+
+def _names(names: Sequence[str], prefix: str, count: int) -> list[str]:
+    if names:
+        made = list(names)
+    elif count == 1:
+        made = [prefix]
+    else:
+        made = [f"{prefix}-{i + 1}" for i in range(count)]
+    if len(made) != count:
+        raise ExportError("EXPORT_FAILED", f"{len(made)} names for {count} blocks")
+    for name in made:
+        if not is_block_name(name):
+            raise ExportError(
+                "EXPORT_FAILED",
+                f"{name[:80]!r} is not a block name",
+                hint="a name starts with a letter; letters, digits, '_', '.' and '-' follow",
+            )
+    if len(set(made)) != len(made):
+        raise ExportError("EXPORT_FAILED", f"names are not unique: {', '.join(made)}")
+    return made
+
+
+def _try_model(loaded: LoadedModel, example: Tensor) -> None:
+    try:
+        with torch.no_grad():
+            loaded.module(example.clone())
+    except Exception as e:
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"the model fails on {loaded.input} (tried {list(example.shape)}): "
+            f"{type(e).__name__}: {str(e)[:300]}",
+            where=loaded.label,
+            hint="check --input and --range against the model's forward",
+        ) from e
+
+
+def _observe(
+    model: nn.Module, blocks: Mapping[str, str], examples: Sequence[Tensor]
+) -> dict[str, Call]:
+    """Run the model and note what each named submodule takes and gives."""
+    known = dict(model.named_modules())
+    calls = {name: Call() for name in blocks}
+    hooks = []
+    for name, path in blocks.items():
+        if path not in known or not path:
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"the model has no submodule {path!r}",
+                where=name,
+                hint=f"top-level submodules: {', '.join(n for n, _ in model.named_children())}",
+            )
+
+        def note(_m: nn.Module, args: tuple[Any, ...], out: Any, call: Call = calls[name]) -> None:
+            if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+                call.inputs.append(args[0])
+                call.outputs.append(out)
+
+        hooks.append(known[path].register_forward_hook(note))
+    try:
+        with torch.no_grad():
+            for example in examples:
+                model(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, call in calls.items():
+        if len(call.inputs) != len(examples):
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"submodule {blocks[name]!r} runs {len(call.inputs)} times per input "
+                "with one tensor in and one out; a block runs once",
+                where=name,
+            )
+    return calls
+
+
+def _parent(name: str, call: Call, calls: Mapping[str, Call], source: Tensor) -> str | None:
+    if call.inputs[0] is source:
+        return None
+    for other, made in calls.items():
+        if other != name and made.outputs[0] is call.inputs[0]:
+            return other
+    raise ExportError(
+        "NOT_SPLITTABLE",
+        f"the input of block {name!r} is neither the model's input nor another block's output",
+        where=name,
+        hint="the model computes something in between: move it into a submodule and name that",
+    )
+
+
+def _in_order(parents: Mapping[str, str | None]) -> list[str]:
+    """Parents before children."""
+    order: list[str] = []
+    while len(order) < len(parents):
+        order += [n for n, p in parents.items() if n not in order and (p is None or p in order)]
+    return order
+
+
+def _paths(parents: Mapping[str, str | None]) -> list[list[str]]:
+    """From the first block to each block that no other follows."""
+    paths: list[list[str]] = []
+    for name in parents:
+        if name in parents.values():
+            continue
+        path: list[str] = []
+        at: str | None = name
+        while at is not None:
+            path.insert(0, at)
+            at = parents[at]
+        paths.append(path)
+    return paths

@@ -1,0 +1,191 @@
+"""Manifest: the ``manifest.json`` of a block's folder, checked field by field.
+
+A manifest says what the artifact is (format, sha256, size), what it takes and gives (contract) and
+where it comes from (source, chain, tools). Everything that reads one gets either a valid manifest
+or ``RepositoryError("CORRUPT_MANIFEST")`` that names the file and the field.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from blockflow.core.errors import RepositoryError
+from blockflow.core.limits import NAME_PATTERN
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+
+MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 256 * 1024
+ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+_NAME = re.compile(NAME_PATTERN)
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Text = Annotated[str, Field(max_length=4096)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class TensorForm(_Strict):
+    """JSON form of :class:`~blockflow.core.model.TensorSpec`."""
+
+    dtype: str
+    dims: list[int | str]
+    ranges: dict[str, tuple[int, int]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _valid(self) -> TensorForm:
+        self.to_spec()
+        return self
+
+    def to_spec(self) -> TensorSpec:
+        return TensorSpec(self.dtype, tuple(self.dims), dict(self.ranges))
+
+
+class ContractForm(_Strict):
+    """JSON form of :class:`~blockflow.core.model.Contract`."""
+
+    input: TensorForm
+    output: TensorForm
+
+    @model_validator(mode="after")
+    def _valid(self) -> ContractForm:
+        self.to_contract()
+        return self
+
+    def to_contract(self) -> Contract:
+        return Contract(self.input.to_spec(), self.output.to_spec())
+
+
+class Measured(_Strict):
+    """What the export measured on the maker's machine: a hint, not a profile.
+
+    ``ms`` is the median time of one row on one thread; ``output_bytes`` is the size of one output
+    row (with the largest value of each dynamic dim).
+    """
+
+    ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    output_bytes: Count
+
+
+class Source(_Strict):
+    """Where the block was cut from."""
+
+    model: Text
+    part: Text = ""
+    weights_sha256: Digest | None = None
+    seed: int | None = None
+
+
+class Chain(_Strict):
+    """The block's place in the path that equals the model; heads of a tree share ``position``."""
+
+    model: Text
+    position: Annotated[int, Field(ge=1)]
+    of: Annotated[int, Field(ge=1)]
+
+
+class Manifest(_Strict):
+    """One block. ``version`` is the maker's label; ``sha256`` is what identifies the artifact."""
+
+    schema_version: Literal[1] = 1
+    name: Name
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
+    format: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+    artifact: Annotated[str, Field(pattern=ARTIFACT_PATTERN)]
+    sha256: Digest
+    size: Count
+    contract: ContractForm
+    parameters: Count
+    state_bytes: Count
+    measured: Measured | None = None
+    source: Source | None = None
+    chain: Chain | None = None
+    tools: dict[str, str] = Field(default_factory=dict)
+    created: str
+
+    @field_validator("artifact")
+    @classmethod
+    def _artifact(cls, value: str) -> str:
+        if value == MANIFEST_NAME:
+            raise ValueError(f"the artifact cannot be {MANIFEST_NAME} itself")
+        return value
+
+    @field_validator("created")
+    @classmethod
+    def _created(cls, value: str) -> str:
+        if datetime.fromisoformat(value).tzinfo is None:
+            raise ValueError("the time has no zone; write UTC")
+        return value
+
+    def to_info(self) -> BlockInfo:
+        """The manifest's essence, as the rest of the system sees it."""
+        return BlockInfo(
+            name=self.name,
+            version=self.version,
+            digest=self.sha256,
+            format=self.format,
+            contract=self.contract.to_contract(),
+            parameters=self.parameters,
+            state_bytes=self.state_bytes,
+        )
+
+    def to_json(self) -> bytes:
+        """Indented JSON, ending in a newline."""
+        return (self.model_dump_json(indent=2, exclude_none=True) + "\n").encode()
+
+
+def contract_form(contract: Contract) -> ContractForm:
+    """Inverse of :meth:`ContractForm.to_contract`."""
+
+    def form(spec: TensorSpec) -> TensorForm:
+        return TensorForm(dtype=spec.dtype, dims=list(spec.dims), ranges=dict(spec.ranges))
+
+    return ContractForm(input=form(contract.input), output=form(contract.output))
+
+
+def parse_manifest(raw: bytes, *, where: str, folder: str) -> Manifest:
+    """Check the bytes of a manifest found in ``folder``.
+
+    Raises:
+        RepositoryError: CORRUPT_MANIFEST with the file, the first bad field and all of them in
+            ``details["fields"]``.
+    """
+
+    def corrupt(message: str, details: dict[str, Any] | None = None) -> RepositoryError:
+        return RepositoryError(
+            "CORRUPT_MANIFEST",
+            message,
+            where=where,
+            hint="export the block again",
+            details=details,
+        )
+
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise corrupt(f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")
+    try:
+        manifest = Manifest.model_validate_json(raw)
+    except ValidationError as e:
+        fields = [
+            {"field": ".".join(str(p) for p in err["loc"]) or "(whole file)", "problem": err["msg"]}
+            for err in e.errors(include_url=False, include_input=False)[:20]
+        ]
+        first = fields[0]
+        raise corrupt(f"field {first['field']}: {first['problem']}", {"fields": fields}) from None
+    except RecursionError:
+        raise corrupt("the JSON is nested too deeply") from None
+    if manifest.name != folder:
+        raise corrupt(f"field name: {manifest.name!r} lies in the folder {folder!r}")
+    return manifest
+
+
+def is_block_name(name: str) -> bool:
+    """Whether ``name`` can name a block (and so its folder)."""
+    # fullmatch: "$" alone would let a trailing newline through
+    return _NAME.fullmatch(name) is not None

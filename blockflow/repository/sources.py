@@ -1,0 +1,191 @@
+"""LoadedModel: a model ready to be exported, from the zoo or from ``module:factory``.
+
+Weights come from safetensors or from a state dict that torch loads weights-only; nothing is ever
+unpickled into code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.zoo.catalog import ZOO
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in eval mode with the contract of its input.
+
+    Attributes:
+        module: takes one tensor that fits ``input``.
+        label: how the user named it; goes into manifests.
+        input: the input contract.
+        seed: of the initialisation; None when weights were loaded.
+        weights_sha256: digest of the weights file, if one was loaded.
+        int_below: integer example inputs are drawn from 0 .. int_below - 1.
+    """
+
+    module: nn.Module
+    label: str
+    input: TensorSpec
+    seed: int | None = None
+    weights_sha256: str | None = None
+    int_below: int = 2
+
+
+def load_model(
+    ref: str,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    weights: Path | None = None,
+    input_spec: TensorSpec | None = None,
+    seed: int = 0,
+    int_below: int | None = None,
+) -> LoadedModel:
+    """Build a model and load its weights.
+
+    Args:
+        ref: a zoo name or ``module:factory``.
+        arguments: keyword arguments of the factory.
+        weights: ``.safetensors``, or ``.pt``/``.pth`` holding a state dict.
+        input_spec: the input contract; required for models outside the zoo.
+        seed: of the random initialisation; the caller's generator is left as it was.
+        int_below: see :class:`LoadedModel`.
+
+    Raises:
+        ExportError: FACTORY_FAILED or WEIGHTS_INVALID.
+    """
+    zoo = ZOO.get(ref)
+    if zoo is None and ":" not in ref:
+        near = difflib.get_close_matches(ref, list(ZOO), 3)
+        raise ExportError(
+            "FACTORY_FAILED",
+            f"{ref!r} is neither a zoo model nor module:factory",
+            hint=f"did you mean {', '.join(near)}?" if near else f"zoo: {', '.join(ZOO)}",
+        )
+    spec = input_spec or (zoo.input if zoo else None)
+    if spec is None:
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"the input of {ref!r} is not known",
+            hint="give it, for example: --input float32[rows,3,224,224]",
+        )
+    module = build(zoo.factory if zoo else ref, arguments or {}, seed)
+    digest = load_weights(module, weights) if weights else None
+    return LoadedModel(
+        module.eval().requires_grad_(requires_grad=False),
+        ref,
+        spec,
+        None if weights else seed,
+        digest,
+        int_below or (zoo.int_below if zoo else 2),
+    )
+
+
+def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
+    """Import ``module:factory`` and call it under a fixed seed.
+
+    Raises:
+        ExportError: FACTORY_FAILED with the factory's own reason.
+    """
+
+    def failed(why: str, hint: str = "") -> ExportError:
+        return ExportError("FACTORY_FAILED", why, where=factory, hint=hint)
+
+    module_name, _, attribute = factory.partition(":")
+    try:
+        made: Any = import_module(module_name)
+        for part in attribute.split("."):
+            made = getattr(made, part)
+    except ModuleNotFoundError as e:
+        raise failed(f"no module {e.name!r}", "is it installed, or in this folder?") from e
+    except AttributeError as e:
+        raise failed(f"module {module_name!r} has no {attribute!r}") from e
+    except Exception as e:  # an import runs the user's code, which may raise anything
+        raise failed(f"the import failed: {type(e).__name__}: {e}") from e
+    if not callable(made):
+        raise failed(f"{attribute!r} is a {type(made).__name__}, not a function or class")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = made(**arguments)
+    except Exception as e:
+        raise failed(f"the factory raised {type(e).__name__}: {e}", "check its arguments") from e
+    if not isinstance(model, nn.Module):
+        raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def load_weights(module: nn.Module, path: Path) -> str:
+    """Load a state dict strictly; returns the file's sha256.
+
+    Raises:
+        ExportError: WEIGHTS_INVALID, listing the keys that are missing, unexpected or misshapen.
+    """
+    where = str(path)
+    try:
+        with path.open("rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
+        state = _read_state(path)
+    except Exception as e:
+        raise ExportError(
+            "WEIGHTS_INVALID",
+            f"the file cannot be read: {type(e).__name__}: {str(e).strip().partition(chr(10))[0]}",
+            where=where,
+            hint="give a .safetensors file, or a state dict saved with torch.save",
+        ) from e
+    own = module.state_dict()
+    problems: dict[str, list[str]] = {
+        "missing": [k for k in own if k not in state],
+        "unexpected": [k for k in state if k not in own],
+        "misshapen": [
+            f"{k} {list(state[k].shape)} into {list(own[k].shape)}"
+            for k in own
+            if k in state and state[k].shape != own[k].shape
+        ],
+    }
+    found = {kind: keys for kind, keys in problems.items() if keys}
+    if found:
+        text = "; ".join(
+            f"{len(keys)} {kind}: {', '.join(keys[:_SHOWN])}{', ...' * (len(keys) > _SHOWN)}"
+            for kind, keys in found.items()
+        )
+        raise ExportError(
+            "WEIGHTS_INVALID",
+            f"the weights do not fit the model: {text}",
+            where=where,
+            hint="check the factory's arguments (number of classes, width)",
+            details=found,
+        )
+    module.load_state_dict(state, strict=True)
+    return digest
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    if path.suffix not in (".pt", ".pth"):
+        raise ValueError(f"unknown kind of weights file {path.suffix!r}")
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict):
+        raise TypeError(f"it holds a {type(state).__name__}, not a state dict")
+    wrong = [k for k, v in state.items() if not (isinstance(k, str) and isinstance(v, Tensor))]
+    if wrong:
+        raise ValueError(f"entry {wrong[0]!r} is not a tensor")
+    return state

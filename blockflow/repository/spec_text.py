@@ -1,0 +1,37 @@
+"""Text forms of contracts, as people type them: ``float32[rows,3,224,224]``, ``length=1..512``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from blockflow.core.model import TensorSpec
+
+_SPEC = re.compile(r"\s*([a-z0-9]+)\s*\[([^\]]*)\]\s*", re.ASCII)
+_RANGE = re.compile(r"\s*(\w+)\s*=\s*(\d{1,10})\s*\.\.\s*(\d{1,10})\s*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w{0,31}", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
+
+
+def parse_spec(text: str, ranges: Mapping[str, tuple[int, int]] | None = None) -> TensorSpec:
+    """``float32[rows,3,224,224]`` -> TensorSpec. Raises ValueError with what is wrong."""
+    match = _SPEC.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not of the form float32[rows,3,224,224]")
+    dims: list[int | str] = []
+    for part in (d.strip() for d in match[2].split(",")):
+        if _NUMBER.fullmatch(part):
+            dims.append(int(part))
+        elif _NAME.fullmatch(part):
+            dims.append(part)
+        else:
+            raise ValueError(f"{part!r} in {text!r} is neither a number nor a name")
+    return TensorSpec(match[1], tuple(dims), dict(ranges or {}))
+
+
+def parse_range(text: str) -> tuple[str, tuple[int, int]]:
+    """``length=1..512`` -> ("length", (1, 512)). Raises ValueError."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not of the form length=1..512")
+    return match[1], (int(match[2]), int(match[3]))

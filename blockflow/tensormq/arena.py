@@ -1,0 +1,361 @@
+"""One shared-memory file per process: its owner writes it, consumers map it read-only.
+
+Two files in the instance's private directory:
+
+``arena-<incarnation>``
+    A page-aligned header (:data:`HEADER_WORDS`, then a generation word per slot) and the data. Only
+    the owner writes it; consumers map it PROT_READ, so that no consumer can change a tensor or the
+    book.
+``marks-<incarnation>``
+    slots x lanes words of 32 bits. A consumer writes the generation that it has released into its
+    lane; the owner sweeps them. This is all that consumers can write.
+
+The data area's *capacity* is virtual. What is handed out for the first time is committed first with
+``posix_fallocate`` and pre-faulted, so that a full file system is a typed error and never the
+SIGBUS that an overcommitted mapping gives, and so that memory in use is the high-water mark of what
+was ever needed at once: an idle arena costs its minimum, and a loaded one stays flat.
+
+Marks and generations are aligned words, stored and loaded whole. Data is published through a socket
+message (whose system calls order it), and a mark is stored after the consumer has used what it
+read.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+import stat
+from pathlib import Path
+
+from blockflow.core.errors import RequestError, SystemError_, WireError
+
+MAGIC = int.from_bytes(b"BFarena\x00", "little")
+LAYOUT_VERSION = 1
+HEADER_WORDS = 8
+"""u64: magic, layout version, incarnation, capacity, slots, lanes, data offset, committed."""
+
+_COMMITTED = 7
+_PAGE = mmap.PAGESIZE
+_STEP = 256 * 1024
+_MADV_POPULATE_READ = 22
+_MADV_POPULATE_WRITE = 23
+_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT})
+
+_log = logging.getLogger("blockflow.tensormq")
+
+
+def arena_path(run_dir: Path, incarnation: int) -> Path:
+    return run_dir / f"arena-{incarnation}"
+
+
+def marks_path(run_dir: Path, incarnation: int) -> Path:
+    return run_dir / f"marks-{incarnation}"
+
+
+def data_offset(slots: int) -> int:
+    """Where the data starts: after the header and the generation words, on a page."""
+    return _round_up(HEADER_WORDS * 8 + 4 * slots)
+
+
+class Arena:
+    """The owner's mapping.
+
+    Attributes:
+        data: the data area, writable; what is not committed must not be touched.
+        generations: one word per slot: the generation under which it may be read now, 0 = none.
+        marks: the release marks, ``[slot * lanes + lane]``.
+        committed: bytes of ``data`` that are backed by memory.
+    """
+
+    def __init__(
+        self, run_dir: Path, incarnation: int, capacity: int, slots: int, lanes: int
+    ) -> None:
+        self.run_dir = run_dir
+        self.incarnation = incarnation
+        self.capacity = _round_up(capacity)
+        self.slots = slots
+        self.lanes = lanes
+        self.committed = 0
+        self.data = self.generations = self.marks = self._words = _nothing()
+        self._start = data_offset(slots)
+        self._files: list[Path] = []  # what this owner has made, and may remove
+        self._fd = -1
+        self._mapping: mmap.mmap | None = None
+
+    @classmethod
+    def create(
+        cls,
+        run_dir: Path,
+        incarnation: int,
+        capacity: int,
+        slots: int,
+        lanes: int = 32,
+        warm_bytes: int = _STEP,
+    ) -> Arena:
+        """Make and map the two files.
+
+        Args:
+            run_dir: the instance's private directory.
+            incarnation: of the owner; names the files.
+            capacity: bytes of the data area, rounded up to whole pages.
+            slots: descriptors.
+            lanes: release marks per slot.
+            warm_bytes: how much of the data area to commit at once.
+
+        Raises:
+            SystemError_: NO_SPACE; ALREADY_RUNNING when the incarnation has an arena.
+        """
+        if capacity < 1 or slots < 1 or lanes < 1 or incarnation < 1:
+            raise ValueError(f"arena of {capacity} bytes, {slots} slots, {lanes} lanes")
+        arena = cls(run_dir, incarnation, capacity, slots, lanes)
+        try:
+            arena._map()
+            arena.commit(min(warm_bytes, arena.capacity))
+        except BaseException:
+            arena.close()
+            raise
+        return arena
+
+    def _map(self) -> None:
+        length = self._start + self.capacity
+        marks_bytes = _round_up(4 * self.slots * self.lanes)
+        try:
+            self._fd = self._create_file(arena_path(self.run_dir, self.incarnation))
+            os.ftruncate(self._fd, length)
+            os.posix_fallocate(self._fd, 0, self._start)
+            mapping = mmap.mmap(self._fd, length, mmap.MAP_SHARED)
+            fd = self._create_file(marks_path(self.run_dir, self.incarnation))
+            try:
+                os.posix_fallocate(fd, 0, marks_bytes)
+                marks = mmap.mmap(fd, marks_bytes, mmap.MAP_SHARED)
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            raise self._error(exc) from exc
+        self._mapping = mapping
+        whole = memoryview(mapping)
+        self._words = whole[: HEADER_WORDS * 8].cast("Q")
+        self.generations = whole[HEADER_WORDS * 8 : HEADER_WORDS * 8 + 4 * self.slots].cast("I")
+        self.data = whole[self._start :]
+        self.marks = memoryview(marks)[: 4 * self.slots * self.lanes].cast("I")
+        header = [
+            LAYOUT_VERSION,
+            self.incarnation,
+            self.capacity,
+            self.slots,
+            self.lanes,
+            self._start,
+            0,
+        ]
+        for i, word in enumerate(header, start=1):
+            self._words[i] = word
+        self._words[0] = MAGIC
+
+    def commit(self, end: int) -> None:
+        """Back ``data[:end]`` with memory: a no-op below the high-water mark.
+
+        Raises:
+            SystemError_: NO_SPACE; what was committed before stays usable.
+        """
+        if end <= self.committed:
+            return
+        if self._mapping is None or end > self.capacity:
+            raise ValueError(f"commit of {end} bytes in a closed arena or one of {self.capacity}")
+        start = self.committed
+        wanted = min(self.capacity, max(_round_up(end), start + _STEP))
+        try:
+            os.posix_fallocate(self._fd, self._start + start, wanted - start)
+        except OSError as exc:
+            needed = _round_up(end)
+            if exc.errno not in _FULL or needed == wanted:
+                raise self._error(exc) from exc
+            try:
+                os.posix_fallocate(self._fd, self._start + start, needed - start)
+            except OSError as last:
+                raise self._error(last) from last
+            wanted = needed
+        self._populate(self._mapping, start, wanted)
+        self.committed = wanted
+        self._words[_COMMITTED] = wanted
+
+    def _populate(self, mapping: mmap.mmap, start: int, end: int) -> None:
+        """Fault the pages in now: a first write into fresh pages is several times slower."""
+        try:
+            mapping.madvise(_MADV_POPULATE_WRITE, self._start + start, end - start)
+        except OSError:  # a kernel before 5.14; the pages are allocated, so touching them is safe
+            for at in range(start, end, _PAGE):
+                self.data[at] = 0
+
+    def close(self) -> None:
+        """Remove the files and drop the mapping. Idempotent.
+
+        Tensors may still look into the mapping (``mmap.close`` would raise BufferError): only the
+        reference is dropped, and the memory goes when the last view does.
+        """
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        self._files.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._mapping = None
+        self.data = self.generations = self.marks = self._words = _nothing()
+
+    def _create_file(self, path: Path) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._files.append(path)
+        return fd
+
+    def _error(self, exc: OSError) -> SystemError_:
+        where = str(arena_path(self.run_dir, self.incarnation))
+        if exc.errno in _FULL:
+            return SystemError_(
+                "NO_SPACE",
+                f"no space for an arena of up to {self.capacity} bytes: {exc.strerror}",
+                where=where,
+                hint="free /dev/shm or enlarge it (docker: --shm-size), or give the block fewer "
+                "slots or a smaller max_rows",
+            )
+        if exc.errno == errno.EEXIST:
+            return SystemError_(
+                "ALREADY_RUNNING",
+                f"incarnation {self.incarnation} has an arena already",
+                where=where,
+                hint="incarnations are never reused; start in a fresh run directory",
+            )
+        return SystemError_("INTERNAL", f"cannot create the arena: {exc}", where=where)
+
+
+class ArenaReader:
+    """A consumer's mapping of another process's arena.
+
+    Attributes:
+        capacity: bytes of the data area.
+        slots, lanes: size of the book.
+        marks: this consumer's (and all others') release marks, writable.
+    """
+
+    def __init__(self, mapping: mmap.mmap, marks: mmap.mmap, incarnation: int, where: str) -> None:
+        whole = memoryview(mapping)
+        words = whole[: HEADER_WORDS * 8].cast("Q")
+        magic, version, owner, capacity, slots, lanes, start, _ = words
+        if (
+            magic != MAGIC
+            or version != LAYOUT_VERSION
+            or owner != incarnation
+            or not 1 <= slots <= 2**20
+            or not 1 <= lanes <= 256
+            or start != data_offset(slots)
+            or len(whole) != start + capacity
+            or len(marks) < 4 * slots * lanes
+        ):
+            raise WireError(
+                "MALFORMED_MESSAGE",
+                f"not an arena of incarnation {incarnation} in layout {LAYOUT_VERSION}",
+                where=where,
+                hint="run the same BlockFlow release in all processes",
+            )
+        self.incarnation = incarnation
+        self.capacity = capacity
+        self.slots = slots
+        self.lanes = lanes
+        self.marks = memoryview(marks)[: 4 * slots * lanes].cast("I")
+        self._mapping = mapping
+        self._words = words
+        self._generations = whole[HEADER_WORDS * 8 : HEADER_WORDS * 8 + 4 * slots].cast("I")
+        self._start = start
+        self._data = whole[start:]
+        self._populated = 0
+
+    @classmethod
+    def open(cls, run_dir: Path, incarnation: int) -> ArenaReader:
+        """Map the arena of ``incarnation``.
+
+        Raises:
+            RequestError: WORKER_LOST: there is no such arena (any more).
+            WireError: MALFORMED_MESSAGE: not an arena, or not this user's private files.
+        """
+        where = str(arena_path(run_dir, incarnation))
+        try:
+            fd = os.open(
+                arena_path(run_dir, incarnation), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+            try:
+                mapping = mmap.mmap(fd, _checked_size(fd, where), mmap.MAP_SHARED, mmap.PROT_READ)
+            finally:
+                os.close(fd)
+            fd = os.open(marks_path(run_dir, incarnation), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                marks = mmap.mmap(fd, _checked_size(fd, where), mmap.MAP_SHARED)
+            finally:
+                os.close(fd)
+        except FileNotFoundError as exc:
+            raise RequestError(
+                "WORKER_LOST", f"the arena of incarnation {incarnation} is gone", where=where
+            ) from exc
+        except OSError as exc:
+            raise WireError(
+                "MALFORMED_MESSAGE", f"cannot map the arena: {exc.strerror}", where=where
+            ) from exc
+        return cls(mapping, marks, incarnation, where)
+
+    def current(self, slot: int, lane: int, generation: int) -> bool:
+        """Whether a handle names what the slot holds now and has not been released by this lane."""
+        return (
+            slot < self.slots
+            and lane < self.lanes
+            and self._generations[slot] == generation
+            and self.marks[slot * self.lanes + lane] != generation
+        )
+
+    def view(self, offset: int, nbytes: int) -> memoryview | None:
+        """Read-only memory, or None when it is not within what the owner has committed.
+
+        Beyond that mark lie holes of a sparse file, where even a read may end in SIGBUS.
+        """
+        end = offset + nbytes
+        if end > self._populated:
+            committed = min(self._words[_COMMITTED], self.capacity)
+            if end > committed:
+                return None
+            self._populate(committed)
+        return self._data[offset:end]
+
+    def release(self, slot: int, lane: int, generation: int) -> None:
+        """Write this lane's mark; the slot may be reused at once."""
+        self.marks[slot * self.lanes + lane] = generation
+
+    def _populate(self, end: int) -> None:
+        """Map what was committed since, in one go instead of a fault per page or few."""
+        first = (self._start + self._populated) // _PAGE * _PAGE
+        try:
+            self._mapping.madvise(_MADV_POPULATE_READ, first, self._start + end - first)
+        except OSError:
+            _log.debug("no MADV_POPULATE_READ here: pages are mapped as they are read")
+        self._populated = end
+
+
+def _nothing() -> memoryview:
+    return memoryview(bytearray())
+
+
+def _checked_size(fd: int, where: str) -> int:
+    """Size of a private regular file of this user."""
+    st = os.fstat(fd)
+    if (
+        not stat.S_ISREG(st.st_mode)
+        or st.st_uid != os.geteuid()
+        or stat.S_IMODE(st.st_mode) != 0o600
+    ):
+        raise WireError("MALFORMED_MESSAGE", "not a private regular file of this user", where=where)
+    if st.st_size < HEADER_WORDS * 8:
+        raise WireError(
+            "MALFORMED_MESSAGE", f"a file of {st.st_size} bytes is no arena", where=where
+        )
+    return st.st_size
+
+
+def _round_up(n: int) -> int:
+    return -(-n // _PAGE) * _PAGE

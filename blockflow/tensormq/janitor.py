@@ -1,0 +1,229 @@
+"""Run directories: made private, locked while their system lives, swept when it no longer does.
+
+A run directory is ``<root>/<instance>/`` with everything that a running system keeps in the file
+system: sockets, arenas, and ``lock``. Whoever holds the flock on ``lock`` is alive: the kernel
+drops it with the process, however that ended, and no process id can be mistaken for another one's.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from blockflow.core.errors import RequestError, SystemError_
+from blockflow.tensormq.arena import arena_path, marks_path
+
+ROOT_ENV = "BLOCKFLOW_RUN_ROOT"
+LOCK_NAME = "lock"
+MAX_PATH_CHARS = 100
+"""Longest path of a socket file (the kernel's limit for a unix socket is 107)."""
+
+_BELOW_ROOT = 1 + 8 + 1 + 20  # /<instance>/<socket>, the longest being d<14 digits>.sock
+_PASSES = 10
+_log = logging.getLogger("blockflow.tensormq")
+
+
+def run_root() -> Path:
+    """Where run directories lie: $BLOCKFLOW_RUN_ROOT, else this user's folder in shared memory."""
+    chosen = os.environ.get(ROOT_ENV)
+    if chosen:
+        return Path(chosen)
+    shm = Path("/dev/shm")
+    return (shm if shm.is_dir() else Path(tempfile.gettempdir())) / f"blockflow-{os.geteuid()}"
+
+
+def data_socket_path(run_dir: Path, incarnation: int) -> Path:
+    return run_dir / f"d{incarnation}.sock"
+
+
+class RunDir:
+    """A run directory of this process; a context manager that removes it.
+
+    Attributes:
+        path: the directory, mode 0700.
+    """
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def create(cls, root: Path | None = None) -> RunDir:
+        """Make and lock a new directory below ``root`` (default :func:`run_root`).
+
+        Raises:
+            SystemError_: NO_SPACE; INTERNAL when the root is not a private directory of this user.
+            RequestError: INVALID_REQUEST when the root's path is too long for sockets.
+        """
+        root = run_root() if root is None else root
+        if len(os.fsencode(root)) + _BELOW_ROOT > MAX_PATH_CHARS:
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"{root} is too long: sockets below it would exceed {MAX_PATH_CHARS} characters",
+                where=ROOT_ENV,
+                hint=f"set {ROOT_ENV} to a shorter path",
+            )
+        try:
+            _make_root(root)
+            while True:
+                made = cls._try(root / secrets.token_hex(4))
+                if made is not None:
+                    return made
+        except OSError as exc:
+            code = "NO_SPACE" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "INTERNAL"
+            raise SystemError_(
+                code,
+                f"cannot make a run directory: {exc.strerror}",
+                where=str(root),
+                hint=f"set {ROOT_ENV} to a directory of yours",
+            ) from exc
+
+    @classmethod
+    def _try(cls, path: Path) -> RunDir | None:
+        """None when the name is taken, or when a sweep took the directory before it was locked."""
+        try:
+            path.mkdir(mode=0o700)
+            fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except (FileExistsError, FileNotFoundError):
+            return None
+        if _lock(fd) and _same_file(fd, path / LOCK_NAME):
+            return cls(path, fd)
+        os.close(fd)
+        return None
+
+    def remove(self) -> None:
+        """Remove the directory, then let go of the lock. Idempotent."""
+        if self._lock_fd < 0:
+            return
+        _remove_tree(self.path)
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+
+def sweep_stale(root: Path | None = None) -> list[Path]:
+    """Remove the run directories whose system is gone; returns which.
+
+    A directory is judged by its lock alone. What is not a directory of this user, what is a
+    symbolic link, and a directory with contents but without a lock file (not one of ours) is left
+    alone.
+    """
+    root = run_root() if root is None else root
+    if root.is_symlink() or not root.is_dir():
+        return []
+    removed = []
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            if entry.stat(follow_symlinks=False).st_uid == os.geteuid() and _sweep_one(Path(entry)):
+                removed.append(Path(entry))
+    return removed
+
+
+def remove_leavings(run_dir: Path, incarnation: int) -> None:
+    """Remove what a dead process left in a live run directory: its arena and its data socket.
+
+    Consumers that have the arena mapped keep what they hold; nobody can map it anew.
+    """
+    for path in (
+        arena_path(run_dir, incarnation),
+        marks_path(run_dir, incarnation),
+        data_socket_path(run_dir, incarnation),
+    ):
+        path.unlink(missing_ok=True)
+
+
+def _sweep_one(path: Path) -> bool:
+    try:
+        fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Killed between making the directory and its lock file, or about to make that: the maker
+        # notices and takes another name.
+        try:
+            path.rmdir()
+        except OSError:
+            return False
+        return True
+    except OSError as exc:
+        _log.warning("cannot judge %s: %s", path, exc.strerror)
+        return False
+    try:
+        if not _lock(fd):
+            return False
+        _remove_tree(path)
+        return True
+    except OSError as exc:
+        _log.warning("cannot remove %s: %s", path, exc)
+        return False
+    finally:
+        os.close(fd)
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a run directory, its lock file last: the next sweep finishes a killed one."""
+    for _ in range(_PASSES):
+        try:
+            _empty(path)
+            (path / LOCK_NAME).unlink(missing_ok=True)
+            path.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            if exc.errno != errno.ENOTEMPTY:
+                raise
+            # A process that is about to die has made another file: once more.
+    raise OSError(errno.ENOTEMPTY, "files keep appearing", str(path))
+
+
+def _empty(path: Path) -> None:
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name == LOCK_NAME:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                Path(entry).unlink(missing_ok=True)
+
+
+def _make_root(root: Path) -> None:
+    """The root has a guessable name in a directory open to all users: check whose it is."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    st = os.lstat(root)
+    if not stat.S_ISDIR(st.st_mode) or st.st_uid != os.geteuid():
+        raise PermissionError(
+            errno.EPERM, "the run root is not a directory of this user", str(root)
+        )
+    if st.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "other users can write to the run root", str(root))
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return (here.st_ino, here.st_dev) == (there.st_ino, there.st_dev)

@@ -1,0 +1,170 @@
+"""Sending sockets by endpoint: opened when first needed, kept, pruned when the routes change.
+
+A send never waits. What ZeroMQ does not take at once (the connection is not up yet, or the receiver
+is behind) stays here in a bounded queue per endpoint, in order, until the socket turns writable;
+when that queue is full, or the endpoint goes away, the caller gets the message back and answers for
+it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from blockflow.tensormq.sockets import DATA_HWM, connect_push
+
+MAX_PENDING = 1024
+"""Messages per endpoint that wait for a connection or a slow receiver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A message that never left: ``tag`` is what the caller gave with it."""
+
+    endpoint: str
+    frames: Sequence[Any]
+    tag: Any
+
+
+class _Link:
+    """One PUSH socket and what waits for it."""
+
+    __slots__ = ("endpoint", "queue", "sock")
+
+    def __init__(self, sock: zmq.Socket[bytes], endpoint: str) -> None:
+        self.sock = sock
+        self.endpoint = endpoint
+        self.queue: deque[tuple[Sequence[Any], bool, Any]] = deque()
+
+    def try_send(self, frames: Sequence[Any], copy: bool) -> bool:
+        try:
+            self.sock.send_multipart(frames, zmq.DONTWAIT, copy=copy)
+        except zmq.Again:
+            return False
+        return True
+
+
+class PushCache:
+    """One PUSH socket per endpoint. Used from one thread, which never blocks here.
+
+    Args:
+        ctx: this process's context. poller: the loop's poller; sockets with waiting messages are
+        registered in it for POLLOUT, and
+            taken out again when their queue is empty. The loop calls :meth:`flush` when one fires.
+            Without it, poll :meth:`sockets_waiting` or flush on a tick.
+        max_pending: messages that may wait per endpoint.
+        hwm: messages that ZeroMQ may queue per endpoint.
+    """
+
+    def __init__(
+        self,
+        ctx: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller | None = None,
+        max_pending: int = MAX_PENDING,
+        hwm: int = DATA_HWM,
+    ) -> None:
+        self._ctx = ctx
+        self._poller = poller
+        self._max_pending = max_pending
+        self._hwm = hwm
+        self._links: dict[str, _Link] = {}
+        self._waiting: dict[str, _Link] = {}
+
+    def send(
+        self, endpoint: str, frames: Sequence[Any], copy: bool = False, tag: Any = None
+    ) -> bool:
+        """Send a message, or queue it behind those that wait for the same endpoint.
+
+        Args:
+            frames: the header, and a tensor's elements where they travel along. Frames of 64 KiB
+            and
+                more are sent from the caller's memory unless ``copy``: it must not change any more.
+            tag: comes back in :class:`Unsent` if the message never leaves.
+
+        Returns:
+            False when the queue is full: the message was not taken.
+
+        Raises:
+            RequestError: INVALID_REQUEST: not an endpoint.
+        """
+        link = self._links.get(endpoint)
+        if link is None:
+            link = self._links[endpoint] = _Link(
+                connect_push(self._ctx, endpoint, self._hwm), endpoint
+            )
+        if not link.queue and link.try_send(frames, copy):
+            return True
+        if len(link.queue) >= self._max_pending:
+            return False
+        link.queue.append((frames, copy, tag))
+        if endpoint not in self._waiting:
+            self._waiting[endpoint] = link
+            if self._poller is not None:
+                self._poller.register(link.sock, zmq.POLLOUT)
+        return True
+
+    def flush(self) -> int:
+        """Send what waits, as far as the sockets take it now; returns how many messages left."""
+        sent = 0
+        for link in list(self._waiting.values()):
+            while link.queue and link.try_send(*link.queue[0][:2]):
+                link.queue.popleft()
+                sent += 1
+            if not link.queue:
+                self._no_longer_waiting(link)
+        return sent
+
+    def pending(self, endpoint: str | None = None) -> int:
+        """Messages that wait, for one endpoint or for all."""
+        if endpoint is None:
+            return sum(len(link.queue) for link in self._waiting.values())
+        link = self._waiting.get(endpoint)
+        return len(link.queue) if link else 0
+
+    def sockets_waiting(self) -> list[zmq.Socket[bytes]]:
+        """The sockets to watch for POLLOUT."""
+        return [link.sock for link in self._waiting.values()]
+
+    def endpoints(self) -> list[str]:
+        """Endpoints with an open socket."""
+        return list(self._links)
+
+    def drop(self, endpoint: str) -> list[Unsent]:
+        """Close the socket of a peer that is gone, at once; returns what still waited here.
+
+        What ZeroMQ had taken but not delivered goes with the socket: those messages were the
+        peer's, and whoever watches over requests ends them with that peer.
+        """
+        return self._close(endpoint, linger_ms=0)
+
+    def retain(self, endpoints: Collection[str]) -> list[Unsent]:
+        """Close all sockets but those of ``endpoints`` (new routes); returns what still waited.
+
+        What ZeroMQ had taken is still delivered within the linger time.
+        """
+        unsent: list[Unsent] = []
+        for endpoint in [e for e in self._links if e not in endpoints]:
+            unsent += self._close(endpoint, linger_ms=None)
+        return unsent
+
+    def close(self) -> list[Unsent]:
+        """Close all sockets; returns what still waited. Idempotent."""
+        return self.retain(())
+
+    def _close(self, endpoint: str, linger_ms: int | None) -> list[Unsent]:
+        link = self._links.pop(endpoint, None)
+        if link is None:
+            return []
+        if endpoint in self._waiting:
+            self._no_longer_waiting(link)
+        link.sock.close(linger_ms)
+        return [Unsent(endpoint, frames, tag) for frames, _, tag in link.queue]
+
+    def _no_longer_waiting(self, link: _Link) -> None:
+        del self._waiting[link.endpoint]
+        if self._poller is not None:
+            self._poller.unregister(link.sock)

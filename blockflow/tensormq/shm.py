@@ -1,0 +1,257 @@
+"""Tensors in shared memory: the message carries a handle of ~25 bytes, whatever their size."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from blockflow.core import limits
+from blockflow.core.errors import RequestError, SystemError_, WireError
+from blockflow.core.model import tensor_bytes
+from blockflow.tensormq.arena import Arena, ArenaReader
+from blockflow.tensormq.channel import (
+    Consumer,
+    InBuffer,
+    OutBuffer,
+    Payload,
+    Producer,
+    Usage,
+    span_bytes,
+)
+from blockflow.tensormq.inline import open_frame
+from blockflow.tensormq.leases import Lease, LeaseError, LeaseTable
+from blockflow.wire.tensor import Handle, TensorDesc
+
+_log = logging.getLogger("blockflow.tensormq")
+_EMPTY = memoryview(b"")
+
+
+class ShmOutBuffer(OutBuffer):
+    """A reserved slot."""
+
+    __slots__ = ("lease",)
+
+    def __init__(
+        self, lease: Lease, memory: memoryview, nbytes: int, dtype: str, dims: tuple[int, ...]
+    ) -> None:
+        self.lease = lease
+        self.memory = memory
+        self.nbytes = nbytes
+        self.dtype = dtype
+        self.dims = dims
+
+
+class ShmInBuffer(InBuffer):
+    """A tensor in another process's slot."""
+
+    __slots__ = ("_reader",)
+
+    def __init__(self, desc: TensorDesc, memory: memoryview, reader: ArenaReader) -> None:
+        self.desc = desc
+        self.memory = memory
+        self._reader: ArenaReader | None = reader
+
+    def release(self) -> None:
+        reader, handle = self._reader, self.desc.handle
+        if reader is None or handle is None:
+            return
+        self._reader = None
+        self.memory = _EMPTY
+        reader.release(handle.slot, handle.lane, handle.generation)
+
+
+class ShmProducer(Producer):
+    """Slots of one :class:`Arena`, which it owns and closes.
+
+    The lock makes it usable from a worker's engine thread (reserve) and data thread (publish,
+    sweep) alike; it is held for microseconds, but for the rare growth of the arena.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._leases = LeaseTable(arena.capacity, arena.slots, arena.lanes)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._told_full = False
+
+    @property
+    def max_consumers(self) -> int:
+        return self._arena.lanes
+
+    def reserve(self, dtype: str, dims: Sequence[int]) -> ShmOutBuffer | None:
+        nbytes = tensor_bytes(dtype, dims)
+        with self._lock:
+            leases, arena = self._leases, self._arena
+            self._check_open()
+            if leases.outstanding:
+                self._mark_free(leases.sweep(arena.marks))
+            lease = leases.reserve(nbytes) if nbytes <= limits.MAX_MESSAGE_BYTES else None
+            if lease is None:
+                if nbytes > limits.MAX_MESSAGE_BYTES or not leases.fits(nbytes):
+                    raise RequestError(
+                        "TOO_LARGE",
+                        f"{nbytes} bytes do not fit into an arena of {arena.capacity}",
+                        hint="raise the block's max_rows or arena size, or send fewer rows",
+                    )
+                return None
+            offset = lease.offset
+            end = offset + lease.size
+            if end > arena.committed and not self._commit(lease, end):
+                return None
+            memory = arena.data[offset : offset + nbytes]
+        return ShmOutBuffer(lease, memory, nbytes, dtype, tuple(dims))
+
+    def _commit(self, lease: Lease, end: int) -> bool:
+        """Grow the arena for a new lease; False: not now, but releases will help."""
+        arena, leases = self._arena, self._leases
+        try:
+            arena.commit(end)
+        except SystemError_ as exc:
+            leases.discard(lease.slot)
+            if exc.code != "NO_SPACE" or not leases.outstanding or lease.size > arena.committed:
+                raise
+            # Others' slots lie in what is committed, and this tensor fits there once they are free.
+            leases.stalls += 1
+            if not self._told_full:
+                self._told_full = True
+                _log.warning("the arena stays at %d bytes: %s", arena.committed, exc)
+            return False
+        return True
+
+    def publish(self, buffer: OutBuffer, consumers: Sequence[int]) -> list[Payload]:
+        lease = _own(buffer).lease
+        arena = self._arena
+        slot, offset, owner = lease.slot, lease.offset, arena.incarnation
+        with self._lock:
+            self._check_open()
+            lanes = self._leases.publish(slot, consumers)
+            generation = lease.generation
+            base = slot * arena.lanes
+            for lane in lanes:
+                # A lane unused for 2**32 publications could still show this very generation.
+                arena.marks[base + lane] = 0
+            arena.generations[slot] = generation
+        dtype, dims = buffer.dtype, buffer.dims
+        return [
+            Payload(TensorDesc(dtype, dims, Handle(owner, slot, lane, generation, offset)), None)
+            for lane in lanes
+        ]
+
+    def revoke(self, payload: Payload) -> None:
+        handle = payload.desc.handle
+        if handle is None or handle.incarnation != self._arena.incarnation:
+            raise ValueError(f"{payload.desc} is not a tensor of this arena")
+        with self._lock:
+            if self._leases.release(handle.slot, handle.lane, handle.generation):
+                self._mark_free((handle.slot,))
+
+    def discard(self, buffer: OutBuffer) -> None:
+        with self._lock:
+            self._leases.discard(_own(buffer).lease.slot)
+
+    def hold(self, buffer: OutBuffer) -> None:
+        with self._lock:
+            self._leases.hold(_own(buffer).lease.slot)
+
+    def unhold(self, buffer: OutBuffer) -> None:
+        slot = _own(buffer).lease.slot
+        with self._lock:
+            if self._leases.unhold(slot):
+                self._mark_free((slot,))
+
+    def sweep(self) -> int:
+        with self._lock:
+            freed = [] if self._closed else self._leases.sweep(self._arena.marks)
+            self._mark_free(freed)
+        return len(freed)
+
+    def peer_gone(self, incarnation: int) -> int:
+        with self._lock:
+            count, freed = self._leases.peer_gone(incarnation)
+            self._mark_free(freed)
+        return count
+
+    def outstanding(self) -> int:
+        return self._leases.outstanding
+
+    def usage(self) -> Usage:
+        with self._lock:
+            leases = self._leases
+            return Usage(
+                capacity=self._arena.capacity,
+                used=leases.used,
+                high_water=leases.high_water,
+                committed=self._arena.committed,
+                slots=leases.slots,
+                slots_used=leases.outstanding,
+                stalls=leases.stalls,
+                stale=leases.stale,
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._arena.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LeaseError("the producer is closed")
+
+    def _mark_free(self, slots: Iterable[int]) -> None:
+        """From now on a handle to these slots is refused by every consumer."""
+        if not self._closed:
+            for slot in slots:
+                self._arena.generations[slot] = 0
+
+
+class ShmConsumer(Consumer):
+    """Opens handles by way of one cached mapping per producer; takes whole frames as well.
+
+    A dead producer's arena stays mapped, and what it holds readable, until :meth:`peer_gone`.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._readers: dict[int, ArenaReader] = {}
+        self._gone: set[int] = set()
+
+    def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
+        handle = desc.handle
+        if handle is None:
+            return open_frame(desc, frame)
+        if frame is not None:
+            raise _bad(desc, "a handle and a frame in one message")
+        reader = self._readers.get(handle.incarnation) or self._map(handle.incarnation)
+        if not reader.current(handle.slot, handle.lane, handle.generation):
+            raise _bad(desc, "the handle is stale or names no slot")
+        memory = reader.view(handle.offset, span_bytes(desc))
+        if memory is None:
+            raise _bad(desc, "the handle points outside the arena")
+        return ShmInBuffer(desc, memory, reader)
+
+    def _map(self, incarnation: int) -> ArenaReader:
+        if incarnation in self._gone:
+            raise RequestError("WORKER_LOST", f"incarnation {incarnation} is dead")
+        reader = ArenaReader.open(self._run_dir, incarnation)
+        self._readers[incarnation] = reader
+        return reader
+
+    def peer_gone(self, incarnation: int) -> None:
+        self._gone.add(incarnation)
+        self._readers.pop(incarnation, None)
+
+    def close(self) -> None:
+        self._readers.clear()
+
+
+def _own(buffer: OutBuffer) -> ShmOutBuffer:
+    if not isinstance(buffer, ShmOutBuffer):
+        raise TypeError(f"{type(buffer).__name__} is not a buffer of this producer")
+    return buffer
+
+
+def _bad(desc: TensorDesc, why: str) -> WireError:
+    return WireError("MALFORMED_MESSAGE", f"{why}: {desc} at {desc.handle}", where="tensor handle")

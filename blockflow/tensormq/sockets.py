@@ -1,0 +1,233 @@
+"""ZeroMQ sockets with the options that the project relies on, and the cache of sending sockets.
+
+ZeroMQ's defaults are unlimited queues, unlimited messages and an endless linger. Here every queue
+is finite, no send ever waits, a message to nobody is an error, and closing is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import socket as std_socket
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
+from blockflow.tensormq.janitor import MAX_PATH_CHARS, data_socket_path
+
+OLDEST_LIBZMQ = (4, 3, 3)
+"""Older ones have a remote stack overflow in their handshake (CVE-2019-13132) and others."""
+
+DATA_HWM = 256
+"""Messages in one data socket's queue; credits keep the real number far below."""
+
+CONTROL_HWM = 1000
+LINGER_MS = 1000
+_HEARTBEAT_MS = 1000
+_HEARTBEAT_TIMEOUT_MS = 5000
+_RECONNECT_MS = 50
+_RECONNECT_MAX_MS = 1000
+_MAX_PORT = 65535
+
+
+def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
+    """A context of this process; make it after a fork, never before.
+
+    Raises:
+        SystemError_: MISSING_EXTRA: libzmq is too old to be safe.
+    """
+    version = zmq.zmq_version_info()
+    if version < OLDEST_LIBZMQ:
+        raise SystemError_(
+            "MISSING_EXTRA",
+            f"libzmq {version} is older than {OLDEST_LIBZMQ}",
+            hint="install a current pyzmq; its wheels bring libzmq along",
+        )
+    return zmq.Context(io_threads)
+
+
+def bind_pull(
+    ctx: zmq.Context[zmq.Socket[bytes]],
+    transport: str,
+    run_dir: Path,
+    incarnation: int,
+    host: str = "127.0.0.1",
+    hwm: int = DATA_HWM,
+) -> tuple[zmq.Socket[bytes], str]:
+    """The data socket of a worker or the Dispatcher, and the endpoint that reaches it.
+
+    libzmq leaves the file of an ipc socket behind when it is closed: the process removes it with
+    :func:`~blockflow.tensormq.janitor.remove_leavings`.
+
+    Args:
+        transport: ``ipc`` (a socket file in the run directory) or ``tcp`` (a free port of
+        ``host``).
+
+    Raises:
+        SystemError_: PORT_IN_USE.
+        RequestError: INVALID_REQUEST: an unknown transport or a bad address.
+    """
+    if transport == "ipc":
+        address = f"ipc://{data_socket_path(run_dir, incarnation)}"
+    elif transport == "tcp":
+        address = f"tcp://{host}:0"
+    else:
+        raise RequestError("INVALID_REQUEST", f"transport {transport!r} is neither ipc nor tcp")
+    sock = _socket(ctx, zmq.PULL, limits.MAX_MESSAGE_BYTES, hwm)
+    return sock, _bind(sock, address)
+
+
+def bind_router(
+    ctx: zmq.Context[zmq.Socket[bytes]],
+    endpoints: Sequence[str],
+    max_bytes: int = limits.MAX_MESSAGE_BYTES,
+    hwm: int = CONTROL_HWM,
+) -> tuple[zmq.Socket[bytes], list[str]]:
+    """A ROUTER on all of ``endpoints``, and those as bound (port 0 replaced by the real one).
+
+    Sending to a peer that is not connected raises ``zmq.ZMQError`` EHOSTUNREACH, to one that does
+    not read EAGAIN: neither waits nor loses a message in silence. A frame over ``max_bytes`` closes
+    the connection that it came on.
+
+    Raises:
+        SystemError_: PORT_IN_USE, with the address.
+        RequestError: INVALID_REQUEST: not an address of this machine.
+    """
+    sock = _socket(ctx, zmq.ROUTER, max_bytes, hwm)
+    sock.set(zmq.ROUTER_MANDATORY, 1)
+    return sock, [_bind(sock, e) for e in endpoints]
+
+
+def connect_dealer(
+    ctx: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    identity: str | bytes = b"",
+    max_bytes: int = limits.MAX_MESSAGE_BYTES,
+    hwm: int = CONTROL_HWM,
+) -> zmq.Socket[bytes]:
+    """A DEALER towards a ROUTER; what is sent before the connection stands is queued."""
+    sock = _socket(ctx, zmq.DEALER, max_bytes, hwm)
+    if identity:
+        sock.set(zmq.IDENTITY, identity.encode() if isinstance(identity, str) else identity)
+    _connect(sock, endpoint)
+    return sock
+
+
+def connect_push(
+    ctx: zmq.Context[zmq.Socket[bytes]], endpoint: str, hwm: int = DATA_HWM
+) -> zmq.Socket[bytes]:
+    """A PUSH that queues for a standing connection only (IMMEDIATE).
+
+    Messages for a peer that does not exist stay with the caller (EAGAIN), who knows what they are
+    worth; ZeroMQ would hold them in a queue that nobody can look into.
+    """
+    sock = _socket(ctx, zmq.PUSH, limits.MAX_MESSAGE_BYTES, hwm)
+    sock.set(zmq.IMMEDIATE, 1)
+    _connect(sock, endpoint)
+    return sock
+
+
+def _socket(
+    ctx: zmq.Context[zmq.Socket[bytes]], kind: int, max_bytes: int, hwm: int
+) -> zmq.Socket[bytes]:
+    sock = ctx.socket(kind)
+    sock.set(zmq.SNDHWM, hwm)
+    sock.set(zmq.RCVHWM, hwm)
+    sock.set(zmq.LINGER, LINGER_MS)
+    sock.set(zmq.SNDTIMEO, 0)
+    # The limit is per frame; the largest one carries a tensor, or is a header or control message.
+    sock.set(zmq.MAXMSGSIZE, max(max_bytes, limits.MAX_HEADER_BYTES))
+    sock.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    sock.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+    return sock
+
+
+def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
+    """What an endpoint asks for before the socket is bound or connected to it.
+
+    TCP does not notice a peer that vanished without a word; a unix socket always does.
+    """
+    if endpoint.startswith("tcp://"):
+        port = endpoint.rpartition(":")[2]
+        if port.isdecimal() and int(port) > _MAX_PORT:  # libzmq would take it modulo 65536
+            sock.close(0)
+            raise RequestError(
+                "INVALID_REQUEST", f"port {port} is over {_MAX_PORT}", where=endpoint
+            )
+        sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        sock.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        sock.set(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
+
+
+def _connect(sock: zmq.Socket[bytes], endpoint: str) -> None:
+    _prepare(sock, endpoint)
+    try:
+        sock.connect(endpoint)
+    except zmq.ZMQError as exc:
+        sock.close(0)
+        raise RequestError(
+            "INVALID_REQUEST", f"cannot connect to {endpoint!r}: {exc.strerror}", where=endpoint
+        ) from exc
+
+
+def _bind(sock: zmq.Socket[bytes], endpoint: str) -> str:
+    """Bind and return the actual endpoint; the socket is closed when that fails."""
+    _prepare(sock, endpoint)
+    try:
+        if endpoint.startswith("ipc://"):
+            _clear_stale(endpoint)
+        elif endpoint.startswith("tcp://") and endpoint.endswith(":0"):
+            endpoint = endpoint[:-1] + "*"
+        sock.bind(endpoint)
+    except zmq.ZMQError as exc:
+        sock.close(0)
+        if exc.errno == zmq.EADDRINUSE:
+            raise _in_use(endpoint) from exc
+        raise RequestError(
+            "INVALID_REQUEST", f"cannot listen on {endpoint!r}: {exc.strerror}", where=endpoint
+        ) from exc
+    except BlockFlowError:
+        sock.close(0)
+        raise
+    bound = sock.get(zmq.LAST_ENDPOINT)
+    return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
+
+
+def _clear_stale(endpoint: str) -> None:
+    """Remove a socket file without a listener. libzmq would take over a live one's, too."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    if len(os.fsencode(path)) > MAX_PATH_CHARS:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"the path of a socket is limited to {MAX_PATH_CHARS} characters",
+            where=endpoint,
+            hint="choose a shorter run root",
+        )
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise _in_use(endpoint)
+    with std_socket.socket(std_socket.AF_UNIX, std_socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass  # e.g. EAGAIN: somebody listens, with a full backlog
+    raise _in_use(endpoint)
+
+
+def _in_use(endpoint: str) -> SystemError_:
+    return SystemError_(
+        "PORT_IN_USE",
+        f"another process listens on {endpoint}, or its file is in the way",
+        where=endpoint,
+        hint="stop that process or choose another address; port 0 takes a free one",
+    )

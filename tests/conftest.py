@@ -1,0 +1,124 @@
+"""What all tests share: markers by folder, a private run root, and the leak check.
+
+Every pytest process gets its own run root and its own mark in the environment. Whatever a test
+starts inherits both, so that at the end of the session one can tell exactly which processes and
+which shared-memory entries are this session's, also while other sessions run beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("unit", "contract", "process", "fault", "gpu")
+SESSION_MARK = "BLOCKFLOW_TEST_SESSION"
+RUN_ROOT = "BLOCKFLOW_RUN_ROOT"
+LEAK_GRACE_S = 10.0
+"""What a killed system is given to vanish by itself (its lifeline needs a moment)."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if folder in FOLDERS:
+            item.add_marker(getattr(pytest.mark, folder))
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu and not has_cuda():
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+def has_cuda() -> bool:
+    # torch takes a second to import; without the driver's device node it need not be asked.
+    if not Path("/dev/nvidiactl").exists():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def leak_check() -> Iterator[None]:
+    """Fails the session's last test if a process or a /dev/shm entry of the session is left."""
+    shm = Path("/dev/shm")
+    base = shm if shm.is_dir() else Path(tempfile.gettempdir())
+    root = Path(tempfile.mkdtemp(prefix="bft-", dir=base))
+    mark = uuid.uuid4().hex
+    before = {RUN_ROOT: os.environ.get(RUN_ROOT), SESSION_MARK: os.environ.get(SESSION_MARK)}
+    os.environ[RUN_ROOT], os.environ[SESSION_MARK] = str(root), mark
+    default_root = shm / f"blockflow-{os.getuid()}"
+    default_before = entries(default_root)
+    yield
+    deadline = time.monotonic() + LEAK_GRACE_S
+    while True:
+        processes = marked_processes(mark)
+        left = entries(root)
+        if not (processes or left) or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    # The default root is shared with other sessions of the user: only what is dead and new counts.
+    stray = {e for e in entries(default_root) - default_before if not locked(default_root / e)}
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    shutil.rmtree(root, ignore_errors=True)
+    assert not processes, f"processes left running: {processes}"
+    assert not left, f"entries left in the run root: {sorted(left)}"
+    assert not stray, f"dead run directories left in {default_root}: {sorted(stray)}"
+
+
+def entries(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
+
+
+def locked(run_dir: Path) -> bool:
+    """Whether a live manager holds the run directory's lock."""
+    import fcntl
+
+    try:
+        with open(run_dir / "lock", "rb") as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """pid -> command line of every live process that inherited the session's mark.
+
+    The environment is that of the last exec, so forked children show it as well; this process took
+    the mark after its own exec and does not.
+    """
+    wanted = f"{SESSION_MARK}={mark}".encode()
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        proc = Path("/proc", entry)
+        try:
+            if wanted not in (proc / "environ").read_bytes().split(b"\0"):
+                continue
+            if (proc / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                continue
+            command = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            # multiprocessing keeps one helper per interpreter until that interpreter ends.
+            if "multiprocessing.resource_tracker" not in command:
+                found[int(entry)] = command
+        except (OSError, UnicodeDecodeError):
+            continue
+    return found

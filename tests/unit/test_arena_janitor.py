@@ -1,0 +1,194 @@
+"""Run directories: private, locked while their maker lives, swept afterwards and never before."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blockflow.core.errors import RequestError, SystemError_
+from blockflow.tensormq.arena import Arena
+from blockflow.tensormq.janitor import (
+    MAX_PATH_CHARS,
+    ROOT_ENV,
+    RunDir,
+    data_socket_path,
+    remove_leavings,
+    run_root,
+    sweep_stale,
+)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Shorter than pytest's own: socket paths are limited."""
+    with tempfile.TemporaryDirectory(prefix="bf-") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "r"
+
+
+def die_leaving(root: Path) -> Path:
+    """A run directory whose maker was killed."""
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from blockflow.tensormq.arena import Arena\n"
+        "from blockflow.tensormq.janitor import RunDir\n"
+        "made = RunDir.create(Path(sys.argv[1]))\n"
+        "Arena.create(made.path, 3, 1 << 20, slots=2)\n"
+        "print(made.path, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(root)], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == -9, done.stderr
+    return Path(done.stdout.strip())
+
+
+def test_a_run_directory_is_private_and_locked_until_removed(root: Path) -> None:
+    with RunDir.create(root) as made:
+        assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
+        assert made.path.parent == root
+        with open(made.path / "lock", "rb") as f, pytest.raises(BlockingIOError):
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (made.path / "x.sock").touch()
+        (made.path / "sub").mkdir()
+        (made.path / "sub" / "file").touch()
+    assert list(root.iterdir()) == []
+    made.remove()
+
+
+def test_two_systems_of_one_user_live_side_by_side(root: Path) -> None:
+    with RunDir.create(root) as one, RunDir.create(root) as two:
+        assert one.path != two.path
+        assert sweep_stale(root) == []
+        assert one.path.is_dir()
+        assert two.path.is_dir()
+
+
+def test_the_sweep_removes_what_a_killed_system_left_and_nothing_else(root: Path) -> None:
+    dead = die_leaving(root)
+    assert (dead / "arena-3").exists()
+    with RunDir.create(root) as alive:
+        assert sweep_stale(root) == [dead]
+        assert not dead.exists()
+        assert alive.path.is_dir()
+        assert sweep_stale(root) == []
+
+
+def test_a_half_made_and_a_half_removed_directory_are_finished_off(root: Path) -> None:
+    root.mkdir(mode=0o700)
+    (root / "halfmade").mkdir(mode=0o700)
+    (root / "halfgone").mkdir(mode=0o700)
+    (root / "halfgone" / "lock").touch(0o600)
+    assert sorted(p.name for p in sweep_stale(root)) == ["halfgone", "halfmade"]
+
+
+def test_strangers_and_links_are_left_alone(root: Path, tmp_path: Path) -> None:
+    root.mkdir(mode=0o700)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "lock").touch()
+    (precious / "data").touch()
+    (root / "link").symlink_to(precious)
+    (root / "file").touch()
+    (root / "notours").mkdir()
+    (root / "notours" / "data").touch()
+    (root / "linkedlock").mkdir()
+    (root / "linkedlock" / "lock").symlink_to(precious / "lock")
+    assert sweep_stale(root) == []
+    assert (precious / "data").exists()
+    assert (root / "notours" / "data").exists()
+    assert (root / "linkedlock").exists()
+
+    # A link inside a dead run directory goes; what it points to stays.
+    (root / "dead").mkdir()
+    (root / "dead" / "lock").touch()
+    (root / "dead" / "link").symlink_to(precious)
+    assert sweep_stale(root) == [root / "dead"]
+    assert (precious / "data").exists()
+
+    root_link = tmp_path / "rootlink"
+    root_link.symlink_to(root)
+    assert sweep_stale(root_link) == []
+    assert sweep_stale(tmp_path / "nowhere") == []
+
+
+def test_a_maker_that_loses_the_race_with_a_sweep_takes_another_name(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.mkdir(mode=0o700)
+    (root / "aaaaaaaa").mkdir()
+    names = iter(["aaaaaaaa", "bbbbbbbb", "cccccccc"])
+    monkeypatch.setattr("secrets.token_hex", lambda _: next(names))
+    real_open = os.open
+
+    def open_after_sweep(path: object, *args: int) -> int:
+        if "bbbbbbbb" in str(path):
+            os.rmdir(root / "bbbbbbbb")
+        return real_open(path, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("os.open", open_after_sweep)
+    with RunDir.create(root) as made:
+        assert made.path.name == "cccccccc"
+
+
+def test_a_root_of_others_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(SystemError_, match="other users"):
+        RunDir.create(shared)
+    target = tmp_path / "target"
+    target.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    with pytest.raises(SystemError_):
+        RunDir.create(link)
+    assert list(target.iterdir()) == []
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemError_):
+        RunDir.create(file)
+
+
+def test_a_root_too_long_for_sockets_is_refused_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as info:
+        RunDir.create(tmp_path / ("x" * 90))
+    assert info.value.code == "INVALID_REQUEST"
+    assert ROOT_ENV in info.value.hint
+
+
+def test_the_environment_chooses_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROOT_ENV, "/somewhere/else")
+    assert run_root() == Path("/somewhere/else")
+    monkeypatch.delenv(ROOT_ENV)
+    assert run_root().name == f"blockflow-{os.geteuid()}"
+
+
+def test_the_leavings_of_one_process_are_removed_alone(root: Path) -> None:
+    with RunDir.create(root) as made:
+        mine, dead = (Arena.create(made.path, n, 1 << 20, slots=1) for n in (1, 2))
+        data_socket_path(made.path, 2).touch()
+        remove_leavings(made.path, 2)
+        remove_leavings(made.path, 2)
+        assert sorted(os.listdir(made.path)) == ["arena-1", "lock", "marks-1"]
+        dead.close()
+        mine.close()
+
+
+def test_longest_socket_path_fits(root: Path) -> None:
+    with RunDir.create() as made:
+        assert len(str(data_socket_path(made.path, 10**14 - 1))) <= MAX_PATH_CHARS

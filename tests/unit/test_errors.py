@@ -1,0 +1,98 @@
+"""One family of errors with stable codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blockflow.core import errors
+from blockflow.core.errors import (
+    CODES,
+    BlockFlowError,
+    Fault,
+    Problem,
+    RequestError,
+    TopologyError,
+    codes_table,
+    from_dict,
+    make_error,
+)
+
+DOC = Path(__file__).parents[2] / "docs" / "errors.md"
+
+
+def test_the_document_lists_every_code() -> None:
+    assert codes_table() in DOC.read_text(), (
+        "docs/errors.md is out of step: replace its table by the output of "
+        "python -c 'from blockflow.core.errors import codes_table; print(codes_table())'"
+    )
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_each_code_is_complete(code: str) -> None:
+    info = CODES[code]
+    assert code.isupper()
+    assert info.meaning
+    assert 400 <= info.http < 600
+    # What the client did wrong is 4xx (3xx and 2xx are no errors); a lost system may say 503 for
+    # an address where nobody listens.
+    assert (
+        info.fault is not Fault.CLIENT
+        or info.http < 500
+        or code in ("NOT_RUNNING", "MISSING_EXTRA")
+    )
+    made = make_error(code, "what was wrong")
+    assert made.family == info.family
+    assert made.fault is info.fault
+    assert made.retryable is info.retryable
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_json_form_survives_the_wire(code: str) -> None:
+    made = make_error(
+        code, "text", where="$.a", hint="do this", details={"n": 1}, retry_after_ms=50
+    )
+    again = from_dict(json.loads(json.dumps(made.to_dict())))
+    assert type(again) is type(made)
+    assert again.to_dict() == made.to_dict()
+    assert str(again) == f"{code}: text (at $.a) -- do this"
+
+
+def test_problems_travel_with_a_topology_error() -> None:
+    made = TopologyError(
+        "INVALID_TOPOLOGY",
+        "2 problems",
+        problems=[Problem("$.x", "bad", "mend"), Problem("$", "y")],
+    )
+    again = from_dict(json.loads(json.dumps(made.to_dict())))
+    assert isinstance(again, TopologyError)
+    assert again.problems == made.problems
+    assert "$.x: bad -- mend" in str(again)
+
+
+def test_an_unknown_code_is_a_defect_not_a_crash() -> None:
+    assert make_error("NO_SUCH_CODE", "x").code == "INTERNAL"
+    assert RequestError("NO_SUCH_CODE", "x").code == "INTERNAL"
+    assert from_dict({"code": "NO_SUCH_CODE", "message": "x"}).code == "INTERNAL"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"code": 7},
+        {"code": None, "message": None, "where": 3, "hint": [], "details": "x"},
+        {"code": "OVERLOADED", "retry_after_ms": "soon"},
+        {"code": "INVALID_TOPOLOGY", "problems": 5},
+        {"code": "INVALID_TOPOLOGY", "problems": ["x", {"path": 1}]},
+    ],
+)
+def test_nonsense_from_a_peer_becomes_some_error(data: dict[str, object]) -> None:
+    assert isinstance(from_dict(data), BlockFlowError)
+
+
+def test_families_have_their_own_class() -> None:
+    families = {info.family for info in CODES.values()}
+    assert families <= set(errors._FAMILIES)

@@ -1,0 +1,399 @@
+"""Export: from a factory to verified blocks, and every way in which it can go wrong."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from blockflow.core.errors import ExportError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.artifact import FORMATS, read_artifact
+from blockflow.repository.export import export_model, export_tree
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel, build, load_model, load_weights
+from blockflow.repository.spec_text import parse_range, parse_spec
+from blockflow.repository.zoo.catalog import ZOO
+
+ROW = TensorSpec("float32", ("rows", 4))
+SMALL = {"layers": 2, "width": 16, "heads": 2, "vocabulary": 64, "max_length": 32}
+TOKENS = TensorSpec("int64", ("rows", "length"), {"length": (1, 32)})
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> BlockRepository:
+    return BlockRepository(tmp_path / "blocks")
+
+
+def loaded(module: nn.Module, spec: TensorSpec = ROW) -> LoadedModel:
+    return LoadedModel(module.eval(), "test", spec)
+
+
+def refused(code: str, call) -> ExportError:
+    with pytest.raises(ExportError) as e:
+        call()
+    assert e.value.code == code, str(e.value)
+    return e.value
+
+
+@pytest.mark.parametrize("format_", list(FORMATS))
+def test_a_chain_in_every_format(repo: BlockRepository, format_: str) -> None:
+    model = load_model("transformer", arguments=SMALL, input_spec=TOKENS, int_below=64)
+    report = export_model(
+        model, repo, prefix="tf", cuts=["layers.1", "head"], format=format_, version="7"
+    )
+    assert report.paths == (("tf-1", "tf-2", "tf-3"),)
+    assert max(report.max_error.values()) < 1e-4
+    assert {"1x7", "3x7", "8x7", "2x1", "1x32"} <= set(report.max_error)
+    x = y = torch.randint(0, 64, (4, 9))
+    for position, name in enumerate(report.paths[0], start=1):
+        manifest = repo.verify(name)
+        assert manifest.format == format_ and manifest.version == "7"
+        assert manifest.chain is not None and manifest.chain.position == position
+        assert manifest.tools["torch"] == torch.__version__
+        with repo.artifact(name) as path, torch.no_grad():
+            y = read_artifact(path, format_)(y)
+    with torch.no_grad():
+        torch.testing.assert_close(y, model.module(x))
+    middle = repo.info("tf-2").contract
+    assert middle.input.dims == middle.output.dims == ("rows", "length", 16)
+    assert middle.input.ranges == {"length": (1, 32)}
+    assert repo.info("tf-3").contract.output.dims == ("rows", 16)
+
+
+def test_the_report_says_what_was_stored(repo: BlockRepository) -> None:
+    model = load_model("resnet18", arguments={"width": 4, "classes": 5},
+                       input_spec=TensorSpec("float32", ("rows", 3, 32, 32)))  # fmt: skip
+    report = export_model(model, repo, prefix="r", cuts=["layer2", "layer3", "layer4"])
+    total = sum(p.numel() for p in model.module.parameters())
+    assert sum(b.parameters for b in report.blocks) == total
+    for block in report.blocks:
+        manifest = repo.manifest(block.name)
+        assert (manifest.sha256, manifest.size) == (block.sha256, block.file_bytes)
+        assert block.ms > 0 and block.state_bytes > 4 * block.parameters
+    assert report.blocks[0].output_bytes == 4 * 4 * 8 * 8
+    assert json.loads(json.dumps(report.to_dict()))["model"] == "resnet18"
+
+
+def test_one_block_and_even_parts(repo: BlockRepository) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    assert export_model(loaded(model), repo, prefix="whole").paths == (("whole",),)
+    report = export_model(loaded(model), repo, names=["a", "b", "c"], parts=3)
+    assert [b.name for b in report.blocks] == ["a", "b", "c"]
+
+
+def test_heads_that_branch_from_a_trunk(repo: BlockRepository) -> None:
+    model = load_model("digits-multi")
+    report = export_tree(model, repo, blocks=ZOO["digits-multi"].blocks)
+    assert set(report.paths) == {
+        ("trunk1", "trunk2", f"head_{t}") for t in ("digit", "parity", "high")
+    }
+    assert repo.info("head_parity").contract.output.dims == ("rows", 2)
+    assert [repo.manifest(n).chain.position for n in ("trunk1", "trunk2", "head_high")] == [1, 2, 3]
+
+
+class Adds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x) + 1)
+
+
+def test_trees_that_do_not_connect(repo: BlockRepository) -> None:
+    error = refused(
+        "NOT_SPLITTABLE",
+        lambda: export_tree(loaded(Adds()), repo, blocks={"a": "a", "b": "b"}),
+    )
+    assert "neither the model's input nor another block's output" in error.message
+    twice = nn.Linear(4, 4)
+    for blocks, words in (
+        ({"x": "nothing"}, "no submodule"),
+        ({"x": "0"}, "runs 4 times"),
+    ):
+        model = loaded(nn.Sequential(twice, twice))
+        error = refused("NOT_SPLITTABLE", lambda b=blocks, m=model: export_tree(m, repo, blocks=b))
+        assert words in error.message
+    assert repo.names() == []
+
+
+class WritesInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.relu(x))
+
+
+class WritesByHand(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1
+        return x * 2
+
+
+@pytest.mark.parametrize("format_", list(FORMATS))
+@pytest.mark.parametrize("module", [WritesInput, WritesByHand])
+def test_no_stored_block_writes_into_its_input(
+    repo: BlockRepository, format_: str, module: type[nn.Module]
+) -> None:
+    model = module()
+    x = torch.randn(3, 4)
+    expected = model.eval()(x.clone())
+    export_model(loaded(model), repo, prefix="w", format=format_)
+    before = x.clone()
+    with repo.artifact("w") as path, torch.no_grad():
+        y = read_artifact(path, format_)(x)
+    assert torch.equal(x, before)
+    torch.testing.assert_close(y, expected)
+
+
+class Random(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class ByRows(nn.Module):
+    """Tracing takes one branch for ever."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] > 1 else x
+
+
+class ByValue(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : x.shape[1] // 2]
+
+
+class SwapsRows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(0)
+
+
+class ComplexOut(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(x)
+
+
+class TwoOut(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+LENGTH = TensorSpec("float32", ("rows", "length"), {"length": (2, 64)})
+
+
+@pytest.mark.parametrize(
+    ("module", "spec", "format_", "code", "words"),
+    [
+        (Random, ROW, "pt2", "EXPORT_MISMATCH", "differ from the model"),
+        (ByRows, ROW, "torchscript-traced", "EXPORT_MISMATCH", "differ from the model"),
+        (ByValue, ROW, "pt2", "EXPORT_FAILED", "cannot be written as pt2"),
+        (Halves, LENGTH, "pt2", "NOT_SPLITTABLE", "dim 1"),
+        (SwapsRows, ROW, "pt2", "NOT_SPLITTABLE", "dim 0"),
+        (ComplexOut, ROW, "pt2", "NOT_SPLITTABLE", "complex64"),
+        (TwoOut, ROW, "pt2", "EXPORT_FAILED", "returns a tuple"),
+        (lambda: nn.Linear(5, 5), ROW, "pt2", "EXPORT_FAILED", "the model fails on"),
+        (lambda: nn.Linear(4, 4), ROW, "onnx", "EXPORT_FAILED", "unknown format"),
+    ],
+)
+def test_models_that_cannot_be_exported(
+    repo: BlockRepository, module, spec: TensorSpec, format_: str, code: str, words: str
+) -> None:
+    error = refused(
+        code, lambda: export_model(loaded(module(), spec), repo, prefix="m", format=format_)
+    )
+    assert words in error.message
+    assert repo.names() == [], "nothing is stored unless all is well"
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", "1st", "a\n", "x" * 65])
+def test_names_with_path_traversal(repo: BlockRepository, name: str) -> None:
+    model = loaded(nn.Linear(4, 4))
+    error = refused("EXPORT_FAILED", lambda: export_model(model, repo, names=[name]))
+    assert "not a block name" in error.message
+    assert not repo.root.exists() and not (repo.root.parent / "evil").exists()
+
+
+def test_names_must_be_enough_and_unique(repo: BlockRepository) -> None:
+    model = loaded(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    for names, words in ((["a"], "1 names for 2"), (["a", "a"], "not unique")):
+        error = refused(
+            "EXPORT_FAILED", lambda n=names: export_model(model, repo, names=n, cuts=["1"])
+        )
+        assert words in error.message
+    error = refused("NOT_SPLITTABLE", lambda: export_model(model, repo, cuts=["1"], parts=2))
+    assert "not both" in error.message
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("no_such_module_:make", "no module 'no_such_module_'"),
+        ("torch.nn:NoSuchThing", "has no 'NoSuchThing'"),
+        ("torch:__version__", "not a function"),
+        ("torch.nn:Linear", "raised TypeError"),
+        ("builtins:dict", "returned a dict"),
+        ("broken_factory_module:make", "the import failed: ZeroDivisionError"),
+    ],
+)
+def test_factories_that_fail(
+    factory: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_factory_module.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert words in refused("FACTORY_FAILED", lambda: build(factory, {}, 0)).message
+
+
+def test_models_that_are_not_named_right() -> None:
+    assert "resnet50" in refused("FACTORY_FAILED", lambda: load_model("resnet51")).hint
+    error = refused("EXPORT_FAILED", lambda: load_model("torch.nn:Flatten"))
+    assert "--input" in error.hint
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth"])
+def test_weights_are_loaded(tmp_path: Path, suffix: str) -> None:
+    source, target = nn.Linear(4, 3), nn.Linear(4, 3)
+    file = tmp_path / f"w{suffix}"
+    if suffix == ".safetensors":
+        save_file(source.state_dict(), file)
+    else:
+        torch.save({"state_dict": source.state_dict()}, file)
+    digest = load_weights(target, file)
+    assert torch.equal(source.weight, target.weight) and len(digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"weight": torch.zeros(3, 4)}, "1 missing: bias"),
+        ({"weight": torch.zeros(3, 4), "bias": torch.zeros(3), "x": torch.zeros(1)},
+         "1 unexpected: x"),
+        ({"weight": torch.zeros(4, 3), "bias": torch.zeros(3)}, "weight [4, 3] into [3, 4]"),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fit(tmp_path: Path, state: dict, words: str) -> None:
+    save_file(state, tmp_path / "w.safetensors")
+    error = refused(
+        "WEIGHTS_INVALID", lambda: load_weights(nn.Linear(4, 3), tmp_path / "w.safetensors")
+    )
+    assert words in error.message
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch evil-was-here",)
+
+
+def test_weights_files_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pickled.pt").write_bytes(pickle.dumps({"weight": Evil()}))
+    torch.save({"weight": Evil()}, tmp_path / "saved.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"weight": 3}, tmp_path / "number.pt")
+    (tmp_path / "garbage.safetensors").write_bytes(b"\xff" * 100)
+    (tmp_path / "weights.bin").write_bytes(b"")
+    for file in [*tmp_path.iterdir(), tmp_path / "missing.pt"]:
+        error = refused("WEIGHTS_INVALID", lambda f=file: load_weights(nn.Linear(4, 3), f))
+        assert error.where == str(file)
+    assert not (tmp_path / "evil-was-here").exists()
+
+
+def test_specs_as_text() -> None:
+    assert parse_spec("float32[rows,3, 8]").dims == ("rows", 3, 8)
+    assert parse_spec("int64[rows,length]", dict([parse_range("length=1..9")])).ranges == {
+        "length": (1, 9)
+    }
+    for text in ("float32", "float32[]", "float32[3]", "f32[rows]", "float32[rows,-1]",
+                 "float32[rows,a b]", "float32[rows,99999999999]"):  # fmt: skip
+        with pytest.raises(ValueError):
+            parse_spec(text)
+    for text in ("length", "length=1", "length=a..b", "=1..2"):
+        with pytest.raises(ValueError):
+            parse_range(text)
+
+
+MODEL = """
+from torch import nn
+
+def make(width=4):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(inplace=True), nn.Linear(width, 2))
+"""
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import typer
+
+    from blockflow.cli.export import export
+
+    (tmp_path / "my_own_model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    app = typer.Typer()
+    app.command("export")(export)
+    return lambda *args: CliRunner().invoke(app, list(args))
+
+
+def test_the_command_exports_a_model_of_ones_own(cli, tmp_path: Path) -> None:
+    args = ("my_own_model:make", "--input", "float32[rows,4]", "--arg", "width=8",
+            "--split", "1", "--json")  # fmt: skip
+    result = cli(*args)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["paths"] == [["make-1", "make-2"]]
+    assert BlockRepository(tmp_path / "blocks").names() == ["make-1", "make-2"]
+    table = cli(*args[:-1], "--format", "torchscript-traced")
+    assert table.exit_code == 0
+    assert "make-1 -> make-2" in table.stdout and "deprecated" in table.stdout
+
+
+def test_the_command_exports_a_zoo_tree(cli, tmp_path: Path) -> None:
+    result = cli("digits-multi", "-r", "here")
+    assert result.exit_code == 0, result.output
+    assert "trunk1 -> trunk2 -> head_digit" in result.stdout
+    assert "head_digit" in BlockRepository(tmp_path / "here").names()
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        ((), "EXPORT_FAILED"),
+        (("resnet51",), "FACTORY_FAILED"),
+        (("my_own_model:make",), "EXPORT_FAILED"),
+        (("my_own_model:make", "--input", "float32[4]"), "EXPORT_FAILED"),
+        (("my_own_model:make", "--range", "a=1..2"), "EXPORT_FAILED"),
+        (("my_own_model:make", "--input", "float32[rows,4]", "--arg", "x"), "EXPORT_FAILED"),
+        (("my_own_model:make", "--input", "float32[rows,4]", "--arg", "x=1"), "FACTORY_FAILED"),
+        (("my_own_model:make", "--input", "float32[rows,4]", "--split", "default"),
+         "EXPORT_FAILED"),
+        (("my_own_model:make", "--input", "float32[rows,4]", "--split", "9"), "NOT_SPLITTABLE"),
+        (("my_own_model:make", "--input", "float32[rows,4]", "--name", "../x"), "EXPORT_FAILED"),
+        (("my_own_model:make", "--input", "float32[rows,4]", "--weights", "none.pt"),
+         "WEIGHTS_INVALID"),
+        (("my_own_model:make", "--input", "float32[rows,4]", "--block", "a=0", "--parts", "2"),
+         "EXPORT_FAILED"),
+    ],
+)  # fmt: skip
+def test_the_command_says_what_is_wrong(cli, args: tuple, code: str) -> None:
+    result = cli(*args)
+    assert result.exit_code == 2
+    assert code in result.stderr
+    assert not result.stdout
+
+
+def test_the_command_lists_the_zoo(cli) -> None:
+    assert "resnet152" in cli("--list").stdout
+    assert set(json.loads(cli("--list", "--json").stdout)) == set(ZOO)

@@ -1,0 +1,343 @@
+"""The import rule and the bans, read from the syntax trees of all modules.
+
+The rings, from the inside out; a room imports from inner rings only, never from its own ring:
+
+    core <- wire, batching, tuning <- tensormq, engine, repository, launch
+         <- worker, dispatcher, control, client <- bench, monitor <- cli
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "blockflow"
+
+RINGS: tuple[frozenset[str], ...] = (
+    frozenset({"core"}),
+    frozenset({"wire", "batching", "tuning"}),
+    frozenset({"tensormq", "engine", "repository", "launch"}),
+    frozenset({"worker", "dispatcher", "control", "client"}),
+    frozenset({"bench", "monitor"}),
+    # The commands are the composition root: they alone may name every room.
+    frozenset({"cli"}),
+)
+RING_OF = {room: i for i, ring in enumerate(RINGS) for room in ring}
+PURE_ROOMS = RINGS[0] | RINGS[1]
+
+# What would let a pure room see the world: sockets, threads, processes, clocks, chance, files.
+IMPURE = frozenset(
+    "asyncio concurrent ctypes datetime fcntl http io mmap multiprocessing os pathlib queue random "
+    "sched secrets select selectors shutil signal socket socketserver ssl subprocess sys tempfile "
+    "threading time urllib uuid weakref".split()
+)
+PURE_THIRD_PARTY = frozenset({"msgpack", "numpy", "pydantic"})
+
+TORCH_ROOMS = frozenset({"tensormq", "engine", "repository", "launch", "worker", "bench"})
+TORCH_LAZY_ROOMS = frozenset({"client"})
+"""Rooms that may import torch inside a function only: their import must stay quick and small."""
+
+CLIENT_THIRD_PARTY = frozenset({"zmq", "msgpack", "numpy"})
+
+BANNED_MODULES = frozenset(
+    {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+)
+BANNED_METHODS = frozenset({"recv_pyobj", "send_pyobj"})
+BANNED_CALLS = frozenset({"eval", "exec", "__import__"})
+MAX_LINES = 400
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: ``module`` is absolute; ``lazy`` if it stands inside a function."""
+
+    module: str
+    line: int
+    lazy: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    path: Path
+
+    @property
+    def name(self) -> str:
+        parts = self.path.relative_to(ROOT).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def room(self) -> str:
+        """The room of a module of the package; '' for blockflow/__init__ and __main__."""
+        parts = self.path.relative_to(PACKAGE).parts
+        return parts[0] if len(parts) > 1 else ""
+
+    @property
+    def tree(self) -> ast.Module:
+        return parse(self.path)
+
+    def at(self, line: int) -> str:
+        return f"{self.path.relative_to(ROOT)}:{line}"
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    return tuple(Module(p) for p in sorted(PACKAGE.rglob("*.py")))
+
+
+@cache
+def programs() -> tuple[Module, ...]:
+    """Everything that ships and runs, tools and examples included."""
+    extra = (p for d in ("tools", "examples") for p in sorted((ROOT / d).rglob("*.py")))
+    return (*modules(), *(Module(p) for p in extra))
+
+
+def is_type_checking(node: ast.If) -> bool:
+    test = node.test
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def imports_of(tree: ast.AST, module: str = "") -> Iterator[Import]:
+    """All imports, from-imports once per name so that ``from blockflow import core`` is seen.
+
+    Imports for type checkers alone are left out: they do not run.
+    """
+
+    def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            yield from (Import(a.name, node.lineno, lazy) for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*module.split(".")[: -node.level], *filter(None, [base])])
+            yield from (Import(f"{base}.{a.name}", node.lineno, lazy) for a in node.names)
+        elif isinstance(node, ast.If) and is_type_checking(node):
+            for child in node.orelse:
+                yield from walk(child, lazy)
+        else:
+            inner = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for child in ast.iter_child_nodes(node):
+                yield from walk(child, inner)
+
+    return walk(tree, False)
+
+
+def top(module: str) -> str:
+    return module.split(".", 1)[0]
+
+
+def ring_violations(room: str, imports: Iterator[Import]) -> list[tuple[int, str]]:
+    out = []
+    for imp in imports:
+        parts = imp.module.split(".")
+        if parts[0] != "blockflow" or len(parts) < 2 or parts[1] not in RING_OF:
+            continue
+        target = parts[1]
+        if target != room and RING_OF[target] >= RING_OF[room]:
+            out.append((imp.line, f"{room} imports {imp.module}"))
+    return out
+
+
+def purity_violations(imports: Iterator[Import]) -> list[tuple[int, str]]:
+    out = []
+    for imp in imports:
+        name = top(imp.module)
+        foreign = name not in sys.stdlib_module_names and name != "blockflow"
+        if name in IMPURE or (foreign and name not in PURE_THIRD_PARTY):
+            out.append((imp.line, f"pure code imports {imp.module}"))
+        if imp.module.startswith("numpy.random"):
+            out.append((imp.line, "pure code imports numpy.random"))
+    return out
+
+
+def banned(tree: ast.AST) -> list[tuple[int, str]]:
+    out = []
+    for imp in imports_of(tree):
+        if top(imp.module) in BANNED_MODULES:
+            out.append((imp.line, f"imports {imp.module}"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in BANNED_METHODS:
+            out.append((node.lineno, f"uses .{node.attr}"))
+        if not isinstance(node, ast.Call):
+            continue
+        func = node.func
+        keywords = {k.arg: k.value for k in node.keywords}
+        if isinstance(func, ast.Name) and func.id in BANNED_CALLS:
+            out.append((node.lineno, f"calls {func.id}()"))
+        for flag in ("shell", "allow_pickle"):
+            value = keywords.get(flag)
+            if value is not None and not (isinstance(value, ast.Constant) and value.value is False):
+                out.append((node.lineno, f"passes {flag}="))
+        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
+            call = f"{func.value.id}.{func.attr}"
+            if call in {"os.system", "os.popen"}:
+                out.append((node.lineno, f"calls {call}()"))
+            only = keywords.get("weights_only")
+            if call == "torch.load" and not (isinstance(only, ast.Constant) and only.value is True):
+                out.append((node.lineno, "torch.load without weights_only=True"))
+    return out
+
+
+def report(findings: list[str]) -> None:
+    assert not findings, "\n" + "\n".join(findings)
+
+
+def test_every_folder_is_a_room_of_the_rule() -> None:
+    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert rooms - set(RING_OF) == set()
+
+
+def test_rooms_import_from_inner_rings_only() -> None:
+    report(
+        [
+            f"{m.at(line)}: {what}"
+            for m in modules()
+            if m.room
+            for line, what in ring_violations(m.room, imports_of(m.tree, m.name))
+        ]
+    )
+
+
+def test_pure_rooms_see_no_sockets_threads_clocks_chance_or_torch() -> None:
+    report(
+        [
+            f"{m.at(line)}: {what}"
+            for m in modules()
+            if m.room in PURE_ROOMS
+            for line, what in purity_violations(imports_of(m.tree, m.name))
+        ]
+    )
+
+
+def test_torch_is_imported_only_where_tensors_are_computed_or_mapped() -> None:
+    findings = []
+    for m in modules():
+        for imp in imports_of(m.tree, m.name):
+            if top(imp.module) != "torch" or m.room in TORCH_ROOMS:
+                continue
+            if m.room in TORCH_LAZY_ROOMS and imp.lazy:
+                continue
+            findings.append(f"{m.at(imp.line)}: {m.room or 'blockflow'} imports {imp.module}")
+    report(findings)
+
+
+def test_the_client_loads_pyzmq_msgpack_and_numpy_alone() -> None:
+    """Follows what ``import blockflow.client`` runs, through the package's own modules."""
+    by_name = {m.name: m for m in modules()}
+    todo = [n for n in by_name if n == "blockflow.client" or n.startswith("blockflow.client.")]
+    seen: set[str] = set()
+    findings = []
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        module = by_name[name]
+        for imp in imports_of(module.tree, name):
+            if imp.lazy:
+                continue
+            if top(imp.module) == "blockflow":
+                parts = imp.module.split(".")
+                prefixes = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+                todo.extend(p for p in prefixes if p in by_name)
+            elif top(imp.module) not in CLIENT_THIRD_PARTY | sys.stdlib_module_names:
+                findings.append(f"{module.at(imp.line)}: imports {imp.module}")
+    report(findings)
+
+
+def test_nothing_unpickles_evaluates_or_runs_a_shell() -> None:
+    report([f"{m.at(line)}: {what}" for m in programs() for line, what in banned(m.tree)])
+
+
+def test_modules_stay_small() -> None:
+    sizes = {m: len(m.path.read_text(encoding="utf-8").splitlines()) for m in modules()}
+    report(
+        [f"{m.at(1)}: {n} lines, at most {MAX_LINES}" for m, n in sizes.items() if n > MAX_LINES]
+    )
+
+
+# Each detector has a planted failure that it must flag.
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("core", "import blockflow.wire.codec"),
+        ("core", "from blockflow import tensormq"),
+        ("wire", "from blockflow.batching.policy import Policy"),
+        ("repository", "from blockflow.engine.base import Engine"),
+        ("worker", "def f():\n    from blockflow.dispatcher import main"),
+        ("monitor", "from blockflow.cli import main"),
+        ("bench", "from blockflow.monitor import rest"),
+    ],
+)
+def test_a_planted_ring_violation_is_found(room: str, source: str) -> None:
+    assert ring_violations(room, imports_of(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("wire", "from blockflow.core import limits"),
+        ("cli", "from blockflow.monitor.view import rows"),
+        ("control", "from blockflow.control.store import Store"),
+        ("core", "if TYPE_CHECKING:\n    from blockflow.wire import codec"),
+    ],
+)
+def test_lawful_imports_pass(room: str, source: str) -> None:
+    assert not ring_violations(room, imports_of(ast.parse(source)))
+
+
+def test_relative_imports_are_resolved() -> None:
+    tree = ast.parse("from ..wire import codec")
+    found = list(imports_of(tree, "blockflow.core.model"))
+    assert [i.module for i in found] == ["blockflow.wire.codec"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import time", "from random import choice", "import zmq", "import torch.nn", "import os"],
+)
+def test_planted_impurity_is_found(source: str) -> None:
+    assert purity_violations(imports_of(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "def f():\n    from cloudpickle import dumps",
+        "sock.recv_pyobj()",
+        "sock.send_pyobj(x)",
+        "eval('1')",
+        "exec(code)",
+        "run(cmd, shell=True)",
+        "run(cmd, shell=flag)",
+        "os.system('ls')",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+    ],
+)
+def test_a_planted_ban_is_found(source: str) -> None:
+    assert banned(ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    "source", ["model.eval()", "torch.load(path, weights_only=True)", "run(cmd, shell=False)"]
+)
+def test_what_is_not_banned_passes(source: str) -> None:
+    assert not banned(ast.parse(source))

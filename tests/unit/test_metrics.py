@@ -1,0 +1,95 @@
+"""Histograms merge and stay close to the truth; rates follow the window."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockflow.core.metrics import Histogram, ProcessKpi, RateMeter, StageKpi
+
+SECOND = 1_000_000_000
+durations = st.integers(0, 10**12)
+
+
+def filled(values: list[int]) -> Histogram:
+    histogram = Histogram()
+    for value in values:
+        histogram.record(value)
+    return histogram
+
+
+@given(durations)
+def test_a_value_lies_in_its_bucket(value: int) -> None:
+    lo, hi = Histogram.bounds(Histogram.bucket(value))
+    assert lo <= value < hi
+    assert hi - lo <= max(1, lo / 16)
+
+
+@given(st.integers(0, 2000))
+def test_buckets_follow_each_other_without_gap(index: int) -> None:
+    assert Histogram.bounds(index)[1] == Histogram.bounds(index + 1)[0]
+    assert Histogram.bucket(Histogram.bounds(index)[0]) == index
+
+
+@given(st.lists(durations, min_size=1, max_size=200), st.floats(0, 100))
+def test_percentiles_are_within_a_sixteenth(values: list[int], p: float) -> None:
+    histogram = filled(values)
+    exact = sorted(values)[max(1, -(-len(values) * p // 100).__int__()) - 1]
+    assert abs(histogram.percentile(p) - exact) <= max(1, exact / 16)
+    assert histogram.maximum == max(values)
+    assert histogram.mean == pytest.approx(sum(values) / len(values))
+
+
+@given(st.lists(durations, max_size=50), st.lists(durations, max_size=50))
+def test_merging_is_recording_all(left: list[int], right: list[int]) -> None:
+    merged = filled(left)
+    merged.merge(filled(right))
+    both = filled(left + right)
+    assert (merged.counts, merged.count, merged.total, merged.maximum) == (
+        both.counts,
+        both.count,
+        both.total,
+        both.maximum,
+    )
+
+
+def test_an_empty_histogram_says_zero() -> None:
+    assert set(Histogram().summary().values()) == {0}
+    assert Histogram().percentile(99) == 0.0
+
+
+def test_the_summary_is_in_milliseconds() -> None:
+    summary = filled([1_000_000, 3_000_000]).summary()
+    assert summary["count"] == 2
+    assert summary["mean_ms"] == pytest.approx(2)
+    assert summary["max_ms"] == pytest.approx(3)
+    assert summary["sum_ms"] == pytest.approx(4)
+    assert summary["p99_ms"] == pytest.approx(3, rel=0.07)
+
+
+def test_a_negative_duration_counts_as_zero() -> None:
+    assert filled([-5]).maximum == 0
+
+
+def test_rates_follow_the_window() -> None:
+    meter = RateMeter(window_s=5.0, buckets=20)
+    assert meter.rate(0) == 0.0
+    for i in range(500):  # 100 a second for five seconds
+        meter.add(1, i * SECOND // 100)
+    assert meter.rate(5 * SECOND - 1) == pytest.approx(100, rel=0.06)
+    assert meter.rate(60 * SECOND) == 0.0
+
+
+def test_the_window_does_not_grow() -> None:
+    meter = RateMeter()
+    for i in range(10_000):
+        meter.add(3, i * SECOND)
+    assert len(meter._buckets) <= 41
+
+
+def test_records_are_plain_maps() -> None:
+    stage = StageKpi(1, "b", 0, 0, 1, 1, 1, 0, 0, 1.0, 2.0, 0.5, 1.0, 1.0)
+    assert stage.to_dict()["rho"] == 0.5
+    process = ProcessKpi(1, 0.0, 0.0, 1, 1, 1, 1, 1)
+    assert process.to_dict()["gpu_memory"] is None

@@ -1,0 +1,208 @@
+"""The repository: verified reads, atomic writes, and no way out of its folder."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockflow.core.errors import RepositoryError
+from blockflow.core.model import TensorSpec
+from blockflow.repository import repository as module
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+SPEC = TensorSpec("float32", ("rows", 4))
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> BlockRepository:
+    repository = BlockRepository(tmp_path / "blocks")
+    save_echo(repository, "echo1", SPEC, settings={"delay_ms": 1})
+    return repository
+
+
+def artifact_file(repo: BlockRepository, name: str = "echo1") -> Path:
+    return repo.root / name / repo.manifest(name).artifact
+
+
+def failure(code: str, repo: BlockRepository, name: str = "echo1") -> RepositoryError:
+    with pytest.raises(RepositoryError) as e, repo.artifact(name):
+        pass
+    assert e.value.code == code, str(e.value)
+    return e.value
+
+
+def test_what_was_saved_is_found(repo: BlockRepository) -> None:
+    assert repo.names() == ["echo1"]
+    info = repo.info("echo1")
+    assert info.format == "echo" and info.contract.input == SPEC
+    with repo.artifact("echo1", digest=info.digest) as path:
+        assert json.loads(path.read_bytes()) == {"delay_ms": 1}
+    assert repo.verify("echo1").sha256 == info.digest
+
+
+def test_no_descriptor_stays_open(repo: BlockRepository) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        repo.verify("echo1")
+        failure("UNKNOWN_BLOCK", repo, "nothing")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_saving_again_replaces(repo: BlockRepository) -> None:
+    old = artifact_file(repo)
+    save_echo(repo, "echo1", SPEC, settings={"delay_ms": 2}, version="2")
+    assert repo.manifest("echo1").version == "2"
+    assert not old.exists()
+    assert sorted(p.name for p in (repo.root / "echo1").iterdir()) == sorted(
+        ["manifest.json", artifact_file(repo).name]
+    )
+
+
+def test_an_altered_artifact_is_refused(repo: BlockRepository) -> None:
+    file = artifact_file(repo)
+    data = bytearray(file.read_bytes())
+    data[0] ^= 1
+    file.write_bytes(bytes(data))
+    assert "sha256" in failure("DIGEST_MISMATCH", repo).message
+    with pytest.raises(RepositoryError):
+        repo.verify("echo1")
+
+
+def test_a_truncated_artifact_is_refused(repo: BlockRepository) -> None:
+    artifact_file(repo).write_bytes(b"{")
+    assert "bytes" in failure("DIGEST_MISMATCH", repo).message
+
+
+def test_another_digest_than_the_caller_expects(repo: BlockRepository) -> None:
+    with (
+        pytest.raises(RepositoryError, match="the caller says"),
+        repo.artifact("echo1", digest="f" * 64),
+    ):
+        pass
+
+
+def test_a_missing_artifact(repo: BlockRepository) -> None:
+    artifact_file(repo).unlink()
+    assert "built, not committed" in failure("ARTIFACT_MISSING", repo).hint
+
+
+@pytest.mark.parametrize("kind", ["symlink", "fifo", "folder"])
+def test_an_artifact_that_is_no_file(repo: BlockRepository, kind: str, tmp_path: Path) -> None:
+    file = artifact_file(repo)
+    outside = tmp_path / "outside"
+    outside.write_bytes(file.read_bytes())
+    file.unlink()
+    if kind == "symlink":
+        file.symlink_to(outside)
+    elif kind == "fifo":
+        os.mkfifo(file)
+    else:
+        file.mkdir()
+    failure("ARTIFACT_MISSING", repo)
+
+
+def test_a_linked_manifest_is_refused(repo: BlockRepository, tmp_path: Path) -> None:
+    manifest = repo.root / "echo1" / "manifest.json"
+    moved = manifest.rename(tmp_path / "m.json")
+    manifest.symlink_to(moved)
+    failure("CORRUPT_MANIFEST", repo)
+
+
+def test_a_linked_folder_is_no_block(repo: BlockRepository) -> None:
+    (repo.root / "alias").symlink_to(repo.root / "echo1")
+    assert repo.names() == ["echo1"]
+    failure("UNKNOWN_BLOCK", repo, "alias")
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "../echo1", "echo1/../echo1", "/etc", "echo1\n", "echo1\0", "a" * 65]
+)
+def test_names_that_would_leave_the_folder(repo: BlockRepository, name: str) -> None:
+    assert "not a block name" in failure("UNKNOWN_BLOCK", repo, name).message
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=st.text(max_size=80))
+def test_any_name_gives_a_typed_error(name: str) -> None:
+    with pytest.raises(RepositoryError) as e:
+        BlockRepository("/nonexistent-blockflow").manifest(name)
+    assert e.value.code == "UNKNOWN_BLOCK"
+
+
+def test_an_unknown_name_lists_near_ones(repo: BlockRepository) -> None:
+    error = failure("UNKNOWN_BLOCK", repo, "echo2")
+    assert error.details["near"] == ["echo1"]
+    assert "did you mean echo1" in error.hint
+
+
+def test_an_empty_repository(tmp_path: Path) -> None:
+    repo = BlockRepository(tmp_path / "none")
+    assert repo.names() == []
+    failure("UNKNOWN_BLOCK", repo)
+
+
+def test_a_half_written_block_is_no_block(repo: BlockRepository) -> None:
+    half = repo.root / "half"
+    half.mkdir()
+    (half / ".artifact.1").write_bytes(b"...")
+    assert repo.names() == ["echo1"]
+    failure("UNKNOWN_BLOCK", repo, "half")
+
+
+def test_a_save_that_fails_leaves_the_old_block(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_args: object, **_kw: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = repo.manifest("echo1")
+    monkeypatch.setattr(module.os, "replace", no_space)
+    with pytest.raises(Exception) as e:
+        save_echo(repo, "echo1", SPEC, settings={"delay_ms": 5})
+    assert getattr(e.value, "code", "") == "NO_SPACE"
+    monkeypatch.undo()
+    assert repo.verify("echo1") == before
+    assert len(list((repo.root / "echo1").iterdir())) == 2
+
+
+def test_a_block_in_an_unwritable_place(tmp_path: Path) -> None:
+    (tmp_path / "blocks").write_text("a file, not a folder")
+    with pytest.raises(RepositoryError):
+        save_echo(BlockRepository(tmp_path / "blocks"), "echo1", SPEC)
+
+
+def test_readers_never_see_a_mixture(repo: BlockRepository) -> None:
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                repo.verify("echo1")
+            except BaseException as e:
+                failures.append(e)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    writers = [
+        threading.Thread(
+            target=lambda k=k: [
+                save_echo(repo, "echo1", SPEC, settings={"delay_ms": k * 100 + i})
+                for i in range(10)
+            ]
+        )
+        for k in (1, 2)
+    ]
+    for thread in (*readers, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert not failures
+    repo.verify("echo1")

@@ -1,0 +1,111 @@
+"""Path trees and the route table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockflow.core import limits
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.core.routing import (
+    PathNode,
+    PathTree,
+    RouteTable,
+    StageRoute,
+    TaskRoute,
+    merge_paths,
+)
+
+CONTRACT = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 2)))
+
+
+def test_one_task_is_a_chain() -> None:
+    tree, ends = merge_paths([[3, 1, 2]])
+    assert ends == (2,)
+    assert [n.stage for n in tree.nodes] == [3, 1, 2]
+    assert [n.parent for n in tree.nodes] == [-1, 0, 1]
+    assert [n.terminal for n in tree.nodes] == [False, False, True]
+    assert tree.children(0) == (1,)
+    assert tree.stages() == {1, 2, 3}
+
+
+def test_a_common_prefix_runs_once() -> None:
+    tree, ends = merge_paths([[1, 2, 3], [1, 2, 4], [1]])
+    assert [n.stage for n in tree.nodes] == [1, 2, 3, 4]
+    assert ends == (2, 3, 0)
+    assert tree.children(1) == (2, 3)
+    assert tree.nodes[0].terminal
+    assert not tree.nodes[1].terminal
+
+
+def test_what_parts_is_not_joined_again() -> None:
+    tree, _ = merge_paths([[1, 2, 9], [1, 3, 9]])
+    assert [n.stage for n in tree.nodes] == [1, 2, 9, 3, 9]
+
+
+def test_tasks_with_one_path_have_one_end() -> None:
+    tree, ends = merge_paths([[1, 2], [1, 2]])
+    assert ends == (1, 1)
+    assert len(tree.nodes) == 2
+
+
+@pytest.mark.parametrize("paths", [[[]], [[1], []], [[1, 2], [2, 1]], [list(range(1, 66))], []])
+def test_what_cannot_be_a_tree(paths: list[list[int]]) -> None:
+    with pytest.raises(ValueError):
+        merge_paths(paths)
+
+
+@given(
+    st.lists(st.lists(st.integers(2, 4), max_size=4), min_size=1, max_size=6).map(
+        lambda tails: [[1, *t] for t in tails]
+    )
+)
+def test_every_path_is_found_in_its_tree(paths: list[list[int]]) -> None:
+    tree, ends = merge_paths(paths)
+    for path, end in zip(paths, ends, strict=True):
+        assert tree.nodes[end].terminal
+        way, node = [], end
+        while node != -1:
+            way.append(tree.nodes[node].stage)
+            node = tree.nodes[node].parent
+        assert way[::-1] == path
+    prefixes = {tuple(p[: i + 1]) for p in paths for i in range(len(p))}
+    assert len(tree.nodes) == len(prefixes)
+    assert PathTree.from_wire(tree.to_wire()) == tree
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (),
+        (PathNode(1, 0, True),),
+        (PathNode(1, -1, False), PathNode(2, -1, True)),
+        (PathNode(1, -1, False), PathNode(2, 1, True)),
+        (PathNode(0, -1, True),),
+        tuple(PathNode(1, i - 1, True) for i in range(limits.MAX_PATH_NODES + 1)),
+    ],
+)
+def test_a_broken_tree_is_refused(nodes: tuple[PathNode, ...]) -> None:
+    with pytest.raises(ValueError):
+        PathTree(nodes)
+
+
+def test_a_flat_path_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="triples"):
+        PathTree.from_wire([1, 0, 1, 2])
+
+
+def test_the_table_survives_its_json_form() -> None:
+    table = RouteTable(
+        3,
+        9,
+        {1: StageRoute(1, "b", "b#0", 11, "ipc://x", "tensormq", "cuda:0")},
+        {"t": TaskRoute("t", ("b",), CONTRACT, 8, 500, False)},
+    )
+    again = RouteTable.from_dict(json.loads(json.dumps(table.to_dict())))
+    assert again == table
+    assert again.stages_of("b") == (1,)
+    assert again.stages_of("none") == ()

@@ -1,0 +1,228 @@
+"""Splitting: where a model may be cut, why it may not, and that the parts make the whole."""
+
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.repository.balance import even_cuts, split_evenly
+from blockflow.repository.split import split_model
+
+ROWS = (torch.randn(2, 4), torch.randn(5, 4))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.outer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x)) + x
+
+
+class Model(nn.Module):
+    """a -> body (b, c with a skip) -> shared parameter -> d"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.relu = nn.ReLU(inplace=True)
+        self.body = nn.Sequential(nn.Linear(4, 4), Residual())
+        self.scale = nn.Parameter(torch.full((4,), 2.0))
+        self.d = nn.Linear(4, 3)
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.a(x * self.scale))
+        return self.d(self.body(x) * self.scale)
+
+
+def chain(stages: list, x: Tensor) -> Tensor:
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+def refused(model: nn.Module, cuts: list[str], examples: tuple = ROWS) -> ExportError:
+    with pytest.raises(ExportError) as e:
+        split_model(model.eval(), cuts, examples)
+    assert e.value.code == "NOT_SPLITTABLE"
+    return e.value
+
+
+@pytest.mark.parametrize(
+    "cuts", [["body"], ["d"], ["body", "d"], ["body.1"], ["body.1", "d"], ["relu", "body.1", "d"]]
+)
+def test_the_stages_in_a_row_are_the_model(cuts: list[str]) -> None:
+    model = Model().eval()
+    stages = split_model(model, cuts, ROWS)
+    assert len(stages) == len(cuts) + 1
+    for rows in (1, 3, 8):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(chain(stages, x.clone()), model(x.clone()))
+
+
+def test_each_stage_holds_only_its_own_weights() -> None:
+    first, second = split_model(Model().eval(), ["d"], ROWS)
+    assert {n.split(".")[0] for n, _ in first.named_parameters()} == {"a", "body", "scale"}
+    assert {n.split(".")[0] for n, _ in second.named_parameters()} == {"d", "scale"} - {"scale"}
+
+
+def test_a_skip_connection_across_the_cut() -> None:
+    error = refused(Model(), ["body.1.outer"])
+    assert len(error.details["crossing"]) == 2
+    assert "cross the cut before 'body.1.outer'" in error.message
+
+
+def test_names_that_do_not_exist() -> None:
+    assert "no submodule 'layer9'" in refused(Model(), ["layer9"]).message
+    assert "no submodule ''" in refused(Model(), [""]).message
+
+
+def test_cuts_out_of_order_or_twice() -> None:
+    assert "does not run after" in refused(Model(), ["d", "body"]).message
+    assert "does not run after" in refused(Model(), ["d", "d"]).message
+
+
+def test_a_module_that_is_never_called() -> None:
+    assert "never calls" in refused(Model(), ["unused"]).message
+
+
+def test_a_first_block_that_would_be_empty() -> None:
+    assert "nothing runs before" in refused(Model(), ["a"]).message
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.fc(x) + y
+
+
+class Optional_(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, scale: float = 2.0) -> Tensor:
+        if mask is not None:
+            x = x * mask
+        return self.b(self.a(x) * scale)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        return self.b(x) if x.sum() > 0 else x
+
+
+class Dict_(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.a(x)
+        return {"a": x, "b": self.b(x)}
+
+
+def test_two_inputs() -> None:
+    assert "forward takes 2 inputs (x, y)" in refused(TwoInputs(), ["fc"]).message
+
+
+def test_optional_inputs_keep_their_defaults() -> None:
+    model = Optional_().eval()
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(chain(split_model(model, ["b"], ROWS), x), model(x))
+
+
+def test_control_flow_on_tensors() -> None:
+    error = refused(Branching(), ["b"])
+    assert "cannot be traced" in error.message and error.hint
+
+
+def test_several_outputs() -> None:
+    error = refused(Dict_(), ["b"])
+    assert "returns a dict" in error.message and "--block" in error.hint
+
+
+class Sizes(nn.Module):
+    """Rows and length are read at the start and used behind the cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length = x.size(0), x.shape[1]
+        x = self.a(x)
+        return self.b(x).view(rows, length * 2, 2)
+
+
+def test_sizes_that_cross_a_cut_are_read_anew() -> None:
+    model = Sizes().eval()
+    stages = split_model(model, ["b"], (torch.randn(2, 7, 4), torch.randn(5, 13, 4)))
+    for rows, length in ((1, 1), (3, 9)):
+        x = torch.randn(rows, length, 4)
+        torch.testing.assert_close(chain(stages, x), model(x))
+
+
+class Lost(nn.Module):
+    """The length is summed away before the cut, and needed after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.size(1)
+        return self.b(self.a(x).sum(1)) / length
+
+
+def test_a_size_that_is_lost_before_the_cut() -> None:
+    error = refused(Lost(), ["b"], (torch.randn(2, 7, 4), torch.randn(5, 13, 4)))
+    assert "size" in error.message
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_even_parts_make_the_model(parts: int) -> None:
+    model = Model().eval()
+    stages = split_evenly(model, parts, ROWS, torch.randn(1, 4))
+    assert len(stages) == parts
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(chain(stages, x.clone()), model(x.clone()))
+
+
+def test_more_parts_than_places() -> None:
+    with pytest.raises(ExportError, match="legal ones"):
+        split_evenly(Model().eval(), 20, ROWS, torch.randn(1, 4))
+    with pytest.raises(ExportError, match="at least one"):
+        split_evenly(Model().eval(), 0, ROWS, torch.randn(1, 4))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_even_cuts_are_the_best_there_are(data: st.DataObject) -> None:
+    seconds = data.draw(st.lists(st.integers(0, 20), min_size=2, max_size=9))
+    places = data.draw(st.sets(st.integers(1, len(seconds) - 1), min_size=1))
+    legal = sorted(places)
+    parts = data.draw(st.integers(1, len(legal) + 1))
+
+    def slowest(cuts: tuple[int, ...] | list[int]) -> int:
+        bounds = [0, *cuts, len(seconds)]
+        return max(sum(seconds[a:b]) for a, b in pairwise(bounds))
+
+    found = even_cuts(seconds, legal, parts)
+    assert len(found) == parts - 1 and set(found) <= set(legal) and found == sorted(set(found))
+    assert slowest(found) == min(slowest(c) for c in combinations(legal, parts - 1))

@@ -1,0 +1,135 @@
+"""PROTOCOL.md and the code say the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import blockflow.wire
+from blockflow.core import limits
+from blockflow.core.errors import WireError
+from blockflow.core.model import DTYPE_BYTES
+from blockflow.core.routing import PathNode, PathTree
+from blockflow.wire import client, control, data
+from blockflow.wire.codec import decode, encode
+from blockflow.wire.tensor import DTYPES, TensorDesc
+
+TEXT = (Path(next(iter(blockflow.wire.__path__))) / "PROTOCOL.md").read_text()
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
+    assert found, title
+    return found[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of all table rows, without header and rule."""
+    out = []
+    for table in re.findall(r"(?:^\|.*\|\n)+", text, re.M):
+        for line in table.splitlines()[2:]:
+            out.append([cell.strip() for cell in line.strip("|").split("|")])
+    return out
+
+
+def unpack(frame: bytes) -> object:
+    return decode(frame, max_bytes=len(frame), what="test")
+
+
+def test_version() -> None:
+    found = re.search(r"^Version: \*\*(\d+)\*\*$", TEXT, re.M)
+    assert found
+    assert int(found[1]) == limits.PROTOCOL_VERSION
+    assert re.search(rf"^- {limits.PROTOCOL_VERSION}: ", section("Changes"), re.M)
+
+
+def test_limits() -> None:
+    documented = {name: int(value) for name, value in rows(section("Limits"))}
+    assert documented == {name: getattr(limits, name) for name in documented}
+    used = set()
+    for module in ("codec", "tensor", "data", "client", "control"):
+        code = (Path(next(iter(blockflow.wire.__path__))) / f"{module}.py").read_text()
+        used |= set(re.findall(r"limits\.(MAX_\w+)", code))
+    assert used <= documented.keys(), "a limit that the code checks is not documented"
+
+
+def test_dtypes() -> None:
+    documented = [name for _, name in sorted(rows(section("Tensors")), key=lambda r: int(r[0]))]
+    assert documented == list(DTYPES)
+    assert set(DTYPES) == DTYPE_BYTES.keys()
+
+
+def test_data_kinds_and_items() -> None:
+    table = rows(section("Data plane"))
+    kinds = {int(r[0]): (r[1], r[2].split(", ")) for r in table if r[0].isdecimal()}
+    assert {k: name for k, (name, _) in kinds.items()} == {
+        data.KIND_DATA: "Data",
+        data.KIND_FAILURE: "Failure",
+    }
+    item_fields = [r[0] for r in table if not r[0].isdecimal()]
+    assert item_fields == [f.name for f in fields(data.Item)]
+    item = data.Item(bytes(16), 1, 1, PathTree((PathNode(1, -1, True),)), 0, 1, 1)
+    assert len(item.to_wire()) == len(item_fields)
+    raw = unpack(data.encode_data(data.Data(1, 1, TensorDesc("uint8", (1,)), (item,))))
+    assert isinstance(raw, list)
+    assert len(raw) == len(kinds[data.KIND_DATA][1])
+
+
+def test_client_kinds_and_results() -> None:
+    table = rows(section("Client"))
+    kinds = {int(r[0]): (r[1], r[2].split(", ")) for r in table if r[0].isdecimal()}
+    rid = bytes(16)
+    messages: dict[int, client.ToDispatcher | client.ToClient] = {
+        client.KIND_REQUEST: client.Request(rid, ("t",), 1, TensorDesc("uint8", (1,))),
+        client.KIND_CANCEL: client.Cancel(rid),
+        client.KIND_DESCRIBE: client.Describe(rid),
+        client.KIND_REPLY: client.Reply(rid, 1, ()),
+        client.KIND_DESCRIPTION: client.Description(rid, 1, (), {}),
+    }
+    assert kinds.keys() == messages.keys()
+    for kind, message in messages.items():
+        name, names = kinds[kind]
+        assert name == type(message).__name__
+        assert names[2:] == [f.name for f in fields(message)]
+        if isinstance(message, client.Reply | client.Description):
+            raw = unpack(client.encode_to_client(message))
+        else:
+            raw = unpack(client.encode_to_dispatcher(message))
+        assert isinstance(raw, list)
+        assert (raw[1], len(raw)) == (kind, len(names))
+    result_fields = [r[0] for r in table if not r[0].isdecimal()]
+    error = WireError("MALFORMED_MESSAGE", "x")
+    reply = client.Reply(rid, 1, (client.TaskResult("t", None, error),))
+    raw = unpack(client.encode_to_client(reply))
+    assert isinstance(raw, list)
+    assert len(raw[4][0]) == len(result_fields)
+
+
+def test_control_kinds_and_fields() -> None:
+    documented = {}
+    for kind, described in rows(section("Control")):
+        pairs = [p.split(": ") for p in described.split(", ") if p]
+        documented[kind] = dict(pairs)
+    code = {
+        kind: {name: typ.__name__ for name, typ in named.items()}
+        for kind, named in control._FIELDS.items()
+    }
+    assert documented == code
+
+
+@pytest.mark.parametrize("number", [0, 2, -1, "1", None])
+def test_another_version_is_named_as_such(number: object) -> None:
+    rid = bytes(16)
+    frames = [
+        (data.decode_data_plane, encode([number, 1, 1, 1, [], []])),
+        (client.decode_to_dispatcher, encode([number, 12, rid])),
+        (client.decode_to_client, encode([number, 20, rid, 1, []])),
+        (control.decode_control, encode({"v": number, "k": "drain"})),
+    ]
+    for decoder, frame in frames:
+        with pytest.raises(WireError) as info:
+            decoder(frame)
+        assert info.value.code == "UNSUPPORTED_VERSION"
