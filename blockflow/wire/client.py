@@ -63,8 +63,9 @@ class Timing:
 class TaskResult:
     """Outcome of one task: ``tensor`` (its frame follows the header) or ``error``.
 
-    ``timings`` are the hops on this task's path, ``total_ns`` from receipt at the Dispatcher to the
-    encoding of this reply, ``ingress_ns`` and ``egress_ns`` the Dispatcher's own share at both ends.
+    ``timings`` are the hops on this task's path, ``total_ns`` is from receipt at the Dispatcher to
+    the encoding of this reply, ``ingress_ns`` from that receipt to the first send, ``egress_ns`` from
+    the last block's stamp to that encoding (the final transit is in it): the parts add up.
     """
 
     task: str

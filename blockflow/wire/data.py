@@ -211,7 +211,7 @@ def timings_from_wire(raw: Any, what: str) -> tuple[HopTiming, ...]:
     """Decode flat quintuples (node, transit, wait, overhead, compute)."""
     if type(raw) is not list or len(raw) % 5 or len(raw) > 5 * limits.MAX_PATH_NODES:
         raise malformed(what, "timings are quintuples")
-    if not all(is_int(x, 0, _U64) for x in raw):
+    if raw and (set(map(type, raw)) != {int} or min(raw) < 0 or max(raw) > _U64):
         raise malformed(what, "timing out of range")
     return tuple([HopTiming(*raw[i : i + 5]) for i in range(0, len(raw), 5)])
 

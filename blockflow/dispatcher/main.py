@@ -1,0 +1,85 @@
+"""Entry of the Dispatcher process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from blockflow import __version__
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.launchspec import DispatcherLaunch
+from blockflow.dispatcher.monitor import Snapshot
+from blockflow.dispatcher.server import DispatcherServer, remove_files
+from blockflow.tensormq.agent import ControlAgent, Mailbox, lifeline_from_environment
+from blockflow.tensormq.sockets import new_context
+from blockflow.wire.control import ControlMessage, Hello, Ready, StartFailed, Stop
+
+_LOG = logging.getLogger("blockflow.dispatcher")
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+
+def run(spec: Mapping[str, Any]) -> int:
+    """Be the Dispatcher until Stop or SIGTERM.
+
+    Args:
+        spec: :meth:`DispatcherLaunch.to_dict`.
+
+    Returns:
+        Exit status: 0 after Stop, 1 when it could not start or a defect ended it.
+    """
+    launch = DispatcherLaunch.from_dict(spec)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format=f"%(asctime)s %(levelname)s {launch.name} %(name)s: %(message)s",
+    )
+    context = new_context()
+    mailbox: Mailbox[ControlMessage | Snapshot] = Mailbox()
+    server: DispatcherServer | None = None
+    agent = ControlAgent(
+        endpoint=launch.controller,
+        incarnation=launch.incarnation,
+        on_message=mailbox.put,
+        state=lambda: server.state if server else "starting",
+        on_orphaned=lambda: remove_files(launch),
+        lifeline_fd=lifeline_from_environment(),
+        context=context,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: mailbox.put(Stop()))
+    agent.start()
+    agent.send(Hello("dispatcher", launch.name, launch.incarnation, os.getpid(), __version__))
+    status = EXIT_FAILED
+    try:
+        server = DispatcherServer(launch, context, mailbox, agent.send)
+        agent.send(Ready(launch.incarnation, server.endpoint, server.client_endpoints))
+        # What exists now lives as long as the process: no collection needs to look at it again.
+        gc.collect()
+        gc.freeze()
+        server.run()
+        status = EXIT_OK
+    except Exception as exc:
+        if server is not None:
+            _LOG.exception("the Dispatcher ends by a defect")
+        else:
+            error = exc if isinstance(exc, BlockFlowError) else _defect(exc)
+            _LOG.error("%s", error, exc_info=error is not exc)
+            agent.send(StartFailed(launch.incarnation, error.to_dict()))
+    finally:
+        if server is not None:
+            server.close()
+        agent.close()
+        mailbox.close()
+        context.term()  # replies that are still in a queue leave now, or after a second are lost
+    return status
+
+
+def _defect(exc: Exception) -> BlockFlowError:
+    return BlockFlowError("INTERNAL", f"{type(exc).__name__} at start: {exc}")

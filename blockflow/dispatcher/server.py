@@ -1,0 +1,298 @@
+"""DispatcherServer: the loop that owns the data sockets and does what the Controller asks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.launchspec import DispatcherLaunch
+from blockflow.core.routing import RouteTable
+from blockflow.dispatcher.admission import Admission
+from blockflow.dispatcher.clients import ClientPort, receive_frames
+from blockflow.dispatcher.exchange import Exchange
+from blockflow.dispatcher.monitor import Snapshot, StatsThread
+from blockflow.dispatcher.tensors import TensorDesk
+from blockflow.tensormq.agent import Mailbox
+from blockflow.tensormq.arena import Arena
+from blockflow.tensormq.channel import Producer
+from blockflow.tensormq.inline import InlineProducer
+from blockflow.tensormq.janitor import remove_leavings
+from blockflow.tensormq.push import PushCache
+from blockflow.tensormq.shm import ShmConsumer, ShmProducer
+from blockflow.tensormq.sockets import bind_pull, bind_router
+from blockflow.wire.control import (
+    ControlMessage,
+    Drain,
+    Drained,
+    Monitor,
+    PeerGone,
+    Routes,
+    RoutesApplied,
+    Stop,
+    Undrain,
+)
+
+_LOG = logging.getLogger("blockflow.dispatcher")
+
+_RETURNS_AT_ONCE = 64
+_REQUESTS_AT_ONCE = 32
+"""Results come first, as they give credits back; neither side starves the other."""
+
+_CLIENT_HWM = 64
+_RETURN_HWM = 1024
+_RETRY_MS = 5
+_INLINE_BYTES = 1 << 30
+
+State = str
+
+
+class DispatcherServer:
+    """One thread's work: requests, results, routes.
+
+    Args:
+        launch: the birth certificate.
+        context: ZeroMQ context of this process.
+        mailbox: what the control thread passes on (control messages) and the monitor asks.
+        tell: sends a message to the Controller, from any thread.
+        clock: monotonic nanoseconds.
+
+    Raises:
+        BlockFlowError: PORT_IN_USE, NO_SPACE, INVALID_REQUEST; nothing is left behind then.
+
+    Attributes:
+        endpoint: where workers send results.
+        client_endpoints: where clients connect, ports resolved.
+        state: ``running``, ``draining`` or ``stopping``; read by the control thread.
+    """
+
+    def __init__(
+        self,
+        launch: DispatcherLaunch,
+        context: zmq.Context[zmq.Socket[bytes]],
+        mailbox: Mailbox[ControlMessage | Snapshot],
+        tell: Callable[[ControlMessage], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._launch = launch
+        self._incarnation = launch.incarnation
+        self._mailbox = mailbox
+        self._tell = tell
+        self._clock = clock
+        self._poller = zmq.Poller()
+        self._hosts: dict[int, str] = {}
+        self._drained_due: int | None = None
+        self._empty_due = False
+        self.state: State = "running"
+        run_dir = Path(launch.run_dir)
+        try:
+            router, self.client_endpoints = bind_router(
+                context, launch.client_endpoints, limits.MAX_MESSAGE_BYTES, _CLIENT_HWM
+            )
+        except BlockFlowError as exc:
+            _remove_sockets(launch.client_endpoints, until=exc.where)  # those that were ours
+            raise
+        with ExitStack() as undo:  # of what this Dispatcher has made itself, and nothing else
+            undo.callback(_remove_sockets, launch.client_endpoints)
+            undo.callback(router.close, 0)
+            self._returns, self.endpoint = bind_pull(
+                context, launch.transport, run_dir, launch.incarnation, hwm=_RETURN_HWM
+            )
+            undo.callback(_remove_sockets, [self.endpoint])
+            undo.callback(self._returns.close, 0)
+            producer = _producer(launch, run_dir)
+            undo.pop_all()
+        self._push = PushCache(context, self._poller)
+        self._clients = ClientPort(router)
+        self._desk = TensorDesk(producer, ShmConsumer(run_dir))
+        self.exchange = Exchange(
+            launch.incarnation,
+            Admission(
+                launch.max_inflight,
+                launch.max_inflight_per_client,
+                launch.arena_bytes or _INLINE_BYTES,
+            ),
+            self._desk,
+            self._clients,
+            self._push,
+            clock,
+        )
+        self._stats = StatsThread(
+            launch.incarnation, launch.monitor_hz, mailbox.put, tell, producer.usage
+        )
+        for source in (self._returns, router, mailbox.fileno()):
+            self._poller.register(source, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Serve until Stop. Every request in flight is answered before this returns."""
+        self._stats.start()
+        while self.state != "stopping":
+            self.step(self._timeout_ms())
+        self.exchange.abort_all(
+            RequestError("BLOCK_UNAVAILABLE", "the system is shutting down", hint="try again later")
+        )
+
+    def step(self, timeout_ms: int) -> None:
+        """One round: wait for at most ``timeout_ms``, then handle what has come."""
+        events = dict(self._poller.poll(timeout_ms))
+        if self._returns in events:
+            self._serve_returns()
+        if self._clients.socket in events:
+            self._serve_clients()
+        if self._mailbox.fileno() in events:
+            for note in self._mailbox.drain():
+                self._on_note(note)
+        if self._push.sockets_waiting():
+            self._push.flush()
+        self.exchange.tick()
+        self._report_drained()
+
+    def close(self) -> None:
+        """Close sockets (replies get up to a second to leave), remove all files. Idempotent."""
+        self._stats.close()
+        self._push.close()
+        self._returns.close()
+        self._clients.close()
+        self._desk.close()
+        remove_files(self._launch)
+
+    def _timeout_ms(self) -> int:
+        if self._clients.waiting():
+            return _RETRY_MS
+        due = self.exchange.table.next_deadline()
+        if due is None:
+            return -1
+        return max(0, -((self._clock() - due) // 1_000_000))  # rounded up: not a moment too early
+
+    def _serve_returns(self) -> None:
+        for _ in range(_RETURNS_AT_ONCE):
+            frames = receive_frames(self._returns)
+            if not frames:
+                return
+            try:
+                self.exchange.on_return(frames)
+            except Exception:
+                self._defect("a result")
+
+    def _serve_clients(self) -> None:
+        for _ in range(_REQUESTS_AT_ONCE):
+            received = self._clients.receive()
+            if received is None:
+                return
+            try:
+                self.exchange.on_client(*received)
+            except Exception:
+                self._defect("a request")
+
+    def _defect(self, what: str) -> None:
+        """One message hit a defect: the others must not. Its request ends at its deadline."""
+        events = self.exchange.stats.events
+        events["defects"] += 1
+        _LOG.exception("%s could not be handled (%d so far)", what, events["defects"])
+
+    # --- the Controller
+
+    def _on_note(self, note: ControlMessage | Snapshot) -> None:
+        if isinstance(note, Snapshot):
+            note.answer.put(self.exchange.stats.freeze(self._clock(), self._gauges()))
+        elif isinstance(note, Routes):
+            self._on_routes(note)
+        elif isinstance(note, PeerGone):
+            self._on_peer_gone(note.incarnation)
+        elif isinstance(note, Drain):
+            self.state = "draining"
+            self.exchange.closed_because = "the system is draining"
+            self._empty_due = True
+        elif isinstance(note, Undrain):
+            self.state = "running"
+            self.exchange.closed_because = ""
+            self._empty_due = False
+        elif isinstance(note, Monitor):
+            self._stats.set_rate(note.hz)
+        elif isinstance(note, Stop):
+            self.state = "stopping"
+        else:
+            _LOG.warning("%s is not for a Dispatcher", type(note).__name__)
+
+    def _on_routes(self, note: Routes) -> None:
+        try:
+            table = RouteTable.from_dict(note.table)
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            _LOG.error("route table refused: %r", exc)
+            return
+        if table.version < self.exchange.planner.version:
+            _LOG.error("route table %d is older than the present one", table.version)
+            return
+        self.exchange.publish(table)
+        for route in table.stages.values():
+            self._hosts[route.incarnation] = route.endpoint
+        self._tell(RoutesApplied(self._incarnation, table.version))
+        self._drained_due = table.version
+
+    def _on_peer_gone(self, incarnation: int) -> None:
+        endpoint = self._hosts.pop(incarnation, None)
+        self.exchange.peer_gone(incarnation)
+        if endpoint is not None:
+            self.exchange.on_unsent(self._push.drop(endpoint))
+
+    def _report_drained(self) -> None:
+        table = self.exchange.table
+        if self._drained_due is not None:
+            oldest = table.oldest_version()
+            if oldest is None or oldest >= self._drained_due:
+                self._tell(Drained(self._incarnation, self._drained_due))
+                self._drained_due = None
+                self._forget_retired()
+        if self._empty_due and not len(table):
+            self._tell(Drained(self._incarnation, self.exchange.planner.version))
+            self._empty_due = False
+
+    def _forget_retired(self) -> None:
+        """Nothing is in flight to or from workers that are in no route any more.
+
+        Their arenas stay mapped until PeerGone: a drained block's worker may come back.
+        """
+        routes = self.exchange.planner.table
+        current = {r.incarnation for r in routes.stages.values()} if routes else set()
+        for incarnation in [i for i in self._hosts if i not in current]:
+            del self._hosts[incarnation]
+        self.exchange.on_unsent(self._push.retain(set(self._hosts.values())))
+
+    def _gauges(self) -> dict[str, Any]:
+        exchange = self.exchange
+        return {
+            "state": self.state,
+            "inflight": len(exchange.table),
+            "inflight_bytes": exchange.table.charged,
+            "dropped": dict(exchange.table.dropped),
+            "backlog_bytes": self._clients.backlog_bytes(),
+            "epoch": exchange.planner.epoch,
+            "version": exchange.planner.version,
+        }
+
+
+def remove_files(launch: DispatcherLaunch) -> None:
+    """Remove the arena and the socket files (ZeroMQ leaves those); also of a dead Dispatcher."""
+    remove_leavings(Path(launch.run_dir), launch.incarnation)
+    _remove_sockets(launch.client_endpoints)
+
+
+def _remove_sockets(endpoints: Iterable[str], until: str = "") -> None:
+    for endpoint in endpoints:
+        if endpoint == until:
+            return
+        if endpoint.startswith("ipc://"):
+            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+def _producer(launch: DispatcherLaunch, run_dir: Path) -> Producer:
+    if launch.arena_bytes == 0:  # nothing travels by handle
+        return InlineProducer()
+    return ShmProducer(Arena.create(run_dir, launch.incarnation, launch.arena_bytes, launch.slots))

@@ -1,0 +1,134 @@
+"""What the Dispatcher counts: per task and in all. Memory is bounded by the published tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from blockflow.core.metrics import Histogram, RateMeter
+
+
+class TaskStats:
+    """One published task since the Dispatcher started.
+
+    ``latency`` is from receipt to the encoding of the reply, ``ingress`` until the input was on its
+    way, ``egress`` from the last block's stamp to the encoding (the final transit is in it).
+    """
+
+    __slots__ = (
+        "egress",
+        "failed",
+        "ingress",
+        "latency",
+        "ok",
+        "per_s",
+        "rate",
+        "rejected",
+        "requests",
+        "rows",
+    )
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.rows = 0
+        self.ok = 0
+        self.failed: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.latency = Histogram()
+        self.ingress = Histogram()
+        self.egress = Histogram()
+        self.rate = RateMeter()
+        self.per_s = 0.0
+
+    def freeze(self, now_ns: int) -> TaskStats:
+        """The figures as they are now. Cheap: percentiles are for whoever reads the copy."""
+        out = TaskStats()
+        out.requests, out.rows, out.ok = self.requests, self.rows, self.ok
+        out.failed, out.rejected = self.failed.copy(), self.rejected.copy()
+        out.latency.merge(self.latency)
+        out.ingress.merge(self.ingress)
+        out.egress.merge(self.egress)
+        out.per_s = self.rate.rate(now_ns)
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts, ``per_s`` (answers per second as of the freeze) and summaries in milliseconds."""
+        return {
+            "requests": self.requests,
+            "rows": self.rows,
+            "ok": self.ok,
+            "failed": dict(self.failed),
+            "rejected": dict(self.rejected),
+            "per_s": self.per_s,
+            "latency": self.latency.summary(),
+            "ingress": self.ingress.summary(),
+            "egress": self.egress.summary(),
+        }
+
+
+class DispatcherStats:
+    """Counters of the whole Dispatcher and of its tasks.
+
+    ``rejected`` counts refused requests by code (those that name no task as well), ``events`` what
+    went wrong at the sockets: ``malformed_client``, ``malformed_data``, ``unreadable_data``,
+    ``client_gone``, ``slow_client``, ``defects``. ``gauges`` are set by the freeze.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, TaskStats] = {}
+        self.rejected: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
+        self.gauges: dict[str, Any] = {}
+
+    def publish(self, names: Iterable[str]) -> None:
+        """Keep the figures of these tasks, begin new ones, forget those that are gone."""
+        self.tasks = {n: self.tasks.get(n) or TaskStats() for n in names}
+
+    def admitted(self, names: Iterable[str], rows: int) -> None:
+        for name in names:
+            task = self.tasks.get(name)
+            if task is not None:
+                task.requests += 1
+                task.rows += rows
+
+    def refused(self, names: Iterable[str], code: str) -> None:
+        """A request was answered without being admitted."""
+        self.rejected[code] += 1
+        for name in names:
+            task = self.tasks.get(name)  # names that are not deployed get no entry: they may be any
+            if task is not None:
+                task.rejected[code] += 1
+
+    def succeeded(
+        self, name: str, total_ns: int, ingress_ns: int, egress_ns: int, now_ns: int
+    ) -> None:
+        task = self.tasks.get(name)
+        if task is not None:
+            task.ok += 1
+            task.rate.add(1, now_ns)
+            task.latency.record(total_ns)
+            task.ingress.record(ingress_ns)
+            task.egress.record(egress_ns)
+
+    def failed(self, name: str, code: str) -> None:
+        task = self.tasks.get(name)
+        if task is not None:
+            task.failed[code] += 1
+
+    def freeze(self, now_ns: int, gauges: dict[str, Any]) -> DispatcherStats:
+        """A copy for another thread; ``gauges`` are figures of the moment (requests in flight)."""
+        out = DispatcherStats()
+        out.tasks = {name: task.freeze(now_ns) for name, task in self.tasks.items()}
+        out.rejected, out.events = self.rejected.copy(), self.events.copy()
+        out.gauges = gauges
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        """``extra`` of a Stats message."""
+        return {
+            "tasks": {name: task.to_dict() for name, task in self.tasks.items()},
+            "rejected": dict(self.rejected),
+            "events": dict(self.events),
+            **self.gauges,
+        }

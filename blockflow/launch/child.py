@@ -1,0 +1,131 @@
+"""What a new process does before its entry runs, and how it ends; main module of fresh ones.
+
+``python -m blockflow.launch.child <order fd> <lifeline fd>`` reads its order from an inherited
+memory file; forked children are handed theirs by the template.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from blockflow.core import limits
+from blockflow.core.errors import SystemError_
+from blockflow.launch.base import LIFELINE_ENV
+from blockflow.launch.process import close_descriptors, set_process_name
+from blockflow.wire.codec import decode, encode
+
+CRASH_STATUS = 1
+"""Exit status when the entry raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to run: see :meth:`blockflow.launch.base.Launcher.launch`."""
+
+    entry: str
+    spec: dict[str, Any]
+    name: str
+
+    def to_bytes(self) -> bytes:
+        return encode([self.entry, self.spec, self.name])
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> Order:
+        """Inverse of :meth:`to_bytes`. Raises WireError or SystemError_."""
+        raw = decode(data, max_bytes=limits.MAX_CONTROL_BYTES, what="launch order")
+        if (
+            type(raw) is not list
+            or [type(x) for x in raw] != [str, dict, str]
+            or ":" not in raw[0]
+        ):
+            raise SystemError_("INTERNAL", "a launch order holds entry, spec and name")
+        return cls(*raw)
+
+
+def enter(order: Order, lifeline_fd: int) -> NoReturn:
+    """Set this process up for ``order``, run its entry, and end the process. Never returns.
+
+    Clean-up handlers of the parent (atexit) are not run: in a forked child they are not ours.
+    """
+    status = CRASH_STATUS
+    try:
+        _prepare(order, lifeline_fd)
+        status = _resolve(order.entry)(order.spec)
+    except SystemExit as exc:
+        status = exc.code if isinstance(exc.code, int) else CRASH_STATUS
+    except BaseException:  # the process ends here; its log gets the reason
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status & 0xFF)
+
+
+def _prepare(order: Order, lifeline_fd: int) -> None:
+    os.environ[LIFELINE_ENV] = str(lifeline_fd)
+    close_descriptors(frozenset({lifeline_fd}))
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(sig, signal.SIG_IGN if sig == signal.SIGPIPE else signal.SIG_DFL)
+    _redirect(str(order.spec.get("log_path", "")))
+    set_process_name(f"bf:{order.name}")
+    cores = order.spec.get("cores")
+    if cores:
+        _pin(cores)
+    # A forked child would otherwise continue its parent's sequence, as all its siblings do.
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _redirect(log_path: str) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    if log_path:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        log = os.open(log_path, flags, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+
+
+def _pin(cores: Any) -> None:
+    wanted = {int(c) for c in cores}
+    try:
+        os.sched_setaffinity(0, wanted)
+    except OSError as exc:
+        raise SystemError_(
+            "INTERNAL",
+            f"cores {sorted(wanted)} cannot be used: {exc.strerror}",
+            hint=f"this process may run on {sorted(os.sched_getaffinity(0))}",
+        ) from exc
+
+
+def _resolve(entry: str) -> Callable[[Mapping[str, Any]], int]:
+    module, _, function = entry.partition(":")
+    target: Callable[[Mapping[str, Any]], int] = getattr(importlib.import_module(module), function)
+    return target
+
+
+def main() -> NoReturn:
+    order_fd, lifeline_fd = int(sys.argv[1]), int(sys.argv[2])
+    with open(order_fd, "rb") as f:
+        order = Order.from_bytes(f.read())
+    enter(order, lifeline_fd)
+
+
+if __name__ == "__main__":
+    main()

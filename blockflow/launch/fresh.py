@@ -1,0 +1,78 @@
+"""SubprocessLauncher: each process is a fresh interpreter (CUDA allows no fork after it; tests)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from blockflow.core import limits
+from blockflow.core.errors import SystemError_
+from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
+from blockflow.launch.child import Order
+from blockflow.launch.environment import MallocTuning, child_command, child_environment
+from blockflow.launch.process import EXIT_UNKNOWN
+
+
+class SubprocessLauncher(Launcher):
+    """Starts ``python -m blockflow.launch.child`` for each process: slower, nothing inherited.
+
+    Args:
+        malloc: allocator settings.
+    """
+
+    def __init__(self, *, malloc: MallocTuning | None = None) -> None:
+        self._malloc = malloc
+        self._lock = threading.Lock()
+        self._lifeline = Lifeline()
+        self._alive: dict[int, Child] = {}
+
+    def start(self) -> None:
+        """Nothing to prepare."""
+
+    def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
+        order = Order(entry, dict(spec), name).to_bytes()
+        if len(order) > limits.MAX_CONTROL_BYTES:
+            raise SystemError_("INTERNAL", f"the order for {name!r} has {len(order)} bytes")
+        with self._lock:
+            if self._lifeline.read_fd < 0:
+                raise SystemError_("INTERNAL", "the launcher is closed")
+            # A file in memory, not a pipe: nothing blocks however large the order is.
+            memory = os.memfd_create("bf-order", os.MFD_CLOEXEC)
+            try:
+                os.write(memory, order)
+                os.lseek(memory, 0, os.SEEK_SET)
+                fds = (memory, self._lifeline.read_fd)
+                process = subprocess.Popen(
+                    child_command("blockflow.launch.child", str(fds[0]), str(fds[1])),
+                    env=child_environment(self._malloc),
+                    pass_fds=fds,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as exc:
+                raise SystemError_("INTERNAL", f"launch of {name!r}: {exc}", where=name) from exc
+            finally:
+                os.close(memory)
+            pid = process.pid
+            child = Child(name, pid, os.pidfd_open(pid), lambda: self._collect(process))
+            self._alive[pid] = child
+            return child
+
+    def close(self) -> None:
+        with self._lock:
+            children = list(self._alive.values())
+            self._alive.clear()
+        stop_all(children, 5.0)
+        self._lifeline.cut()
+
+    def _collect(self, process: subprocess.Popen[bytes]) -> int:
+        try:
+            status = process.wait(1.0)  # its pidfd has spoken: there is something to collect
+        except subprocess.TimeoutExpired:
+            status = EXIT_UNKNOWN
+        with self._lock:
+            self._alive.pop(process.pid, None)
+        return status

@@ -1,0 +1,228 @@
+"""TemplateLauncher (default): workers are forked from a warm template process on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from blockflow.core import limits
+from blockflow.core.errors import SystemError_
+from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
+from blockflow.launch.child import Order
+from blockflow.launch.environment import MallocTuning, child_command, child_environment
+from blockflow.launch.preload import WORKER_MODULES
+from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child
+from blockflow.wire.codec import decode, encode
+
+_START_S = 120.0
+"""Longest time for the template's imports (cold disk, busy machine)."""
+_LAUNCH_S = 20.0
+_REPORT_S = 1.0
+"""A child's end is seen by its pidfd a little before the template's report of its status."""
+
+
+class TemplateLauncher(Launcher):
+    """Forks each process from a template that has imported the framework once.
+
+    A forked worker shares the template's pages (a few MB are its own) and has no imports to do. If
+    the template dies, running children live on: their lifeline is this process's. The next launch
+    starts a new template; call :func:`~blockflow.launch.process.become_subreaper` early, so that
+    the end of such children can still be collected.
+
+    Args:
+        run_dir: removed by the template when this process has died; '' = none.
+        preload: modules the template imports.
+        malloc: allocator settings.
+        log_path: where the template's own errors go, '' = this process's stderr.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: str = "",
+        preload: Sequence[str] = WORKER_MODULES,
+        malloc: MallocTuning | None = None,
+        log_path: str = "",
+    ) -> None:
+        self._run_dir = run_dir
+        self._preload = list(preload)
+        self._malloc = malloc
+        self._log_path = log_path
+        self._lock = threading.RLock()
+        self._lifeline = Lifeline()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._ready = False
+        self._serial = 0
+        self._oldest = 1  # serial of the current template's first child
+        self._alive: dict[int, Child] = {}
+        self._statuses: dict[int, int] = {}
+        self._answers: dict[int, tuple[int, int] | str] = {}
+
+    @property
+    def template_pid(self) -> int:
+        """Process id of the current template, 0 when there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                return
+            if self._lifeline.read_fd < 0:
+                raise SystemError_("INTERNAL", "the launcher is closed")
+            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for end in (mine, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.MAX_CONTROL_BYTES)
+            config = {
+                "control": theirs.fileno(),
+                "lifeline": self._lifeline.read_fd,
+                "run_dir": self._run_dir,
+                "preload": self._preload,
+            }
+            with theirs, open(self._log_path or os.devnull, "ab") as log:
+                self._process = subprocess.Popen(
+                    child_command("blockflow.launch.template", json.dumps(config)),
+                    env=child_environment(self._malloc),
+                    pass_fds=(theirs.fileno(), self._lifeline.read_fd),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log if self._log_path else None,
+                    stderr=log if self._log_path else None,
+                    start_new_session=True,
+                )
+            self._socket = mine
+            self._ready = False
+
+    def wait_ready(self, timeout_s: float = _START_S) -> None:
+        """Wait for the template's imports. Raises SystemError_ (TIMEOUT, INTERNAL)."""
+        with self._lock:
+            self.start()
+            end = time.monotonic() + timeout_s
+            while not self._ready:
+                self._receive(end, "the template to import its modules")
+
+    def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
+        with self._lock:
+            self._pump()  # notices a template that has died meanwhile
+            try:
+                return self._launch(entry, spec, name)
+            except SystemError_:
+                if self._process is not None:
+                    raise
+                return self._launch(entry, spec, name)  # it died just now: by a new one
+
+    def _launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
+        with self._lock:
+            self.wait_ready()
+            self._serial += 1
+            serial = self._serial
+            order = Order(entry, dict(spec), name).to_bytes()
+            try:
+                self._connected().send(encode(["launch", serial, order]))
+            except OSError as exc:
+                raise SystemError_("INTERNAL", f"launch of {name!r}: {exc}", where=name) from exc
+            end = time.monotonic() + _LAUNCH_S
+            while serial not in self._answers:
+                self._receive(end, f"the launch of {name!r}")
+            answer = self._answers.pop(serial)
+            if isinstance(answer, str):
+                raise SystemError_("INTERNAL", f"launch of {name!r}: {answer}", where=name)
+            pid, pidfd = answer
+            child = Child(name, pid, pidfd, lambda: self._collect(serial, pidfd))
+            self._alive[serial] = child
+            return child
+
+    def close(self) -> None:
+        with self._lock:
+            children = list(self._alive.values())
+            self._alive.clear()
+            stop_all(children, 5.0)
+            if self._process is not None:
+                if self._socket is not None:
+                    with suppress(OSError):
+                        self._socket.send(encode(["close"]))
+                    self._socket.close()
+                    self._socket = None
+                try:
+                    self._process.wait(5.0)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+                self._process = None
+            self._lifeline.cut()
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            raise SystemError_("INTERNAL", "the template process died", hint="see its log")
+        return self._socket
+
+    def _receive(self, end: float, what: str) -> None:
+        """Wait for one message until ``end``. Raises SystemError_ when there will be none."""
+        sock = self._connected()
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([sock], [], [], left)[0]:
+            raise SystemError_("TIMEOUT", f"waited too long for {what}", where="template")
+        self._take(sock)
+        self._connected()
+
+    def _pump(self) -> None:
+        """Take what has arrived, without waiting."""
+        while self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+            self._take(self._socket)
+
+    def _take(self, sock: socket.socket) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(sock, limits.MAX_CONTROL_BYTES, 1)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._template_died()
+            return
+        message = decode(data, max_bytes=limits.MAX_CONTROL_BYTES, what="template message")
+        match message:
+            case ["ready"]:
+                self._ready = True
+            case ["launched", int(serial), int(pid)]:
+                self._answers[serial] = (pid, fds[0])
+            case ["failed", int(serial), str(text)]:
+                self._answers[serial] = text
+            case ["exited", int(serial), int(status)]:
+                self._statuses[serial] = status
+
+    def _template_died(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._oldest = self._serial + 1
+        if self._process is not None:
+            self._process.kill()  # its socket is closed: it serves nobody
+            self._process.wait()
+            self._process = None
+
+    def _collect(self, serial: int, pidfd: int) -> int:
+        """How an ended child ended: the template's report, or without one our own reaping."""
+        with self._lock:
+            self._alive.pop(serial, None)
+            end = time.monotonic() + _REPORT_S
+            while (
+                serial not in self._statuses
+                and serial >= self._oldest
+                and self._socket is not None
+            ):
+                left = end - time.monotonic()
+                if left <= 0 or not select.select([self._socket], [], [], left)[0]:
+                    break
+                self._take(self._socket)
+            if serial in self._statuses:
+                return self._statuses.pop(serial)
+            status = collect_own_child(pidfd)
+            return EXIT_UNKNOWN if status is None else status

@@ -1,0 +1,83 @@
+"""Small Linux calls that launchers and children share: names, adoption, descriptors, pidfds."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+from contextlib import suppress
+
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+EXIT_UNKNOWN = 255
+"""Reported for a process that is certainly dead, but whose status somebody else collected."""
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    arg = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if libc.prctl(option, arg, 0, 0, 0) != 0:
+        err = ctypes.get_errno()
+        raise OSError(err, os.strerror(err))
+
+
+def set_process_name(name: str) -> None:
+    """Show ``name`` in ps and top; the kernel keeps 15 bytes of it."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def become_subreaper() -> None:
+    """Adopt orphaned descendants: workers of a dead template become children of this process.
+
+    The manager calls it once before its first launch, so that it can still collect how they ended.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def close_descriptors(keep: frozenset[int]) -> None:
+    """Close every open descriptor but 0, 1, 2 and ``keep``."""
+    for text in os.listdir("/proc/self/fd"):
+        fd = int(text)
+        if fd > 2 and fd not in keep:
+            with suppress(OSError):  # the listing's own descriptor
+                os.close(fd)
+
+
+def thread_count() -> int:
+    """Threads of this process, those of native libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def has_exited(pidfd: int) -> bool:
+    """True once the process of ``pidfd`` has ended; never blocks."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def collect_own_child(pidfd: int) -> int | None:
+    """Reap a child of this process.
+
+    Returns:
+        Exit code (0..255), minus the signal that killed it, :data:`EXIT_UNKNOWN` when it is not (or
+        no longer) ours to reap, or None while it runs.
+    """
+    try:
+        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return EXIT_UNKNOWN if has_exited(pidfd) else None
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+__all__ = [
+    "EXIT_UNKNOWN",
+    "become_subreaper",
+    "close_descriptors",
+    "collect_own_child",
+    "has_exited",
+    "set_process_name",
+    "thread_count",
+]

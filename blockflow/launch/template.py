@@ -1,0 +1,196 @@
+"""The template: a process that has imported everything and done nothing, and forks workers from it.
+
+``python -m blockflow.launch.template <json>`` with the numbers of two inherited descriptors
+(``control``: a SEQPACKET socket to the launcher, ``lifeline``), the instance's ``run_dir`` and the
+modules to ``preload``. A forked worker shares the imported pages and starts in milliseconds; that
+is sound only while the template has one thread, no OpenMP pool and no CUDA context, so it computes
+nothing and checks itself before each fork.
+
+Messages (msgpack arrays). In: ``["launch", serial, order]``, ``["close"]``. Out: ``["ready"]``,
+``["launched", serial, pid]`` with the child's pidfd, ``["failed", serial, text]``,
+``["exited", serial, status]``.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError
+from blockflow.launch.child import Order, enter
+from blockflow.launch.process import (
+    collect_own_child,
+    has_exited,
+    set_process_name,
+    thread_count,
+)
+from blockflow.wire.codec import decode, encode
+
+_ORPHAN_GRACE_S = 1.0
+"""After the manager's death workers clean up by themselves for so long before they are killed."""
+
+_DYING_S = 1.0
+"""How far apart the ends of a killed manager's descriptors may be seen."""
+
+
+class Template:
+    """Single-threaded by design; ``run`` returns when the launcher or the manager is gone.
+
+    Args:
+        control: socket to the launcher.
+        lifeline: read end of the manager's pipe.
+        run_dir: removed when the manager died; '' = none.
+    """
+
+    def __init__(self, control: socket.socket, lifeline: int, run_dir: str) -> None:
+        self._control = control
+        self._lifeline = lifeline
+        self._run_dir = run_dir
+        self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (serial, pid)
+        self._closed = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._selector.register(lifeline, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        self._send(["ready"])
+        while True:
+            ready = {key.fd for key, _ in self._selector.select()}
+            if self._lifeline in ready:
+                self._end(_ORPHAN_GRACE_S)
+                self._remove_run_dir()
+                return
+            for fd in ready & self._children.keys():
+                self._reap(fd)
+            if self._control.fileno() in ready and not self._take_order():
+                # A dying manager's descriptors close one after the other: the socket's end may be
+                # seen first, and then its run directory is still ours to remove.
+                died = self._lifeline_cut_within(_DYING_S) if not self._closed else False
+                self._end(_ORPHAN_GRACE_S if died else 0.0)
+                if died:
+                    self._remove_run_dir()
+                return
+
+    def _lifeline_cut_within(self, seconds: float) -> bool:
+        """Nothing is ever written to the lifeline: readable means cut."""
+        return bool(select.select([self._lifeline], [], [], seconds)[0])
+
+    def _take_order(self) -> bool:
+        """Handle one message; False when there is nobody to serve any more."""
+        try:
+            data = self._control.recv(limits.MAX_CONTROL_BYTES)
+        except OSError:
+            return False
+        if not data:
+            return False
+        kind, *rest = decode(data, max_bytes=limits.MAX_CONTROL_BYTES, what="template order")
+        if kind == "launch":
+            serial, order = rest
+            try:
+                self._launch(serial, Order.from_bytes(order))
+            except (BlockFlowError, OSError, RuntimeError) as exc:
+                self._send(["failed", serial, str(exc)])
+        self._closed = kind == "close"
+        return not self._closed
+
+    def _launch(self, serial: int, order: Order) -> None:
+        threads = thread_count()
+        if threads != 1:
+            raise RuntimeError(f"the template has {threads} threads, a fork would be unsound")
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()  # a signal to the terminal's group is the manager's to handle
+            enter(order, self._lifeline)
+        # Opened before the child can be reaped: the number cannot have been reused.
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._children[pidfd] = (serial, pid)
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        self._send(["launched", serial, pid], [pidfd])
+
+    def _reap(self, pidfd: int) -> None:
+        status = collect_own_child(pidfd)
+        if status is None:
+            return
+        serial, _ = self._children.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        self._send(["exited", serial, status])
+
+    def _send(self, message: list[Any], fds: list[int] | None = None) -> None:
+        with suppress(OSError):  # the launcher is gone: the next select says so
+            socket.send_fds(self._control, [encode(message)], fds or [])
+
+    def _end(self, grace_s: float) -> None:
+        """Let the children go by themselves for ``grace_s``, kill and reap the rest."""
+        end = time.monotonic() + grace_s
+        poll = selectors.DefaultSelector()
+        for fd in self._children:
+            poll.register(fd, selectors.EVENT_READ)
+        left = dict(self._children)
+        killed = False
+        while left:
+            if not killed and time.monotonic() >= end:
+                killed = True
+                for fd in left:
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(fd, signal.SIGKILL)
+            for key, _ in poll.select(None if killed else max(0.0, end - time.monotonic())):
+                if has_exited(key.fd):
+                    poll.unregister(key.fd)
+                    del left[key.fd]
+                    self._reap(key.fd)
+
+    def _remove_run_dir(self) -> None:
+        """The manager cannot any more. Only a real directory of this user is touched."""
+        if not self._run_dir:
+            return
+        try:
+            info = os.lstat(self._run_dir)
+        except OSError:
+            return
+        if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid():
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+def preload(modules: list[str]) -> None:
+    """Import what workers will need. A missing one is left to the worker that needs it."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    for sig in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(sig, signal.SIG_IGN)  # the manager decides when this ends
+    set_process_name("bf:template")
+    preload(config["preload"])
+    # Collected once and then left alone: a collection in a child would write to every shared page.
+    gc.collect()
+    gc.freeze()
+    control = socket.socket(fileno=int(config["control"]))
+    Template(control, int(config["lifeline"]), str(config["run_dir"])).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""One contract suite for all launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.core.errors import SystemError_
+from blockflow.launch.base import LIFELINE_ENV, Child, Launcher, wait_any
+from blockflow.launch.fresh import SubprocessLauncher
+from blockflow.launch.local import TemplateLauncher
+from blockflow.tensormq import agent
+
+ENTRY = "tests.contract.test_launchers:trivial"
+WAIT_S = 20.0
+
+
+def trivial(spec: Mapping[str, Any]) -> int:
+    """Runs in the child: reports what it sees, then ends as told."""
+    lifeline = int(os.environ[LIFELINE_ENV])
+    facts = {
+        "pid": os.getpid(),
+        "sid": os.getsid(0),
+        "comm": Path("/proc/self/comm").read_text().strip(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "fds": sorted(int(f) for f in os.listdir("/proc/self/fd")),
+        "lifeline": lifeline,
+        "threads": len(os.listdir("/proc/self/task")),
+        "omp": os.environ.get("OMP_NUM_THREADS"),
+        "mmap_max": os.environ.get("MALLOC_MMAP_MAX_"),
+        "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+        "spec": dict(spec),
+    }
+    target = Path(spec["report"])
+    part = target.with_suffix(".part")
+    part.write_text(json.dumps(facts))
+    part.rename(target)
+    match spec["then"]:
+        case "hang":
+            os.read(lifeline, 1)  # returns at end of file: the manager has died
+            return 70
+        case "raise":
+            raise ValueError("told to raise")
+        case "exit":
+            raise SystemExit(9)
+        case _:
+            print("a line on stdout")
+            return int(spec["then"])
+
+
+@pytest.fixture(params=[TemplateLauncher, SubprocessLauncher])
+def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    if request.param is TemplateLauncher:
+        made: Launcher = TemplateLauncher(preload=["msgpack", "no.such.module"])
+    else:
+        made = SubprocessLauncher()
+    made.start()
+    yield made
+    made.close()
+
+
+def spec_for(folder: Path, then: int | str, **more: Any) -> dict[str, Any]:
+    return {"report": str(folder / "report.json"), "then": then, **more}
+
+
+def report(child: Child, folder: Path) -> dict[str, Any]:
+    """What the child wrote; waits for it (or for the child's death)."""
+    path = folder / "report.json"
+    while not path.exists():
+        assert child.wait(0.02) is None or path.exists(), "ended without a report"
+    facts: dict[str, Any] = json.loads(path.read_text())
+    return facts
+
+
+def test_lifeline_has_one_name() -> None:
+    assert agent.LIFELINE_ENV == LIFELINE_ENV  # rooms of one ring do not import each other
+
+
+@pytest.mark.parametrize(("then", "status"), [(0, 0), (3, 3), ("raise", 1), ("exit", 9)])
+def test_exit_status(launcher: Launcher, tmp_path: Path, then: int | str, status: int) -> None:
+    log = tmp_path / "child.log"
+    child = launcher.launch(ENTRY, spec_for(tmp_path, then, log_path=str(log)), "w#0")
+    assert child.wait(WAIT_S) == status
+    assert child.poll() == status
+    child.kill()  # of a dead one: nothing happens
+    text = log.read_text()
+    assert ("told to raise" in text) == (then == "raise")
+    assert ("a line on stdout" in text) == (type(then) is int)
+    child.close()
+    child.close()
+
+
+def test_child_is_set_up(launcher: Launcher, tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    nested = {"a": [1, [2.5, None]], "b": {"c": True}}
+    spec = spec_for(tmp_path, "hang", cores=[core], nested=nested)
+    child = launcher.launch(ENTRY, spec, "a-long-worker-name#0")
+    facts = report(child, tmp_path)
+    assert facts["pid"] == child.pid == facts["sid"]
+    assert facts["comm"] == "bf:a-long-worker-name#0"[:15]
+    assert facts["cores"] == [core]
+    assert facts["omp"] == "1" and facts["mmap_max"] == "0"
+    assert facts["sigterm"]
+    assert facts["threads"] == 1
+    assert facts["spec"] == spec
+    # stdin, stdout, stderr, the lifeline, and the one that lists the folder
+    assert len(facts["fds"]) == 5 and facts["lifeline"] in facts["fds"]
+    assert child.poll() is None
+    child.kill()
+    assert child.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_wait_for_many(launcher: Launcher, tmp_path: Path) -> None:
+    children = []
+    for i in range(3):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        children.append(launcher.launch(ENTRY, spec_for(folder, "hang"), f"w#{i}"))
+        report(children[-1], folder)
+    assert wait_any(children, 0.0) == []
+    children[1].kill(signal.SIGTERM)
+    assert wait_any(children, WAIT_S) == [children[1]]
+    assert children[1].poll() == -signal.SIGTERM
+    assert children[0].poll() is None
+
+
+def test_close_kills_what_runs(launcher: Launcher, tmp_path: Path) -> None:
+    child = launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#0")
+    report(child, tmp_path)
+    launcher.close()
+    assert child.poll() == -signal.SIGKILL
+    launcher.close()
+    with pytest.raises(SystemError_):
+        launcher.launch(ENTRY, spec_for(tmp_path, 0), "late")
+
+
+def test_unknown_entry_and_cores(launcher: Launcher, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = launcher.launch("blockflow.nowhere:run", {"log_path": str(log)}, "w#0")
+    assert child.wait(WAIT_S) == 1
+    assert "blockflow.nowhere" in log.read_text()
+    child = launcher.launch(ENTRY, spec_for(tmp_path, 0, cores=[4095], log_path=str(log)), "w#1")
+    assert child.wait(WAIT_S) == 1
+    assert "cores [4095]" in log.read_text()
+
+
+def test_too_large_an_order(launcher: Launcher, tmp_path: Path) -> None:
+    with pytest.raises(SystemError_):
+        launcher.launch(ENTRY, spec_for(tmp_path, 0, padding="x" * 3_000_000), "w#0")
+    child = launcher.launch(ENTRY, spec_for(tmp_path, 5), "w#1")  # and goes on
+    assert child.wait(WAIT_S) == 5

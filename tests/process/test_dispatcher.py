@@ -1,0 +1,534 @@
+"""The Dispatcher between real sockets: what clients get for what they send."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dispatcher_rig import CONTRACT, PATIENCE_S, Rig, rig, task, wait_until
+
+from blockflow.core import limits
+from blockflow.core.errors import BlockError
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.tensormq.janitor import run_root
+from blockflow.tensormq.push import PushCache
+from blockflow.wire import client as wire
+from blockflow.wire.control import Drain, Drained, Monitor, PeerGone, Stats, Undrain
+from blockflow.wire.data import Data, HopTiming, encode_data
+from blockflow.wire.tensor import TensorDesc
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Rig]]:
+    """Rigs that are closed, and checked for leavings, at the end."""
+    opened: list[Any] = []
+
+    def factory(**changes: Any) -> Rig:
+        context = rig(run_root(), **changes)
+        opened.append(context)
+        return context.__enter__()
+
+    yield factory
+    while opened:
+        opened.pop().__exit__(None, None, None)
+
+
+@pytest.fixture
+def up(make: Callable[..., Rig]) -> Rig:
+    """Trunk in one worker, heads a and b in another; tasks ta, tb, and other (b alone)."""
+    r = make()
+    r.worker(11, {1: "trunk"})
+    r.worker(12, {2: "a", 3: "b"})
+    r.publish(task("ta", ["trunk", "a"]), task("tb", ["trunk", "b"]), task("other", ["b"]))
+    return r
+
+
+def swallow(_: np.ndarray) -> None:
+    return None
+
+
+def sent_to(r: Rig, block: str) -> int:
+    """How often a block was visited."""
+    return sum(w.stages[s] == block for w in r.workers for s, _ in w.seen)
+
+
+# --- answers
+
+
+@pytest.mark.parametrize("endpoint", [0, 1], ids=["ipc", "tcp"])
+@pytest.mark.parametrize("mode", ["tensormq", "zeromq"])
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_request_is_answered(
+    make: Callable[..., Rig], endpoint: int, mode: str, transport: str
+) -> None:
+    r = make(transport=transport)
+    r.worker(11, {1: "trunk"}, mode=mode, transport=transport)
+    r.worker(12, {2: "a"}, mode=mode, transport=transport)
+    r.publish(task("ta", ["trunk", "a"]), mode=mode)
+    client = r.client(endpoint)
+    for rows in (1, 5):
+        x = np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32)
+        (out,) = client.infer("ta", x)
+        np.testing.assert_array_equal(out, x + 1 + 1)
+    wait_until(r.idle)
+
+
+def test_a_large_tensor_comes_back_whole(make: Callable[..., Rig]) -> None:
+    r = make(arena_bytes=32 << 20)
+    r.worker(11, {1: "e"})
+    wide = TensorSpec("float32", ("rows", 100_000))
+    r.publish(task("t", ["e"], contract=Contract(wide, wide)))
+    x = np.random.default_rng(0).normal(size=(8, 100_000)).astype(np.float32)
+    (out,) = r.client().infer("t", x)
+    np.testing.assert_array_equal(out, x + 1)
+
+
+def test_the_common_prefix_runs_once(up: Rig) -> None:
+    up.workers[1].behave["a"] = lambda v: v * 10
+    up.workers[1].behave["b"] = lambda v: v * 100
+    a, b = up.client().infer(["ta", "tb"], X)
+    np.testing.assert_array_equal(a, (X + 1) * 10)
+    np.testing.assert_array_equal(b, (X + 1) * 100)
+    assert sent_to(up, "trunk") == 1
+    wait_until(up.idle)
+
+
+def test_results_stand_in_the_order_asked(up: Rig) -> None:
+    client = up.client()
+    client.ask(["tb", "ta"], X)
+    reply, frames = client.answer()
+    assert [r.task for r in reply.results] == ["tb", "ta"]
+    assert len(frames) == 2
+    assert reply.epoch == 1
+
+
+def test_many_requests_in_flight_find_their_owner(up: Rig) -> None:
+    clients = [up.client(n % 2) for n in range(3)]
+    asked: dict[bytes, tuple[int, float]] = {}
+    for n in range(60):
+        rid = clients[n % 3].ask("ta", np.full((1, 4), n, np.float32))
+        asked[rid] = (n % 3, n + 2.0)
+    for n, client in enumerate(clients):
+        for _ in range(20):
+            reply, (frame,) = client.answer()
+            owner, value = asked.pop(reply.request_id)
+            assert owner == n
+            assert np.frombuffer(frame, np.float32)[0] == value
+    assert not asked
+    wait_until(up.idle)
+
+
+def test_two_clients_may_use_the_same_id(up: Rig) -> None:
+    one, two = up.client(), up.client(1)
+    rid = b"the same id 1234"
+    one.ask("ta", X, rid=rid)
+    two.ask("ta", X * 2, rid=rid)
+    for client, want in ((one, X + 2), (two, X * 2 + 2)):
+        reply, (frame,) = client.answer()
+        assert reply.request_id == rid
+        np.testing.assert_array_equal(np.frombuffer(frame, np.float32).reshape(2, 4), want)
+
+
+def test_one_failing_task_does_not_hide_the_other(up: Rig) -> None:
+    up.workers[1].behave["a"] = lambda _: BlockError("BLOCK_FAILED", "no", where="a")
+    a, b = up.client().infer(["ta", "tb"], X)
+    assert a.code == "BLOCK_FAILED"
+    assert a.where == "a"
+    np.testing.assert_array_equal(b, X + 2)
+    wait_until(up.idle)
+
+
+def test_the_parts_of_the_time_add_up(up: Rig) -> None:
+    client = up.client()
+    for _ in range(5):
+        client.ask("ta", X)
+        reply, _ = client.answer()
+        (result,) = reply.results
+        assert [t.block for t in result.timings] == ["trunk", "a"]
+        hops = sum(
+            t.hop.transit + t.hop.wait + t.hop.overhead + t.hop.compute for t in result.timings
+        )
+        parts = result.ingress_ns + hops + result.egress_ns
+        assert parts == pytest.approx(result.total_ns, rel=0.01)
+
+
+def test_rows_of_one_batch_go_to_their_requests(make: Callable[..., Rig]) -> None:
+    """Two requests in one message from the last block."""
+    r = make()
+    worker = r.worker(11, {1: "e"})
+    worker.behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    one, two = r.client(), r.client()
+    first = one.ask("t", X)
+    wait_until(lambda: len(worker.seen) == 1)
+    two.ask("t", X[:1])
+    wait_until(lambda: len(worker.seen) == 2)
+    items = tuple(replace(i, timings=(HopTiming(0, 1, 1, 1, 1),)) for _, i in worker.seen)
+    batch = np.arange(12, dtype=np.float32).reshape(3, 4)
+    header = encode_data(Data(11, time.monotonic_ns(), TensorDesc("float32", (3, 4)), items))
+    push = PushCache(r.context)
+    push.send(r.server.endpoint, [header, batch.tobytes()])
+    wait_until(lambda: push.flush() or not push.pending())
+    reply, (frame,) = one.answer()
+    assert reply.request_id == first
+    np.testing.assert_array_equal(np.frombuffer(frame, np.float32).reshape(2, 4), batch[:2])
+    _, (frame,) = two.answer()
+    np.testing.assert_array_equal(np.frombuffer(frame, np.float32).reshape(1, 4), batch[2:])
+    push.close()
+
+
+def test_replicas_share_the_load(make: Callable[..., Rig]) -> None:
+    r = make()
+    workers = [r.worker(11, {1: "e"}), r.worker(12, {2: "e"})]
+    r.publish(task("t", ["e"]))
+    client = r.client()
+    for _ in range(20):
+        client.infer("t", X)
+    assert [len(w.seen) for w in workers] == [10, 10]
+
+
+def test_describe_lists_tasks_and_limits(up: Rig) -> None:
+    client = up.client()
+    client.send(wire.encode_to_dispatcher(wire.Describe(b"d" * 16)))
+    description, _ = client.answer()
+    assert description.request_id == b"d" * 16
+    assert [t["name"] for t in description.tasks] == ["ta", "tb", "other"]
+    assert description.tasks[0]["contract"] == CONTRACT.to_dict()
+    assert description.limits["max_message_bytes"] == limits.MAX_MESSAGE_BYTES
+    assert description.limits["max_inflight"] == 256
+
+
+# --- typed rejections
+
+
+def infer_error(r: Rig, tasks: Any, array: np.ndarray = X, **kw: Any) -> Any:
+    errors = r.client().infer(tasks, array, **kw)
+    assert len({e.code for e in errors}) == 1
+    return errors[0]
+
+
+def test_not_ready_before_the_first_topology(make: Callable[..., Rig]) -> None:
+    assert infer_error(make(), "t").code == "NOT_READY"
+
+
+NAN = np.array([[1, 2, np.nan, 4]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "array", "code"),
+    [
+        ("tc", X, "UNKNOWN_TASK"),
+        (["ta", "tc"], X, "UNKNOWN_TASK"),
+        (["ta", "other"], X, "INVALID_REQUEST"),
+        ("ta", X.astype(np.float64), "CONTRACT_MISMATCH"),
+        ("ta", X[:, :3], "CONTRACT_MISMATCH"),
+        ("ta", X[0], "CONTRACT_MISMATCH"),
+        ("ta", X[:0], "EMPTY_INPUT"),
+        ("ta", NAN, "NON_FINITE_INPUT"),
+        ("ta", np.zeros((33, 4), np.float32), "TOO_LARGE"),
+    ],
+)
+def test_bad_input_gets_its_code_for_every_task(
+    up: Rig, tasks: Any, array: np.ndarray, code: str
+) -> None:
+    client = up.client()
+    client.ask(tasks, array)
+    reply, frames = client.answer()
+    names = [tasks] if isinstance(tasks, str) else tasks
+    assert [r.task for r in reply.results] == names
+    assert {r.error.code for r in reply.results} == {code}
+    assert frames == []
+    assert sent_to(up, "trunk") == 0
+    assert np.array_equal(client.infer("ta", X)[0], X + 2)
+    assert up.exchange.stats.rejected[code] == 1
+
+
+def test_a_repeated_task_name_is_refused(up: Rig) -> None:
+    client = up.client()
+    client.ask(["ta", "ta"], X)
+    reply, _ = client.answer()
+    assert [(r.task, r.error.code) for r in reply.results] == [("ta", "INVALID_REQUEST")]
+
+
+def test_near_names_are_offered(up: Rig) -> None:
+    assert "'ta'" in infer_error(up, "taa").hint
+
+
+@pytest.mark.parametrize("frames", [[], [b"123"], [b"", b""], [bytes(32), b"x"]])
+def test_a_frame_of_another_size_is_malformed(up: Rig, frames: list[bytes]) -> None:
+    client = up.client()
+    header = wire.encode_to_dispatcher(
+        wire.Request(b"r" * 16, ("ta",), 1000, TensorDesc("float32", (2, 4)))
+    )
+    client.send(header, *frames)
+    reply, _ = client.answer()
+    assert reply.request_id == b"r" * 16
+    assert reply.results[0].error.code == "MALFORMED_MESSAGE"
+
+
+def test_an_announced_tensor_over_the_limit_is_too_large(up: Rig) -> None:
+    client = up.client()
+    desc = TensorDesc("float64", (2**20, 2**10))
+    client.send(wire.encode_to_dispatcher(wire.Request(b"r" * 16, ("ta",), 1000, desc)), b"x")
+    reply, _ = client.answer()
+    assert reply.results[0].task == "*"
+    assert reply.results[0].error.code == "TOO_LARGE"
+
+
+def test_a_dead_block_is_named(up: Rig) -> None:
+    up.mailbox.put(PeerGone(12))
+    client = up.client()
+    (error,) = client.infer("ta", X)
+    assert error.code == "BLOCK_UNAVAILABLE"
+    assert error.where == "a"
+
+
+def test_overload_is_rejected_with_a_time_to_come_back(make: Callable[..., Rig]) -> None:
+    r = make(max_inflight=3, max_inflight_per_client=2)
+    r.worker(11, {1: "e"}).behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    one, two = r.client(), r.client()
+    first = one.ask("t", X)
+    one.ask("t", X)
+    (error,) = one.infer("t", X)
+    assert error.code == "OVERLOADED"
+    assert "share" in error.message
+    assert error.retry_after_ms > 0
+    two.ask("t", X)
+    (error,) = two.infer("t", X)
+    assert "credits" in error.message
+    one.send(wire.encode_to_dispatcher(wire.Cancel(first)))
+    reply, _ = one.answer()
+    assert reply.results[0].error.code == "CANCELLED"
+    two.ask("t", X)
+    assert two.quiet()  # admitted
+    assert r.exchange.stats.tasks["t"].rejected["OVERLOADED"] == 2
+
+
+def test_inputs_without_a_free_slot_are_rejected(make: Callable[..., Rig]) -> None:
+    r = make(slots=2)
+    r.worker(11, {1: "e"}).behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    client = r.client()
+    for _ in range(2):
+        client.ask("t", X)
+    (error,) = client.infer("t", X)
+    assert error.code == "OVERLOADED"
+    assert "32 bytes" in error.message
+
+
+def test_a_duplicate_id_is_refused_and_the_first_goes_on(make: Callable[..., Rig]) -> None:
+    r = make()
+    worker = r.worker(11, {1: "e"})
+    answers = iter([None])
+    worker.behave["e"] = lambda v: next(answers, v)
+    r.publish(task("t", ["e"]))
+    client = r.client()
+    rid = client.ask("t", X, deadline_ms=300)
+    wait_until(lambda: worker.seen)
+    client.ask("t", X, rid=rid)
+    reply, _ = client.answer()
+    assert reply.results[0].error.code == "DUPLICATE_REQUEST"
+    reply, _ = client.answer()
+    assert reply.results[0].error.code == "DEADLINE_EXCEEDED"
+
+
+def test_a_deadline_ends_a_request_in_time(make: Callable[..., Rig]) -> None:
+    r = make()
+    r.worker(11, {1: "e"}).behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    client = r.client()
+    begun = time.monotonic()
+    (error,) = client.infer("t", X, deadline_ms=150)
+    taken = time.monotonic() - begun
+    assert error.code == "DEADLINE_EXCEEDED"
+    assert taken >= 0.15
+    wait_until(r.idle)
+
+
+def test_the_deadline_travels_as_time_left(up: Rig) -> None:
+    up.client().infer("ta", X, deadline_ms=500)
+    (_, item), *_ = up.workers[0].seen
+    assert 0 < item.remaining_ms <= 500
+    assert item.attempt == 1
+    assert item.epoch == 1
+
+
+# --- what the Controller asks
+
+
+def test_new_routes_take_over_and_the_old_ones_are_reported_drained(
+    make: Callable[..., Rig],
+) -> None:
+    r = make()
+    old = r.worker(11, {1: "e"})
+    old.behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    wait_until(lambda: r.drained(1))
+    client = r.client()
+    held = client.ask("t", X)
+    wait_until(lambda: old.seen)
+    new = r.worker(12, {2: "e"})
+    r.publish(task("t", ["e"]), workers=[new])
+    (out,) = client.infer("t", X)
+    np.testing.assert_array_equal(out, X + 1)
+    assert not r.drained(2)
+    client.send(wire.encode_to_dispatcher(wire.Cancel(held)))
+    client.answer()
+    wait_until(lambda: r.drained(2))
+    assert len(old.seen) == 1
+    assert r.told.count(Drained(1, 2)) == 1
+
+
+def test_a_task_that_went_away_is_unknown(up: Rig) -> None:
+    client = up.client()
+    client.infer("ta", X)
+    up.publish(task("tb", ["trunk", "b"]))
+    assert client.infer("ta", X)[0].code == "UNKNOWN_TASK"
+    assert list(up.exchange.stats.tasks) == ["tb"]
+
+
+def test_routes_out_of_order_or_broken_are_not_applied(up: Rig) -> None:
+    up.publish(task("ta", ["trunk", "a"]))
+    from blockflow.wire.control import Routes
+
+    old = replace(up.exchange.planner.table, version=1)
+    up.mailbox.put(Routes(old.to_dict()))
+    up.mailbox.put(Routes({"epoch": 1}))
+    assert np.array_equal(up.client().infer("ta", X)[0], X + 2)
+    assert up.exchange.planner.version == 2
+
+
+def test_draining_admits_nothing_and_says_when_it_is_empty(make: Callable[..., Rig]) -> None:
+    r = make()
+    worker = r.worker(11, {1: "e"})
+    worker.behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    wait_until(lambda: r.drained(1))
+    client = r.client()
+    held = client.ask("t", X)
+    wait_until(lambda: worker.seen)
+    r.mailbox.put(Drain())
+    wait_until(lambda: r.server.state == "draining")
+    (error,) = client.infer("t", X)
+    assert error.code == "NOT_READY"
+    assert r.told.count(Drained(1, 1)) == 1  # that of the routes
+    client.send(wire.encode_to_dispatcher(wire.Cancel(held)))
+    client.answer()
+    wait_until(lambda: r.told.count(Drained(1, 1)) == 2)
+    r.mailbox.put(Undrain())
+    wait_until(lambda: r.server.state == "running")
+    worker.behave.clear()
+    np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
+
+
+def test_a_dead_worker_ends_its_requests_at_once(make: Callable[..., Rig]) -> None:
+    r = make()
+    dead = r.worker(11, {1: "e"})
+    dead.behave["e"] = swallow
+    r.worker(12, {2: "f"})
+    r.publish(task("te", ["e"]), task("tf", ["f"]))
+    client = r.client()
+    rid = client.ask("te", X)
+    wait_until(lambda: dead.seen)
+    r.mailbox.put(PeerGone(11))
+    reply, _ = client.answer()
+    assert reply.request_id == rid
+    assert reply.results[0].error.code == "WORKER_LOST"
+    np.testing.assert_array_equal(client.infer("tf", X)[0], X + 1)
+    wait_until(r.idle)
+
+
+def test_what_never_left_for_a_dead_worker_is_answered(make: Callable[..., Rig]) -> None:
+    """Its socket is not there any more; the message waits in the cache when the death is known."""
+    r = make()
+    worker = r.worker(11, {1: "e"})
+    r.publish(task("t", ["e"]))
+    worker._stop.set()
+    worker._thread.join(PATIENCE_S)
+    worker.pull.close(0)
+    client = r.client()
+    client.ask("t", X)
+    wait_until(lambda: len(r.exchange.table) == 1)
+    r.mailbox.put(PeerGone(11))
+    reply, _ = client.answer()
+    assert reply.results[0].error.code == "WORKER_LOST"
+    wait_until(r.idle)
+
+
+def test_stop_answers_what_is_in_flight(make: Callable[..., Rig]) -> None:
+    r = make()
+    worker = r.worker(11, {1: "e"})
+    worker.behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    client = r.client()
+    for _ in range(3):
+        client.ask("t", X)
+    wait_until(lambda: len(worker.seen) == 3)
+    r.stop()
+    for _ in range(3):
+        reply, _ = client.answer()
+        assert reply.results[0].error.code == "BLOCK_UNAVAILABLE"
+        assert "shutting down" in reply.results[0].error.message
+
+
+def test_figures_are_pushed_while_the_monitor_is_on(up: Rig) -> None:
+    client = up.client()
+    for _ in range(3):
+        client.infer("ta", X)
+    client.infer("nope", X)
+    up.mailbox.put(Monitor(50.0))
+
+    def figures() -> Any:
+        return next((m for m in up.told if isinstance(m, Stats)), None)
+
+    stats = wait_until(figures)
+    up.mailbox.put(Monitor(0.0))
+    figure = stats.extra["tasks"]["ta"]
+    assert figure["requests"] == figure["ok"] == 3
+    assert figure["rows"] == 6
+    assert figure["latency"]["count"] == 3
+    assert figure["ingress"]["p50_ms"] > 0
+    assert stats.extra["rejected"] == {"UNKNOWN_TASK": 1}
+    assert stats.extra["inflight"] == 0
+    assert stats.process["rss"] > 0
+    assert stats.process["slots"] == 64
+    assert stats.stages == []
+
+
+def test_no_run_directory_is_named_to_clients(up: Rig) -> None:
+    """A result that cannot be read is the block's fault; handles and paths stay inside."""
+    worker = up.workers[1]
+    up.workers[0].behave["trunk"] = lambda v: v
+    client = up.client()
+    worker.behave["a"] = swallow
+    client.ask("ta", X)
+    wait_until(lambda: worker.seen)
+    item = replace(worker.seen[0][1])
+    forged = Data(
+        12,
+        time.monotonic_ns(),
+        TensorDesc("float32", (2, 4), handle=_handle(incarnation=12, generation=77)),
+        (item,),
+    )
+    push = PushCache(up.context)
+    push.send(up.server.endpoint, [encode_data(forged)])
+    wait_until(lambda: push.flush() or not push.pending())
+    reply, _ = client.answer()
+    error = reply.results[0].error
+    assert error.code == "OUTPUT_MISMATCH"
+    assert str(Path(up.run_dir)) not in str(error.to_dict())
+    push.close()
+
+
+def _handle(incarnation: int, generation: int) -> Any:
+    from blockflow.wire.tensor import Handle
+
+    return Handle(incarnation, 0, 0, generation, 0)

@@ -1,0 +1,58 @@
+"""Credits: who may enter, and what a refused one is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from blockflow.dispatcher.admission import ADMIT, Admission, Reject
+
+SECOND = 1_000_000_000
+
+
+def decide(admission: Admission, **changes: int) -> object:
+    given = {"inflight": 0, "of_client": 0, "charged": 0, "nbytes": 10, "now_ns": 0, **changes}
+    return admission.decide(**given)
+
+
+@pytest.fixture
+def admission() -> Admission:
+    return Admission(4, 2, 100)
+
+
+def test_a_free_credit_admits(admission: Admission) -> None:
+    assert decide(admission) is ADMIT
+    assert decide(admission, inflight=3, of_client=1, charged=90) is ADMIT
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"inflight": 4}, "4 credits"),
+        ({"of_client": 2}, "share"),
+        ({"charged": 91}, "room for 10 bytes"),
+    ],
+)
+def test_each_bound_rejects_with_a_time_to_come_back(
+    admission: Admission, changes: dict[str, int], said: str
+) -> None:
+    verdict = decide(admission, **changes)
+    assert isinstance(verdict, Reject)
+    assert verdict.error.code == "OVERLOADED"
+    assert verdict.error.retryable
+    assert said in verdict.error.message
+    assert verdict.error.retry_after_ms == 100
+    assert "100 ms" in verdict.error.hint
+
+
+def test_the_time_follows_the_recent_rate(admission: Admission) -> None:
+    for i in range(1000):  # 1000 a second
+        admission.completed(i * SECOND // 1000)
+    assert admission.retry_after_ms(8, SECOND) == 5  # bounded from below
+    assert admission.retry_after_ms(800, SECOND) == pytest.approx(100, rel=0.3)
+    assert admission.retry_after_ms(10**6, SECOND) == 1000  # ... and from above
+    assert admission.retry_after_ms(8, 100 * SECOND) == 100  # long ago: nothing is known
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        Admission(0, 1, 1)

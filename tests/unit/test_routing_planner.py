@@ -1,0 +1,159 @@
+"""Which replicas a request visits, and what is said when there is no way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from blockflow.core.errors import RequestError
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
+from blockflow.dispatcher.plan import Plan, Planner
+
+CONTRACT = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 2)))
+
+
+def table(
+    stages: Mapping[int, tuple[str, int]], version: int = 1, **tasks: tuple[str, ...]
+) -> RouteTable:
+    """``stages``: number -> (block, incarnation)."""
+    return RouteTable(
+        version,
+        version,
+        {
+            s: StageRoute(s, b, f"{b}#{i}", i, f"ipc://{i}", "tensormq")
+            for s, (b, i) in stages.items()
+        },
+        {n: TaskRoute(n, p, CONTRACT) for n, p in tasks.items()},
+    )
+
+
+def planner(stages: Mapping[int, tuple[str, int]], **tasks: tuple[str, ...]) -> Planner:
+    made = Planner()
+    made.replace(table(stages, **tasks))
+    return made
+
+
+def plan(p: Planner, *tasks: str) -> Plan:
+    return p.plan([p.task(t) for t in tasks])
+
+
+def stages_of(made: Plan) -> list[int]:
+    return [n.stage for n in made.tree.nodes]
+
+
+def code_of(call: object, *args: object) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        call(*args)  # type: ignore[operator]
+    return caught.value
+
+
+def test_nothing_is_ready_before_the_first_routes() -> None:
+    assert code_of(Planner().task, "t").code == "NOT_READY"
+
+
+def test_an_unknown_task_gets_near_names() -> None:
+    p = planner({1: ("b", 11)}, digit=("b",), parity=("b",))
+    error = code_of(p.task, "digits")
+    assert error.code == "UNKNOWN_TASK"
+    assert "'digit'" in error.hint
+    assert "digit, parity" in code_of(p.task, "zzz").hint
+
+
+def test_a_plan_knows_its_way() -> None:
+    p = planner(
+        {1: ("trunk", 11), 2: ("a", 12), 3: ("b", 12)}, ta=("trunk", "a"), tb=("trunk", "b")
+    )
+    made = plan(p, "ta", "tb")
+    assert stages_of(made) == [1, 2, 3]
+    assert made.ends == (1, 2)
+    assert made.blocks == ("trunk", "a", "b")
+    assert made.incarnations == (11, 12, 12)
+    assert made.below == (frozenset({1, 2}), frozenset({1}), frozenset({2}))
+    assert made.lost_with == {11: {1, 2}, 12: {1, 2}}
+    assert made.lineage == {1: (0, 1), 2: (0, 2)}
+    assert made.root.incarnation == 11
+    assert plan(p, "ta", "tb") is made
+
+
+def test_tasks_that_start_apart_cannot_share_an_input() -> None:
+    p = planner({1: ("a", 11), 2: ("b", 12)}, ta=("a",), tb=("b",))
+    error = code_of(plan, p, "ta", "tb")
+    assert error.code == "INVALID_REQUEST"
+    assert "tb: b" in error.message
+
+
+def test_a_tree_that_is_too_large_is_refused() -> None:
+    p = planner({1: ("a", 11)}, t=("a",) * 65)
+    assert code_of(plan, p, "t").code == "INVALID_REQUEST"
+
+
+def test_the_least_loaded_replica_is_chosen_in_turn() -> None:
+    p = planner({1: ("b", 11), 2: ("b", 12), 3: ("b", 13)}, t=("b",))
+    chosen = []
+    for _ in range(6):
+        made = plan(p, "t")
+        p.take(made)
+        chosen.append(stages_of(made)[0])
+    assert chosen == [1, 2, 3, 1, 2, 3]
+    for _ in range(2):
+        p.give_back(plan_of(p, 2))
+    assert p.outstanding(2) == 0
+    assert stages_of(plan(p, "t")) == [2]
+
+
+def plan_of(p: Planner, stage: int) -> Plan:
+    """A plan through this very replica."""
+    for made in p._cache.values():
+        if stages_of(made) == [stage]:
+            return made
+    raise AssertionError(stage)
+
+
+def test_equal_replicas_take_turns_when_nothing_is_outstanding() -> None:
+    p = planner({1: ("b", 11), 2: ("b", 12)}, t=("b",))
+    assert {tuple(stages_of(plan(p, "t"))) for _ in range(4)} == {(1,), (2,)}
+
+
+def test_all_tasks_of_a_request_use_the_same_replica() -> None:
+    p = planner(
+        {1: ("trunk", 11), 2: ("trunk", 12), 3: ("a", 13), 4: ("b", 14)},
+        ta=("trunk", "a"),
+        tb=("trunk", "b"),
+    )
+    for _ in range(4):
+        assert len(plan(p, "ta", "tb").tree.nodes) == 3
+
+
+def test_the_next_block_is_taken_in_the_same_worker() -> None:
+    p = planner({1: ("a", 11), 2: ("b", 11), 3: ("a", 12), 4: ("b", 12)}, t=("a", "b"))
+    ways = set()
+    for _ in range(4):
+        made = plan(p, "t")
+        p.take(made)
+        ways.add(tuple(stages_of(made)))
+    assert ways == {(1, 2), (3, 4)}
+
+
+def test_a_dead_worker_is_avoided_also_by_a_table_that_names_it() -> None:
+    p = planner({1: ("b", 11), 2: ("b", 12)}, t=("b",))
+    p.peer_gone(11)
+    assert {stages_of(plan(p, "t"))[0] for _ in range(4)} == {2}
+    p.replace(table({1: ("b", 11)}, 2, t=("b",)))
+    error = code_of(plan, p, "t")
+    assert error.code == "BLOCK_UNAVAILABLE"
+    assert error.where == "b"
+    p.replace(table({5: ("b", 15)}, 3, t=("b",)))
+    assert stages_of(plan(p, "t")) == [5]
+    assert p.version == 3
+
+
+def test_a_load_outlives_the_routes_that_it_came_with() -> None:
+    p = planner({1: ("b", 11)}, t=("b",))
+    made = plan(p, "t")
+    p.take(made)
+    p.replace(table({2: ("b", 12)}, 2, t=("b",)))
+    assert p.outstanding(1) == 1
+    p.give_back(made)
+    assert p.outstanding(1) == 0
