@@ -1,0 +1,131 @@
+"""Commands that change something: ping, drain, undrain, restart, stop, monitor, kpis."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from blockflow.cli.complete import complete_block
+from blockflow.cli.options import Block, Json, Url, print_json, print_line
+from blockflow.core.errors import RequestError
+from blockflow.monitor.rest import RestClient, segment
+
+_SLOW_S = 120.0
+"""Time-out of calls that wait for a drain, a start or a stop."""
+
+AnyBlock = Annotated[
+    str, typer.Argument(help="A block; none means all.", autocompletion=complete_block)
+]
+
+
+class Switch(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
+class KpiAction(StrEnum):
+    SHOW = "show"
+    STORE = "store"
+
+
+def ping(block: AnyBlock = "", url: Url = "", json_: Json = False) -> None:
+    """Ask every worker (or those of BLOCK) for a sign of life.
+
+    Exit status 4 when one does not answer in time.
+    """
+    from blockflow.monitor.view import ping_lines, ping_ok
+
+    path = f"/v1/blocks/{segment(block)}/ping" if block else "/v1/ping"
+    answer = RestClient(url).post(path)
+    _show(answer, json_, ping_lines(answer))
+    if not ping_ok(answer):
+        raise typer.Exit(4)
+
+
+def drain(block: Block, url: Url = "", json_: Json = False) -> None:
+    """Let BLOCK finish what it has and take no more; its tasks answer BLOCK_UNAVAILABLE."""
+    _act(block, "drain", f"{block}: drained", url, json_)
+
+
+def undrain(block: Block, url: Url = "", json_: Json = False) -> None:
+    """Let a drained BLOCK take work again."""
+    _act(block, "undrain", f"{block}: takes work again", url, json_)
+
+
+def restart(block: Block, url: Url = "", json_: Json = False) -> None:
+    """Replace the workers of BLOCK: the new ones serve before the old ones stop."""
+    _act(block, "restart", f"{block}: restarted", url, json_)
+
+
+def stop(
+    block: AnyBlock = "",
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Don't ask before stopping all.")
+    ] = False,
+    url: Url = "",
+    json_: Json = False,
+) -> None:
+    """Stop the workers of BLOCK; without BLOCK, the whole system."""
+    if block:
+        _act(block, "stop", f"{block}: stopped", url, json_)
+        return
+    client = RestClient(url)
+    if not yes and json_:
+        raise RequestError("INVALID_REQUEST", "stopping all needs --yes", hint="add --yes")
+    if not yes:
+        typer.confirm(f"Stop the whole system at {client.url}?", abort=True)
+    answer = client.post("/v1/shutdown", timeout_s=_SLOW_S)
+    _show(answer, json_, [f"{client.url}: shutting down"])
+
+
+def monitor(
+    switch: Annotated[Switch, typer.Argument(help="on or off")],
+    hz: Annotated[float, typer.Option(min=0.1, max=20, help="Samples per second.")] = 4.0,
+    url: Url = "",
+    json_: Json = False,
+) -> None:
+    """Turn the KPI samples of all processes on or off."""
+    body: dict[str, Any] = {"on": switch is Switch.ON}
+    if switch is Switch.ON:
+        body["hz"] = hz
+    answer = RestClient(url).post("/v1/monitor", body)
+    state = f"on, {hz:g} samples per second" if switch is Switch.ON else "off"
+    _show(answer, json_, [f"monitor: {state}"])
+
+
+def kpis(
+    action: Annotated[KpiAction, typer.Argument(help="show or store")] = KpiAction.SHOW,
+    file: Annotated[
+        str, typer.Argument(help="store: a file name like run1.jsonl, kept by the control plane.")
+    ] = "",
+    url: Url = "",
+    json_: Json = False,
+) -> None:
+    """Show the latest KPIs as JSON, or store the recent samples in a file."""
+    client = RestClient(url)
+    if action is KpiAction.SHOW:
+        if file:
+            raise RequestError("INVALID_REQUEST", "show takes no file", where=file)
+        print_json(client.get("/v1/kpis"))
+        return
+    if not file:
+        raise RequestError(
+            "INVALID_REQUEST", "no file name", hint="blockflow kpis store run1.jsonl"
+        )
+    answer = client.post("/v1/kpis/store", {"file": file})
+    _show(answer, json_, [f"{answer.get('path', file)}: {answer.get('count', '?')} records"])
+
+
+def _act(block: str, verb: str, done: str, url: str, json_: bool) -> None:
+    answer = RestClient(url).post(f"/v1/blocks/{segment(block)}/{verb}", timeout_s=_SLOW_S)
+    _show(answer, json_, [done])
+
+
+def _show(answer: Any, json_: bool, lines: list[str]) -> None:
+    if json_:
+        print_json(answer)
+    else:
+        for line in lines:
+            print_line(line)

@@ -1,0 +1,60 @@
+"""``blockflow apply``: post a system update."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockflow.cli.options import Json, Url, print_json, print_line
+from blockflow.core import limits
+from blockflow.core.errors import RequestError
+from blockflow.monitor.rest import RestClient
+
+_SLOW_S = 600.0
+"""An update loads artifacts: large models need their time."""
+
+
+def apply(
+    file: Annotated[str, typer.Argument(help="A topology as JSON; - reads the standard input.")],
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when it is in force, or at once.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would start and stop.")
+    ] = False,
+    url: Url = "",
+    json_: Json = False,
+) -> None:
+    """Apply the topology in FILE: what is missing starts, what is unneeded stops, the rest runs on.
+
+    All errors of a topology are shown at once, each with its JSON path.
+    """
+    from blockflow.monitor.view import update_lines
+
+    body = _read(file)
+    query = {"dry_run": "true"} if dry_run else {"wait": "true" if wait else "false"}
+    answer = RestClient(url).post("/v1/system-update", body, query, timeout_s=_SLOW_S)
+    if json_:
+        print_json(answer)
+        return
+    for line in update_lines(answer):
+        print_line(line)
+
+
+def _read(file: str) -> bytes:
+    try:
+        if file == "-":
+            raw = sys.stdin.buffer.read(limits.MAX_REST_BODY_BYTES + 1)
+        else:
+            with Path(file).open("rb") as stream:
+                raw = stream.read(limits.MAX_REST_BODY_BYTES + 1)
+    except OSError as exc:
+        raise RequestError(
+            "INVALID_REQUEST", f"cannot read it: {exc.strerror}", where=file
+        ) from exc
+    if len(raw) > limits.MAX_REST_BODY_BYTES:
+        raise RequestError("TOO_LARGE", f"more than {limits.MAX_REST_BODY_BYTES} bytes", where=file)
+    return raw

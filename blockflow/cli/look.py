@@ -1,0 +1,85 @@
+"""Commands that only look: status, top, tasks, topology."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from blockflow.cli.exits import ExitCode
+from blockflow.cli.options import Json, Url, print_json, print_line
+from blockflow.monitor.rest import RestClient
+from blockflow.monitor.view import is_ready, listing
+
+_STATUS = "/v1/status"
+
+
+def status(url: Url = "", json_: Json = False) -> None:
+    """Show health, epoch, blocks, workers and tasks.
+
+    Exit status 4 when the system runs but is not ready to serve every task.
+    """
+    document = RestClient(url).get(_STATUS)
+    if json_:
+        print_json(document)
+    else:
+        from rich.console import Console
+
+        from blockflow.monitor.screen import show, status_screen
+
+        console = Console(highlight=False)
+        show(status_screen(document, console.width), console)
+    if not is_ready(document):
+        raise typer.Exit(ExitCode.NOT_READY)
+
+
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", "-n", min=0.1, max=60, help="Seconds between updates.")
+    ] = 1.0,
+    url: Url = "",
+    json_: Json = False,
+) -> None:
+    """Watch blocks, processes and tasks live; q ends it.
+
+    Without a terminal, or with --json, it shows one screen and ends.
+    """
+    client = RestClient(url)
+    if json_:
+        print_json(client.get(_STATUS))
+        return
+    from blockflow.monitor.top import Top
+
+    Top(lambda: client.get(_STATUS), interval).run()
+
+
+def tasks(url: Url = "", json_: Json = False) -> None:
+    """List the published tasks with path, input and output."""
+    document = RestClient(url).get("/v1/tasks")
+    if json_:
+        print_json(document)
+        return
+    from rich.console import Console
+
+    from blockflow.monitor.grids import contract_grid
+    from blockflow.monitor.screen import render, show
+
+    console = Console(highlight=False)
+    show(render(contract_grid(listing(document, "tasks")), console.width), console)
+
+
+def topology(
+    posted: Annotated[
+        bool, typer.Option("--posted", help="The body as it was posted, not the complete form.")
+    ] = False,
+    url: Url = "",
+    json_: Json = False,
+) -> None:
+    """Show the topology in force as JSON that `blockflow apply` takes."""
+    document = RestClient(url).get("/v1/topology")
+    if json_:
+        print_json(document)
+        return
+    shown = document.get("posted" if posted else "topology")
+    print_line(json.dumps(shown, indent=2, ensure_ascii=False))

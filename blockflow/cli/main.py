@@ -1,0 +1,125 @@
+"""``blockflow``: the command line. Commands are loaded when they are called, so that each starts
+as fast as its own imports allow; none of the monitoring commands imports torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from blockflow import __version__
+from blockflow.cli.exits import ExitCode, exit_code
+from blockflow.core.errors import BlockFlowError, make_error
+
+DEBUG_VARIABLE = "BLOCKFLOW_DEBUG"
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "up": ("up", "up", "Start the system: control plane, REST and Dispatcher."),
+    "demo": ("demo", "demo", "Train, deploy and serve three tasks on real digits."),
+    "export": ("export", "export", "Cut a model into blocks and store them."),
+    "apply": ("apply", "apply", "Apply a topology: a whole new system update."),
+    "status": ("look", "status", "Show health, epoch, blocks, workers and tasks."),
+    "top": ("look", "top", "Watch blocks and processes live."),
+    "tasks": ("look", "tasks", "List the published tasks."),
+    "topology": ("look", "topology", "Show the topology in force."),
+    "infer": ("infer", "infer", "Send one request and show the answer."),
+    "ping": ("act", "ping", "Ask every worker, or a block's, for a sign of life."),
+    "drain": ("act", "drain", "Let a block finish its work and take no more."),
+    "undrain": ("act", "undrain", "Let a drained block take work again."),
+    "restart": ("act", "restart", "Replace a block's workers without a gap."),
+    "stop": ("act", "stop", "Stop a block, or the whole system."),
+    "monitor": ("act", "monitor", "Turn the KPI samples on or off."),
+    "kpis": ("act", "kpis", "Show the latest KPIs, or store the recent ones in a file."),
+}
+"""Name -> module below blockflow.cli, function, and the line that --help shows."""
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands from :data:`COMMANDS`; imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in with name and help: all that --help and completion look at."""
+        entry = COMMANDS.get(cmd_name)
+        return None if entry is None else TyperCommand(cmd_name, help=entry[2])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, stand_in, rest = super().resolve_command(ctx, args)
+        return name, stand_in if name is None else load(name), rest
+
+
+def load(name: str) -> Any:
+    """Import one command and build it."""
+    module, function, _ = COMMANDS[name]
+    single = typer.Typer(add_completion=False)
+    single.command(name)(getattr(import_module(f"blockflow.cli.{module}"), function))
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="BlockFlow serves many DNN tasks from shared blocks.",
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        sys.stdout.write(f"blockflow {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show it and stop."),
+    ] = False,
+) -> None:
+    """BlockFlow serves many DNN tasks from shared blocks."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; errors become code, message and hint.
+
+    Errors go to stderr as text; with ``--json`` also to stdout as ``{"error": {...}}``.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    level = "DEBUG" if os.environ.get(DEBUG_VARIABLE) else "WARNING"
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        typer.main.get_command(app).main(args, prog_name="blockflow")
+    except BlockFlowError as exc:
+        return _report(exc, args)
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else ExitCode.OK if exc.code is None else 1
+    except BrokenPipeError:
+        # The reader (head, less) has what it wanted; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except Exception as exc:
+        logging.getLogger("blockflow.cli").debug("internal error", exc_info=True)
+        hint = f"set {DEBUG_VARIABLE}=1 for the traceback, and report it"
+        return _report(make_error("INTERNAL", repr(exc), hint=hint), args)
+    return ExitCode.OK
+
+
+def _report(error: BlockFlowError, args: Sequence[str]) -> int:
+    if "--json" in args:
+        sys.stdout.write(json.dumps({"error": error.to_dict()}, indent=2) + "\n")
+    sys.stderr.write(f"blockflow: {error}\n")
+    return exit_code(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The async client: the same connection, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, overload
+
+from blockflow.client.connection import Connection, Errors, RequestId
+from blockflow.client.core import Counters
+from blockflow.client.pending import PendingRequest
+from blockflow.client.result import Result
+from blockflow.core.routing import TaskRoute
+
+
+class AsyncClient:
+    """As :class:`~blockflow.client.sync.Client`, for asyncio; usable from several event loops.
+
+    Cancelling an awaiting task (or an ``asyncio.timeout`` around it) cancels the request in the
+    system too.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        connect_timeout_s: float = 5.0,
+        max_pending: int = 4096,
+    ) -> None:
+        self._connection = Connection(
+            address, connect_timeout_s=connect_timeout_s, max_pending=max_pending
+        )
+
+    @property
+    def address(self) -> str:
+        return self._connection.address
+
+    @overload
+    async def infer(
+        self,
+        tasks: str,
+        x: Any,
+        *,
+        deadline_s: float | None = ...,
+        request_id: RequestId = ...,
+        dtype: str | None = ...,
+    ) -> Result: ...
+    @overload
+    async def infer(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        deadline_s: float | None = ...,
+        request_id: RequestId = ...,
+        dtype: str | None = ...,
+        errors: Errors = ...,
+    ) -> Any: ...
+    async def infer(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        deadline_s: float | None = None,
+        request_id: RequestId = None,
+        dtype: str | None = None,
+        errors: Errors = "raise",
+    ) -> Any:
+        """See :meth:`blockflow.client.sync.Client.infer`."""
+        pending = self.submit(
+            tasks, x, deadline_s=deadline_s, request_id=request_id, dtype=dtype, errors=errors
+        )
+        return await asyncio.wrap_future(pending)
+
+    def submit(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        deadline_s: float | None = None,
+        request_id: RequestId = None,
+        dtype: str | None = None,
+        errors: Errors = "raise",
+    ) -> PendingRequest[Any]:
+        """Send without waiting; await it with ``asyncio.wrap_future``."""
+        return self._connection.submit(
+            tasks, x, deadline_s=deadline_s, request_id=request_id, dtype=dtype, errors=errors
+        )
+
+    async def tasks(self, *, timeout_s: float = 5.0) -> dict[str, TaskRoute]:
+        """The published tasks: path, contract, limits."""
+        return await asyncio.wrap_future(self._connection.tasks(timeout_s))
+
+    async def wait_ready(
+        self, tasks: Iterable[str] = (), *, timeout_s: float = 30.0
+    ) -> dict[str, TaskRoute]:
+        """See :meth:`blockflow.client.sync.Client.wait_ready`."""
+        return await asyncio.wrap_future(self._connection.wait_ready(tasks, timeout_s))
+
+    def counters(self) -> Counters:
+        """What this client has sent and received."""
+        return self._connection.counters()
+
+    async def close(self) -> None:
+        """Cancel what is in flight and end the connection's thread."""
+        await asyncio.wrap_future(self._connection.close())
+        self._connection.join()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,152 @@
+"""The published tasks as a client knows them, and the questions of callers about them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from blockflow.client.outcome import Described, Failed, Link, Outcome
+from blockflow.core.errors import RequestError, WireError, make_error
+from blockflow.core.routing import TaskRoute
+from blockflow.wire.client import Describe, Description, encode_to_dispatcher
+
+PROBE_WAIT_NS = 500_000_000
+"""A request without a deadline waits at most this long to learn its tasks' own."""
+
+READY_POLL_NS = 50_000_000
+"""How often ``wait_ready`` asks again."""
+
+_PROBE_ID = bytes(16)
+
+
+@dataclass(slots=True)
+class _Question:
+    """``wanted`` None: what is published now; else: wait until all of it (or anything) is."""
+
+    request_id: bytes
+    wanted: frozenset[str] | None
+    deadline_ns: int
+    asked_ns: int
+
+
+class Catalog:
+    """Events in, headers to send and outcomes out; ``link`` is shared with the core."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._questions: dict[bytes, _Question] = {}
+        self._tasks: dict[str, TaskRoute] | None = None
+        self._epoch = 0
+        self._probed_ns: int | None = None
+
+    def __contains__(self, request_id: bytes) -> bool:
+        return request_id in self._questions
+
+    def ask(
+        self, request_id: bytes, wanted: Iterable[str] | None, timeout_ms: int, now_ns: int
+    ) -> list[bytes]:
+        """Take a question; returns what to send for it now."""
+        self._questions[request_id] = _Question(
+            request_id,
+            None if wanted is None else frozenset(wanted),
+            now_ns + timeout_ms * 1_000_000,
+            now_ns,
+        )
+        return [_describe(request_id)] if self._link.up else []
+
+    def on_connected(self) -> list[bytes]:
+        """A new connection may lead to another system: forget, and ask anew."""
+        self._forget()
+        return [_describe(rid) for rid in self._questions]
+
+    def on_epoch(self, epoch: int) -> None:
+        """A reply names its epoch; a newer one than ours may have other tasks."""
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._forget()
+
+    def on_description(self, msg: Description) -> list[Outcome]:
+        """Raises WireError when there is no question to blame a broken description on."""
+        try:
+            routes = [TaskRoute.from_dict(t) for t in msg.tasks]
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
+            error = WireError("MALFORMED_MESSAGE", f"a published task cannot be read: {exc!r}")
+            if self._questions.pop(msg.request_id, None) is None:
+                raise error from exc
+            return [Failed(msg.request_id, error)]
+        self._tasks = {r.name: r for r in routes}
+        self._epoch = msg.epoch
+        self._probed_ns = None
+        out: list[Outcome] = []
+        for q in list(self._questions.values()):
+            if q.request_id == msg.request_id if q.wanted is None else self._satisfied(q.wanted):
+                del self._questions[q.request_id]
+                out.append(Described(q.request_id, dict(self._tasks)))
+        return out
+
+    def due(self, request_id: bytes) -> int:
+        """When :meth:`on_tick` must look at this question next."""
+        q = self._questions[request_id]
+        if q.wanted is not None:
+            return min(q.deadline_ns, q.asked_ns + READY_POLL_NS)
+        if not self._link.up:
+            return min(q.deadline_ns, self._link.gives_up_at(q.asked_ns))
+        return q.deadline_ns
+
+    def on_tick(self, request_id: bytes, now_ns: int) -> tuple[list[Outcome], list[bytes]]:
+        """A question's time has come: ask again or end it."""
+        q = self._questions[request_id]
+        if q.wanted is not None and now_ns < q.deadline_ns:
+            q.asked_ns = now_ns
+            return [], [_describe(request_id)] if self._link.up else []
+        del self._questions[request_id]
+        if not self._link.up:
+            return [Failed(request_id, self._link.lost("no connection"))], []
+        if q.wanted is None or self._tasks is None:
+            error = make_error("TIMEOUT", "no answer in time", where=self._link.address)
+            return [Failed(request_id, error)], []
+        missing = ", ".join(sorted(q.wanted - self._tasks.keys())) or "any task"
+        return [
+            Failed(
+                request_id,
+                RequestError(
+                    "NOT_READY",
+                    f"not published in time: {missing}",
+                    where=self._link.address,
+                    hint="apply a topology that has it, or look at `blockflow status`",
+                ),
+            )
+        ], []
+
+    def close(self) -> list[Outcome]:
+        gone = RequestError("CANCELLED", "the client was closed", where=self._link.address)
+        out: list[Outcome] = [Failed(rid, gone) for rid in self._questions]
+        self._questions.clear()
+        return out
+
+    # --- deadlines -------------------------------------------------------------------------------
+
+    def knows(self, now_ns: int) -> tuple[bool, list[bytes]]:
+        """Whether tasks' own deadlines are known (or given up on), and what to send to learn."""
+        if self._tasks is not None:
+            return True, []
+        if self._probed_ns is None:
+            self._probed_ns = now_ns
+            return False, [_describe(_PROBE_ID)]
+        return now_ns >= self._probed_ns + PROBE_WAIT_NS, []
+
+    def deadline_ms(self, tasks: Sequence[str]) -> int | None:
+        """The shortest deadline that the topology gives ``tasks``, None when none is known."""
+        known = self._tasks or {}
+        return min((known[t].deadline_ms for t in tasks if t in known), default=None)
+
+    def _forget(self) -> None:
+        self._tasks = None
+        self._probed_ns = None
+
+    def _satisfied(self, wanted: frozenset[str]) -> bool:
+        return bool(self._tasks) and wanted <= (self._tasks or {}).keys()
+
+
+def _describe(request_id: bytes) -> bytes:
+    return encode_to_dispatcher(Describe(request_id))

@@ -1,0 +1,257 @@
+"""One connection to a Dispatcher: a background thread owns the socket, any thread may call.
+
+Both clients, sync and async, are thin covers of :class:`Connection`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, Literal
+
+from blockflow.client.address import dispatcher_address
+from blockflow.client.core import ClientCore, Counters, check_deadline, check_tasks
+from blockflow.client.io import IoThread
+from blockflow.client.outcome import Answered, Described, Failed, Outcome
+from blockflow.client.pending import PendingRequest
+from blockflow.client.result import Result, block_timings
+from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.routing import TaskRoute
+from blockflow.wire.client import TaskResult
+from blockflow.wire.data import REQUEST_ID_BYTES
+from blockflow.wire.tensor import TensorDesc
+
+Errors = Literal["raise", "return"]
+Answer = Result | BlockFlowError
+RequestId = bytes | str | uuid.UUID | None
+Read = Callable[[TensorDesc, Any], Any]
+
+
+class Connection:
+    """Connects at once and reconnects for ever, in the background.
+
+    Args:
+        address: ``tcp://host:port`` or ``ipc://path`` of a Dispatcher; by default the environment's
+            BLOCKFLOW_ADDRESS, else ``tcp://127.0.0.1:5755``.
+        connect_timeout_s: a call fails when there is no connection for so long.
+        max_pending: more unanswered requests than this are refused with OVERLOADED.
+
+    A connection belongs to the process that made it; after a fork the child makes its own.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        connect_timeout_s: float = 5.0,
+        max_pending: int = 4096,
+    ) -> None:
+        self.address = dispatcher_address(address)
+        if connect_timeout_s <= 0 or max_pending < 1:
+            raise RequestError("INVALID_REQUEST", "connect_timeout_s and max_pending are positive")
+        core = ClientCore(
+            self.address,
+            connect_timeout_ns=int(connect_timeout_s * 1e9),
+            max_pending=max_pending,
+            now_ns=time.monotonic_ns(),
+        )
+        # numpy is most of the SDK's import time: paid by who connects, not by who imports.
+        self._tensors = import_module("blockflow.client.tensors")
+        self._core = core
+        self._io = IoThread(core)
+        self._pid = os.getpid()
+        # Also ends the thread of a client that its program forgot to close.
+        self._finalizer = weakref.finalize(self, _shut_down, self._io, self._pid)
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        deadline_s: float | None,
+        request_id: RequestId,
+        dtype: str | None,
+        errors: Errors,
+    ) -> PendingRequest[Any]:
+        """Send one request. The future gives a Result for one name, a map name -> Result for a
+        sequence of names; with ``errors="return"`` an error stands where its Result would.
+
+        Raises:
+            RequestError: what can be known to be wrong here is raised here.
+        """
+        self._check_process()
+        rid = _request_id(request_id)
+        names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
+        check_tasks(names)
+        deadline_ms = None if deadline_s is None else _milliseconds(deadline_s)
+        check_deadline(deadline_ms)
+        if errors not in ("raise", "return"):
+            raise RequestError("INVALID_REQUEST", f"errors is 'raise' or 'return', not {errors!r}")
+        desc, body, kind = self._tensors.to_wire(x, dtype)
+        future: PendingRequest[Any] = PendingRequest(rid, self._cancel)
+        core, now, from_wire = self._core, time.monotonic_ns(), self._tensors.from_wire
+
+        def read(desc: TensorDesc, frame: Any) -> Any:
+            return from_wire(desc, frame, kind)
+
+        def call() -> list[Outcome]:
+            core.submit(rid, names, desc, body, deadline_ms, now)
+            return []
+
+        def end(outcome: Outcome) -> None:
+            if isinstance(outcome, Described):
+                return
+            try:
+                answers = _answers(outcome, names, read, errors)
+            except BlockFlowError as exc:
+                future.set_exception(exc)
+            else:
+                future.set_result(answers[tasks] if isinstance(tasks, str) else answers)
+
+        self._io.post(call, rid, end)
+        return future
+
+    def tasks(self, timeout_s: float) -> Future[dict[str, TaskRoute]]:
+        """The published tasks, asked now."""
+        return self._ask(None, timeout_s)
+
+    def wait_ready(self, wanted: Iterable[str], timeout_s: float) -> Future[dict[str, TaskRoute]]:
+        """Ends when all ``wanted`` tasks are published (any, when empty)."""
+        return self._ask(tuple(wanted), timeout_s)
+
+    def counters(self) -> Counters:
+        """A copy of the core's counters."""
+        return replace(self._core.counters)
+
+    def close(self) -> Future[None]:
+        """Cancel what is in flight, end the thread; the future is done when it has ended."""
+        if os.getpid() == self._pid:
+            self._finalizer.detach()
+            self._io.stop()
+        return self._io.ended
+
+    def join(self) -> None:
+        """Wait for the end of the thread after :meth:`close`."""
+        if os.getpid() == self._pid:
+            self._io.join()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _ask(
+        self, wanted: tuple[str, ...] | None, timeout_s: float
+    ) -> Future[dict[str, TaskRoute]]:
+        self._check_process()
+        rid = os.urandom(REQUEST_ID_BYTES)
+        core, now, timeout_ms = self._core, time.monotonic_ns(), _milliseconds(timeout_s)
+        future: Future[dict[str, TaskRoute]] = Future()
+        future.set_running_or_notify_cancel()
+
+        def call() -> list[Outcome]:
+            core.ask(rid, wanted, timeout_ms, now)
+            return []
+
+        def end(outcome: Outcome) -> None:
+            if isinstance(outcome, Described):
+                future.set_result(outcome.tasks)
+            elif isinstance(outcome, Failed):
+                future.set_exception(outcome.error)
+
+        self._io.post(call, rid, end)
+        return future
+
+    def _cancel(self, request_id: bytes) -> None:
+        core = self._core
+        self._io.post(lambda: core.cancel(request_id), None, None)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"this client belongs to process {self._pid}",
+                where=self.address,
+                hint="make a new client after a fork",
+            )
+
+
+def _answers(
+    outcome: Answered | Failed, tasks: Sequence[str], read: Read, errors: Errors
+) -> dict[str, Answer]:
+    """Results by task, in the reply's own memory.
+
+    Raises:
+        BlockFlowError: the request's or the first task's, unless they are to be returned.
+    """
+    if isinstance(outcome, Failed):
+        answers: dict[str, Answer] = dict.fromkeys(tasks, outcome.error)
+    else:
+        rtt_ms = (time.monotonic_ns() - outcome.submitted_ns) / 1e6
+        answers = {
+            r.task: r.error if r.error is not None else _result(r, frame, read, rtt_ms, outcome)
+            for r, frame in zip(outcome.results, outcome.frames, strict=True)
+        }
+    if errors == "raise":
+        for answer in answers.values():
+            if isinstance(answer, BlockFlowError):
+                raise answer
+    return answers
+
+
+def _result(r: TaskResult, frame: Any, read: Read, rtt_ms: float, outcome: Answered) -> Answer:
+    if r.tensor is None:
+        return RequestError("MALFORMED_MESSAGE", "a result without a tensor", where=r.task)
+    try:
+        value = read(r.tensor, frame)
+    except BlockFlowError as exc:
+        return exc
+    return Result(
+        task=r.task,
+        value=value,
+        dtype=r.tensor.dtype,
+        timings=block_timings(r),
+        total_ms=r.total_ns / 1e6,
+        ingress_ms=r.ingress_ns / 1e6,
+        egress_ms=r.egress_ns / 1e6,
+        rtt_ms=rtt_ms,
+        epoch=outcome.epoch,
+        request_id=outcome.request_id,
+    )
+
+
+def _shut_down(io: IoThread, pid: int) -> None:
+    if os.getpid() == pid:
+        io.stop()
+        io.join()
+
+
+def _milliseconds(seconds: float) -> int:
+    try:
+        return max(1, round(seconds * 1000)) if seconds > 0 else 0
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise RequestError("INVALID_REQUEST", f"{seconds!r} is not a number of seconds") from exc
+
+
+def _request_id(given: RequestId) -> bytes:
+    if given is None:
+        return os.urandom(REQUEST_ID_BYTES)
+    try:
+        if isinstance(given, str):
+            raw = uuid.UUID(given).bytes
+        else:
+            raw = given.bytes if isinstance(given, uuid.UUID) else bytes(given)
+    except (ValueError, TypeError):
+        raw = b""
+    if len(raw) != REQUEST_ID_BYTES or raw == bytes(REQUEST_ID_BYTES):
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"a request id is {REQUEST_ID_BYTES} bytes, their hex form or a UUID, not {given!r}",
+            where="request_id",
+        )
+    return raw

@@ -1,0 +1,332 @@
+"""The client's protocol without I/O: pending requests, deadlines, connection state, outcomes.
+
+Takes events and ``now`` (nanoseconds of any monotonic clock), gives back outcomes; the
+:class:`~blockflow.client.connection.Connection` owns socket, thread and clock. Every request that
+:meth:`ClientCore.submit` takes gets exactly one outcome, by its deadline plus :data:`GRACE_NS`
+whatever the Dispatcher does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.client.catalog import PROBE_WAIT_NS, Catalog
+from blockflow.client.outcome import Answered, Failed, Link, Outcome
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, RequestError, WireError
+from blockflow.wire.client import (
+    Cancel,
+    Description,
+    Reply,
+    Request,
+    TaskResult,
+    decode_to_client,
+    encode_to_dispatcher,
+    request_id_of,
+)
+from blockflow.wire.tensor import TensorDesc
+
+GRACE_NS = 100_000_000
+"""How long after its deadline a request still waits for the Dispatcher's own word on it."""
+
+_WHOLE_REQUEST = "*"
+"""Task name of a result that stands for all tasks of the request."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    request_id: bytes
+    tasks: tuple[str, ...]
+    desc: TensorDesc
+    body: Any
+    submitted_ns: int
+    deadline_ns: int
+    has_deadline: bool
+    sent: bool = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the core has seen since it was made."""
+
+    submitted: int = 0
+    answered: int = 0
+    failed: int = 0
+    late_replies: int = 0
+    malformed: int = 0
+    connects: int = 0
+    disconnects: int = 0
+
+
+class ClientCore:
+    """State of one connection: ``max_pending`` bounds the unanswered requests."""
+
+    def __init__(
+        self, address: str, *, connect_timeout_ns: int, max_pending: int, now_ns: int
+    ) -> None:
+        self.link = Link(address, connect_timeout_ns, now_ns)
+        self.counters = Counters()
+        self._catalog = Catalog(self.link)
+        self._max_pending = max_pending
+        self._pending: dict[bytes, _Pending] = {}
+        self._outbox: deque[bytes] = deque()
+        self._urgent: deque[bytes] = deque()
+        self._timers: list[tuple[int, bytes]] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an outcome."""
+        return len(self._pending)
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request_id: bytes,
+        tasks: Sequence[str],
+        desc: TensorDesc,
+        body: Any,
+        deadline_ms: int | None,
+        now_ns: int,
+    ) -> None:
+        """Take one request; ``body`` is kept until it was sent.
+
+        ``deadline_ms`` None means the shortest deadline that the topology gives the tasks.
+
+        Raises:
+            RequestError: DUPLICATE_REQUEST or OVERLOADED; nothing is then kept.
+        """
+        if request_id in self._pending or request_id in self._catalog:
+            raise RequestError(
+                "DUPLICATE_REQUEST",
+                "a request with this id is in flight",
+                where=request_id.hex(),
+                hint="let the SDK choose the ids, or wait for the first one's answer",
+            )
+        if len(self._pending) >= self._max_pending:
+            raise RequestError(
+                "OVERLOADED",
+                f"{self._max_pending} requests of this client wait for an answer",
+                where=self.link.address,
+                hint="wait for answers, or raise max_pending",
+            )
+        ms = limits.DEFAULT_DEADLINE_MS if deadline_ms is None else deadline_ms
+        deadline_ns = now_ns + ms * 1_000_000
+        p = _Pending(
+            request_id, tuple(tasks), desc, body, now_ns, deadline_ns, deadline_ms is not None
+        )
+        self._pending[request_id] = p
+        self._outbox.append(request_id)
+        self._arm(request_id, self._due(p))
+        self.counters.submitted += 1
+
+    def cancel(self, request_id: bytes, why: str = "cancelled by the caller") -> list[Outcome]:
+        """End a request now; the Dispatcher is told when it has it already."""
+        p = self._pending.get(request_id)
+        if p is None:
+            return []
+        if p.sent:
+            self._urgent.append(encode_to_dispatcher(Cancel(request_id)))
+        return [self._fail(p, RequestError("CANCELLED", why, where=request_id.hex()))]
+
+    def ask(
+        self, request_id: bytes, wanted: Iterable[str] | None, timeout_ms: int, now_ns: int
+    ) -> None:
+        """Ask for the published tasks; with ``wanted``, wait until these (or any) are there."""
+        self._urgent.extend(self._catalog.ask(request_id, wanted, timeout_ms, now_ns))
+        self._arm(request_id, self._catalog.due(request_id))
+
+    def close(self) -> list[Outcome]:
+        """End everything; :meth:`next_message` still gives the Cancels worth sending."""
+        out = [o for rid in list(self._pending) for o in self.cancel(rid, "the client was closed")]
+        return out + self._catalog.close()
+
+    # --- the connection --------------------------------------------------------------------------
+
+    def on_connected(self) -> None:
+        """The handshake is done: what waits may be sent."""
+        self.link.up = self.link.ever_up = True
+        self.link.trouble = ""
+        self.counters.connects += 1
+        self._urgent.extend(self._catalog.on_connected())
+
+    def on_disconnected(self, now_ns: int) -> list[Outcome]:
+        """What was sent is lost or will be answered to nobody; what was not, waits."""
+        if not self.link.up:
+            return []
+        self.link.up = False
+        self.link.since_ns = now_ns
+        self.counters.disconnects += 1
+        self._urgent.clear()
+        out: list[Outcome] = []
+        for p in list(self._pending.values()):
+            if p.sent:
+                why = "the connection broke with the request in flight"
+                out.append(self._fail(p, self.link.lost(why)))
+            else:
+                self._arm(p.request_id, self._due(p))
+        return out
+
+    def next_message(self, now_ns: int) -> tuple[bytes, Any, bytes | None] | None:
+        """Header, body (or None) and request id of what to send next; then call :meth:`sent`."""
+        if not self.link.up:
+            return None
+        while not self._urgent and self._outbox:
+            p = self._pending.get(self._outbox[0])
+            if p is None or p.sent:  # cancelled or expired meanwhile
+                self._outbox.popleft()
+            elif p.has_deadline or self._settle_deadline(p, now_ns):
+                left_ms = -(-(p.deadline_ns - now_ns) // 1_000_000)
+                left_ms = min(max(1, left_ms), limits.MAX_DEADLINE_MS)
+                request = Request(p.request_id, p.tasks, left_ms, p.desc)
+                return encode_to_dispatcher(request), p.body, p.request_id
+            elif not self._urgent:
+                return None
+        return (self._urgent[0], None, None) if self._urgent else None
+
+    def sent(self, request_id: bytes | None) -> None:
+        """The socket took the message of :meth:`next_message`."""
+        if request_id is None:
+            self._urgent.popleft()
+            return
+        self._outbox.popleft()
+        p = self._pending[request_id]
+        p.sent = True
+        p.body = None
+
+    def on_message(self, frames: Sequence[Any], now_ns: int) -> list[Outcome]:
+        """Decode what the Dispatcher sent; nonsense is counted, never raised."""
+        try:
+            msg = decode_to_client(frames[0])
+            if isinstance(msg, Description):
+                return self._catalog.on_description(msg)
+        except WireError as exc:
+            self.counters.malformed += 1
+            rid = request_id_of(frames[0])
+            bad = self._pending.get(rid) if rid is not None else None
+            return [self._fail(bad, exc)] if bad is not None else []
+        return self._on_reply(msg, tuple(frames[1:]))
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def next_wakeup(self) -> int | None:
+        """When :meth:`on_tick` should run next."""
+        return self._timers[0][0] if self._timers else None
+
+    def on_tick(self, now_ns: int) -> list[Outcome]:
+        """End what is overdue."""
+        out: list[Outcome] = []
+        while self._timers and self._timers[0][0] <= now_ns:
+            _, rid = heapq.heappop(self._timers)
+            if rid in self._catalog:
+                if self._catalog.due(rid) <= now_ns:
+                    outcomes, headers = self._catalog.on_tick(rid, now_ns)
+                    out += outcomes
+                    self._urgent.extend(headers)
+                if rid in self._catalog:
+                    self._arm(rid, self._catalog.due(rid))
+            elif (p := self._pending.get(rid)) is not None:
+                due = self._due(p)
+                if due > now_ns:
+                    self._arm(rid, due)
+                elif not p.sent and not self.link.up:
+                    out.append(self._fail(p, self.link.lost("no connection to send it on")))
+                else:
+                    out.append(self._fail(p, _expired(p)))
+        return out
+
+    def _arm(self, request_id: bytes, due_ns: int) -> None:
+        heapq.heappush(self._timers, (due_ns, request_id))
+        # Timers of answered requests stay behind until they are due: swept when they are the most.
+        if len(self._timers) > 4 * len(self._pending) + 256:
+            live = (self._pending, self._catalog)
+            self._timers = [t for t in self._timers if any(t[1] in table for table in live)]
+            heapq.heapify(self._timers)
+
+    def _due(self, p: _Pending) -> int:
+        if p.sent:
+            return p.deadline_ns + GRACE_NS
+        if self.link.up:
+            return p.deadline_ns
+        return min(p.deadline_ns, self.link.gives_up_at(p.submitted_ns))
+
+    def _settle_deadline(self, p: _Pending, now_ns: int) -> bool:
+        """Give ``p`` its tasks' own deadline; False while the Dispatcher has not named it yet."""
+        known, headers = self._catalog.knows(now_ns)
+        if headers:
+            self._urgent.extend(headers)
+            self._arm(p.request_id, now_ns + PROBE_WAIT_NS)
+        if not known:
+            return False
+        own_ms = self._catalog.deadline_ms(p.tasks)
+        if own_ms is not None:
+            p.deadline_ns = p.submitted_ns + own_ms * 1_000_000
+            self._arm(p.request_id, p.deadline_ns + GRACE_NS)
+        p.has_deadline = True
+        return True
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def _on_reply(self, msg: Reply, frames: tuple[Any, ...]) -> list[Outcome]:
+        self._catalog.on_epoch(msg.epoch)
+        p = self._pending.get(msg.request_id)
+        if p is None:
+            self.counters.late_replies += 1
+            return []
+        results = msg.results
+        if len(results) == 1 and results[0].task == _WHOLE_REQUEST and results[0].error is not None:
+            one = results[0]
+            results = tuple(TaskResult(t, None, one.error, total_ns=one.total_ns) for t in p.tasks)
+        tensors = sum(r.tensor is not None for r in results)
+        if tuple(r.task for r in results) != p.tasks or tensors != len(frames):
+            self.counters.malformed += 1
+            text = f"the reply has tasks {[r.task for r in results]} and {len(frames)} frames"
+            return [self._fail(p, WireError("MALFORMED_MESSAGE", text, where=self.link.address))]
+        del self._pending[msg.request_id]
+        self.counters.answered += 1
+        rest = iter(frames)
+        aligned = tuple([None if r.tensor is None else next(rest) for r in results])
+        return [Answered(p.request_id, msg.epoch, results, aligned, p.submitted_ns)]
+
+    def _fail(self, p: _Pending, error: BlockFlowError) -> Failed:
+        del self._pending[p.request_id]
+        p.body = None
+        self.counters.failed += 1
+        return Failed(p.request_id, error)
+
+
+def _expired(p: _Pending) -> RequestError:
+    ms = (p.deadline_ns - p.submitted_ns) // 1_000_000
+    return RequestError(
+        "DEADLINE_EXCEEDED",
+        f"no answer within {ms} ms" + ("" if p.sent else " (it could not be sent)"),
+        where=p.request_id.hex(),
+        hint="give more time, or look at `blockflow top` for what is slow",
+    )
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Raise INVALID_REQUEST unless ``tasks`` are 1..16 distinct names."""
+    if not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST:
+        why = f"{len(tasks)} tasks, 1..{limits.MAX_TASKS_PER_REQUEST} are possible"
+    elif not all(isinstance(t, str) and 0 < len(t) <= limits.MAX_NAME_CHARS for t in tasks):
+        why = f"a task name is a string of 1..{limits.MAX_NAME_CHARS} characters"
+    elif len(set(tasks)) != len(tasks):
+        why = "a task is named twice"
+    else:
+        return
+    raise RequestError("INVALID_REQUEST", why, where=f"tasks={list(tasks)!r}")
+
+
+def check_deadline(deadline_ms: int | None) -> None:
+    """Raise INVALID_REQUEST unless the deadline is possible."""
+    if deadline_ms is not None and not 1 <= deadline_ms <= limits.MAX_DEADLINE_MS:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"a deadline of {deadline_ms} ms is outside 1..{limits.MAX_DEADLINE_MS}",
+            where="deadline",
+        )

@@ -1,0 +1,223 @@
+"""The TaskGenerator of the thesis (section 4.2): a simulated client that sends tasks.
+
+N different clients are N generators, each in its own thread, on one Client or on several.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import count as counter
+from itertools import takewhile
+from typing import Any, Literal
+
+from blockflow.client.collector import OK, Collector, Record
+from blockflow.client.result import BlockTiming, Result
+from blockflow.client.sync import Client
+from blockflow.core.errors import BlockFlowError, RequestError
+
+Mode = Literal["sync", "poisson"]
+Inputs = Sequence[Any] | Callable[[int], Any]
+
+
+class TaskGenerator:
+    """Sends inputs of one task (or of several tasks at once) and records every outcome.
+
+    Args:
+        client: whose connection is used.
+        tasks: a task, or several that share their first block (one request names them all).
+        inputs: arrays to send in turn, again from the start when they are used up, or a function
+            from the request's number to its array.
+        mode: ``"sync"``: the next request leaves after the answer to the last one; ``"poisson"``:
+            an open loop with exponentially distributed gaps, which waits for no answer.
+        rate: lambda, the mean number of requests per second of the poisson mode.
+        count: stop after so many requests.
+        duration_s: stop sending after so long; give ``count``, ``duration_s`` or both.
+        seed: of the gaps, so that a run can be repeated.
+        deadline_s: of each request; None leaves it to the topology.
+        collector: gets the records; a new one by default.
+        on_progress: called with the number of finished requests; in the poisson mode from the
+            connection's thread, so it must be quick.
+
+    Raises:
+        RequestError: INVALID_REQUEST, the arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        tasks: str | Sequence[str],
+        inputs: Inputs,
+        *,
+        mode: Mode = "sync",
+        rate: float | None = None,
+        count: int | None = None,
+        duration_s: float | None = None,
+        seed: int = 0,
+        deadline_s: float | None = None,
+        collector: Collector | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        _check(mode, rate, count, duration_s, inputs)
+        self._client = client
+        self._tasks = (tasks,) if isinstance(tasks, str) else tuple(tasks)
+        self._inputs = inputs
+        self._mode = mode
+        self._rate = rate
+        self._count = count
+        self._duration_s = duration_s
+        self._seed = seed
+        self._deadline_s = deadline_s
+        self.collector = Collector() if collector is None else collector
+        self._on_progress = on_progress
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._finished = 0
+        self._origin_ns = 0
+
+    def run(self) -> Collector:
+        """Send everything, wait for the last answer, and return the collector.
+
+        Errors of single requests are outcomes in the records, not exceptions.
+        """
+        self._stop.clear()
+        self._origin_ns = time.monotonic_ns()
+        if self._mode == "sync":
+            self._run_sync()
+        else:
+            self._run_poisson()
+        return self.collector
+
+    def stop(self) -> None:
+        """Send no more; :meth:`run` returns when what is in flight has ended. From any thread."""
+        self._stop.set()
+
+    # --- the two modes ---------------------------------------------------------------------------
+
+    def _run_sync(self) -> None:
+        for i in range(self._count) if self._count is not None else counter():
+            start_ms = self._now_ms()
+            if self._stop.is_set() or self._is_over(start_ms):
+                return
+            x = self._input(i)
+            start_ms = self._now_ms()
+            future = self._submit(x)
+            future.exception()  # waits; the outcome is looked at in _finish
+            self._finish(future, _rows(x), start_ms, start_ms)
+
+    def _run_poisson(self) -> None:
+        times = poisson_times(self._rate or 1.0, self._seed)
+        if self._duration_s is not None:
+            end = self._duration_s
+            times = takewhile(lambda t: t < end, times)
+        waiting: set[Future[Any]] = set()
+        idle = threading.Condition()
+
+        def done(future: Future[Any], rows: int, intended_ms: float, sent_ms: float) -> None:
+            self._finish(future, rows, intended_ms, sent_ms)
+            with idle:
+                waiting.discard(future)
+                idle.notify_all()
+
+        numbers = range(self._count) if self._count is not None else counter()
+        for i, at_s in zip(numbers, times, strict=False):
+            x = self._input(i)
+            if self._stop.wait(max(0.0, at_s - self._now_ms() / 1e3)):
+                break
+            sent_ms = self._now_ms()
+            future = self._submit(x)
+            with idle:
+                waiting.add(future)
+            future.add_done_callback(
+                partial(done, rows=_rows(x), intended_ms=at_s * 1e3, sent_ms=sent_ms)
+            )
+        with idle:
+            idle.wait_for(lambda: not waiting)
+
+    # --- one request -----------------------------------------------------------------------------
+
+    def _submit(self, x: Any) -> Future[Any]:
+        try:
+            return self._client.submit(self._tasks, x, deadline_s=self._deadline_s, errors="return")
+        except BlockFlowError as exc:  # refused before it was sent: an outcome like any other
+            refused: Future[Any] = Future()
+            refused.set_exception(exc)
+            return refused
+
+    def _finish(self, future: Future[Any], rows: int, intended_ms: float, sent_ms: float) -> None:
+        done_ms = self._now_ms()
+        outcome, timings, total_ms = _judge(future)
+        name = "+".join(self._tasks)
+        self.collector.add(
+            Record(name, rows, intended_ms, sent_ms, done_ms, outcome, timings, total_ms)
+        )
+        if self._on_progress is not None:
+            with self._lock:
+                self._finished += 1
+                finished = self._finished
+            self._on_progress(finished)
+
+    def _input(self, i: int) -> Any:
+        return self._inputs(i) if callable(self._inputs) else self._inputs[i % len(self._inputs)]
+
+    def _now_ms(self) -> float:
+        return (time.monotonic_ns() - self._origin_ns) / 1e6
+
+    def _is_over(self, now_ms: float) -> bool:
+        return self._duration_s is not None and now_ms >= self._duration_s * 1e3
+
+
+def poisson_times(rate: float, seed: int) -> Iterator[float]:
+    """Arrival times in seconds of a Poisson process with ``rate`` arrivals per second; endless."""
+    gaps = random.Random(seed)
+    at = 0.0
+    while True:
+        at += gaps.expovariate(rate)
+        yield at
+
+
+def _judge(future: Future[Any]) -> tuple[str, tuple[BlockTiming, ...], float]:
+    """Outcome, hops (a block that several tasks share counts once) and total of a request."""
+    error = future.exception()
+    if error is not None:
+        return (error.code if isinstance(error, BlockFlowError) else "INTERNAL"), (), 0.0
+    answers = list(future.result().values())
+    for answer in answers:
+        if not isinstance(answer, Result):
+            return answer.code, (), 0.0
+    hops: dict[int, BlockTiming] = {}
+    for t in (t for a in answers for t in a.timings):
+        # A shared block hands its output on branch by branch: the last hand-over has all of the
+        # overhead.
+        if t.node not in hops or t.overhead_ms > hops[t.node].overhead_ms:
+            hops[t.node] = t
+    return OK, tuple(hops.values()), max(a.total_ms for a in answers)
+
+
+def _rows(x: Any) -> int:
+    shape = getattr(x, "shape", None)
+    return int(shape[0]) if shape else len(x) if hasattr(x, "__len__") else 0
+
+
+def _check(
+    mode: str, rate: float | None, count: int | None, duration_s: float | None, inputs: Inputs
+) -> None:
+    if mode not in ("sync", "poisson"):
+        why = f"mode is 'sync' or 'poisson', not {mode!r}"
+    elif mode == "poisson" and (rate is None or not rate > 0):
+        why = f"the poisson mode needs a rate above 0, not {rate!r}"
+    elif mode == "sync" and rate is not None:
+        why = "a rate has no meaning in the sync mode"
+    elif count is None and duration_s is None:
+        why = "give count, duration_s or both"
+    elif (count is not None and count < 1) or (duration_s is not None and not duration_s > 0):
+        why = "count and duration_s are positive"
+    elif not callable(inputs) and len(inputs) == 0:
+        why = "no inputs"
+    else:
+        return
+    raise RequestError("INVALID_REQUEST", why, where="TaskGenerator")

@@ -1,0 +1,231 @@
+"""The thread that owns a connection's socket and runs its core."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from blockflow.client.core import ClientCore
+from blockflow.client.outcome import Failed, Outcome
+from blockflow.client.wakeup import WakeUp
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, RequestError, make_error
+
+log = logging.getLogger("blockflow.client")
+
+_NO_COPY_BYTES = 256 * 1024
+"""From here on a send refers to the caller's memory; below, a copy is cheaper than that."""
+
+_CLOSE_LINGER_MS = 200
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_TROUBLES = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "what listens there closed during the handshake",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "what listens there speaks another protocol",
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "authentication failed",
+}
+
+Call = Callable[[], list[Outcome]]
+End = Callable[[Outcome], None]
+
+
+class IoThread:
+    """Runs posted calls on the core, carries its messages, and hands outcomes to their owners.
+
+    Raises:
+        RequestError: INVALID_REQUEST, the address is none.
+    """
+
+    def __init__(self, core: ClientCore) -> None:
+        self._core = core
+        self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
+        self._ends: dict[bytes, End] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._context = zmq.Context()
+        try:
+            self._socket, self._monitor = self._open(core.link.address)
+        except zmq.ZMQError as exc:
+            self._context.destroy(linger=0)
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"not an address: {exc}",
+                where=core.link.address,
+                hint="use tcp://host:port or ipc://path",
+            ) from exc
+        self._wakeup = WakeUp()
+        self.ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="blockflow-client", daemon=True)
+        self._thread.start()
+
+    def post(self, call: Call, request_id: bytes | None, end: End | None) -> None:
+        """Run ``call`` in the thread; ``end`` gets the outcome of ``request_id``, exactly once.
+
+        Raises:
+            RequestError: CANCELLED, the connection is closed.
+        """
+        with self._lock:
+            if not self._closed:
+                self._mailbox.append((call, request_id, end))
+                self._wakeup.ring()
+                return
+        if end is not None:
+            raise RequestError("CANCELLED", "the client is closed", where=self._core.link.address)
+
+    def stop(self) -> None:
+        """End the thread soon; safe to call more than once."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._wakeup.ring()
+
+    def join(self) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _open(self, address: str) -> tuple[Any, Any]:
+        s = self._context.socket(zmq.DEALER)
+        s.setsockopt(zmq.LINGER, 0)
+        s.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
+        s.setsockopt(zmq.SNDTIMEO, 0)
+        s.setsockopt(zmq.MAXMSGSIZE, limits.MAX_MESSAGE_BYTES)
+        s.setsockopt(zmq.RECONNECT_IVL, 50)
+        s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        s.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        # A peer that is gone without a word (cable, partition) counts as lost; generous, because a
+        # machine under load must not lose its requests to a late heartbeat.
+        s.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        s.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+        monitor = s.get_monitor_socket(_EVENTS)
+        s.connect(address)
+        return s, monitor
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+            self._flush_cancels()
+        except Exception as exc:  # a defect must end the callers' waits, not hang them
+            log.exception("the client's thread failed")
+            self._end_all(make_error("INTERNAL", f"the client's thread failed: {exc!r}"))
+        finally:
+            with self._lock:
+                self._closed = True
+            self._end_all(RequestError("CANCELLED", "the client was closed"))
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=_CLOSE_LINGER_MS)
+            self._context.term()
+            self._wakeup.close()
+            self.ended.set_result(None)
+
+    def _loop(self) -> None:
+        core, sock, monitor, wakeup = self._core, self._socket, self._monitor, self._wakeup
+        poller = zmq.Poller()
+        poller.register(wakeup.fileno(), zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
+        poller.register(sock, zmq.POLLIN)
+        blocked = False
+        while not self._closed:
+            ready = dict(poller.poll(self._poll_ms()))
+            if wakeup.fileno() in ready:
+                wakeup.clear()
+            self._take_calls()
+            # Replies first: what came before a disconnect is not lost with it.
+            if sock in ready:
+                self._receive()
+            if monitor in ready:
+                self._watch()
+            self._deliver(core.on_tick(time.monotonic_ns()))
+            if blocked == self._send():
+                blocked = not blocked
+                poller.modify(sock, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
+
+    def _poll_ms(self) -> int | None:
+        due = self._core.next_wakeup()
+        if due is None:
+            return None
+        return max(0, -(-(due - time.monotonic_ns()) // 1_000_000))
+
+    def _take_calls(self) -> None:
+        while self._mailbox:
+            call, rid, end = self._mailbox.popleft()
+            try:
+                outcomes = call()
+            except BlockFlowError as exc:
+                if rid is not None and end is not None:
+                    end(Failed(rid, exc))
+                continue
+            if rid is not None and end is not None:
+                self._ends[rid] = end
+            self._deliver(outcomes)
+
+    def _receive(self) -> None:
+        now = time.monotonic_ns
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._deliver(self._core.on_message([f.buffer for f in frames], now()))
+
+    def _watch(self) -> None:
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)
+            kind = int(event["event"])
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._core.on_connected()
+            elif kind == zmq.EVENT_DISCONNECTED:
+                self._receive()
+                self._deliver(self._core.on_disconnected(time.monotonic_ns()))
+            elif kind in _TROUBLES:
+                self._core.link.trouble = _TROUBLES[kind]
+
+    def _send(self) -> bool:
+        """Send what the core has; False when the socket takes no more for now."""
+        while (message := self._core.next_message(time.monotonic_ns())) is not None:
+            header, body, rid = message
+            try:
+                if body is None:
+                    self._socket.send(header, zmq.NOBLOCK)
+                else:
+                    self._socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
+                    self._socket.send(body, zmq.NOBLOCK, copy=body.nbytes < _NO_COPY_BYTES)
+            except zmq.Again:
+                return False
+            self._core.sent(rid)
+        return True
+
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            end = self._ends.pop(outcome.request_id, None)
+            if end is not None:
+                end(outcome)
+
+    def _flush_cancels(self) -> None:
+        """The client closes: spare the system what nobody waits for any more."""
+        self._take_calls()
+        self._deliver(self._core.close())
+        self._send()
+
+    def _end_all(self, error: BlockFlowError) -> None:
+        while self._mailbox:
+            _, rid, end = self._mailbox.popleft()
+            if rid is not None and end is not None:
+                end(Failed(rid, error))
+        for rid in list(self._ends):
+            self._deliver([Failed(rid, error)])

@@ -1,0 +1,80 @@
+"""What the client's core tells its shell: how a request or a question ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.core.routing import TaskRoute
+from blockflow.wire.client import TaskResult
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A reply came: one result per asked task, in order, each with its tensor's frame or None."""
+
+    request_id: bytes
+    epoch: int
+    results: tuple[TaskResult, ...]
+    frames: tuple[Any, ...]
+    submitted_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The published tasks: the answer to a question."""
+
+    request_id: bytes
+    tasks: dict[str, TaskRoute]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request or question ended without a reply."""
+
+    request_id: bytes
+    error: BlockFlowError
+
+
+Outcome = Answered | Described | Failed
+
+
+@dataclass(slots=True)
+class Link:
+    """The connection as the core sees it.
+
+    Attributes:
+        address: for error texts.
+        connect_timeout_ns: how long a call waits for a connection before it fails.
+        since_ns: when the connection was lost (or first asked for).
+        trouble: why the last attempt failed, when the transport says so.
+    """
+
+    address: str
+    connect_timeout_ns: int
+    since_ns: int
+    up: bool = False
+    ever_up: bool = False
+    trouble: str = ""
+
+    def gives_up_at(self, asked_ns: int) -> int:
+        """When a call of ``asked_ns`` stops waiting for a connection."""
+        return max(asked_ns, self.since_ns) + self.connect_timeout_ns
+
+    def lost(self, why: str) -> BlockFlowError:
+        """CONNECTION_LOST, or NOT_RUNNING when there never was a connection."""
+        trouble = f" ({self.trouble})" if self.trouble else ""
+        if self.ever_up:
+            return make_error(
+                "CONNECTION_LOST",
+                why + trouble,
+                where=self.address,
+                hint="the client reconnects by itself; the same id may be sent again",
+            )
+        return make_error(
+            "NOT_RUNNING",
+            f"no BlockFlow Dispatcher answers at this address{trouble}",
+            where=self.address,
+            hint="start one with `blockflow up`, or pass its address",
+        )

@@ -1,0 +1,36 @@
+"""The handle of a request under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class PendingRequest(Future[T]):
+    """A :class:`concurrent.futures.Future` whose ``cancel`` reaches the Dispatcher.
+
+    It ends exactly once: with its value, or with a
+    :class:`~blockflow.core.errors.BlockFlowError` (a cancelled one with the code CANCELLED) at the
+    latest 100 ms after its deadline. Callbacks run in the connection's thread: keep them short.
+    """
+
+    def __init__(self, request_id: bytes, cancel: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self.request_id = request_id
+        self._ask_cancel = cancel
+        # Running from the start: the base class would otherwise end it behind the core's back.
+        self.set_running_or_notify_cancel()
+
+    def cancel(self) -> bool:
+        """Ask for the end of the request; False when it has ended already.
+
+        The Dispatcher drops what has not been computed yet. :meth:`result` then raises CANCELLED,
+        or gives the answer if that was faster.
+        """
+        if self.done():
+            return False
+        self._ask_cancel(self.request_id)
+        return True

@@ -1,0 +1,142 @@
+"""The sync client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, overload
+
+from blockflow.client.connection import Connection, Errors, RequestId
+from blockflow.client.core import Counters
+from blockflow.client.pending import PendingRequest
+from blockflow.client.result import Result
+from blockflow.core.routing import TaskRoute
+
+
+class Client:
+    """Sends tasks to a BlockFlow system over one kept connection; safe to share between threads.
+
+    Args: see :class:`~blockflow.client.connection.Connection`. The constructor does not wait for
+    the connection; calls do.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        connect_timeout_s: float = 5.0,
+        max_pending: int = 4096,
+    ) -> None:
+        self._connection = Connection(
+            address, connect_timeout_s=connect_timeout_s, max_pending=max_pending
+        )
+
+    @property
+    def address(self) -> str:
+        return self._connection.address
+
+    @overload
+    def infer(
+        self,
+        tasks: str,
+        x: Any,
+        *,
+        deadline_s: float | None = ...,
+        request_id: RequestId = ...,
+        dtype: str | None = ...,
+    ) -> Result: ...
+    @overload
+    def infer(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        deadline_s: float | None = ...,
+        request_id: RequestId = ...,
+        dtype: str | None = ...,
+        errors: Errors = ...,
+    ) -> Any: ...
+    def infer(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        deadline_s: float | None = None,
+        request_id: RequestId = None,
+        dtype: str | None = None,
+        errors: Errors = "raise",
+    ) -> Any:
+        """Run one or several tasks on ``x`` and wait for the answer.
+
+        Args:
+            tasks: a name, or several names that share their first block: the common part of their
+                paths runs once.
+            x: numpy array or torch tensor; dim 0 is rows. Don't change it before the answer.
+            deadline_s: up to 60; by default the one that the topology gives the task.
+            request_id: 16 bytes, hex or UUID; by default random.
+            dtype: ``"bfloat16"`` for a uint16 array of bfloat16 patterns.
+            errors: ``"raise"`` the first error, or ``"return"`` errors in the place of results.
+
+        Returns:
+            A Result, or for several names a map name -> Result (or error).
+
+        Raises:
+            BlockFlowError: with a stable code, see docs/errors.md.
+        """
+        pending = self.submit(
+            tasks, x, deadline_s=deadline_s, request_id=request_id, dtype=dtype, errors=errors
+        )
+        try:
+            return pending.result()
+        except BaseException:  # Ctrl-C: nobody waits for the answer any more
+            pending.cancel()
+            raise
+
+    def submit(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        deadline_s: float | None = None,
+        request_id: RequestId = None,
+        dtype: str | None = None,
+        errors: Errors = "raise",
+    ) -> PendingRequest[Any]:
+        """As :meth:`infer`, but returns at once; many requests may be in flight."""
+        return self._connection.submit(
+            tasks, x, deadline_s=deadline_s, request_id=request_id, dtype=dtype, errors=errors
+        )
+
+    def tasks(self, *, timeout_s: float = 5.0) -> dict[str, TaskRoute]:
+        """The published tasks: path, contract, limits."""
+        return self._connection.tasks(timeout_s).result()
+
+    def wait_ready(
+        self, tasks: Iterable[str] = (), *, timeout_s: float = 30.0
+    ) -> dict[str, TaskRoute]:
+        """Wait until all these tasks (any, when none is named) are published.
+
+        Raises:
+            BlockFlowError: NOT_READY, NOT_RUNNING or CONNECTION_LOST after ``timeout_s``.
+        """
+        return self._connection.wait_ready(tasks, timeout_s).result()
+
+    def counters(self) -> Counters:
+        """What this client has sent and received."""
+        return self._connection.counters()
+
+    def close(self) -> None:
+        """Cancel what is in flight and end the connection's thread."""
+        self._connection.close()
+        self._connection.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

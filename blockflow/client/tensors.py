@@ -1,0 +1,122 @@
+"""The border between a caller's arrays and the wire: numpy and torch in, numpy and torch out.
+
+torch is never imported from here: a tensor can only be passed by a program that has imported it.
+bfloat16, which numpy lacks, travels as its 16-bit patterns.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import numpy as np
+
+from blockflow.core import limits
+from blockflow.core.errors import RequestError, WireError
+from blockflow.wire.tensor import DTYPES, TensorDesc
+
+Kind = Literal["numpy", "torch"]
+
+
+def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, Kind]:
+    """Describe ``x`` and expose its elements without a copy where they are contiguous.
+
+    Args:
+        x: numpy array, torch tensor (any device) or nested sequence of numbers; rank 1..8.
+        dtype: the type that must travel. Needed only for bfloat16 patterns in a uint16 array, and
+            for sequences, whose type it then is.
+
+    Returns:
+        Descriptor, bytes (they keep the source alive) and the kind of result to give back.
+
+    Raises:
+        RequestError: CONTRACT_MISMATCH, EMPTY_INPUT or TOO_LARGE.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        array, name = _from_torch(torch, x)
+        kind: Kind = "torch"
+    else:
+        array, name = _from_numpy(x, dtype)
+        kind = "numpy"
+    if dtype is not None and dtype != name:
+        raise _mismatch(f"the input is {name}, not {dtype}", "convert it before the call")
+    if name not in DTYPES:
+        raise _mismatch(f"dtype {name} cannot travel", f"use one of {', '.join(DTYPES)}")
+    if not 1 <= array.ndim <= limits.MAX_RANK:
+        raise _mismatch(
+            f"rank {array.ndim} is outside 1..{limits.MAX_RANK}", "dim 0 is rows: use x[None]"
+        )
+    desc = TensorDesc(name, tuple(int(d) for d in array.shape))
+    if array.size == 0:
+        raise RequestError("EMPTY_INPUT", f"no elements in {desc}", hint="send at least one row")
+    if array.nbytes > limits.MAX_MESSAGE_BYTES:
+        raise RequestError(
+            "TOO_LARGE",
+            f"{desc} has {array.nbytes} bytes, the limit is {limits.MAX_MESSAGE_BYTES}",
+            hint="send fewer rows per request",
+        )
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return desc, memoryview(array.reshape(-1).view(np.uint8)), kind
+
+
+def from_wire(desc: TensorDesc, frame: Any, kind: Kind) -> Any:
+    """A result over the received frame's memory (no copy); inverse of :func:`to_wire`.
+
+    Raises:
+        WireError: the frame's size is not the descriptor's.
+    """
+    view = memoryview(frame)
+    if view.nbytes != desc.nbytes:
+        raise WireError(
+            "MALFORMED_MESSAGE", f"{desc} has {desc.nbytes} bytes, its frame {view.nbytes}"
+        )
+    as_bits = desc.dtype == "bfloat16"
+    if view.readonly:  # a result belongs to its caller, who may write into it
+        view = memoryview(bytearray(view))
+    array = np.frombuffer(view, dtype="uint16" if as_bits else desc.dtype).reshape(desc.dims)
+    if kind == "numpy":
+        return array
+    torch = sys.modules["torch"]
+    tensor = torch.from_numpy(array.view(np.int16) if as_bits else array)
+    return tensor.view(torch.bfloat16) if as_bits else tensor
+
+
+def _from_torch(torch: Any, x: Any) -> tuple[Any, str]:
+    name = str(x.dtype).removeprefix("torch.")
+    x = x.detach()
+    if x.device.type != "cpu":
+        x = x.cpu()
+    # Negative or conjugated views, sparse and other layouts have no numpy form before this.
+    if x.layout is not torch.strided or x.is_neg():
+        x = (x.to_dense() if x.layout is not torch.strided else x).resolve_neg()
+    if name == "bfloat16":
+        return x.contiguous().view(torch.int16).numpy(), name
+    try:
+        return x.numpy(), name
+    except (TypeError, RuntimeError) as exc:
+        raise _mismatch(f"dtype {name} cannot travel: {exc}", "convert it first") from exc
+
+
+def _from_numpy(x: Any, dtype: str | None) -> tuple[Any, str]:
+    as_bits = dtype == "bfloat16"
+    if isinstance(x, np.ndarray | np.generic):
+        array = np.asarray(x)
+    else:
+        try:
+            array = np.asarray(x, dtype="uint16" if as_bits else dtype)
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise _mismatch(f"not an array: {exc}", "pass a numpy array or a tensor") from exc
+    name = str(array.dtype.name)
+    if name == "bfloat16":  # the ml_dtypes extension type
+        return array.view(np.uint16), name
+    if as_bits and name == "uint16":
+        name = "bfloat16"
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array, name
+
+
+def _mismatch(message: str, hint: str) -> RequestError:
+    return RequestError("CONTRACT_MISMATCH", message, hint=hint)

@@ -1,0 +1,34 @@
+"""Wakes a polling thread from any other one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+class WakeUp:
+    """A file descriptor that becomes readable on :meth:`ring` and stays so until :meth:`clear`."""
+
+    def __init__(self) -> None:
+        # An eventfd where there is one (Linux): one descriptor, and rings add up.
+        if hasattr(os, "eventfd"):
+            self._read = self._write = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self._read, self._write = os.pipe()
+            os.set_blocking(self._read, False)
+            os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it is readable already
+            os.write(self._write, (1).to_bytes(8, "little"))
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    def close(self) -> None:
+        for fd in {self._read, self._write}:
+            os.close(fd)

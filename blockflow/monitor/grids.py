@@ -1,0 +1,291 @@
+"""Pure views: the control plane's JSON documents as tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.monitor.text import (
+    NONE,
+    age,
+    amount,
+    count,
+    is_number,
+    ms,
+    percent,
+    rate,
+    ratio,
+    size,
+)
+from blockflow.monitor.view import (
+    Doc,
+    listing,
+    part,
+    path_text,
+    processes,
+    recent_batch,
+    recent_mean,
+)
+
+GAP = 2
+"""Characters between two columns."""
+
+_SHORTEST_NAME = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``right`` columns hold figures, others names; ``wide`` ones are shown if there is room."""
+
+    name: str
+    right: bool = True
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of text: title, columns, rows of cells."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def fitted(self, width: int) -> Grid:
+        """As much of it as ``width`` characters hold: wide columns go first, from the right; then
+        the longest names are cut short; then further columns go. Figures stay whole."""
+        limits = {i: self._extent(i) for i in range(len(self.columns))}
+
+        def excess() -> int:
+            return sum(limits.values()) + GAP * (len(limits) - 1) - width
+
+        for i in [i for i in reversed(limits) if self.columns[i].wide]:
+            if excess() > 0:
+                del limits[i]
+        names = [i for i in limits if not self.columns[i].right]
+        while excess() > 0 and names:
+            longest = max(names, key=limits.__getitem__)
+            if limits[longest] <= _SHORTEST_NAME:
+                break
+            limits[longest] -= 1
+        while excess() > 0 and len(limits) > 1:
+            limits.popitem()
+        keep = list(limits)
+        return Grid(
+            self.title,
+            tuple(self.columns[i] for i in keep),
+            tuple(tuple(_cut(row[i], limits[i]) for i in keep) for row in self.rows),
+        )
+
+    def _extent(self, column: int) -> int:
+        return max(len(self.columns[column].name), *(len(row[column]) for row in self.rows), 0)
+
+
+def _left(name: str, *, wide: bool = False) -> Column:
+    return Column(name, right=False, wide=wide)
+
+
+def block_grid(status: Doc) -> Grid:
+    """What each block is and how it stands (``blockflow status``)."""
+    columns = (
+        _left("block"),
+        _left("state"),
+        Column("ready"),
+        _left("engine"),
+        Column("params"),
+        _left("tasks"),
+        _left("device", wide=True),
+        _left("mode", wide=True),
+        _left("input", wide=True),
+    )
+    rows = tuple(
+        (
+            str(b.get("name")),
+            str(b.get("state")),
+            f"{count(b.get('ready'))}/{count(b.get('replicas'))}",
+            str(b.get("engine", NONE)),
+            amount(b.get("parameters")),
+            ", ".join(str(t) for t in b.get("tasks") or []) or NONE,
+            str(b.get("device", NONE)),
+            str(b.get("mode", NONE)),
+            str(b.get("input", NONE)),
+        )
+        for b in listing(status, "blocks")
+    )
+    return Grid("Blocks", columns, rows)
+
+
+def load_grid(status: Doc, before: Doc | None = None) -> Grid:
+    """Queues, times and rates per block (``blockflow top``).
+
+    With the former document, times are means over the interval between the two and ``-`` where
+    nothing ran in it; without, means since the workers started.
+    """
+    columns = (
+        _left("block"),
+        _left("state"),
+        Column("queue"),
+        Column("batch"),
+        Column("wait ms"),
+        Column("ovh ms"),
+        Column("comp ms"),
+        Column("rho"),
+        Column("rows/s"),
+        Column("fail"),
+        Column("requests", wide=True),
+        Column("wait p99", wide=True),
+        Column("comp p99", wide=True),
+        Column("expired", wide=True),
+    )
+    former = {b.get("name"): part(b, "kpi") for b in listing(before or {}, "blocks")}
+    rows = []
+    for b in listing(status, "blocks"):
+        kpi = part(b, "kpi")
+        old = former.get(b.get("name")) if before is not None else None
+        rows.append(
+            (
+                str(b.get("name")),
+                str(b.get("state")),
+                count(kpi.get("queue")),
+                rate(recent_batch(kpi, old)),
+                *(ms(recent_mean(kpi, old, p)) for p in ("wait", "overhead", "compute")),
+                ratio(kpi.get("rho")),
+                rate(kpi.get("rows_per_s")),
+                count(kpi.get("failures")),
+                amount(kpi.get("requests")),
+                ms(_if_any(part(kpi, "wait"), "p99_ms")),
+                ms(_if_any(part(kpi, "compute"), "p99_ms")),
+                count(kpi.get("expired")),
+            )
+        )
+    return Grid("Blocks", columns, tuple(rows))
+
+
+def process_grid(status: Doc) -> Grid:
+    """Every process with its resources; GPU columns only where a process has one."""
+    found = processes(status)
+    gpu = any(part(p, "process").get("gpu_util_percent") is not None for p in found)
+    columns = [
+        _left("process"),
+        _left("state"),
+        Column("pid"),
+        Column("cpu"),
+        Column("rss"),
+        Column("pss"),
+        Column("uss"),
+        Column("slots"),
+        Column("starts"),
+        Column("arena", wide=True),
+        Column("thr", wide=True),
+        Column("fds", wide=True),
+        Column("up", wide=True),
+        Column("start ms", wide=True),
+    ]
+    if gpu:
+        columns[8:8] = [Column("gpu"), Column("gpu mem"), Column("watt", wide=True)]
+    rows = []
+    for p in found:
+        k = part(p, "process")
+        slots = f"{count(k['slots_used'])}/{count(k['slots'])}" if k.get("slots") else NONE
+        arena = f"{size(k.get('arena_used'))}/{size(k['arena_bytes'])}" if k.get("slots") else NONE
+        restarts: Any = p.get("restarts")
+        cells = [
+            str(p.get("name")),
+            str(p.get("state")),
+            count(p.get("pid")),
+            percent(k.get("cpu_percent")),
+            size(k.get("rss")),
+            size(k.get("pss")),
+            size(k.get("uss")),
+            slots,
+            count(restarts + 1) if is_number(restarts) else NONE,
+            arena,
+            count(k.get("threads")),
+            count(k.get("fds")),
+            age(p.get("uptime_s")),
+            ms(p.get("start_ms")),
+        ]
+        if gpu:
+            figures = percent(k.get("gpu_util_percent")), size(k.get("gpu_memory"))
+            cells[8:8] = [*figures, rate(k.get("gpu_power_w"))]
+        rows.append(tuple(cells))
+    return Grid("Processes", tuple(columns), tuple(rows))
+
+
+def task_grid(status: Doc) -> Grid:
+    """Each task's path and what became of its requests."""
+    columns = (
+        _left("task"),
+        _left("path"),
+        Column("req/s"),
+        Column("ok"),
+        Column("failed"),
+        Column("rejected"),
+        Column("p50 ms"),
+        Column("p99 ms"),
+        Column("in ms", wide=True),
+        Column("out ms", wide=True),
+        Column("rows", wide=True),
+    )
+    rows = []
+    for t in listing(status, "tasks"):
+        kpi = part(t, "kpi")
+        latency = part(kpi, "latency")
+        rows.append(
+            (
+                str(t.get("name")),
+                path_text(t),
+                rate(kpi.get("per_s")),
+                amount(kpi.get("ok")),
+                _sum(kpi.get("failed")),
+                _sum(kpi.get("rejected")),
+                ms(_if_any(latency, "p50_ms")),
+                ms(_if_any(latency, "p99_ms")),
+                ms(_if_any(part(kpi, "ingress"), "p50_ms")),
+                ms(_if_any(part(kpi, "egress"), "p50_ms")),
+                amount(kpi.get("rows")),
+            )
+        )
+    return Grid("Tasks", columns, tuple(rows))
+
+
+def contract_grid(tasks: Sequence[Doc]) -> Grid:
+    """What each task takes and gives (``blockflow tasks``)."""
+    columns = (
+        _left("task"),
+        _left("path"),
+        _left("input"),
+        _left("output"),
+        Column("rows"),
+        Column("deadline"),
+    )
+    rows = tuple(
+        (
+            str(t.get("name")),
+            path_text(t),
+            str(t.get("input", NONE)),
+            str(t.get("output", NONE)),
+            count(t.get("max_rows")),
+            f"{ms(t.get('deadline_ms'))}{'' if t.get('deadline_ms', 0) >= 10_000 else ' ms'}",
+        )
+        for t in tasks
+    )
+    return Grid("Tasks", columns, rows)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _if_any(summary: Doc, name: str) -> Any:
+    """A figure of a summary, None when nothing was recorded."""
+    return summary.get(name) if summary.get("count") else None
+
+
+def _sum(by_code: Any) -> str:
+    """A count per error code, with the most frequent code named."""
+    if not isinstance(by_code, Mapping) or not by_code:
+        return "0" if isinstance(by_code, Mapping) else NONE
+    total = sum(n for n in by_code.values() if is_number(n))
+    worst = max(by_code, key=lambda code: by_code[code] if is_number(by_code[code]) else 0)
+    return f"{amount(total)} {worst}"

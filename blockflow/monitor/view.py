@@ -1,0 +1,182 @@
+"""Pure views: the control plane's JSON documents as lines of text, and the parts of them.
+
+Nothing here reads sockets or clocks or prints. A missing figure is shown as ``-``: a monitor must
+also show a system of which parts are down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockflow.monitor.text import (
+    age,
+    count,
+    is_number,
+    ms,
+)
+
+Doc = Mapping[str, Any]
+
+
+def listing(document: Any, key: str) -> list[Doc]:
+    """The objects of a list that comes bare or under ``key``."""
+    items = document.get(key) if isinstance(document, dict) else document
+    return [i for i in items if isinstance(i, dict)] if isinstance(items, list) else []
+
+
+def part(document: Any, key: str) -> Doc:
+    """A member that is an object; empty when it is not there."""
+    value = document.get(key) if isinstance(document, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+# --- the head ------------------------------------------------------------------------------------
+
+
+def headline(status: Doc) -> str:
+    """State, epoch, release and age on one line."""
+    return (
+        f"BlockFlow {status.get('release', '?')}: {status.get('state', '?')}"
+        f", epoch {count(status.get('epoch'))}, up {age(status.get('uptime_s'))}"
+        f", {len(listing(status, 'tasks'))} tasks on {len(listing(status, 'blocks'))} blocks"
+    )
+
+
+def notices(status: Doc) -> list[str]:
+    """What a person should know first: why it is not ready, updates, crashes, warnings."""
+    out = [f"not ready: {r}" for r in status.get("reasons") or []]
+    out += [f"warning: {w}" for w in status.get("warnings") or []]
+    now, last = part(status, "updating"), part(status, "last_update")
+    if now:
+        out.append(f"update {now.get('id')} ({now.get('kind')}): {now.get('state')}")
+    elif error := part(last, "error"):
+        cause = f"{error.get('code')}: {error.get('message')}"
+        out.append(f"update {last.get('id')} ({last.get('kind')}) failed: {cause}")
+    for process in processes(status):
+        if crash := part(process, "crash"):
+            text = f"{process.get('name')} crashed {age(crash.get('age_s'))} ago"
+            text += f": {crash.get('cause')}"
+            if given_up := process.get("given_up"):
+                text += f"; not restarted: {given_up}"
+            out.append(text)
+    return out
+
+
+def endpoints(status: Doc) -> list[str]:
+    """Where the system listens."""
+    out = [f"rest     {status['rest']}"] if status.get("rest") else []
+    clients = status.get("clients") or part(status, "dispatcher").get("clients") or []
+    return out + [f"clients  {address}" for address in clients]
+
+
+def is_ready(status: Doc) -> bool:
+    return status.get("ready") is True
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+def processes(status: Doc) -> list[Doc]:
+    """Control plane, template, Dispatcher, workers, in this order."""
+    control = part(status, "control")
+    out: list[Doc] = []
+    if control:
+        own = {"name": "control", "state": status.get("state"), "pid": status.get("pid")}
+        out.append({**own, "process": control.get("process"), "uptime_s": status.get("uptime_s")})
+    template = part(control, "template")
+    if template.get("pid"):
+        out.append(
+            {"name": "template", "state": "warm", "pid": template["pid"], "process": template}
+        )
+    if dispatcher := part(status, "dispatcher"):
+        out.append(dispatcher)
+    return out + listing(status, "workers")
+
+
+def path_text(task: Doc) -> str:
+    """``trunk > head``; a task that cannot run now is marked."""
+    text = " > ".join(str(b) for b in task.get("path") or [])
+    missing = task.get("missing")
+    return f"{text} (down: {', '.join(map(str, missing))})" if missing else text
+
+
+def recent_mean(kpi: Doc, before: Doc | None, name: str) -> float | None:
+    """Mean in ms of one time over what happened since ``before``; since the start without it."""
+    now = part(kpi, name)
+    if before is None or not before:
+        return now.get("mean_ms") if now.get("count") else None
+    return _mean_since(now, part(before, name), "sum_ms", "count")
+
+
+def recent_batch(kpi: Doc, before: Doc | None) -> float | None:
+    """Mean rows per batch, as :func:`recent_mean`."""
+    if before is None or not before:
+        return kpi.get("mean_batch_rows") if kpi.get("batches") else None
+    return _mean_since(kpi, before, "rows", "batches")
+
+
+def _mean_since(now: Doc, before: Doc, total: str, number: str) -> float | None:
+    total_now, n_now = now.get(total), now.get(number)
+    total_before, n_before = before.get(total), before.get(number)
+    if not (is_number(total_now) and is_number(n_now)):
+        return None
+    if not (is_number(total_before) and is_number(n_before)) or n_now < n_before:
+        total_before, n_before = 0, 0  # the worker is a new one: all of it is recent
+    return (total_now - total_before) / (n_now - n_before) if n_now > n_before else None
+
+
+# --- lines of single commands --------------------------------------------------------------------
+
+
+def ping_lines(answer: Any) -> list[str]:
+    """One line per process."""
+    found = listing(answer, "pings")
+    width = max((len(str(a.get("worker"))) for a in found), default=0)
+    return [
+        f"{a.get('worker')!s:<{width}}  "
+        + (f"{ms(a.get('rtt_ms'))} ms  {a.get('state', '')}" if a.get("ok") else "no answer")
+        for a in found
+    ] or ["no process to ask"]
+
+
+def ping_ok(answer: Any) -> bool:
+    """True when every process asked has answered."""
+    return all(a.get("ok") is True for a in listing(answer, "pings"))
+
+
+def update_lines(answer: Doc) -> list[str]:
+    """What an update did, or would do."""
+    update = part(answer, "update")
+    plan = part(update, "plan") or part(answer, "plan")
+    out = []
+    if update:
+        took = f" in {ms(update.get('duration_ms'))} ms" if update.get("duration_ms") else ""
+        out.append(f"update {update.get('id')}: {update.get('state')}{took}")
+    elif answer.get("changed") is False:
+        out.append("nothing would change")
+    for verb in ("start", "keep", "stop"):
+        names = [n.get("replica") if isinstance(n, Mapping) else n for n in plan.get(verb) or []]
+        if names:
+            out.append(f"  {verb:<6} {', '.join(map(str, names))}")
+    for verb, names in part(plan, "tasks").items():
+        if names:
+            out.append(f"  tasks  {verb} {', '.join(map(str, names))}")
+    out += [f"  note   {n}" for n in update.get("notes") or []]
+    return [*out, f"epoch {count(answer.get('epoch'))}"]
+
+
+def timing_lines(result: Any) -> list[str]:
+    """Where one answer's time went; ``result`` is a client Result."""
+    width = max((len(t.block) for t in result.timings), default=5)
+    out = [f"{'block':<{width}}  transit     wait  overhead  compute  ms"]
+    out += [
+        f"{t.block:<{width}}  {t.transit_ms:7.3f}  {t.wait_ms:7.3f}  {t.overhead_ms:8.3f}"
+        f"  {t.compute_ms:7.3f}"
+        for t in result.timings
+    ]
+    out.append(
+        f"at the Dispatcher {result.total_ms:.3f} ms (in {result.ingress_ms:.3f}, out "
+        f"{result.egress_ms:.3f}), round trip {result.rtt_ms:.3f} ms"
+    )
+    return out

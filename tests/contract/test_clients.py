@@ -1,0 +1,413 @@
+"""One suite for both clients: they must not drift apart."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_dispatcher import TASKS, FakeDispatcher
+
+from blockflow.client import AsyncClient, Client
+from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.wire.client import Reply, encode_to_client
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+class SyncFace:
+    """The sync client as the suite calls it."""
+
+    def __init__(self, address: str, **kw: Any) -> None:
+        self._client = Client(address, **kw)
+        self.submit = self._client.submit
+        self.infer = self._client.infer
+        self.tasks = self._client.tasks
+        self.wait_ready = self._client.wait_ready
+        self.counters = self._client.counters
+        self.close = self._client.close
+
+
+class AsyncFace:
+    """The async client behind sync calls: an event loop in a thread of its own."""
+
+    def __init__(self, address: str, **kw: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test-loop")
+        self._thread.start()
+        try:
+            self._client = AsyncClient(address, **kw)
+        except BlockFlowError:
+            self._end_loop()
+            raise
+        self.submit = self._client.submit
+        self.counters = self._client.counters
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+
+    def infer(self, *a: Any, **kw: Any) -> Any:
+        return self._call(self._client.infer(*a, **kw))
+
+    def tasks(self, **kw: Any) -> Any:
+        return self._call(self._client.tasks(**kw))
+
+    def wait_ready(self, *a: Any, **kw: Any) -> Any:
+        return self._call(self._client.wait_ready(*a, **kw))
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._call(self._client.close())
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    made: list[Any] = []
+
+    def build(address: str, **kw: Any) -> Any:
+        made.append(request.param(address, **kw))
+        return made[-1]
+
+    yield build
+    for client in made:
+        client.close()
+    names = [t.name for t in threading.enumerate()]
+    assert "blockflow-client" not in names
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[FakeDispatcher]:
+    with FakeDispatcher() as fake:
+        yield fake
+
+
+def code_of(call: Callable[[], Any]) -> str:
+    with pytest.raises(BlockFlowError) as info:
+        call()
+    return info.value.code
+
+
+def test_one_task_gives_a_result_with_its_times(make: Make, dispatcher: FakeDispatcher) -> None:
+    result = make(dispatcher.endpoint).infer("echo", X)
+    assert np.array_equal(result.value, X)
+    assert result.value.flags.writeable
+    assert (result.task, result.dtype, result.epoch) == ("echo", "float32", 1)
+    assert [t.block for t in result.timings] == ["b1", "b2"]
+    first = result.timings[0]
+    assert (first.transit_ms, first.wait_ms, first.overhead_ms, first.compute_ms) == (
+        0.001,
+        2.0,
+        0.03,
+        4.0,
+    )
+    assert first.total_ms == pytest.approx(6.031)
+    assert (result.total_ms, result.ingress_ms, result.egress_ms) == (12.092, 0.01, 0.02)
+    assert result.compute_ms == 8.0
+    assert result.rtt_ms > 0
+    assert len(result.request_id) == 16
+
+
+def test_several_tasks_give_a_map(make: Make, dispatcher: FakeDispatcher) -> None:
+    client = make(dispatcher.endpoint)
+    results = client.infer(["echo", "double"], X)
+    assert list(results) == ["echo", "double"]
+    assert np.array_equal(results["double"].value, np.concatenate([X, X]))
+    assert len(dispatcher.requests) == 1
+    assert list(client.infer(["echo"], X)) == ["echo"]
+
+
+def test_errors_are_raised_or_returned(make: Make, dispatcher: FakeDispatcher) -> None:
+    client = make(dispatcher.endpoint)
+    assert code_of(lambda: client.infer("fail", X)) == "BLOCK_FAILED"
+    assert code_of(lambda: client.infer(["echo", "fail"], X)) == "BLOCK_FAILED"
+    mixed = client.infer(["echo", "fail"], X, errors="return")
+    assert np.array_equal(mixed["echo"].value, X)
+    assert mixed["fail"].code == "BLOCK_FAILED"
+    assert client.infer("fail", X, errors="return").code == "BLOCK_FAILED"
+    assert code_of(lambda: client.infer("nonsense", X)) == "UNKNOWN_TASK"
+    assert code_of(lambda: client.infer("echo", X, errors="ignore")) == "INVALID_REQUEST"
+
+
+def test_many_requests_in_flight_on_one_connection(make: Make, dispatcher: FakeDispatcher) -> None:
+    client = make(dispatcher.endpoint)
+    inputs = [np.full((1, 4), i, dtype=np.float32) for i in range(200)]
+    pending = [client.submit("held", x) for x in inputs]
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == 200)
+    assert not any(p.done() for p in pending)
+    dispatcher.release()
+    for x, p in zip(inputs, pending, strict=True):
+        assert np.array_equal(p.result(10).value, x)
+    counters = client.counters()
+    assert (counters.connects, counters.submitted, counters.answered) == (1, 200, 200)
+
+
+def test_threads_share_a_client(make: Make, dispatcher: FakeDispatcher) -> None:
+    client = make(dispatcher.endpoint)
+    wrong: list[int] = []
+
+    def work(n: int) -> None:
+        for i in range(20):
+            x = np.full((1, 4), 100 * n + i, dtype=np.float32)
+            if not np.array_equal(client.infer("echo", x).value, x):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+
+
+def test_a_deadline_ends_the_request_even_if_nobody_answers(
+    make: Make, dispatcher: FakeDispatcher
+) -> None:
+    client = make(dispatcher.endpoint)
+    client.wait_ready()
+    start = time.monotonic()
+    assert code_of(lambda: client.infer("silent", X, deadline_s=0.2)) == "DEADLINE_EXCEEDED"
+    took = time.monotonic() - start
+    assert 0.29 <= took < 1.5
+    assert dispatcher.requests[0].deadline_ms <= 200
+
+
+def test_without_a_deadline_the_topologys_own_holds(make: Make) -> None:
+    with FakeDispatcher(deadline_ms=150) as fake:
+        client = make(fake.endpoint)
+        assert code_of(lambda: client.infer("silent", X)) == "DEADLINE_EXCEEDED"
+        assert 100 <= fake.requests[0].deadline_ms <= 150
+        # A new epoch may have other deadlines.
+        fake.deadline_ms, fake.epoch = 7000, 2
+        client.infer("echo", X)
+        client.infer("echo", X)
+        assert fake.requests[-1].deadline_ms > 5000
+
+
+@pytest.mark.parametrize("bad", [0, -1, 61, float("nan")])
+def test_impossible_deadlines_are_refused(
+    make: Make, dispatcher: FakeDispatcher, bad: float
+) -> None:
+    client = make(dispatcher.endpoint)
+    assert code_of(lambda: client.infer("echo", X, deadline_s=bad)) == "INVALID_REQUEST"
+
+
+def test_cancel_reaches_the_dispatcher(make: Make, dispatcher: FakeDispatcher) -> None:
+    client = make(dispatcher.endpoint)
+    pending = client.submit("held", X)
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == 1)
+    assert pending.cancel()
+    assert code_of(lambda: pending.result(5)) == "CANCELLED"
+    dispatcher.wait_for(lambda: dispatcher.cancelled == [pending.request_id])
+    assert not pending.cancel()
+    dispatcher.release()  # the late answer is dropped and counted
+    client.infer("echo", X)
+    assert client.counters().late_replies == 1
+
+
+@pytest.mark.parametrize(
+    ("rid", "want"),
+    [
+        (b"\x01" * 16, b"\x01" * 16),
+        ("0123456789abcdef0123456789abcdef", bytes.fromhex("0123456789abcdef" * 2)),
+    ],
+)
+def test_request_ids_may_be_given(
+    make: Make, dispatcher: FakeDispatcher, rid: Any, want: bytes
+) -> None:
+    client = make(dispatcher.endpoint)
+    assert client.infer("echo", X, request_id=rid).request_id == want
+
+
+@pytest.mark.parametrize("rid", [b"short", "xyz", 7, b"\0" * 16])
+def test_bad_request_ids_are_refused(make: Make, dispatcher: FakeDispatcher, rid: Any) -> None:
+    client = make(dispatcher.endpoint)
+    assert code_of(lambda: client.infer("echo", X, request_id=rid)) == "INVALID_REQUEST"
+
+
+def test_a_duplicate_id_leaves_the_first_request_alone(
+    make: Make, dispatcher: FakeDispatcher
+) -> None:
+    client = make(dispatcher.endpoint)
+    rid = b"\x07" * 16
+    first = client.submit("held", X, request_id=rid)
+    assert code_of(lambda: client.infer("held", X, request_id=rid)) == "DUPLICATE_REQUEST"
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == 1)
+    dispatcher.release()
+    assert np.array_equal(first.result(5).value, X)
+
+
+def test_more_than_max_pending_is_refused_at_once(make: Make, dispatcher: FakeDispatcher) -> None:
+    client = make(dispatcher.endpoint, max_pending=2)
+    kept = [client.submit("held", X) for _ in range(2)]
+    assert code_of(lambda: client.infer("held", X)) == "OVERLOADED"
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == 2)
+    dispatcher.release()
+    assert all(p.result(5) for p in kept)
+
+
+@pytest.mark.parametrize("tasks", [[], ["echo", "echo"], ["x" * 65], [""], ["t"] * 17, [7]])
+def test_bad_task_lists_are_refused(
+    make: Make, dispatcher: FakeDispatcher, tasks: list[Any]
+) -> None:
+    client = make(dispatcher.endpoint)
+    assert code_of(lambda: client.infer(tasks, X)) == "INVALID_REQUEST"
+
+
+def test_tasks_are_described(make: Make, dispatcher: FakeDispatcher) -> None:
+    tasks = make(dispatcher.endpoint).tasks()
+    assert set(tasks) == set(TASKS)
+    assert tasks["echo"].path == ("b1", "b2")
+    assert str(tasks["echo"].contract.input) == "float32[rows, 4]"
+
+
+def test_wait_ready_waits_for_the_named_tasks(make: Make, dispatcher: FakeDispatcher) -> None:
+    dispatcher.published = ()
+    client = make(dispatcher.endpoint)
+    assert code_of(lambda: client.wait_ready(["echo"], timeout_s=0.15)) == "NOT_READY"
+    done: list[Any] = []
+    waiter = threading.Thread(target=lambda: done.append(client.wait_ready(["echo"], timeout_s=10)))
+    waiter.start()
+    asked = dispatcher.describes
+    dispatcher.wait_for(lambda: dispatcher.describes > asked + 1)
+    assert not done
+    dispatcher.published = TASKS
+    waiter.join(10)
+    assert "echo" in done[0]
+
+
+def test_nobody_there_is_an_error_within_the_connect_timeout(make: Make, tmp_path: Any) -> None:
+    client = make(f"ipc://{tmp_path}/none.sock", connect_timeout_s=0.3)
+    start = time.monotonic()
+    assert code_of(lambda: client.infer("echo", X)) == "NOT_RUNNING"
+    assert code_of(lambda: client.tasks()) == "NOT_RUNNING"
+    assert code_of(lambda: client.wait_ready(timeout_s=0.2)) == "NOT_RUNNING"
+    assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://", "tcp://127.0.0.1:99999", "http://x"])
+def test_a_bad_address_is_an_error(make: Make, address: str) -> None:
+    assert code_of(lambda: make(address)) == "INVALID_REQUEST"
+
+
+def test_requests_wait_for_a_dispatcher_that_starts_late(make: Make, tmp_path: Any) -> None:
+    address = f"ipc://{tmp_path}/late.sock"
+    client = make(address)
+    pending = client.submit("echo", X)
+    with FakeDispatcher(address):
+        assert np.array_equal(pending.result(10).value, X)
+
+
+def test_a_dead_dispatcher_loses_what_is_in_flight_and_no_more(make: Make, tmp_path: Any) -> None:
+    address = f"ipc://{tmp_path}/d.sock"
+    first = FakeDispatcher(address)
+    client = make(address)
+    in_flight = client.submit("held", X)
+    first.wait_for(lambda: len(first.requests) == 1)
+    first.stop()
+    assert code_of(lambda: in_flight.result(5)) == "CONNECTION_LOST"
+    waiting = client.submit("echo", X)
+    with FakeDispatcher(address):
+        assert np.array_equal(waiting.result(10).value, X)
+        assert np.array_equal(client.infer("echo", X).value, X)
+        assert client.counters().disconnects == 1
+
+
+def test_a_dispatcher_that_stays_away_is_connection_lost(make: Make, tmp_path: Any) -> None:
+    address = f"ipc://{tmp_path}/d.sock"
+    first = FakeDispatcher(address)
+    client = make(address, connect_timeout_s=0.3)
+    client.infer("echo", X)
+    first.stop()
+    assert code_of(lambda: client.infer("echo", X)) == "CONNECTION_LOST"
+
+
+def test_close_ends_what_is_in_flight(make: Make, dispatcher: FakeDispatcher) -> None:
+    client = make(dispatcher.endpoint)
+    pending = client.submit("held", X)
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == 1)
+    client.close()
+    assert code_of(lambda: pending.result(5)) == "CANCELLED"
+    dispatcher.wait_for(lambda: dispatcher.cancelled == [pending.request_id])
+    assert code_of(lambda: client.submit("echo", X)) == "CANCELLED"
+    client.close()
+
+
+def test_nonsense_from_the_peer_is_counted_and_survived(
+    make: Make, dispatcher: FakeDispatcher
+) -> None:
+    client = make(dispatcher.endpoint)
+    pending = client.submit("held", X, request_id=b"\x05" * 16)
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == 1)
+    dispatcher.send_raw([b"\xc1"])
+    dispatcher.send_raw([b""])
+    dispatcher.send_raw([encode_to_client(Reply(b"\x09" * 16, 1, ()))])
+    assert np.array_equal(client.infer("echo", X).value, X)
+    assert client.counters().malformed == 2
+    assert client.counters().late_replies == 1
+    # A broken reply to a known request ends that request.
+    dispatcher.send_raw([encode_to_client(Reply(b"\x05" * 16, 1, ()))])
+    assert code_of(lambda: pending.result(5)) == "MALFORMED_MESSAGE"
+
+
+@pytest.mark.parametrize(
+    ("x", "code"),
+    [
+        (np.zeros((0, 4), np.float32), "EMPTY_INPUT"),
+        (np.float32(1.0), "CONTRACT_MISMATCH"),
+        (np.zeros((1,) * 9, np.float32), "CONTRACT_MISMATCH"),
+        (np.zeros((2, 2), np.complex64), "CONTRACT_MISMATCH"),
+        (np.array(["a"]), "CONTRACT_MISMATCH"),
+        (np.broadcast_to(np.float32(0), (2**20, 2**10)), "TOO_LARGE"),
+        ([[1], [1, 2]], "CONTRACT_MISMATCH"),
+        (None, "CONTRACT_MISMATCH"),
+    ],
+)
+def test_what_cannot_travel_is_refused_before_it_is_sent(
+    make: Make, dispatcher: FakeDispatcher, x: Any, code: str
+) -> None:
+    client = make(dispatcher.endpoint)
+    assert code_of(lambda: client.infer("echo", x)) == code
+    assert dispatcher.requests == []
+
+
+def test_large_tensors_arrive_whole(make: Make, dispatcher: FakeDispatcher) -> None:
+    x = np.arange(1_000_000, dtype=np.float32).reshape(10, -1)
+    client = make(dispatcher.endpoint)
+    assert np.array_equal(client.infer("echo", x).value, x)
+    assert np.array_equal(client.infer("echo", x.T).value, x.T)
+
+
+async def test_cancelling_the_awaiting_task_cancels_the_request(
+    dispatcher: FakeDispatcher,
+) -> None:
+    async with AsyncClient(dispatcher.endpoint) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.infer("held", X)
+        await asyncio.to_thread(dispatcher.wait_for, lambda: len(dispatcher.cancelled) == 1)
+
+
+async def test_async_requests_overlap(dispatcher: FakeDispatcher) -> None:
+    async with AsyncClient(dispatcher.endpoint) as client:
+        results = await asyncio.gather(*(client.infer("slow", X) for _ in range(20)))
+    assert len(results) == 20
+    assert len(dispatcher.requests) == 20
+
+
+def test_errors_are_request_errors(make: Make, dispatcher: FakeDispatcher) -> None:
+    with pytest.raises(RequestError) as info:
+        make(dispatcher.endpoint).infer("silent", X, deadline_s=0.05)
+    assert info.value.retryable

@@ -1,0 +1,92 @@
+"""Commands as processes: what they import, the live screen on a terminal, pipes, the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_rest import FakeRest
+
+ROOT = Path(__file__).parent.parent.parent
+STATUS = json.loads((ROOT / "tests" / "data" / "status.json").read_text())
+
+
+@pytest.fixture
+def rest() -> Iterator[FakeRest]:
+    with FakeRest({"GET /v1/status": (200, STATUS)}) as fake:
+        yield fake
+
+
+def test_status_imports_no_torch(rest: FakeRest) -> None:
+    code = (
+        "import sys\nfrom blockflow.cli.main import main\n"
+        f"status = main(['status', '--json', '--url', {rest.url!r}])\n"
+        "print(sorted({m.partition('.')[0] for m in sys.modules}), file=sys.stderr)\n"
+        "sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert json.loads(done.stdout) == STATUS
+    loaded = set(done.stderr.replace("'", '"').strip("[]\n").replace('"', "").split(", "))
+    assert "blockflow" in loaded
+    assert not loaded & {"torch", "numpy", "zmq", "cherrypy", "psutil", "matplotlib", "sklearn"}
+
+
+def test_the_script_stands_for_top(rest: FakeRest) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "monitor.py", "--url", rest.url],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("BlockFlow 0.1.0: ready")
+
+
+def test_top_on_a_terminal_is_live_and_leaves_it_as_it_was(rest: FakeRest) -> None:
+    command = [sys.executable, "-m", "blockflow.cli.main", "top", "-n", "0.1", "--url", rest.url]
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "50"}
+    with subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment
+    ) as child:
+        os.close(slave)
+        seen = b""
+        asked_to_end = False
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            if select.select([master], [], [], 0.1)[0]:
+                try:
+                    seen += os.read(master, 65536)
+                except OSError:  # the child's side is closed
+                    break
+            if not asked_to_end and seen.count(b"BlockFlow 0.1.0") >= 3:
+                os.write(master, b"q")
+                asked_to_end = True
+        assert child.wait(10) == 0
+    os.close(master)
+    assert b"\x1b[?1049h" in seen  # the alternative screen, and back
+    assert seen.rindex(b"\x1b[?1049l") > seen.rindex(b"\x1b[?1049h")
+    assert len(rest.asked) >= 3
+
+
+def test_a_reader_that_has_enough_is_no_error(rest: FakeRest) -> None:
+    command = [sys.executable, "-m", "blockflow.cli.main", "status", "--json", "--url", rest.url]
+    # More than a pipe holds, and nobody reads it.
+    rest.answers["GET /v1/status"] = (200, STATUS | {"filler": "x" * 300_000})
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.read(1)
+    child.stdout.close()
+    assert child.wait(20) == 0
+    assert child.stderr.read() == b""
+    child.stderr.close()

@@ -1,0 +1,138 @@
+"""The client as a process sees it: imports, forks, forgotten clients, threads, descriptors."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from fake_dispatcher import FakeDispatcher
+
+from blockflow.client import Client
+from blockflow.core.errors import RequestError
+
+X = np.ones((1, 4), np.float32)
+HEAVY = {"torch", "pydantic", "cherrypy", "psutil", "rich", "typer", "matplotlib", "sklearn"}
+
+
+def modules_after(code: str) -> set[str]:
+    script = f"{code}\nimport sys, json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True, text=True
+    )
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import blockflow",
+        "import blockflow.client",
+        "from blockflow.client import Client, AsyncClient, TaskGenerator, Collector",
+        "from blockflow.client import Client\nClient('ipc:///nonexistent').close()",
+    ],
+)
+def test_the_sdk_imports_nothing_heavy(code: str) -> None:
+    loaded = modules_after(code)
+    assert not loaded & HEAVY
+    assert ("numpy" in loaded) == ("close" in code), "numpy is loaded by a connection, not before"
+
+
+def test_names_are_found_and_others_are_not() -> None:
+    import blockflow
+    import blockflow.client as sdk
+
+    for module in (blockflow, sdk):
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+            assert name in dir(module)
+        with pytest.raises(AttributeError):
+            _ = module.nonsense
+
+
+def test_a_client_does_not_cross_a_fork() -> None:
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        client.infer("echo", X)
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:  # only plain calls in the child, and no return into the test runner
+            try:
+                client.infer("echo", X)
+                answer = b"no error"
+            except RequestError as exc:
+                answer = exc.code.encode()
+            client.close()
+            os.write(write, answer)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert os.read(read, 100) == b"INVALID_REQUEST"
+        os.close(read)
+        os.close(write)
+        # The parent's client is as it was.
+        assert np.array_equal(client.infer("echo", X).value, X)
+
+
+def test_a_program_that_forgets_to_close_ends() -> None:
+    with FakeDispatcher() as fake:
+        code = (
+            "import numpy as np\nfrom blockflow.client import Client\n"
+            f"c = Client({fake.endpoint!r})\n"
+            "print(c.infer('echo', np.ones((1, 4), np.float32)).value.sum())\n"
+            "c.submit('silent', np.ones((1, 4), np.float32))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=20
+        )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "4.0", "")
+
+
+def test_a_forgotten_client_is_collected_with_its_thread() -> None:
+    with FakeDispatcher() as fake:
+        client: Any = Client(fake.endpoint)
+        client.infer("echo", X)
+        thread = next(t for t in threading.enumerate() if t.name == "blockflow-client")
+        del client
+        gc.collect()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_clients_leave_no_threads_and_no_descriptors() -> None:
+    me = psutil.Process()
+    with FakeDispatcher() as fake:
+        with Client(fake.endpoint) as client:
+            client.infer("echo", X)
+        gc.collect()
+        before = (me.num_fds(), threading.active_count(), me.num_threads())
+        for _ in range(10):
+            with Client(fake.endpoint) as client:
+                client.infer("echo", X)
+        gc.collect()
+        assert (me.num_fds(), threading.active_count(), me.num_threads()) <= before
+
+
+def test_ctrl_c_in_infer_cancels_the_request() -> None:
+    with FakeDispatcher() as fake:
+        code = (
+            "import numpy as np, sys\nfrom blockflow.client import Client\n"
+            f"c = Client({fake.endpoint!r})\n"
+            "try:\n    c.infer('silent', np.ones((1, 4), np.float32), deadline_s=60)\n"
+            "except KeyboardInterrupt:\n    c.close()\n    print('interrupted')\n"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        try:
+            fake.wait_for(lambda: len(fake.requests) == 1, 20)
+            child.send_signal(2)
+            out, _ = child.communicate(timeout=20)
+        finally:
+            child.kill()
+            child.wait()
+        assert out.strip() == "interrupted"
+        fake.wait_for(lambda: fake.cancelled == [fake.requests[0].request_id])

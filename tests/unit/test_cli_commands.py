@@ -1,0 +1,398 @@
+"""Commands against a canned control plane: what they ask, print, and exit with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_dispatcher import FakeDispatcher
+from fake_rest import FakeRest
+
+from blockflow.cli.complete import names_in
+from blockflow.cli.exits import ExitCode, exit_code
+from blockflow.cli.main import COMMANDS, load, main
+from blockflow.core.errors import CODES, make_error
+from blockflow.monitor.rest import RestClient
+
+STATUS = json.loads((Path(__file__).parent.parent / "data" / "status.json").read_text())
+OUTCOME = {"epoch": 2, "update": {"id": 3, "kind": "drain", "state": "done", "duration_ms": 5.0}}
+
+
+def failing(code: str, status: int, **kw: Any) -> tuple[int, Any]:
+    return status, {"error": make_error(code, "it was asked to", **kw).to_dict()}
+
+
+@pytest.fixture
+def rest(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRest]:
+    answers: dict[str, Any] = {
+        "GET /v1/status": (200, STATUS),
+        "GET /v1/tasks": (200, {"tasks": STATUS["tasks"]}),
+        "GET /v1/blocks": (200, {"blocks": STATUS["blocks"]}),
+        "GET /v1/topology": (200, {"epoch": 1, "topology": {"blocks": []}, "posted": {"x": 1}}),
+        "GET /v1/kpis": (200, {"epoch": 1}),
+        "POST /v1/shutdown": (202, {"accepted": True}),
+        "POST /v1/monitor": (200, {"on": True, "hz": 4.0}),
+        "POST /v1/kpis/store": (200, {"path": "/var/k.jsonl", "count": 7}),
+        "POST /v1/ping": (200, {"ok": True, "pings": [{"worker": "a#0", "ok": True}]}),
+        "POST /v1/blocks/trunk1/ping": (
+            200,
+            {"ok": False, "pings": [{"worker": "trunk1#0", "ok": False}]},
+        ),
+        "POST /v1/system-update": (200, OUTCOME),
+    }
+    for verb in ("drain", "undrain", "stop", "restart"):
+        answers[f"POST /v1/blocks/trunk1/{verb}"] = (200, OUTCOME)
+    with FakeRest(answers) as fake:
+        monkeypatch.setenv("BLOCKFLOW_URL", fake.url)
+        yield fake
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The one JSON document on stdout."""
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_command_loads_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    for name in COMMANDS:
+        assert name in overview
+        assert load(name).name == name
+        assert main([name, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out, name
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("blockflow ")
+
+
+@pytest.mark.parametrize(
+    "args", [["nonsense"], ["drain"], ["status", "--nonsense"], ["top", "-n", "x"]]
+)
+def test_usage_errors(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    assert "Usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "asked"),
+    [
+        (["status"], "GET /v1/status"),
+        (["top"], "GET /v1/status"),
+        (["tasks"], "GET /v1/tasks"),
+        (["topology"], "GET /v1/topology"),
+        (["kpis"], "GET /v1/kpis"),
+        (["kpis", "store", "k.jsonl"], "POST /v1/kpis/store"),
+        (["ping"], "POST /v1/ping"),
+        (["drain", "trunk1"], "POST /v1/blocks/trunk1/drain"),
+        (["undrain", "trunk1"], "POST /v1/blocks/trunk1/undrain"),
+        (["restart", "trunk1"], "POST /v1/blocks/trunk1/restart"),
+        (["stop", "trunk1"], "POST /v1/blocks/trunk1/stop"),
+        (["stop", "--yes"], "POST /v1/shutdown"),
+        (["monitor", "on"], "POST /v1/monitor"),
+    ],
+)
+def test_commands_ask_the_right_resource_and_print_one_document(
+    args: list[str], asked: str, rest: FakeRest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*args, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == rest.answers[asked][1]  # type: ignore[index]
+    assert captured.err == ""
+    assert [f"{method} {path}" for method, path, _ in rest.asked] == [asked]
+    assert main(args) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_status_of_a_system_that_is_not_ready(
+    rest: FakeRest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest.answers["GET /v1/status"] = (
+        200,
+        STATUS | {"ready": False, "reasons": ["block a is closed"], "state": "degraded"},
+    )
+    assert main(["status"]) == ExitCode.NOT_READY
+    assert "not ready: block a is closed" in capsys.readouterr().out
+    assert main(["status", "--json"]) == ExitCode.NOT_READY
+    assert document(capsys)["state"] == "degraded"
+
+
+def test_a_ping_without_an_answer(rest: FakeRest, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ping", "trunk1"]) == ExitCode.NOT_READY
+    assert "no answer" in capsys.readouterr().out
+
+
+def test_errors_have_code_hint_and_exit_status(
+    rest: FakeRest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest.answers["POST /v1/blocks/x/drain"] = failing("UNKNOWN_BLOCK", 404, hint="try trunk1")
+    assert main(["drain", "x"]) == ExitCode.BAD_INPUT
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "blockflow: UNKNOWN_BLOCK: it was asked to -- try trunk1\n"
+    assert main(["drain", "x", "--json"]) == ExitCode.BAD_INPUT
+    assert document(capsys)["error"]["code"] == "UNKNOWN_BLOCK"
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--url", "http://127.0.0.1:1"]) == ExitCode.NOT_RUNNING
+    assert "blockflow up" in capsys.readouterr().err
+    assert main(["status", "--url", "http://127.0.0.1:1", "--json"]) == ExitCode.NOT_RUNNING
+    assert document(capsys)["error"]["code"] == "NOT_RUNNING"
+
+
+def test_something_else_there(rest: FakeRest) -> None:
+    for answer in (b"<html>", b"", b'{"a": '):
+        rest.answers["GET /v1/status"] = answer
+        assert main(["status"]) == ExitCode.NOT_RUNNING
+    rest.answers["GET /v1/status"] = (500, {"no": "reason"})
+    assert main(["status"]) == ExitCode.INTERNAL
+    rest.answers["GET /v1/status"] = (500, ["no", "reason"])
+    assert main(["status"]) == ExitCode.INTERNAL
+
+
+def test_an_answer_that_does_not_come_is_a_timeout() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(Exception, match="TIMEOUT"):
+            RestClient(f"http://127.0.0.1:{port}", timeout_s=0.1).get("/v1/status")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "https://x", "http://", "http://a:b", "ftp://x:1"])
+def test_bad_urls(url: str) -> None:
+    assert main(["status", "--url", url]) == ExitCode.BAD_INPUT
+
+
+def test_stopping_all_is_confirmed(
+    rest: FakeRest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert main(["stop"]) != 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert main(["stop"]) == 0
+    assert [path for _, path, _ in rest.asked] == ["/v1/shutdown"]
+    assert main(["stop", "--json"]) == ExitCode.BAD_INPUT
+
+
+def test_monitor_sends_the_rate(rest: FakeRest) -> None:
+    assert main(["monitor", "on", "--hz", "10"]) == 0
+    assert main(["monitor", "off"]) == 0
+    assert [json.loads(body) for *_, body in rest.asked] == [
+        {"on": True, "hz": 10.0},
+        {"on": False},
+    ]
+    assert main(["monitor", "on", "--hz", "1000"]) == 2
+    assert main(["kpis", "store"]) == 2
+    assert main(["kpis", "show", "x.jsonl"]) == 2
+
+
+def test_apply(
+    rest: FakeRest, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    body = b'{"blocks": ["a"], "blocks": ["a"]}'  # sent as it is: the service judges it
+    file = tmp_path / "t.json"
+    file.write_bytes(body)
+    assert main(["apply", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "update 3: done in 5.00 ms"
+    assert main(["apply", str(file), "--no-wait", "--json"]) == 0
+    assert document(capsys)["epoch"] == 2
+    assert main(["apply", str(file), "--dry-run"]) == 0
+    assert rest.asked == [
+        ("POST", "/v1/system-update?wait=true", body),
+        ("POST", "/v1/system-update?wait=false", body),
+        ("POST", "/v1/system-update?dry_run=true", body),
+    ]
+    assert main(["apply", str(tmp_path / "none.json")]) == ExitCode.BAD_INPUT
+    file.write_bytes(b" " * (2**20 + 1))
+    assert main(["apply", str(file)]) == ExitCode.BAD_INPUT
+
+
+def test_apply_shows_all_problems(
+    rest: FakeRest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = [
+        {"path": "$.blocks[1]", "message": "unknown block", "hint": "known: a"},
+        {"path": "$.tasks.t", "message": "not a path"},
+    ]
+    error = make_error("INVALID_TOPOLOGY", "2 problems").to_dict() | {"problems": problems}
+    rest.answers["POST /v1/system-update"] = (422, {"error": error})
+    file = tmp_path / "t.json"
+    file.write_text("{}")
+    assert main(["apply", str(file)]) == ExitCode.BAD_INPUT
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:] == [
+        "  $.blocks[1]: unknown block -- known: a",
+        "  $.tasks.t: not a path",
+    ]
+    assert main(["apply", str(file), "--json"]) == ExitCode.BAD_INPUT
+    assert document(capsys)["error"]["problems"] == problems
+
+
+def test_every_code_has_an_exit_status() -> None:
+    by_code = {code: exit_code(make_error(code, "")) for code in CODES}
+    assert ExitCode.OK not in by_code.values()
+    assert by_code["INTERNAL"] == 1
+    assert by_code["INVALID_TOPOLOGY"] == by_code["UNKNOWN_TASK"] == 2
+    assert by_code["NOT_RUNNING"] == by_code["CONNECTION_LOST"] == 3
+    assert by_code["NOT_READY"] == by_code["BLOCK_UNAVAILABLE"] == by_code["TIMEOUT"] == 4
+    assert by_code["BLOCK_FAILED"] == by_code["OVERLOADED"] == by_code["UPDATE_IN_PROGRESS"] == 5
+
+
+def test_the_page_names_every_command_and_exit_status() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    assert [name for name in COMMANDS if f"`{name}" not in page] == []
+    assert [code for code in ExitCode if f"\n| {code.value} | " not in page] == []
+
+
+def test_a_defect_is_exit_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(self: Any, *a: Any, **kw: Any) -> Any:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(RestClient, "get", broken)
+    assert main(["status", "--json"]) == ExitCode.INTERNAL
+    assert document(capsys)["error"]["code"] == "INTERNAL"
+
+
+def test_completion_names(rest: FakeRest, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("_BLOCKFLOW_COMPLETE", "complete_bash")
+    for words, want in (
+        ("blockflow drain tr", {"trunk1", "trunk2"}),
+        ("blockflow infer d", {"digit"}),
+        ("blockflow dr", {"drain"}),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert main([]) == 0
+        assert set(capsys.readouterr().out.split()) == want
+    monkeypatch.setenv("BLOCKFLOW_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("COMP_WORDS", "blockflow drain tr")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert main([]) == 0
+    assert capsys.readouterr().out.split() == []
+
+
+def test_names_in_listings() -> None:
+    assert names_in({"tasks": [{"name": "b"}, {"name": "a"}, {}]}, "tasks") == ["a", "b"]
+    assert names_in({"tasks": {"x": 1}}, "tasks") == ["x"]
+    assert names_in(["q"], "tasks") == ["q"]
+    assert names_in(3, "tasks") == []
+
+
+# --- infer ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDispatcher]:
+    with FakeDispatcher() as fake:
+        monkeypatch.setenv("BLOCKFLOW_ADDRESS", fake.endpoint)
+        yield fake
+
+
+def test_infer_random(dispatcher: FakeDispatcher, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infer", "echo", "--random", "--rows", "3", "--json"]) == 0
+    result = document(capsys)["results"]["echo"]
+    assert (result["dtype"], result["dims"], result["epoch"]) == ("float32", [3, 4], 1)
+    assert np.array(result["values"]).shape == (3, 4)
+    assert [t["block"] for t in result["timings"]] == ["b1", "b2"]
+    assert main(["infer", "echo", "--random"]) == 0
+    out = capsys.readouterr().out
+    assert "echo: float32[1, 4], epoch 1" in out
+    assert "b2" in out
+
+
+def test_infer_files(
+    dispatcher: FakeDispatcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.numpy import save_file
+
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.save(tmp_path / "in.npy", x)
+    save_file({"x": x, "y": x + 1}, tmp_path / "in.safetensors")
+    out = tmp_path / "out.npy"
+    assert main(["infer", "echo", "-i", str(tmp_path / "in.npy"), "-o", str(out)]) == 0
+    assert np.array_equal(np.load(out), x)
+    source = f"{tmp_path}/in.safetensors:y"
+    assert main(["infer", "echo", "double", "-i", source, "-o", str(out)]) == 0
+    assert np.array_equal(np.load(tmp_path / "out.echo.npy"), x + 1)
+    assert np.load(tmp_path / "out.double.npy").shape == (4, 4)
+
+
+def test_infer_bfloat16_file(
+    dispatcher: FakeDispatcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.ones(1, 4, dtype=torch.bfloat16)}, tmp_path / "b.safetensors")
+    assert main(["infer", "echo", "-i", str(tmp_path / "b.safetensors"), "--json"]) == 0
+    result = document(capsys)["results"]["echo"]
+    assert (result["dtype"], result["values"]) == ("bfloat16", None)
+    assert dispatcher.requests[0].tensor.dtype == "bfloat16"
+
+
+def test_infer_values_are_json_even_if_not_finite(
+    dispatcher: FakeDispatcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "n.npy", np.array([[1.0, np.nan, np.inf, 2.0]], np.float32))
+    assert main(["infer", "echo", "-i", str(tmp_path / "n.npy"), "--json"]) == 0
+    assert document(capsys)["results"]["echo"]["values"] == [[1.0, None, None, 2.0]]
+
+
+def test_infer_failures(
+    dispatcher: FakeDispatcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["infer", "fail", "--random"]) == ExitCode.FAILED
+    assert "BLOCK_FAILED" in capsys.readouterr().err
+    assert main(["infer", "fail", "--random", "--json"]) == ExitCode.FAILED
+    assert document(capsys)["error"]["code"] == "BLOCK_FAILED"
+    assert main(["infer", "echo", "fail", "--random", "--json"]) == ExitCode.FAILED
+    results = document(capsys)["results"]
+    assert results["fail"]["error"]["code"] == "BLOCK_FAILED"
+    assert results["echo"]["dims"] == [1, 4]
+    assert main(["infer", "silent", "--random", "--deadline", "0.05"]) == ExitCode.FAILED
+    assert "DEADLINE_EXCEEDED" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["echo"],
+        ["echo", "--random", "--input", "x.npy"],
+        ["echo", "--input", "none.npy"],
+        ["echo", "--input", "x.txt"],
+        ["echo", "--input", "{tmp}/pickled.npy"],
+        ["echo", "--input", "{tmp}/bad.safetensors"],
+        ["echo", "--input", "{tmp}/two.safetensors"],
+        ["echo", "--input", "{tmp}/two.safetensors:c"],
+        ["echo", "--random", "--output", "x.txt"],
+        ["echo", "--random", "--output", "{tmp}/none/x.npy"],
+        ["echo", "--random", "--dim", "length=3"],
+        ["nonsense", "--random"],
+        ["echo", "--random", "--rows", "0"],
+        ["echo", "--random", "--deadline", "100"],
+        ["echo", "--random", "--address", "nonsense"],
+    ],
+)
+def test_infer_bad_input(dispatcher: FakeDispatcher, tmp_path: Path, args: list[str]) -> None:
+    from safetensors.numpy import save_file
+
+    np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    (tmp_path / "bad.safetensors").write_bytes(b"nonsense")
+    save_file({"a": np.zeros(1), "b": np.zeros(1)}, tmp_path / "two.safetensors")
+    assert main(["infer", *(a.replace("{tmp}", str(tmp_path)) for a in args)]) == 2
+
+
+def test_infer_without_a_system(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/none.sock"
+    assert main(["infer", "echo", "--random", "--address", address]) == ExitCode.NOT_RUNNING

@@ -1,0 +1,421 @@
+"""The client's protocol core: events in, outcomes out, no sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from blockflow.client.core import GRACE_NS, ClientCore
+from blockflow.client.outcome import Answered, Described, Failed, Outcome
+from blockflow.core.errors import RequestError, make_error
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.core.routing import TaskRoute
+from blockflow.wire.client import (
+    Cancel,
+    Describe,
+    Description,
+    Reply,
+    Request,
+    TaskResult,
+    decode_to_dispatcher,
+    encode_to_client,
+)
+from blockflow.wire.codec import encode
+from blockflow.wire.tensor import TensorDesc
+
+MS = 1_000_000
+DESC = TensorDesc("float32", (1, 4))
+SPEC = TensorSpec("float32", ("rows", 4))
+BODY = memoryview(bytes(16))
+
+
+def rid(n: int) -> bytes:
+    return n.to_bytes(16, "big")
+
+
+def new_core(max_pending: int = 100) -> ClientCore:
+    return ClientCore(
+        "tcp://test:1", connect_timeout_ns=1000 * MS, max_pending=max_pending, now_ns=0
+    )
+
+
+def connected_core() -> ClientCore:
+    core = new_core()
+    core.on_connected()
+    return core
+
+
+def submit(core: ClientCore, n: int, now: int = 0, deadline_ms: int | None = 1000) -> None:
+    core.submit(rid(n), ("t",), DESC, BODY, deadline_ms, now)
+
+
+def send_all(core: ClientCore, now: int = 0) -> list[Any]:
+    """What a socket that takes everything would have sent, decoded."""
+    out = []
+    while (message := core.next_message(now)) is not None:
+        header, _, request_id = message
+        core.sent(request_id)
+        out.append(decode_to_dispatcher(header))
+    return out
+
+
+def reply(n: int, epoch: int = 1, **kw: Any) -> list[bytes]:
+    result = TaskResult(kw.get("task", "t"), DESC, None)
+    return [encode_to_client(Reply(rid(n), epoch, (result,))), bytes(16)]
+
+
+def description(request_id: bytes, deadline_ms: int = 300, epoch: int = 1) -> list[bytes]:
+    task = TaskRoute("t", ("b",), Contract(SPEC, SPEC), 32, deadline_ms)
+    return [encode_to_client(Description(request_id, epoch, (task.to_dict(),), {}))]
+
+
+def only(outcomes: list[Outcome]) -> Any:
+    assert len(outcomes) == 1
+    return outcomes[0]
+
+
+def test_a_request_goes_out_once_and_its_reply_ends_it() -> None:
+    core = connected_core()
+    submit(core, 1)
+    sent = send_all(core, now=5 * MS)
+    assert sent == [Request(rid(1), ("t",), 995, DESC)]
+    done = only(core.on_message(reply(1), 7 * MS))
+    assert isinstance(done, Answered)
+    assert (done.request_id, done.epoch, done.submitted_ns) == (rid(1), 1, 0)
+    assert bytes(done.frames[0]) == bytes(16)
+    assert core.in_flight == 0
+    assert core.on_message(reply(1), 8 * MS) == []
+    assert core.counters.late_replies == 1
+
+
+def test_nothing_is_sent_before_the_handshake() -> None:
+    core = new_core()
+    submit(core, 1)
+    assert core.next_message(0) is None
+    core.on_connected()
+    assert len(send_all(core)) == 1
+
+
+def test_a_full_socket_leaves_the_order_as_it_is() -> None:
+    core = connected_core()
+    for n in range(3):
+        submit(core, n + 1)
+    first = core.next_message(0)
+    assert core.next_message(0) == first  # not sent: offered again
+    assert [m.request_id for m in send_all(core)] == [rid(1), rid(2), rid(3)]
+
+
+def test_the_deadline_has_a_grace_for_the_dispatchers_own_word() -> None:
+    core = connected_core()
+    submit(core, 1, deadline_ms=1000)
+    send_all(core)
+    assert core.on_tick(1000 * MS) == []
+    assert core.next_wakeup() == 1000 * MS + GRACE_NS
+    failed = only(core.on_tick(1000 * MS + GRACE_NS))
+    assert failed.error.code == "DEADLINE_EXCEEDED"
+    assert core.next_wakeup() is None
+
+
+def test_an_unsent_request_expires_at_its_deadline() -> None:
+    core = connected_core()
+    submit(core, 1, deadline_ms=500)
+    assert only(core.on_tick(500 * MS)).error.code == "DEADLINE_EXCEEDED"
+    assert send_all(core) == []
+
+
+@pytest.mark.parametrize(("before", "code"), [(False, "NOT_RUNNING"), (True, "CONNECTION_LOST")])
+def test_no_connection_is_an_error_after_the_connect_timeout(before: bool, code: str) -> None:
+    core = new_core()
+    start = 0
+    if before:
+        core.on_connected()
+        start = 50 * MS
+        core.on_disconnected(start)
+    submit(core, 1, now=start, deadline_ms=60_000)
+    assert core.on_tick(start + 999 * MS) == []
+    assert only(core.on_tick(start + 1000 * MS)).error.code == code
+
+
+def test_a_disconnect_ends_what_was_sent_and_keeps_what_was_not() -> None:
+    core = connected_core()
+    submit(core, 1)
+    send_all(core)
+    submit(core, 2)
+    lost = only(core.on_disconnected(10 * MS))
+    assert (lost.request_id, lost.error.code) == (rid(1), "CONNECTION_LOST")
+    assert lost.error.retryable
+    assert core.next_message(11 * MS) is None
+    core.on_connected()
+    assert [m.request_id for m in send_all(core, 12 * MS)] == [rid(2)]
+
+
+def test_a_handshake_that_failed_is_named() -> None:
+    core = new_core()
+    core.link.trouble = "what listens there speaks another protocol"
+    submit(core, 1)
+    assert "another protocol" in only(core.on_tick(2000 * MS)).error.message
+
+
+def test_cancel_is_told_only_when_the_dispatcher_knows_the_request() -> None:
+    core = connected_core()
+    submit(core, 1)
+    assert only(core.cancel(rid(1))).error.code == "CANCELLED"
+    assert send_all(core) == []
+    submit(core, 2)
+    send_all(core)
+    assert only(core.cancel(rid(2))).error.code == "CANCELLED"
+    assert send_all(core) == [Cancel(rid(2))]
+    assert core.cancel(rid(2)) == []
+
+
+def test_an_id_may_be_used_again_after_its_end() -> None:
+    core = connected_core()
+    submit(core, 1)
+    with pytest.raises(RequestError, match="DUPLICATE_REQUEST"):
+        submit(core, 1)
+    core.cancel(rid(1))
+    submit(core, 1)
+    assert len(send_all(core)) == 1
+    assert isinstance(only(core.on_message(reply(1), 0)), Answered)
+
+
+def test_max_pending_is_a_bound() -> None:
+    core = new_core(max_pending=1)
+    submit(core, 1)
+    with pytest.raises(RequestError, match="OVERLOADED"):
+        submit(core, 2)
+
+
+def test_without_a_deadline_the_tasks_own_is_learned_first() -> None:
+    core = connected_core()
+    submit(core, 1, deadline_ms=None)
+    probe = only(send_all(core))
+    assert isinstance(probe, Describe)
+    core.on_message(description(probe.request_id, deadline_ms=300), 20 * MS)
+    assert send_all(core, 20 * MS) == [Request(rid(1), ("t",), 280, DESC)]
+    assert only(core.on_tick(400 * MS)).error.code == "DEADLINE_EXCEEDED"
+
+
+def test_a_dispatcher_that_describes_nothing_costs_half_a_second_once() -> None:
+    core = connected_core()
+    submit(core, 1, deadline_ms=None)
+    submit(core, 2, deadline_ms=None)
+    send_all(core)
+    assert core.next_wakeup() == 500 * MS
+    core.on_tick(500 * MS)
+    assert [m.deadline_ms for m in send_all(core, 500 * MS)] == [9500, 9500]
+
+
+def test_a_newer_epoch_has_its_deadlines_learned_again() -> None:
+    core = connected_core()
+    submit(core, 1, deadline_ms=None)
+    probe = only(send_all(core))
+    core.on_message(description(probe.request_id, 300), 0)
+    send_all(core)
+    core.on_message(reply(1, epoch=2), 0)
+    submit(core, 2, deadline_ms=None)
+    assert isinstance(only(send_all(core)), Describe)
+    # A straggler of the older epoch changes nothing.
+    core.on_message(description(bytes(16), 700, epoch=2), 0)
+    core.on_message(reply(9, epoch=1), 0)
+    assert only(send_all(core)).deadline_ms == 700
+
+
+def test_questions_are_asked_on_connection_and_answered_by_id() -> None:
+    core = new_core()
+    core.ask(rid(5), None, 1000, 0)
+    assert send_all(core) == []
+    core.on_connected()
+    assert send_all(core) == [Describe(rid(5))]
+    assert core.on_message(description(rid(6)), 0) == []
+    done = only(core.on_message(description(rid(5)), 0))
+    assert isinstance(done, Described)
+    assert done.tasks["t"].deadline_ms == 300
+
+
+def test_waiting_for_tasks_asks_again_until_they_are_there() -> None:
+    core = connected_core()
+    core.ask(rid(5), ["t", "u"], 200, 0)
+    send_all(core)
+    assert core.on_message(description(rid(5)), 0) == []
+    assert core.on_tick(50 * MS) == []
+    assert send_all(core, 50 * MS) == [Describe(rid(5))]
+    failed = only(core.on_tick(200 * MS))
+    assert failed.error.code == "NOT_READY"
+    assert "u" in failed.error.message
+
+
+def test_a_question_without_an_answer_times_out() -> None:
+    core = connected_core()
+    core.ask(rid(5), None, 200, 0)
+    send_all(core)
+    assert only(core.on_tick(200 * MS)).error.code == "TIMEOUT"
+
+
+def test_a_broken_description_ends_its_question() -> None:
+    core = connected_core()
+    core.ask(rid(5), None, 200, 0)
+    for task in ({}, {"name": 1}, {"name": "t", "path": 3, "contract": "x"}):
+        msg = [encode_to_client(Description(rid(4), 1, (task,), {}))]
+        assert core.on_message(msg, 0) == []
+    msg = [encode_to_client(Description(rid(5), 1, ({},), {}))]
+    assert only(core.on_message(msg, 0)).error.code == "MALFORMED_MESSAGE"
+
+
+def test_one_error_for_the_whole_request_counts_for_each_task() -> None:
+    core = connected_core()
+    core.submit(rid(1), ("a", "b"), DESC, BODY, 1000, 0)
+    send_all(core)
+    error = make_error("OVERLOADED", "full", retry_after_ms=5)
+    frames = [encode_to_client(Reply(rid(1), 0, (TaskResult("*", None, error),)))]
+    done = only(core.on_message(frames, 0))
+    assert [r.task for r in done.results] == ["a", "b"]
+    assert [r.error.code for r in done.results] == ["OVERLOADED"] * 2
+    assert done.results[0].error.retry_after_ms == 5
+
+
+@pytest.mark.parametrize("task", ["other", "*"])
+def test_a_reply_that_does_not_fit_ends_its_request(task: str) -> None:
+    core = connected_core()
+    submit(core, 1)
+    send_all(core)
+    failed = only(core.on_message(reply(1, task=task), 0))
+    assert failed.error.code == "MALFORMED_MESSAGE"
+    submit(core, 2)
+    send_all(core)
+    assert only(core.on_message(reply(2)[:1], 0)).error.code == "MALFORMED_MESSAGE"
+
+
+def test_close_ends_everything_and_leaves_the_cancels_to_send() -> None:
+    core = connected_core()
+    submit(core, 1)
+    send_all(core)
+    submit(core, 2)
+    core.ask(rid(3), None, 1000, 0)
+    ended = core.close()
+    assert {o.request_id for o in ended} == {rid(1), rid(2), rid(3)}
+    assert all(isinstance(o, Failed) and o.error.code == "CANCELLED" for o in ended)
+    assert Cancel(rid(1)) in send_all(core)
+
+
+def test_timers_do_not_pile_up() -> None:
+    core = connected_core()
+    for n in range(1, 5000):
+        submit(core, n, deadline_ms=60_000)
+        send_all(core)
+        core.on_message(reply(n), 0)
+    assert len(core._timers) < 600
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_survived(data: bytes) -> None:
+    assert connected_core().on_message([data], 0) == []
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(0, 2**63)
+    | st.text(max_size=5)
+    | st.binary(max_size=16),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from([20, 21, 10, 99]), st.lists(PLAIN, max_size=5))
+@settings(max_examples=300, deadline=None)
+def test_any_message_of_the_right_envelope_is_survived(kind: int, rest: list[Any]) -> None:
+    core = connected_core()
+    submit(core, 1)
+    send_all(core)
+    core.on_message([encode([1, kind, rid(1), *rest])], 0)
+    for fields in ({"problems": 3}, {"code": 7}, {"details": []}, {"problems": [1]}):
+        error = {"code": "INVALID_TOPOLOGY", "message": ""} | fields
+        core.on_message([encode([1, 20, rid(1), 0, [["t", None, error, [], [], 0, 0, 0]]])], 0)
+
+
+class OneOutcomeEach(RuleBasedStateMachine):
+    """Whatever happens in whatever order: one outcome per request, and none is left in the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = new_core(max_pending=20)
+        self.now = 0
+        self.next_id = 1
+        self.open: set[bytes] = set()
+        self.sent: set[bytes] = set()
+
+    def took(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            assert outcome.request_id in self.open
+            self.open.remove(outcome.request_id)
+
+    @rule(deadline=st.sampled_from([None, 10, 1000]))
+    def submit(self, deadline: int | None) -> None:
+        n = rid(self.next_id)
+        self.next_id += 1
+        if len(self.open) == 20:
+            with pytest.raises(RequestError, match="OVERLOADED"):
+                self.core.submit(n, ("t",), DESC, BODY, deadline, self.now)
+        else:
+            self.core.submit(n, ("t",), DESC, BODY, deadline, self.now)
+            self.open.add(n)
+
+    @rule(n=st.integers(1, 30))
+    def send(self, n: int) -> None:
+        for _ in range(n):
+            message = self.core.next_message(self.now)
+            if message is None:
+                return
+            self.core.sent(message[2])
+            msg = decode_to_dispatcher(message[0])
+            if isinstance(msg, Request):
+                assert msg.request_id in self.open
+                self.sent.add(msg.request_id)
+            elif isinstance(msg, Describe):
+                self.took(self.core.on_message(description(msg.request_id), self.now))
+
+    @rule(n=st.integers(1, 40))
+    def answer(self, n: int) -> None:
+        was_open = rid(n) in self.open
+        outcomes = self.core.on_message(reply(n), self.now)
+        assert bool(outcomes) == was_open
+        self.took(outcomes)
+
+    @rule(n=st.integers(1, 40))
+    def cancel(self, n: int) -> None:
+        self.took(self.core.cancel(rid(n)))
+
+    @rule()
+    def connect(self) -> None:
+        if not self.core.link.up:
+            self.core.on_connected()
+
+    @rule()
+    def disconnect(self) -> None:
+        self.took(self.core.on_disconnected(self.now))
+
+    @rule(ms=st.integers(1, 1500))
+    def wait(self, ms: int) -> None:
+        self.now += ms * MS
+        self.took(self.core.on_tick(self.now))
+
+    @invariant()
+    def the_core_agrees(self) -> None:
+        assert self.core.in_flight == len(self.open)
+
+    def teardown(self) -> None:
+        self.now += 200_000 * MS
+        self.took(self.core.on_tick(self.now))
+        assert not self.open
+        assert self.core.in_flight == 0
+
+
+OneOutcomeEach.TestCase.settings = settings(max_examples=60, deadline=None)
+TestOneOutcomeEach = OneOutcomeEach.TestCase

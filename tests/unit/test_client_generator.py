@@ -1,0 +1,190 @@
+"""TaskGenerator and Collector: modes, figures, files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from concurrent.futures import Future
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_dispatcher import FakeDispatcher
+
+from blockflow.client import BlockTiming, Client, Collector, Record, TaskGenerator
+from blockflow.client.collector import percentile, summarize
+from blockflow.client.generator import poisson_times
+from blockflow.core.errors import RequestError
+
+X = np.ones((2, 4), np.float32)
+
+
+def record(done: float, intended: float = 0.0, outcome: str = "OK", **kw: Any) -> Record:
+    return Record("t", kw.get("rows", 1), intended, kw.get("sent", intended), done, outcome)
+
+
+def test_poisson_times_have_the_rate_and_repeat_with_the_seed() -> None:
+    times = list(islice(poisson_times(50.0, seed=1), 20_000))
+    gaps = np.diff(times)
+    assert np.mean(gaps) == pytest.approx(1 / 50, rel=0.03)
+    # Exponential: the deviation equals the mean, and 63% of the gaps are below it.
+    assert np.std(gaps) == pytest.approx(1 / 50, rel=0.05)
+    assert np.mean(gaps < 1 / 50) == pytest.approx(0.632, abs=0.02)
+    assert times[:100] == list(islice(poisson_times(50.0, seed=1), 100))
+    assert times[:100] != list(islice(poisson_times(50.0, seed=2), 100))
+
+
+def test_summary_figures() -> None:
+    records = [record(done=10.0 * i, intended=5.0 * i, rows=2) for i in range(1, 101)]
+    records += [record(done=1005.0, outcome="OVERLOADED"), record(done=9.0, sent=4.0)]
+    s = summarize(records)
+    assert (s.count, s.ok, s.errors) == (102, 101, {"OVERLOADED": 1})
+    assert s.duration_s == pytest.approx(1.005)
+    assert s.throughput == pytest.approx(101 / 1.005)
+    assert s.rows_per_s == pytest.approx(201 / 1.005)
+    latencies = sorted([5.0 * i for i in range(1, 101)] + [9.0])
+    assert s.p50_ms == latencies[50]
+    assert s.p99_ms == latencies[99]
+    assert s.max_ms == 500.0
+    assert s.mean_ms == pytest.approx(sum(latencies) / 101)
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    values = [1.0, 2.0, 3.0, 4.0]
+    assert [percentile(values, p) for p in (1, 25, 26, 50, 75, 99, 100)] == [1, 1, 2, 2, 3, 4, 4]
+    assert percentile([], 50) == 0.0
+
+
+def test_an_empty_collector_has_a_summary() -> None:
+    s = Collector().summary()
+    assert (s.count, s.throughput, s.p99_ms, s.blocks) == (0, 0.0, 0.0, ())
+
+
+def test_block_means_and_files(tmp_path: Path) -> None:
+    collector = Collector()
+    for i in (1.0, 3.0):
+        timings = (BlockTiming("a", 0.1, i, 0.2, 4.0), BlockTiming("b", 0.1, 0.0, 0.2, i))
+        collector.add(Record("t", 1, 0.0, 0.0, 9.0, "OK", timings, 8.0))
+    blocks = {b.block: b for b in collector.summary().blocks}
+    assert (blocks["a"].count, blocks["a"].wait_ms, blocks["b"].compute_ms) == (2, 2.0, 2.0)
+    document = json.loads(collector.to_json())
+    assert document["summary"]["ok"] == 2
+    assert document["records"][0]["timings"][1]["block"] == "b"
+    collector.write_jsonl(tmp_path / "r.jsonl")
+    lines = (tmp_path / "r.jsonl").read_text().splitlines()
+    assert [json.loads(line)["latency_ms"] for line in lines] == [9.0, 9.0]
+    collector.write_csv(tmp_path / "r.csv")
+    with open(tmp_path / "r.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[1]["task"] == "t"
+    assert float(rows[1]["wait_ms"]) == 3.0
+    assert float(rows[1]["compute_ms"]) == 7.0
+
+
+def test_sync_mode_sends_the_next_after_the_reply() -> None:
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        seen: list[int] = []
+        generator = TaskGenerator(client, "echo", [X, X[:1]], count=10, on_progress=seen.append)
+        collector = generator.run()
+    records = collector.records()
+    assert seen == list(range(1, 11))
+    assert [r.rows for r in records] == [2, 1] * 5
+    for before, after in pairwise(records):
+        assert after.sent_ms >= before.done_ms
+    s = collector.summary()
+    assert (s.count, s.ok) == (10, 10)
+    assert [b.block for b in s.blocks] == ["b1", "b2"]
+    assert s.blocks[0].wait_ms == 2.0
+
+
+class StuckClient:
+    """Takes requests; they end when told."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+        self.arrived = threading.Condition()
+
+    def submit(self, *a: Any, **kw: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self.arrived:
+            self.futures.append(future)
+            self.arrived.notify_all()
+        return future
+
+
+def test_poisson_mode_is_an_open_loop() -> None:
+    """All requests leave although none is answered, and latency counts from the intended time."""
+    stuck: Any = StuckClient()
+    generator = TaskGenerator(stuck, "echo", [X], mode="poisson", rate=500.0, count=20, seed=3)
+    thread = threading.Thread(target=generator.run)
+    thread.start()
+    with stuck.arrived:
+        assert stuck.arrived.wait_for(lambda: len(stuck.futures) == 20, 10)
+    for future in stuck.futures:
+        future.set_exception(RequestError("DEADLINE_EXCEEDED", "late"))
+    thread.join(10)
+    records = generator.collector.records()
+    wanted = [1e3 * t for t in islice(poisson_times(500.0, 3), 20)]
+    assert sorted(r.intended_ms for r in records) == pytest.approx(wanted)
+    assert all(r.sent_ms >= r.intended_ms for r in records)
+    assert generator.collector.summary().errors == {"DEADLINE_EXCEEDED": 20}
+
+
+def test_poisson_mode_against_a_dispatcher_with_several_tasks() -> None:
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        generator = TaskGenerator(
+            client, ["echo", "double"], lambda i: X, mode="poisson", rate=300.0, duration_s=0.3
+        )
+        s = generator.run().summary("echo+double")
+    assert s.ok == s.count == len(fake.requests)
+    assert s.count > 30
+    # The fake reports the same two blocks for both tasks: what is shared counts once.
+    assert [b.count for b in s.blocks] == [s.count] * 2
+
+
+def test_errors_are_outcomes() -> None:
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        collector = Collector()
+        TaskGenerator(client, "fail", [X], count=2, collector=collector).run()
+        TaskGenerator(client, "echo", [np.zeros((0, 4))], count=1, collector=collector).run()
+    assert collector.summary().errors == {"BLOCK_FAILED": 2, "EMPTY_INPUT": 1}
+    assert collector.summary("fail").count == 2
+
+
+@pytest.mark.parametrize("mode", ["sync", "poisson"])
+def test_stop_ends_a_run(mode: Any) -> None:
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        generator = TaskGenerator(
+            client,
+            "echo",
+            [X],
+            mode=mode,
+            rate=None if mode == "sync" else 200.0,
+            duration_s=60,
+            on_progress=lambda n: generator.stop() if n >= 3 else None,
+        )
+        assert 3 <= generator.run().summary().count < 60
+
+
+@pytest.mark.parametrize(
+    "kw",
+    [
+        {},
+        {"count": 0},
+        {"duration_s": -1.0},
+        {"count": 1, "mode": "poisson"},
+        {"count": 1, "mode": "poisson", "rate": 0.0},
+        {"count": 1, "mode": "poisson", "rate": float("nan")},
+        {"count": 1, "rate": 3.0},
+        {"count": 1, "mode": "closed"},
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(kw: dict[str, Any]) -> None:
+    nobody: Any = None
+    with pytest.raises(RequestError, match="INVALID_REQUEST"):
+        TaskGenerator(nobody, "t", [X], **kw)
+    with pytest.raises(RequestError, match="no inputs"):
+        TaskGenerator(nobody, "t", [], count=1)

@@ -1,0 +1,127 @@
+"""The border between arrays and the wire."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blockflow.client.tensors import from_wire, to_wire
+from blockflow.core.errors import BlockFlowError
+from blockflow.wire.tensor import DTYPES, TensorDesc
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != "bfloat16"])
+def test_numpy_round_trip(dtype: str) -> None:
+    x = np.arange(6).reshape(2, 3).astype(dtype)
+    desc, body, kind = to_wire(x)
+    assert (desc, kind) == (TensorDesc(dtype, (2, 3)), "numpy")
+    back = from_wire(desc, bytearray(body), kind)
+    assert back.dtype == x.dtype
+    assert np.array_equal(back, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_round_trip(dtype: str) -> None:
+    x = torch.arange(6).reshape(2, 3).to(getattr(torch, dtype))
+    desc, body, kind = to_wire(x)
+    assert (desc, kind) == (TensorDesc(dtype, (2, 3)), "torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        back = from_wire(desc, bytearray(body), kind)
+    assert back.dtype == x.dtype
+    assert torch.equal(back, x)
+
+
+def test_contiguous_arrays_are_not_copied() -> None:
+    x = np.arange(6, dtype=np.float32)
+    _, body, _ = to_wire(x)
+    x[0] = 7.0
+    assert np.frombuffer(body, np.float32)[0] == 7.0
+    t = torch.arange(6, dtype=torch.bfloat16)
+    _, body, _ = to_wire(t)
+    t[0] = 7.0
+    assert from_wire(TensorDesc("bfloat16", (6,)), bytearray(body), "torch")[0] == 7.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        lambda: np.arange(12, dtype=np.float32)[::-2].reshape(6, 1),
+        lambda: np.broadcast_to(np.float32(3), (2, 5)),
+        lambda: np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        lambda: np.arange(4, dtype=">f4"),
+    ],
+)
+def test_other_layouts_are_copied_once(make: Any) -> None:
+    x = make()
+    desc, body, kind = to_wire(x)
+    assert np.array_equal(from_wire(desc, bytearray(body), kind), x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.arange(12.0).reshape(3, 4).t(),
+        lambda: torch.arange(3.0).expand(2, 3),
+        lambda: torch.arange(12.0, requires_grad=True).reshape(3, 4),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).t(),
+    ],
+)
+def test_torch_layouts(make: Any) -> None:
+    x = make()
+    desc, body, kind = to_wire(x)
+    want = x.detach().to_dense() if x.is_sparse else x.detach()
+    assert torch.equal(from_wire(desc, bytearray(body), kind), want)
+
+
+def test_bfloat16_patterns_in_numpy() -> None:
+    x = np.array([[0x3F80, 0x4000]], dtype=np.uint16)
+    desc, body, kind = to_wire(x, "bfloat16")
+    assert str(desc) == "bfloat16[1, 2]"
+    assert np.array_equal(from_wire(desc, bytearray(body), kind), x)
+    as_torch = from_wire(desc, bytearray(body), "torch")
+    assert as_torch.tolist() == [[1.0, 2.0]]
+
+
+def test_plain_sequences_take_the_named_dtype() -> None:
+    assert str(to_wire([[1, 2], [3, 4]], "int32")[0]) == "int32[2, 2]"
+    assert str(to_wire([[1.5]])[0]) == "float64[1, 1]"
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        (np.zeros(3, np.float32), "float64"),
+        (np.zeros(3, np.uint16), None),
+        (np.zeros(3, np.float32), "nonsense"),
+        (torch.zeros(3, dtype=torch.complex64), None),
+        (torch.zeros(3), "bfloat16"),
+        (torch.zeros(()), None),
+        (object(), None),
+        ({"a": 1}, None),
+        ([1], "nonsense"),
+    ],
+)
+def test_what_does_not_fit_is_refused(x: Any, dtype: str | None) -> None:
+    with pytest.raises(BlockFlowError) as info:
+        to_wire(x, dtype)
+    assert info.value.code == "CONTRACT_MISMATCH"
+
+
+def test_a_frame_of_another_size_is_malformed() -> None:
+    with pytest.raises(BlockFlowError, match="MALFORMED_MESSAGE"):
+        from_wire(TensorDesc("float32", (2,)), b"1234567", "numpy")
+
+
+def test_results_are_writable_even_from_read_only_frames() -> None:
+    back = from_wire(TensorDesc("uint8", (3,)), b"abc", "numpy")
+    back[0] = 1
+    assert "torch" in sys.modules
+    assert from_wire(TensorDesc("uint8", (3,)), b"abc", "torch").add_(1).tolist() == [98, 99, 100]
