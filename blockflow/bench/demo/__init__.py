@@ -1,0 +1,1 @@
+"""The demo: three tasks on real images, trained, exported, served and measured in one go."""

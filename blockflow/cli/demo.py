@@ -1,0 +1,100 @@
+"""``blockflow demo``: the whole system on real images in a few minutes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from blockflow.bench.demo.data import HELD_OUT
+from blockflow.bench.demo.run import DEFAULT_PORTS, REQUESTS, Demo, Outcome, Settings
+from blockflow.bench.demo.train import EPOCHS
+from blockflow.cli.options import Json, print_json
+from blockflow.core.errors import make_error
+from blockflow.monitor.rest import RestClient
+
+INTERRUPTED = 130
+"""The exit status that shells give to a program ended by Ctrl-C."""
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the system running.")] = False,
+    reuse: Annotated[bool, typer.Option("--reuse", help="Use an earlier run's blocks.")] = False,
+    topology: Annotated[Path, typer.Option(help="The update to deploy.")] = Path("topology.json"),
+    repository: Annotated[Path, typer.Option(help="Where the blocks are put.")] = Path("blocks"),
+    results: Annotated[Path, typer.Option(help="For picture and figures.")] = Path("results"),
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = EPOCHS,
+    images: Annotated[int, typer.Option(min=1, max=HELD_OUT, help="Images to send.")] = HELD_OUT,
+    requests: Annotated[int, typer.Option(min=1, help="Requests per latency.")] = REQUESTS,
+    seed: Annotated[int, typer.Option(min=0, help="Of split and training.")] = 7,
+    rest_port: Annotated[int, typer.Option(min=0, help="With --keep: for REST.")] = DEFAULT_PORTS[
+        0
+    ],
+    client_port: Annotated[
+        int, typer.Option(min=0, help="With --keep: for clients.")
+    ] = DEFAULT_PORTS[1],
+    as_json: Json = False,
+) -> None:
+    """Train, deploy and serve three tasks on real digits, and measure all of it."""
+    console = Console(stderr=as_json, highlight=False)
+    settings = Settings(
+        topology=topology,
+        repository=repository,
+        results=results,
+        images=images,
+        requests=requests,
+        epochs=epochs,
+        seed=seed,
+        reuse=reuse,
+        keep=keep,
+        rest_port=rest_port,
+        client_port=client_port,
+    )
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        outcome = Demo(settings, console, RestClient).run()
+    except KeyboardInterrupt:
+        console.print("Interrupted. The system was stopped.")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if as_json:
+        print_json(outcome.to_dict())
+    _close(console, outcome, settings)
+
+
+def _interrupt(_signal: int, _frame: Any) -> None:
+    """SIGTERM ends the demo as Ctrl-C does, with everything stopped on the way."""
+    raise KeyboardInterrupt
+
+
+def _close(console: Console, outcome: Outcome, settings: Settings) -> None:
+    console.print(f"\nPicture: {outcome.picture}\nFigures: {outcome.figures}")
+    left = outcome.leftovers
+    if left is None:
+        console.print(_what_next(outcome, settings))
+    elif left:
+        raise make_error("INTERNAL", f"left behind: {', '.join((*left.processes, *left.files))}")
+    else:
+        console.print("The system has ended; no process and no shared memory is left.")
+
+
+def _what_next(outcome: Outcome, settings: Settings) -> str:
+    exports = ""
+    if (settings.rest_port, settings.client_port) != DEFAULT_PORTS:
+        exports = f"  export BLOCKFLOW_URL={outcome.rest_url}"
+        exports += f" BLOCKFLOW_ADDRESS={outcome.client_address}\n"
+    return (
+        f"\nThe system runs on (process {outcome.pid}, log {outcome.log}). To look around:\n"
+        f"{exports}"
+        "  blockflow status\n"
+        "  blockflow top\n"
+        "  blockflow infer digit parity high --random\n"
+        f"  blockflow apply {settings.topology}\n"
+        f"  curl {outcome.rest_url}/openapi.json\n"
+        "To end it:\n"
+        "  blockflow stop --yes"
+    )
