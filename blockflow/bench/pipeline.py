@@ -14,6 +14,7 @@ the ratios. Time accounting is the thesis's (eq. 4.1): waiting + overhead + comp
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import statistics
@@ -286,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     for batch, n in zip(batches, rounds, strict=True):
                         bar = progress.add_task(f"batch {batch}", total=n + 2)
                         samples = measure(
-                            client, engines, batch, n, lambda bar=bar: progress.advance(bar)
+                            client, engines, batch, n, functools.partial(progress.advance, bar)
                         )
                         found += figures(batch, samples)
                 bar = progress.add_task("starting workers", total=None)
