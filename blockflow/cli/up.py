@@ -1,0 +1,114 @@
+"""``blockflow up``: start the system and run it in the foreground."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, RequestError
+
+
+def up(
+    topology: Annotated[
+        str, typer.Option("--topology", help="Apply this topology once the system is up.")
+    ] = "",
+    repository: Annotated[
+        str, typer.Option("--repository", help="Folder with the blocks.")
+    ] = "blocks",
+    state_dir: Annotated[
+        str,
+        typer.Option(
+            "--state-dir",
+            help="Folder of the durable state.",
+            show_default="~/.local/state/blockflow",
+        ),
+    ] = "",
+    host: Annotated[
+        str, typer.Option("--host", help="Where to listen; loopback only.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="REST; 0 takes a free one.")
+    ] = 5780,
+    client_port: Annotated[
+        int, typer.Option("--client-port", min=0, max=65535, help="Clients; 0 takes a free one.")
+    ] = 5755,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget the stored topology (a copy is kept).")
+    ] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Announce readiness as a JSON line.")
+    ] = False,
+) -> None:
+    """Start manager, controller, REST and the dispatcher; run until Ctrl-C, SIGTERM or
+    `blockflow stop`.
+
+    The topology that was last in force is deployed again.
+    """
+    from blockflow.control.settings import ControlSettings, default_state_dir
+    from blockflow.control.system import System
+
+    if not os.environ.get("BLOCKFLOW_DEBUG"):
+        logging.getLogger("blockflow").setLevel(logging.INFO)
+    body = _read(topology) if topology else None
+    settings = ControlSettings(
+        repository=Path(repository),
+        state_dir=Path(state_dir) if state_dir else default_state_dir(),
+        host=host,
+        rest_port=port,
+        client_port=client_port,
+    )
+    system = System(settings, fresh=fresh)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: system.ask_stop())
+    with system:
+        if body is not None and not system.wait(0):
+            try:
+                system.apply(body)
+            except BlockFlowError as e:
+                # The system is up and can be mended by another update; say what was wrong.
+                sys.stderr.write(f"blockflow: {topology}: {e}\n")
+        if not system.wait(0):
+            _announce(system.announcement(), json_)
+        system.wait()
+        if not json_:
+            _say("stopping")
+
+
+def _announce(facts: dict[str, Any], json_: bool) -> None:
+    if json_:
+        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.flush()
+        return
+    _say(f"REST     {facts['rest']}")
+    for address in facts["clients"]:
+        _say(f"clients  {address}")
+    _say(f"state    {facts['state_dir']} (epoch {facts['epoch']})")
+    _say("ready; Ctrl-C stops it")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _read(path: str) -> Any:
+    try:
+        with Path(path).open("rb") as f:
+            raw = f.read(limits.MAX_REST_BODY_BYTES + 1)
+    except OSError as e:
+        raise RequestError("INVALID_REQUEST", f"cannot be read: {e.strerror}", where=path) from e
+    from blockflow.control.rest.body import parse_json, refuse_duplicates
+
+    if len(raw) > limits.MAX_REST_BODY_BYTES:
+        raise RequestError("TOO_LARGE", f"more than {limits.MAX_REST_BODY_BYTES} bytes", where=path)
+    value, duplicates = parse_json(raw)
+    refuse_duplicates(duplicates)
+    return value

@@ -1,0 +1,322 @@
+"""Brain: the Manager's decisions without its I/O (thesis, section 3.5: the Manager).
+
+It is told what happened (events) and what is wanted (commands), each with the time, and says what
+shall be done (instructions). It never blocks, has no clock and no sockets: a simulator can drive
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockflow.control.crew import ns
+from blockflow.control.events import (
+    AllGone,
+    CommitFailed,
+    Committed,
+    Event,
+    Exited,
+    Instruction,
+    Launched,
+    LaunchFailed,
+    Received,
+    Send,
+)
+from blockflow.control.fleet import Numbers, Place, Role
+from blockflow.control.realm import Realm
+from blockflow.control.routes import check_size
+from blockflow.control.runner import UpdateRunner
+from blockflow.control.settings import ControlSettings
+from blockflow.control.update import Kind, Update
+from blockflow.core.errors import (
+    BlockFlowError,
+    RequestError,
+    SystemError_,
+    TopologyError,
+)
+from blockflow.core.lifecycle import Event as LifeEvent
+from blockflow.core.placement import WorkerSpec
+from blockflow.core.plan import free_name
+from blockflow.core.topology import Topology
+from blockflow.wire.control import (
+    Drain,
+    Drained,
+    Hello,
+    Monitor,
+    Ready,
+    RoutesApplied,
+    StartFailed,
+)
+
+
+class Brain:
+    """The desired state, what runs, and the one change under way.
+
+    Attributes:
+        realm: what is in force.
+        crew: the processes.
+        runner: the update under way and the past ones.
+        stopping: the system is shutting down.
+    """
+
+    def __init__(self, settings: ControlSettings, place: Place, numbers: Numbers) -> None:
+        self.realm = Realm(settings, place, numbers)
+        self.crew = self.realm.crew
+        self.runner = UpdateRunner(self.realm)
+        self.stopping = False
+        self._timing = settings.timing
+        self._grace_ns: int | None = None
+        self._stops_sent = False
+
+    # --- commands -------------------------------------------------------------------------------
+
+    def preview(self, topology: Topology) -> dict[str, Any]:
+        """What :meth:`apply` would do, without doing it."""
+        plan = self.realm.plan(topology)
+        changed = not self.realm.unchanged(topology, plan)
+        epoch = self.realm.epoch + 1 if changed else self.realm.epoch
+        return {"changed": changed, "epoch": epoch, "plan": self.realm.told(topology, plan)}
+
+    def apply(self, topology: Topology, posted: Mapping[str, Any], now_ns: int) -> Update:
+        """Accept a system update. It goes on with the events that follow.
+
+        Raises:
+            TopologyError: UPDATE_IN_PROGRESS, or INVALID_TOPOLOGY when it does not fit the machine.
+        """
+        self._free_for_update()
+        realm = self.realm
+        plan = realm.plan(topology)
+        check_size(topology)
+        if realm.unchanged(topology, plan):
+            update = self.runner.begin(Kind.SYSTEM, realm.epoch, now_ns)
+            update.plan = realm.told(topology, plan)
+            self.runner.unchanged(update, now_ns)
+            return update
+        update = self.runner.begin(Kind.SYSTEM, realm.epoch + 1, now_ns)
+        update.target, update.posted, update.plan = topology, posted, realm.told(topology, plan)
+        update.leaving = {r.replica for r in plan.stop}
+        # What was given up or stopped counts as not running: the plan has its successor.
+        update.leaving |= {r.name for r in self.crew.fleet.active() if not r.wanted}
+        self.runner.start_candidates(update, [(s.spec, s.replica) for s in plan.start], now_ns)
+        self.runner.progress(now_ns)
+        return update
+
+    def restore(
+        self, topology: Topology, epoch: int, posted: Mapping[str, Any] | None, now_ns: int
+    ) -> Update:
+        """Deploy the stored topology at start. What cannot start leaves the other tasks alone."""
+        plan = self.realm.plan(topology)
+        told = self.realm.told(topology, plan)
+        self.realm.take(topology, epoch, posted, set())
+        update = self.runner.begin(Kind.RESTORE, epoch, now_ns)
+        update.plan = told
+        for start in plan.start:
+            replica = self.crew.start_replica(start.spec, start.replica, Role.ACTIVE, now_ns)
+            update.waiting.add(replica.life.incarnation)
+        self.runner.progress(now_ns)
+        return update
+
+    def restore_failed(self, epoch: int, error: BlockFlowError, now_ns: int) -> Update:
+        """The stored topology does not fit what is there now: say so, and wait for an update."""
+        self.realm.epoch = epoch
+        update = self.runner.begin(Kind.RESTORE, epoch, now_ns)
+        self.runner.fail(update, error, now_ns)
+        return update
+
+    def restart(self, block: str, now_ns: int) -> Update:
+        """Replace the block's workers by new ones without losing a request."""
+        self._free_for_update()
+        old = self.realm.hosts(block)
+        update = self.runner.begin(Kind.RESTART, self.realm.epoch, now_ns, block)
+        update.leaving = {r.name for r in old}
+        names = self.crew.fleet.names()
+        starts: list[tuple[WorkerSpec, str]] = []
+        for replica in old:
+            name = free_name(replica.spec.name, names)
+            names.add(name)
+            starts.append((replica.spec, name))
+        update.plan = {
+            "start": [{"replica": name, "blocks": list(spec.blocks)} for spec, name in starts],
+            "stop": [r.name for r in old],
+        }
+        self.runner.start_candidates(update, starts, now_ns)
+        self.runner.progress(now_ns)
+        return update
+
+    def close(self, block: str, kind: Kind, now_ns: int) -> Update:
+        """Drain, undrain or stop one block (:class:`Kind` says which)."""
+        self._free_for_update()
+        self.realm.hosts(block)
+        held = self.realm.closed.get(block)
+        if held == "stop" and kind is not Kind.STOP:
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"block {block!r} is stopped",
+                where=block,
+                hint="restart it, or send a system update",
+            )
+        update = self.runner.begin(kind, self.realm.epoch, now_ns, block)
+        if held == {Kind.DRAIN: "drain", Kind.STOP: "stop"}.get(kind):
+            self.runner.unchanged(update, now_ns)
+        self.runner.progress(now_ns)
+        return update
+
+    def monitor(self, hz: float) -> None:
+        """Set the rate of KPI samples everywhere; 0 turns them off."""
+        self.crew.hz = hz
+        self.crew.broadcast(Monitor(hz))
+
+    def shutdown(self, now_ns: int) -> None:
+        """End everything; AllGone follows when no process is left. Idempotent."""
+        if self.stopping:
+            return
+        self.stopping = True
+        self.crew.cancel_restarts()
+        if self.runner.current is not None:
+            error = TopologyError("UPDATE_FAILED", "the system shut down before it was done")
+            self.runner.fail(self.runner.current, error, now_ns)
+        dispatcher = self.crew.dispatcher
+        if self.crew.dispatcher_ready and dispatcher is not None:
+            dispatcher.on(LifeEvent.DRAIN)
+            self._out.append(Send(dispatcher.incarnation, Drain()))
+            self._grace_ns = now_ns + ns(self._timing.grace)
+        else:
+            self._stop_all(now_ns)
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ns: int) -> None:
+        """Take one event; what it leads to is in :meth:`take`."""
+        if isinstance(event, Received):
+            self._received(event, now_ns)
+        elif isinstance(event, Exited):
+            self._exited(event.incarnation, event.status, event.log_tail, now_ns)
+        elif isinstance(event, Launched):
+            self.crew.launched(event.incarnation, event.pid)
+        elif isinstance(event, LaunchFailed):
+            life = self.crew.find(event.incarnation)
+            if life is not None:
+                life.error, life.lasting = event.error, False
+                self._exited(event.incarnation, 1, (), now_ns)
+        elif isinstance(event, Committed):
+            update = self.runner.current
+            if update is not None and update.update_id == event.update_id:
+                self.runner.adopt(update, now_ns)
+        elif isinstance(event, CommitFailed):
+            update = self.runner.current
+            if update is not None and update.update_id == event.update_id:
+                self.runner.fail(update, event.error, now_ns)
+        self._go_on(now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Time passed: deadlines, restarts, acknowledgements that did not come."""
+        self.crew.tick(now_ns)
+        self._out.extend(self.realm.publication.tick(now_ns))
+        if self._grace_ns is not None and now_ns >= self._grace_ns:
+            self._stop_all(now_ns)
+        self._go_on(now_ns)
+
+    def deadline(self) -> int | None:
+        """When :meth:`tick` is due at the latest; None = not before the next event."""
+        times = [self.crew.deadline(), self.realm.publication.deadline(), self._grace_ns]
+        if self.runner.current is not None:
+            times.append(self.runner.current.drain_deadline_ns)
+        return min((t for t in times if t is not None), default=None)
+
+    def take(self) -> list[Instruction]:
+        """The instructions since the last call, in order."""
+        out, self.crew.out = self.crew.out, []
+        return out
+
+    # --- what is wanted -------------------------------------------------------------------------
+
+    @property
+    def _out(self) -> list[Instruction]:
+        return self.crew.out
+
+    def _free_for_update(self) -> None:
+        if self.stopping:
+            raise SystemError_("NOT_RUNNING", "the system is shutting down")
+        busy = self.runner.current
+        if busy is not None:
+            raise TopologyError(
+                "UPDATE_IN_PROGRESS",
+                f"update {busy.update_id} ({busy.kind}) is {busy.phase}",
+                hint=f"wait for it: GET /v1/updates/{busy.update_id}",
+                details={"update": busy.update_id},
+            )
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    def _received(self, event: Received, now_ns: int) -> None:
+        crew = self.crew
+        life = crew.find(event.incarnation)
+        message = event.message
+        if life is None:
+            crew.strays += 1
+        elif isinstance(message, Hello):
+            crew.hello(life, message)
+        elif isinstance(message, StartFailed):
+            crew.start_failed(life, message, now_ns)
+        elif isinstance(message, Ready):
+            if crew.ready(life, message, now_ns):
+                self._became_ready(event.incarnation, now_ns)
+        elif isinstance(message, RoutesApplied):
+            self._out.extend(
+                self.realm.publication.applied(event.incarnation, message.version, now_ns)
+            )
+        elif isinstance(message, Drained) and life is crew.dispatcher:
+            self.realm.publication.drained_below(event.incarnation, message.version)
+            if self._grace_ns is not None:
+                self._stop_all(now_ns)
+
+    def _became_ready(self, incarnation: int, now_ns: int) -> None:
+        update = self.runner.current
+        if update is not None and incarnation in update.waiting:
+            update.waiting.discard(incarnation)
+            return
+        # The Dispatcher, or a replica that supervision brought back: tell everybody.
+        self._publish(now_ns)
+
+    def _exited(self, incarnation: int, status: int, tail: tuple[str, ...], now_ns: int) -> None:
+        replica = self.crew.fleet.by_incarnation(incarnation)
+        ended = self.crew.exited(incarnation, status, tail, now_ns)
+        if ended is None:
+            return
+        life, crash = ended
+        self._out.extend(self.realm.publication.gone(incarnation, now_ns))
+        if replica is None:
+            if crash is not None and not self.stopping:
+                self.crew.supervise_dispatcher(crash, now_ns)
+            return
+        update = self.runner.current
+        if replica.role is Role.ACTIVE:
+            if crash is not None and not self.stopping:
+                self.crew.supervise(replica, crash, now_ns)
+            if update is not None:
+                update.waiting.discard(incarnation)
+                if crash is not None and update.kind is Kind.RESTORE and not life.ready_ns:
+                    update.notes.append(f"{replica.name}: {crash.cause}")
+            if life.ready_ns and not replica.stopped:
+                self._publish(now_ns)
+            return
+        self.crew.fleet.remove(replica)
+        if replica.role is Role.CANDIDATE and crash is not None:
+            self.runner.candidate_died(replica, crash, now_ns)
+
+    def _publish(self, now_ns: int) -> None:
+        if not self.stopping:
+            self.realm.publish(now_ns)
+
+    def _stop_all(self, now_ns: int) -> None:
+        self._grace_ns = None
+        self._stops_sent = True
+        for life in list(self.crew.lives()):
+            self.crew.stop(life, now_ns)
+
+    def _go_on(self, now_ns: int) -> None:
+        self.runner.progress(now_ns)
+        if self._stops_sent and not any(True for _ in self.crew.lives()):
+            self._stops_sent = False
+            self._out.append(AllGone())

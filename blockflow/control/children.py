@@ -1,0 +1,98 @@
+"""Children: the processes that the Manager launched, watched by pidfd, and their last log lines."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from blockflow.control.events import Exited, Kill, Launch
+from blockflow.launch.base import Child, Launcher, stop_all
+
+TAIL_LINES = 10
+_TAIL_BYTES = 4096
+_LINE_CHARS = 300
+_KEPT_LOGS = 100
+
+
+class Children:
+    """Launches, kills and reaps; owned by the Manager's thread.
+
+    Args:
+        launcher: how processes are started.
+        poll: the poller of the owner's loop; pidfds are registered in it.
+        log_dir: where the launch orders put the log files; the oldest are removed.
+    """
+
+    def __init__(self, launcher: Launcher, poll: select.poll, log_dir: Path) -> None:
+        self._launcher = launcher
+        self._poll = poll
+        self._log_dir = log_dir
+        self._by_fd: dict[int, int] = {}
+        self._children: dict[int, tuple[Child, str]] = {}
+        log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._prune_logs()
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def launch(self, order: Launch) -> int:
+        """Start the process; returns its pid. Raises SystemError_ when that is impossible."""
+        child = self._launcher.launch(order.entry, order.spec, order.name)
+        self._children[order.incarnation] = (child, str(order.spec.get("log_path", "")))
+        self._by_fd[child.pidfd] = order.incarnation
+        self._poll.register(child.pidfd, select.POLLIN)
+        return child.pid
+
+    def kill(self, order: Kill) -> None:
+        entry = self._children.get(order.incarnation)
+        if entry is not None:
+            entry[0].kill()
+
+    def kill_all(self, timeout_s: float) -> None:
+        """Kill what is left and wait until it is gone; for the end of the control plane."""
+        stop_all([child for child, _ in self._children.values()], timeout_s)
+        for child, _ in self._children.values():
+            child.close()
+        self._children.clear()
+        self._by_fd.clear()
+
+    def reap(self, ready_fds: list[int]) -> Iterator[Exited]:
+        """The deaths behind these descriptors; others in the list are not ours."""
+        for fd in ready_fds:
+            incarnation = self._by_fd.get(fd)
+            if incarnation is None:
+                continue
+            child, log_path = self._children[incarnation]
+            status = child.poll()
+            if status is None:
+                continue
+            self._poll.unregister(fd)
+            del self._by_fd[fd], self._children[incarnation]
+            child.close()
+            yield Exited(incarnation, status, tail(log_path))
+            if log_path and status == 0:
+                with suppress(OSError):
+                    if os.path.getsize(log_path) == 0:
+                        os.unlink(log_path)
+
+    def _prune_logs(self) -> None:
+        with suppress(OSError):
+            logs = sorted(self._log_dir.glob("*.log"), key=lambda p: p.stat().st_mtime)
+            for path in logs[:-_KEPT_LOGS]:
+                path.unlink(missing_ok=True)
+
+
+def tail(path: str) -> tuple[str, ...]:
+    """The last lines of a log file, bounded in number and length; () when it cannot be read."""
+    if not path:
+        return ()
+    try:
+        with open(path, "rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
+            text = f.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(line[:_LINE_CHARS] for line in text.splitlines()[-TAIL_LINES:])

@@ -1,0 +1,351 @@
+"""Commands: what people and programs may ask of the control plane, from any thread.
+
+REST and the in-process System are thin layers over this.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blockflow import __version__
+from blockflow.control.manager import Manager
+from blockflow.control.update import Kind, Update
+from blockflow.core.errors import (
+    Problem,
+    RepositoryError,
+    RequestError,
+    SystemError_,
+    TopologyError,
+)
+from blockflow.core.model import BlockInfo
+from blockflow.core.topology import Topology, parse_topology
+from blockflow.launch.process_kpi import ProcessSampler, private_and_shared
+from blockflow.repository.repository import BlockRepository
+
+WAIT_S = 300.0
+"""How long a waiting call waits for its update; the update itself goes on."""
+
+MAX_HZ = 50.0
+_FILE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\.jsonl$")
+_SELF_EVERY_NS = 1_000_000_000
+
+
+class Commands:
+    """Everything that can be asked, over one Manager and one block repository.
+
+    Args:
+        manager: started.
+        repository: where blocks are looked up.
+
+    Attributes:
+        addresses: where REST and clients are reached, shown by status.
+        template_pid: gives the pid of the process that workers are forked from, 0 = none.
+    """
+
+    def __init__(self, manager: Manager, repository: BlockRepository) -> None:
+        self._manager = manager
+        self._repository = repository
+        self._started_ns = time.monotonic_ns()
+        self._sampler = ProcessSampler()
+        self._self_kpi: tuple[int, dict[str, Any]] | None = None
+        self.addresses: dict[str, Any] = {}
+        self.template_pid: Callable[[], int] = lambda: 0
+
+    # --- updates --------------------------------------------------------------------------------
+
+    def parse(self, body: Any, problems: Sequence[Problem] = ()) -> Topology:
+        """Validate a system update, artifacts included.
+
+        Args:
+            body: decoded JSON.
+            problems: what the decoding found already (names that stand twice); they are reported
+                together with what is found here.
+
+        Raises:
+            TopologyError: INVALID_TOPOLOGY with all problems and their JSON paths.
+        """
+        manager = self._manager
+        running = manager.call(
+            lambda: {
+                s.info.digest
+                for r in manager.brain.crew.fleet.active()
+                for s in r.spec.stages
+                if r.wanted
+            }
+        )
+
+        def lookup(name: str) -> BlockInfo:
+            info = self._repository.info(name)
+            if info.digest not in running:
+                # Hash what is about to be loaded now: a missing or altered artifact is then one of
+                # the problems of this update instead of a failure in its middle.
+                info = self._repository.verify(name).to_info()
+            return info
+
+        try:
+            topology = parse_topology(body, lookup)
+        except TopologyError as e:
+            if not problems:
+                raise
+            found = [*problems, *e.problems]
+            text = f"{len(found)} problems in the system update"
+            raise TopologyError(e.code, text, problems=found, hint=e.hint) from None
+        if problems:
+            n = len(problems)
+            raise TopologyError(
+                "INVALID_TOPOLOGY",
+                f"{n} problem{'s' if n > 1 else ''} in the system update",
+                problems=problems,
+                hint="nothing was changed; mend all of them and send the update again",
+            )
+        return topology
+
+    def preview(self, body: Any, problems: Sequence[Problem] = ()) -> dict[str, Any]:
+        """What an update would change: ``{changed, epoch, plan}``. Raises as :meth:`apply`."""
+        topology = self.parse(body, problems)
+        return self._manager.call(lambda: self._manager.brain.preview(topology))
+
+    def apply(
+        self, body: Any, *, wait_s: float = WAIT_S, problems: Sequence[Problem] = ()
+    ) -> dict[str, Any]:
+        """Apply a system update.
+
+        Args:
+            body: decoded JSON, either form.
+            wait_s: how long to wait for its end; 0 returns as soon as it is accepted.
+            problems: see :meth:`parse`.
+
+        Returns:
+            ``{"epoch": in force, "update": {...}}``; the update's ``state`` tells how far it is.
+
+        Raises:
+            TopologyError: INVALID_TOPOLOGY, UPDATE_IN_PROGRESS, UPDATE_FAILED.
+            SystemError_: NO_SPACE when the new epoch cannot be stored.
+        """
+        topology = self.parse(body, problems)
+        manager = self._manager
+        update = manager.call(lambda: manager.brain.apply(topology, body, time.monotonic_ns()))
+        return self._outcome(update, wait_s)
+
+    def operate(self, kind: Kind, block: str, *, wait_s: float = WAIT_S) -> dict[str, Any]:
+        """Restart, drain, undrain or stop one block; the result is that of :meth:`apply`."""
+        brain = self._manager.brain
+
+        def begin() -> Update:
+            now = time.monotonic_ns()
+            if kind is Kind.RESTART:
+                return brain.restart(block, now)
+            return brain.close(block, kind, now)
+
+        return self._outcome(self._manager.call(begin), wait_s)
+
+    def _outcome(self, update: Update, wait_s: float) -> dict[str, Any]:
+        manager = self._manager
+        if wait_s > 0:
+            manager.wait_update(update.update_id, wait_s)
+        elif update.final:
+            wait_s = 1.0  # it was over at once: its error belongs in this answer
+
+        def tell() -> dict[str, Any]:
+            if update.error is not None and wait_s > 0:
+                raise update.error
+            now = time.monotonic_ns()
+            return {"epoch": manager.brain.realm.epoch, "update": update.to_dict(now)}
+
+        return manager.call(tell)
+
+    def updates(self) -> list[dict[str, Any]]:
+        return self._manager.call(lambda: self._manager.views().updates())
+
+    def update(self, update_id: int) -> dict[str, Any]:
+        """One update. Raises SystemError_: NOT_FOUND."""
+        found = [u for u in self.updates() if u["id"] == update_id]
+        if not found:
+            raise SystemError_("NOT_FOUND", f"no update {update_id}", hint="GET /v1/updates")
+        return found[0]
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def topology(self) -> dict[str, Any]:
+        return self._manager.call(lambda: self._manager.views().topology())
+
+    def epoch(self) -> dict[str, Any]:
+        return self._manager.call(lambda: self._manager.views().epoch())
+
+    def tasks(self) -> list[dict[str, Any]]:
+        return self._manager.call(lambda: self._manager.views().tasks())
+
+    def blocks(self) -> list[dict[str, Any]]:
+        return self._manager.call(lambda: self._manager.views().blocks())
+
+    def block(self, name: str) -> dict[str, Any]:
+        return self._manager.call(lambda: self._manager.views().block(name))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """All workers, then the Dispatcher."""
+
+        def look() -> list[dict[str, Any]]:
+            views = self._manager.views()
+            return [*views.workers(), views.dispatcher()]
+
+        return self._manager.call(look)
+
+    def worker(self, name: str) -> dict[str, Any]:
+        """One worker or ``dispatcher``. Raises SystemError_: NOT_FOUND."""
+        found = self._manager.call(lambda: self._manager.views().worker(name))
+        if found is None:
+            raise SystemError_("NOT_FOUND", f"no worker {name!r}", hint="GET /v1/workers")
+        return found
+
+    def health(self) -> dict[str, Any]:
+        return self._manager.call(lambda: self._manager.views().health())
+
+    def kpis(self) -> dict[str, Any]:
+        """The latest figures of everything."""
+
+        def look() -> dict[str, Any]:
+            views = self._manager.views()
+            return {
+                "epoch": self._manager.brain.realm.epoch,
+                "monitor_hz": self._manager.brain.crew.hz,
+                "blocks": [{"name": b["name"], "kpi": b["kpi"]} for b in views.blocks()],
+                "tasks": [{"name": t["name"], "kpi": t["kpi"]} for t in views.tasks()],
+                "workers": [_worker_kpi(w) for w in views.workers()],
+                "dispatcher": _worker_kpi(views.dispatcher()),
+                "totals": views.totals(),
+            }
+
+        return {**self._manager.call(look), "control": self._control()}
+
+    def status(self) -> dict[str, Any]:
+        """Everything that ``blockflow status`` and ``blockflow top`` show, of one moment."""
+        manager = self._manager
+
+        def look() -> dict[str, Any]:
+            views = manager.views()
+            current = manager.brain.runner.current
+            updates = views.updates()
+            counters = manager.controller.counters
+            return {
+                "state": views.state(),
+                **views.health(),
+                **views.epoch(),
+                "tasks": views.tasks(),
+                "blocks": views.blocks(),
+                "workers": views.workers(),
+                "dispatcher": views.dispatcher(),
+                "totals": views.totals(),
+                "monitor_hz": manager.brain.crew.hz,
+                "updating": current.to_dict(time.monotonic_ns()) if current is not None else None,
+                "last_update": updates[0] if updates else None,
+                "warnings": [manager.store.warning] if manager.store.warning else [],
+                "controller": {
+                    "received": counters.received,
+                    "malformed": counters.malformed,
+                    "unknown": counters.unknown,
+                    "unreachable": counters.unreachable,
+                    "refused": counters.refused,
+                    "strays": manager.brain.crew.strays,
+                    "late_acks": manager.brain.realm.publication.late,
+                },
+            }
+
+        settings = manager.settings
+        return {
+            "release": __version__,
+            "pid": os.getpid(),
+            "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
+            **self.addresses,
+            "run_dir": str(manager.run_dir.path),
+            "state_dir": str(settings.state_dir),
+            "repository": str(settings.repository),
+            "cores": list(settings.cores),
+            **manager.call(look),
+            "control": self._control(),
+        }
+
+    def repository(self) -> list[dict[str, Any]]:
+        """The stored blocks; those whose manifest cannot be read come with their error."""
+        out: list[dict[str, Any]] = []
+        for name in self._repository.names():
+            try:
+                out.append(self._repository.info(name).to_dict())
+            except RepositoryError as e:
+                out.append({"name": name, "error": e.to_dict()})
+        return out
+
+    # --- doing ----------------------------------------------------------------------------------
+
+    def ping(self, block: str | None = None) -> list[dict[str, Any]]:
+        """Ping one block's workers, or every process. Raises RepositoryError: UNKNOWN_BLOCK."""
+        names: set[str] | None = None
+        if block is not None:
+            realm = self._manager.brain.realm
+            names = self._manager.call(lambda: {r.name for r in realm.hosts(block)})
+        answers = self._manager.ping(names)
+        if names is not None:  # a worker that is down has no process to ask
+            found = {a["worker"] for a in answers}
+            answers += [{"worker": n, "incarnation": None, "ok": False} for n in names - found]
+        return answers
+
+    def monitor(self, hz: float) -> dict[str, Any]:
+        """Sample KPIs ``hz`` times a second everywhere; 0 = off."""
+        if not 0 <= hz <= MAX_HZ:
+            raise RequestError("INVALID_REQUEST", f"hz {hz:g} is outside 0..{MAX_HZ:g}", where="hz")
+        self._manager.call(lambda: self._manager.brain.monitor(hz))
+        return {"on": hz > 0, "hz": hz}
+
+    def store_kpis(self, name: str) -> dict[str, Any]:
+        """Write the recent samples below the state directory, one JSON object per line.
+
+        Raises:
+            RequestError: INVALID_REQUEST when ``name`` is not a plain ``*.jsonl`` file name.
+            SystemError_: NO_SPACE.
+        """
+        if not _FILE_NAME.match(name):
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"{name[:120]!r} is not a file name",
+                where="file",
+                hint="letters, digits, '_', '.' and '-', ending in .jsonl; no folders",
+            )
+        lines = self._manager.call(self._manager.kpis.lines)
+        folder = self._manager.settings.state_dir / "kpis"
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write(path, "".join(line + "\n" for line in lines))
+        except OSError as e:
+            raise SystemError_(
+                "NO_SPACE", f"the figures cannot be written: {e.strerror}", where=str(path)
+            ) from e
+        return {"path": str(path), "count": len(lines)}
+
+    def _control(self) -> dict[str, Any]:
+        """Resources of the control plane's own processes, sampled at most once a second."""
+        now = time.monotonic_ns()
+        if self._self_kpi is None or now - self._self_kpi[0] >= _SELF_EVERY_NS:
+            pid = self.template_pid()
+            uss, pss = private_and_shared(pid) if pid else (0, 0)
+            kpi = {
+                "process": self._sampler.sample(now).to_dict(),
+                "template": {"pid": pid or None, "uss": uss, "pss": pss},
+            }
+            self._self_kpi = (now, kpi)
+        return self._self_kpi[1]
+
+
+def _worker_kpi(view: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("name", "incarnation", "state", "kpi_age_s", "process", "stages", "kpi")
+    return {k: view[k] for k in keys if k in view}
+
+
+def _write(path: Path, text: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as f:
+        f.write(text)

@@ -1,0 +1,166 @@
+"""Controller: the star's centre (thesis, section 3.5): delivers control messages to all processes.
+
+One thread owns the ROUTER; everything else reaches it through a mailbox, and what it hears goes to
+``deliver``. A frame that is no message, or whose sender is not who it says, is counted and dropped:
+nothing that arrives can end this thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from blockflow.control.events import Received
+from blockflow.core import limits
+from blockflow.core.errors import WireError
+from blockflow.tensormq.agent import Mailbox
+from blockflow.tensormq.sockets import bind_router, new_context
+from blockflow.wire.control import ControlMessage, decode_control, encode_control
+
+log = logging.getLogger("blockflow.control")
+
+
+@dataclass(slots=True)
+class ControllerCounters:
+    """What was not delivered, and why. Read from other threads: plain integers that only grow."""
+
+    received: int = 0
+    malformed: int = 0
+    unknown: int = 0
+    unreachable: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Admit:
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Forget:
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Deliver:
+    incarnation: int
+    message: ControlMessage
+
+
+class Controller:
+    """The ROUTER and its thread.
+
+    Args:
+        endpoint: where it binds, ``ipc://<run dir>/control.sock``.
+        deliver: takes each message of an admitted process; called in the Controller's thread, so it
+            only hands on.
+
+    Raises:
+        SystemError_: PORT_IN_USE.
+    """
+
+    def __init__(self, endpoint: str, deliver: Callable[[Received], None]) -> None:
+        self.endpoint = endpoint
+        self.counters = ControllerCounters()
+        self._deliver = deliver
+        self._context = new_context()
+        try:
+            self._socket, _ = bind_router(
+                self._context, [endpoint], max_bytes=limits.MAX_CONTROL_BYTES
+            )
+        except BaseException:
+            self._context.term()
+            raise
+        self._inbox: Mailbox[_Admit | _Forget | _Deliver | None] = Mailbox()
+        self._admitted: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="bf-controller", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def admit(self, incarnation: int) -> None:
+        """Listen to this process from now on; before it is launched."""
+        self._inbox.put(_Admit(incarnation))
+
+    def forget(self, incarnation: int) -> None:
+        """The process is dead: what still arrives in its name is dropped."""
+        self._inbox.put(_Forget(incarnation))
+
+    def send(self, incarnation: int, message: ControlMessage) -> None:
+        """Queue a message; never blocks. A process that is not there is counted, not an error: its
+        death is about to be known anyway."""
+        self._inbox.put(_Deliver(incarnation, message))
+
+    def close(self) -> None:
+        """Send what is queued and end the thread. Idempotent."""
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            self._thread.join()
+        if not self._socket.closed:
+            self._socket.close(linger=200)
+            self._context.term()
+            self._inbox.close()
+
+    # --- the Controller's thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._inbox.fileno(), zmq.POLLIN)
+        open_ = True
+        while open_:
+            events = dict(poller.poll())
+            if self._inbox.fileno() in events:
+                for order in self._inbox.drain():
+                    if order is None:
+                        open_ = False
+                    elif isinstance(order, _Admit):
+                        self._admitted.add(order.incarnation)
+                    elif isinstance(order, _Forget):
+                        self._admitted.discard(order.incarnation)
+                    else:
+                        self._send(order)
+            if self._socket in events:
+                self._receive()
+
+    def _send(self, order: _Deliver) -> None:
+        identity = str(order.incarnation).encode()
+        try:
+            self._socket.send_multipart([identity, encode_control(order.message)], zmq.NOBLOCK)
+        except zmq.Again:  # it does not read: supervision deals with hung processes
+            self.counters.refused += 1
+        except zmq.ZMQError as e:
+            self.counters.unreachable += 1
+            log.debug("%s to %d: %s", order.message.KIND, order.incarnation, e)
+
+    def _receive(self) -> None:
+        # Bounded, so that a flood from one process cannot keep orders waiting.
+        for _ in range(256):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            counters = self.counters
+            counters.received += 1
+            if len(frames) != 2 or not frames[0].isdigit() or len(frames[0]) > 20:
+                counters.malformed += 1
+                continue
+            incarnation = int(frames[0])
+            if incarnation not in self._admitted:
+                counters.unknown += 1
+                continue
+            try:
+                message = decode_control(frames[1])
+            except WireError as e:
+                counters.malformed += 1
+                if counters.malformed & (counters.malformed - 1) == 0:  # 1, 2, 4, ...: bounded log
+                    log.warning("control frame from %d refused: %s", incarnation, e)
+                continue
+            if getattr(message, "incarnation", None) != incarnation:
+                counters.malformed += 1
+                continue
+            self._deliver(Received(incarnation, message))

@@ -1,0 +1,268 @@
+"""Crew: launching, stopping and giving up the processes of one instance. Pure.
+
+It knows lives and deadlines, not topologies: what shall run is the Brain's business.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+from blockflow.control.events import Instruction, Kill, Launch, Send
+from blockflow.control.fleet import (
+    DISPATCHER_ENTRY,
+    DISPATCHER_NAME,
+    WORKER_ENTRY,
+    Crash,
+    Fleet,
+    Life,
+    Numbers,
+    Place,
+    Replica,
+    Role,
+    dispatcher_launch,
+    worker_launch,
+)
+from blockflow.control.settings import ControlSettings
+from blockflow.control.supervision import DISPATCHER_POLICY, RestartAt, RestartLedger
+from blockflow.core.errors import SystemError_, from_dict
+from blockflow.core.lifecycle import TABLE, Event, State
+from blockflow.core.placement import WorkerSpec
+from blockflow.wire.control import (
+    ControlMessage,
+    Hello,
+    PeerGone,
+    Ready,
+    StartFailed,
+    Stop,
+)
+
+
+def ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+class Crew:
+    """The processes: replicas' lives and the Dispatcher's.
+
+    Attributes:
+        fleet: the replicas.
+        dispatcher: the Dispatcher's latest life, None before the first.
+        hz: KPI rate that new processes start with.
+        out: instructions for the shell, in order; the Brain hands them over.
+        strays: messages that came from the dead, or did not fit the sender's state.
+    """
+
+    def __init__(self, settings: ControlSettings, place: Place, numbers: Numbers) -> None:
+        self.fleet = Fleet()
+        self.dispatcher: Life | None = None
+        self.dispatcher_ledger = RestartLedger(DISPATCHER_POLICY)
+        self.dispatcher_restart_ns: int | None = None
+        self.dispatcher_crash: Crash | None = None
+        self.hz = settings.monitor_hz
+        self.out: list[Instruction] = []
+        self.strays = 0
+        self._settings = settings
+        self._place = place
+        self._numbers = numbers
+        self._client_endpoints: tuple[str, ...] = (
+            f"tcp://{settings.host}:{settings.client_port}",
+            f"ipc://{place.run_dir}/clients.sock",
+        )
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def lives(self) -> Iterator[Life]:
+        """Every process that was not reaped yet."""
+        if self.dispatcher is not None and not self.dispatcher.reaped:
+            yield self.dispatcher
+        for replica in self.fleet:
+            if not replica.life.reaped:
+                yield replica.life
+
+    def find(self, incarnation: int) -> Life | None:
+        for life in self.lives():
+            if life.incarnation == incarnation:
+                return life
+        return None
+
+    @property
+    def dispatcher_ready(self) -> bool:
+        return self.dispatcher is not None and self.dispatcher.state is State.READY
+
+    def deadline(self) -> int | None:
+        """When :meth:`tick` has something to do."""
+        times = [life.deadline_ns for life in self.lives()]
+        times += [r.restart_at_ns for r in self.fleet]
+        times.append(self.dispatcher_restart_ns)
+        return min((t for t in times if t is not None), default=None)
+
+    # --- doing ----------------------------------------------------------------------------------
+
+    def start_dispatcher(self, now_ns: int) -> None:
+        """Launch the Dispatcher, or its successor on the same client addresses."""
+        life = self._new_life(DISPATCHER_NAME, (), now_ns)
+        self.dispatcher = life
+        self.dispatcher_restart_ns = None
+        spec = dispatcher_launch(
+            life, self._place, self._settings, self._client_endpoints, self.hz
+        ).to_dict()
+        self.out.append(Launch(life.incarnation, "dispatcher", life.name, DISPATCHER_ENTRY, spec))
+
+    def start_replica(self, spec: WorkerSpec, name: str, role: Role, now_ns: int) -> Replica:
+        """Launch the first life of a new replica."""
+        life = self._new_life(name, spec.blocks, now_ns)
+        replica = Replica(name, spec, role, life, spec.policies())
+        self.fleet.replicas.append(replica)
+        self._launch(replica)
+        return replica
+
+    def stop(self, life: Life, now_ns: int) -> None:
+        """Ask a process to end; it is killed when it does not."""
+        if life.reaped or life.state is State.STOPPING:
+            return
+        life.on(Event.STOP)
+        # Who has not said Hello cannot hear Stop and has nothing in hand.
+        message = Send(life.incarnation, Stop()) if life.connected else Kill(life.incarnation)
+        self.out.append(message)
+        life.deadline_ns = now_ns + ns(self._settings.timing.stop)
+
+    def broadcast(self, message: ControlMessage) -> None:
+        """Send to every process that said Hello."""
+        self.out += [Send(life.incarnation, message) for life in self.lives() if life.connected]
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def launched(self, incarnation: int, pid: int) -> None:
+        life = self.find(incarnation)
+        if life is not None:
+            life.pid = pid
+
+    def hello(self, life: Life, message: Hello) -> None:
+        if self._moves(life, Event.HELLO):
+            life.hello = True
+            life.pid = life.pid or message.pid
+            if life.state is State.STOPPING:
+                self.out.append(Send(life.incarnation, Stop()))
+
+    def ready(self, life: Life, message: Ready, now_ns: int) -> bool:
+        """True when the life became READY by it (it may be stopping already)."""
+        if not self._moves(life, Event.READY) or life.state is not State.READY:
+            return False
+        life.endpoint = message.endpoint
+        life.endpoints = tuple(message.endpoints)
+        life.load_ms, life.warm_ms = message.load_ms, message.warm_ms
+        life.ready_ns = now_ns
+        life.deadline_ns = None
+        if life is self.dispatcher and life.endpoints:
+            # A successor must come up where the clients are already connected to.
+            self._client_endpoints = life.endpoints
+        return True
+
+    def start_failed(self, life: Life, message: StartFailed, now_ns: int) -> None:
+        """The exit follows; it is what ends the life, and it is waited for only briefly."""
+        if self._moves(life, Event.START_FAILED):
+            life.error = from_dict(message.error)
+            life.deadline_ns = now_ns + ns(self._settings.timing.stop)
+
+    def exited(
+        self, incarnation: int, status: int, tail: tuple[str, ...], now_ns: int
+    ) -> tuple[Life, Crash | None] | None:
+        """A process was reaped: its leases are reclaimed everywhere.
+
+        Returns:
+            The life and, unless it was told to stop, its Crash; None for an unknown incarnation.
+        """
+        life = self.find(incarnation)
+        if life is None:
+            self.strays += 1
+            return None
+        told = life.state is State.STOPPING
+        starting = life.state in (State.LAUNCHING, State.LOADING)
+        life.on(Event.EXITED)
+        life.reaped = True
+        life.deadline_ns = None
+        self.broadcast(PeerGone(incarnation))
+        if told:
+            return life, None
+        cause = describe_exit(status)
+        if life.error is not None:
+            cause = f"{life.error.code}: {life.error.message}"
+        elif starting:
+            cause = f"{cause} while it started"
+        retryable = life.error is None or life.error.retryable or not life.lasting
+        return life, Crash(incarnation, now_ns, cause, life.error, tail, retryable)
+
+    def supervise(self, replica: Replica, crash: Crash, now_ns: int) -> None:
+        """Decide about an active replica's next life."""
+        replica.crash = crash
+        verdict = replica.ledger.crashed(now_ns, retryable=crash.retryable)
+        if isinstance(verdict, RestartAt):
+            replica.restart_at_ns = verdict.at_ns
+        else:
+            replica.given_up = verdict.reason
+
+    def supervise_dispatcher(self, crash: Crash, now_ns: int) -> None:
+        self.dispatcher_crash = crash
+        verdict = self.dispatcher_ledger.crashed(now_ns)
+        if isinstance(verdict, RestartAt):
+            self.dispatcher_restart_ns = verdict.at_ns
+
+    def tick(self, now_ns: int) -> None:
+        """Start what is due, kill what is overdue."""
+        for life in list(self.lives()):
+            if life.deadline_ns is None or now_ns < life.deadline_ns:
+                continue
+            if life.state in (State.LAUNCHING, State.LOADING):
+                seconds = self._settings.timing.start
+                life.error = SystemError_(
+                    "START_TIMEOUT", f"{life.name} was not ready within {seconds:g} s"
+                )
+            self.out.append(Kill(life.incarnation))
+            life.deadline_ns = now_ns + ns(self._settings.timing.stop)
+        for replica in self.fleet:
+            if replica.restart_at_ns is not None and now_ns >= replica.restart_at_ns:
+                replica.life = self._new_life(replica.name, replica.spec.blocks, now_ns)
+                replica.restart_at_ns = None
+                replica.policies = replica.spec.policies()
+                self._launch(replica)
+        if self.dispatcher_restart_ns is not None and now_ns >= self.dispatcher_restart_ns:
+            self.start_dispatcher(now_ns)
+
+    def cancel_restarts(self) -> None:
+        """For a shutdown: what is down stays down."""
+        self.dispatcher_restart_ns = None
+        for replica in self.fleet:
+            replica.restart_at_ns = None
+
+    def _launch(self, replica: Replica) -> None:
+        life = replica.life
+        spec = worker_launch(replica.spec, life, self._place, self._settings, self.hz).to_dict()
+        self.out.append(Launch(life.incarnation, "worker", life.name, WORKER_ENTRY, spec))
+
+    def _new_life(self, name: str, blocks: tuple[str, ...], now_ns: int) -> Life:
+        return Life(
+            name,
+            self._numbers.take_incarnation(),
+            now_ns,
+            {b: self._numbers.take_stage() for b in blocks},
+            deadline_ns=now_ns + ns(self._settings.timing.start),
+        )
+
+    def _moves(self, life: Life, event: Event) -> bool:
+        """A message that does not fit the state is a peer's defect, not a reason to fall over."""
+        if (life.state, event) not in TABLE:
+            self.strays += 1
+            return False
+        life.on(event)
+        return True
+
+
+def describe_exit(status: int) -> str:
+    """``exit status 1`` or ``killed by SIGKILL``."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

@@ -1,0 +1,233 @@
+"""Fleet: the replicas that shall run, their lives, and what they look like to the rest. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from blockflow.control.settings import ControlSettings
+from blockflow.control.supervision import WORKER_POLICY, RestartLedger
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.launchspec import DispatcherLaunch, StageSpec, WorkerLaunch
+from blockflow.core.lifecycle import Event, State, advance
+from blockflow.core.placement import WorkerSpec
+from blockflow.core.plan import Running
+
+WORKER_ENTRY = "blockflow.worker.main:run"
+DISPATCHER_ENTRY = "blockflow.dispatcher.main:run"
+DISPATCHER_NAME = "dispatcher"
+
+
+class Numbers(Protocol):
+    """Where numbers that never repeat come from; the StateStore in production."""
+
+    def take_incarnation(self) -> int: ...
+
+    def take_stage(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Why a life ended that should not have: for status, REST and logs.
+
+    ``retryable`` is false when another start would end the same way (a load failure).
+    """
+
+    incarnation: int
+    at_ns: int
+    cause: str
+    error: BlockFlowError | None
+    log_tail: tuple[str, ...]
+    retryable: bool
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of a replica, from launch to reaping.
+
+    ``stages`` maps block -> stage number. ``deadline_ns`` is when it must be ready, or gone once it
+    was told to stop. ``lasting``: its error, if any, is the block's and not the launch's.
+    """
+
+    name: str
+    incarnation: int
+    launched_ns: int
+    stages: Mapping[str, int] = field(default_factory=dict)
+    state: State = State.LAUNCHING
+    pid: int = 0
+    hello: bool = False
+    endpoint: str = ""
+    endpoints: tuple[str, ...] = ()
+    ready_ns: int = 0
+    load_ms: float = 0.0
+    warm_ms: float = 0.0
+    deadline_ns: int | None = None
+    error: BlockFlowError | None = None
+    lasting: bool = True
+    reaped: bool = False
+
+    def on(self, event: Event) -> None:
+        self.state = advance(self.state, event)
+
+    @property
+    def connected(self) -> bool:
+        """It said Hello: messages reach it."""
+        return not self.reaped and self.hello
+
+
+class Role(StrEnum):
+    """How a replica stands to the topology in force."""
+
+    CANDIDATE = "candidate"
+    ACTIVE = "active"
+    RETIRING = "retiring"
+
+
+@dataclass(slots=True)
+class Replica:
+    """One worker of a block set: a seat that is filled by one life after the other.
+
+    ``policies`` are the batching policies now in force; ``restart_at_ns`` is set while it waits to
+    be started again; ``given_up`` says why it will not be.
+    """
+
+    name: str
+    spec: WorkerSpec
+    role: Role
+    life: Life
+    policies: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    ledger: RestartLedger = field(default_factory=lambda: RestartLedger(WORKER_POLICY))
+    crash: Crash | None = None
+    restart_at_ns: int | None = None
+    given_up: str = ""
+    stopped: bool = False
+
+    @property
+    def state(self) -> str:
+        """For people and REST: the life's state, refined by what supervision intends."""
+        if self.restart_at_ns is not None:
+            return "restarting"
+        if self.given_up:
+            return "failed"
+        return str(self.life.state)
+
+    @property
+    def wanted(self) -> bool:
+        """It runs, or supervision will see to it: an update may keep it as it is."""
+        return not (self.given_up or self.stopped)
+
+    def running(self) -> Running:
+        return Running(
+            self.spec.name,
+            self.name,
+            self.life.incarnation,
+            self.spec.identity(),
+            {b: dict(p) for b, p in self.policies.items()},
+        )
+
+
+class Fleet:
+    """All replicas. Names are unique among those that are alive."""
+
+    def __init__(self) -> None:
+        self.replicas: list[Replica] = []
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self.replicas)
+
+    def by_incarnation(self, incarnation: int) -> Replica | None:
+        for r in self.replicas:
+            if r.life.incarnation == incarnation:
+                return r
+        return None
+
+    def active(self) -> list[Replica]:
+        return [r for r in self.replicas if r.role is Role.ACTIVE]
+
+    def hosting(self, block: str) -> list[Replica]:
+        """Active replicas that host ``block``."""
+        return [r for r in self.active() if block in r.spec.blocks]
+
+    def names(self) -> set[str]:
+        return {r.name for r in self.replicas}
+
+    def remove(self, replica: Replica) -> None:
+        self.replicas.remove(replica)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this instance lives: what every birth certificate says."""
+
+    run_dir: str
+    controller: str
+    log_dir: str
+
+
+def worker_launch(
+    spec: WorkerSpec, life: Life, place: Place, settings: ControlSettings, hz: float
+) -> WorkerLaunch:
+    """The birth certificate of one life."""
+    return WorkerLaunch(
+        name=life.name,
+        incarnation=life.incarnation,
+        stages=tuple(
+            StageSpec(
+                stage=life.stages[s.spec.name],
+                block=s.info,
+                engine=s.spec.engine,
+                precision=s.spec.precision,
+                policy=s.spec.batching.model_dump(mode="json"),
+                options=s.spec.options,
+                max_rows=s.max_rows,
+                timeout_ms=s.spec.timeout_ms,
+            )
+            for s in spec.stages
+        ),
+        repository=str(settings.repository),
+        run_dir=place.run_dir,
+        controller=place.controller,
+        transport=spec.transport,
+        mode=spec.mode,
+        device=spec.device,
+        threads=spec.threads,
+        cores=spec.cores,
+        arena_bytes=spec.arena_bytes if spec.mode == "tensormq" else 0,
+        slots=spec.slots,
+        monitor_hz=hz,
+        log_path=log_path(place, life),
+    )
+
+
+def dispatcher_launch(
+    life: Life,
+    place: Place,
+    settings: ControlSettings,
+    client_endpoints: tuple[str, ...],
+    hz: float,
+) -> DispatcherLaunch:
+    return DispatcherLaunch(
+        name=life.name,
+        incarnation=life.incarnation,
+        run_dir=place.run_dir,
+        controller=place.controller,
+        client_endpoints=client_endpoints,
+        transport="ipc",
+        cores=settings.cores,
+        arena_bytes=settings.dispatcher_arena_bytes,
+        slots=settings.dispatcher_slots,
+        max_inflight=settings.max_inflight,
+        max_inflight_per_client=settings.max_inflight_per_client,
+        monitor_hz=hz,
+        log_path=log_path(place, life),
+    )
+
+
+def log_path(place: Place, life: Life) -> str:
+    """One file per life, so that a crash's last lines are never mixed with the successor's."""
+    if not place.log_dir:
+        return ""
+    return str(Path(place.log_dir) / f"{life.name}.{life.incarnation}.log")

@@ -1,0 +1,335 @@
+"""Manager: the thread that carries out what the Brain decides (thesis, section 3.5: the Manager).
+
+It owns the Brain, the store, the children and the KPIs; every other thread talks to it through
+:meth:`Manager.submit`, so that no state is shared and nothing needs a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from blockflow.control.brain import Brain
+from blockflow.control.children import Children
+from blockflow.control.controller import Controller
+from blockflow.control.crew import ns
+from blockflow.control.events import (
+    AllGone,
+    Commit,
+    CommitFailed,
+    Committed,
+    Event,
+    Exited,
+    Finished,
+    Instruction,
+    Kill,
+    Launch,
+    Launched,
+    LaunchFailed,
+    Received,
+    Send,
+)
+from blockflow.control.fleet import Place
+from blockflow.control.kpis import KpiBook
+from blockflow.control.pings import PingBook, Round
+from blockflow.control.settings import ControlSettings
+from blockflow.control.store import StateStore
+from blockflow.control.update import Update
+from blockflow.control.views import Views
+from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.launch.base import Launcher
+from blockflow.tensormq.agent import Mailbox
+from blockflow.tensormq.janitor import RunDir, remove_leavings
+from blockflow.wire.control import Pong, Stats
+
+log = logging.getLogger("blockflow.control")
+
+T = TypeVar("T")
+
+_CALL_S = 30.0
+"""A command waits this long for the Manager's thread; only a launch from cold takes seconds."""
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """Resolved when ``test`` gives something else than None, or at ``deadline_ns``."""
+
+    test: Callable[[], Any]
+    deadline_ns: int
+    future: Future[Any]
+
+
+class Manager:
+    """The control plane's centre.
+
+    Args:
+        settings: of this control plane.
+        store: the locked state; closed by its owner.
+        launcher: starts processes; closed by its owner.
+        run_dir: of this instance.
+    """
+
+    def __init__(
+        self, settings: ControlSettings, store: StateStore, launcher: Launcher, run_dir: RunDir
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.run_dir = run_dir
+        self.kpis = KpiBook()
+        endpoint = f"ipc://{run_dir.path}/control.sock"
+        self._log_dir = settings.state_dir / "logs"
+        place = Place(str(run_dir.path), endpoint, str(self._log_dir))
+        self.brain = Brain(settings, place, store)
+        self.gone = threading.Event()
+        self._launcher = launcher
+        self._inbox: Mailbox[Received | Callable[[], None]] = Mailbox()
+        self.controller = Controller(endpoint, self._inbox.put)
+        self._poll = select.poll()
+        self._poll.register(self._inbox.fileno(), select.POLLIN)
+        self._pings = PingBook()
+        self._ping_ms: dict[int, float] = {}
+        self._ping_futures: dict[int, Future[Round]] = {}
+        self._waiters: list[_Waiter] = []
+        self._health_ns = 0
+        self._thread = threading.Thread(target=self._run, name="bf-manager", daemon=True)
+
+    # --- for other threads ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread and the Dispatcher's launch; returns at once."""
+        self.controller.start()
+        self._thread.start()
+        self.submit(lambda: self.brain.crew.start_dispatcher(time.monotonic_ns()))
+
+    def submit(self, command: Callable[[], T]) -> Future[T]:
+        """Run ``command`` in the Manager's thread, between two events."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(command())
+            except Exception as e:  # handed to the caller, whatever it is
+                future.set_exception(e)
+
+        if not self._thread.is_alive():
+            raise SystemError_("NOT_RUNNING", "the control plane is not running")
+        self._inbox.put(run)
+        return future
+
+    def call(self, command: Callable[[], T]) -> T:
+        """:meth:`submit` and wait for the result. Raises what ``command`` raises, or TIMEOUT."""
+        try:
+            return self.submit(command).result(_CALL_S)
+        except TimeoutError as e:
+            raise SystemError_("TIMEOUT", "the control plane is busy", hint="try again") from e
+
+    def wait(self, test: Callable[[], T | None], timeout_s: float) -> T | None:
+        """Wait until ``test``, run in the Manager's thread, gives something; None on time-out."""
+        future: Future[T | None] = Future()
+        deadline = time.monotonic_ns() + ns(timeout_s)
+        self.call(lambda: self._waiters.append(_Waiter(test, deadline, future)))
+        return future.result(timeout_s + _CALL_S)
+
+    def wait_update(self, update_id: int, timeout_s: float) -> Update | None:
+        """The update once it is final; None when it is still under way at the time-out."""
+
+        def test() -> Update | None:
+            update = self.brain.runner.updates.get(update_id)
+            return update if update is not None and update.final else None
+
+        return self.wait(test, timeout_s)
+
+    def views(self) -> Views:
+        """Documents of this moment; call it in the Manager's thread."""
+        return Views(self.brain, self.kpis, self._ping_ms, time.monotonic_ns())
+
+    def ping(self, names: set[str] | None = None) -> list[dict[str, Any]]:
+        """Ping the workers with these names (None = all, with the Dispatcher) and collect the
+        answers; a process that does not answer in time has ``ok`` false."""
+
+        def begin() -> Future[Round]:
+            lives = [x for x in self.brain.crew.lives() if names is None or x.name in names]
+            targets = {x.incarnation: x.name for x in lives}
+            ping = self._begin_ping(targets)
+            future: Future[Round] = Future()
+            if targets:
+                self._ping_futures[ping.seq] = future
+            else:
+                future.set_result(ping)
+            return future
+
+        return self.call(begin).result(self.settings.timing.ping + _CALL_S).to_dict()
+
+    def stop(self) -> None:
+        """Stop all processes and wait until they are gone, then end the threads. Idempotent."""
+        if self._thread.is_alive():
+            self.submit(lambda: self.brain.shutdown(time.monotonic_ns()))
+            timing = self.settings.timing
+            if not self.gone.wait(timing.grace + 2 * timing.stop + 5.0):
+                log.error("some processes did not end in time and are killed")
+            self._inbox.put(self._end)
+            self._thread.join()
+        self.controller.close()
+        self._inbox.close()
+
+    # --- the Manager's thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._children = Children(self._launcher, self._poll, self._log_dir)
+        self._running = True
+        while self._running:
+            try:
+                self._turn()
+            except Exception:
+                # A defect must not take the control plane with it: what runs keeps serving.
+                log.exception("defect in the manager's loop")
+                time.sleep(0.05)
+        self._children.kill_all(self.settings.timing.stop)
+        for waiter in self._waiters:
+            waiter.future.set_result(None)
+        for future in self._ping_futures.values():
+            future.set_exception(SystemError_("NOT_RUNNING", "the control plane ended"))
+
+    def _end(self) -> None:
+        self._running = False
+
+    def _turn(self) -> None:
+        """One round of the loop: wait, take what came, carry out what follows."""
+        ready = [fd for fd, _ in self._poll.poll(self._timeout_ms())]
+        for item in self._inbox.drain():
+            if isinstance(item, Received):
+                self._received(item)
+            else:
+                item()
+            self._carry_out()
+        for death in self._children.reap(ready):
+            self._died(death)
+            self._carry_out()
+        now = time.monotonic_ns()
+        deadline = self.brain.deadline()
+        if deadline is not None and now >= deadline:
+            self.brain.tick(now)
+            self._carry_out()
+        for ping in self._pings.tick(now):
+            self._end_ping(ping)
+        self._check_health(now)
+        self._check_waiters(now)
+
+    def _timeout_ms(self) -> int:
+        now = time.monotonic_ns()
+        times = [self.brain.deadline(), self._pings.deadline(), self._health_ns]
+        times += [w.deadline_ns for w in self._waiters]
+        soonest = min(t for t in times if t is not None)
+        return max(0, -(-(soonest - now) // 1_000_000))
+
+    def _received(self, event: Received) -> None:
+        message, now = event.message, time.monotonic_ns()
+        if isinstance(message, Stats):
+            life = self.brain.crew.find(event.incarnation)
+            if life is not None:
+                self.kpis.add(event.incarnation, life.name, message, time.time())
+        elif isinstance(message, Pong):
+            ping = self._pings.pong(event.incarnation, message, now)
+            if ping is not None:
+                self._end_ping(ping)
+        else:
+            self.brain.handle(event, now)
+
+    def _died(self, death: Exited) -> None:
+        incarnation = death.incarnation
+        life = self.brain.crew.find(incarnation)
+        told = life is not None and str(life.state) == "stopping"
+        level = logging.INFO if told else logging.WARNING
+        name = life.name if life is not None else "?"
+        log.log(level, "%s (incarnation %d) ended: status %d", name, incarnation, death.status)
+        self.controller.forget(incarnation)
+        self.kpis.forget(incarnation)
+        self._ping_ms.pop(incarnation, None)
+        for ping in self._pings.gone(incarnation):
+            self._end_ping(ping)
+        # Consumers keep what they have mapped; nobody can map the dead arena anew.
+        remove_leavings(self.run_dir.path, incarnation)
+        self.brain.handle(death, time.monotonic_ns())
+
+    def _carry_out(self) -> None:
+        """Do what the Brain says, and what follows from doing it, until it asks for nothing."""
+        while instructions := self.brain.take():
+            for instruction in instructions:
+                event = self._do(instruction)
+                if event is not None:
+                    self.brain.handle(event, time.monotonic_ns())
+
+    def _do(self, instruction: Instruction) -> Event | None:
+        if isinstance(instruction, Send):
+            self.controller.send(instruction.incarnation, instruction.message)
+        elif isinstance(instruction, Launch):
+            return self._launch(instruction)
+        elif isinstance(instruction, Kill):
+            self._children.kill(instruction)
+        elif isinstance(instruction, Commit):
+            return self._commit(instruction)
+        elif isinstance(instruction, Finished):
+            update = self.brain.runner.updates.get(instruction.update_id)
+            if update is not None:
+                cause = f": {update.error}" if update.error is not None else ""
+                log.info("update %d (%s) %s%s", update.update_id, update.kind, update.phase, cause)
+        elif isinstance(instruction, AllGone):
+            self.gone.set()
+        return None
+
+    def _launch(self, order: Launch) -> Launched | LaunchFailed:
+        self.controller.admit(order.incarnation)
+        try:
+            return Launched(order.incarnation, self._children.launch(order))
+        except BlockFlowError as e:
+            log.error("launch of %s failed: %s", order.name, e)
+            self.controller.forget(order.incarnation)
+            return LaunchFailed(order.incarnation, e)
+
+    def _commit(self, order: Commit) -> Committed | CommitFailed:
+        try:
+            self.store.commit(order.epoch, order.posted, order.topology)
+        except BlockFlowError as e:
+            return CommitFailed(order.update_id, e)
+        return Committed(order.update_id)
+
+    # --- pings and waiters ----------------------------------------------------------------------
+
+    def _begin_ping(self, targets: dict[int, str]) -> Round:
+        now = time.monotonic_ns()
+        ping, sends = self._pings.begin(targets, now, ns(self.settings.timing.ping))
+        for send in sends:
+            self.controller.send(send.incarnation, send.message)
+        return ping
+
+    def _end_ping(self, ping: Round) -> None:
+        for incarnation, (rtt_ms, _) in ping.answers.items():
+            self._ping_ms[incarnation] = round(rtt_ms, 3)
+        for incarnation in ping.waiting:
+            self._ping_ms.pop(incarnation, None)
+        future = self._ping_futures.pop(ping.seq, None)
+        if future is not None:
+            future.set_result(ping)
+
+    def _check_health(self, now_ns: int) -> None:
+        """The thesis's periodic health check; supervision of hangs builds on it."""
+        if now_ns < self._health_ns:
+            return
+        self._health_ns = now_ns + ns(self.settings.timing.health)
+        self._begin_ping({x.incarnation: x.name for x in self.brain.crew.lives() if x.connected})
+
+    def _check_waiters(self, now_ns: int) -> None:
+        left = []
+        for waiter in self._waiters:
+            found = waiter.test()
+            if found is not None or now_ns >= waiter.deadline_ns:
+                waiter.future.set_result(found)
+            else:
+                left.append(waiter)
+        self._waiters = left

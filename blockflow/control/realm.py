@@ -1,0 +1,152 @@
+"""Realm: what is in force (topology, epoch, closed blocks), and its routes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from blockflow.control.crew import Crew, ns
+from blockflow.control.events import Send
+from blockflow.control.fleet import Numbers, Place, Replica
+from blockflow.control.publication import Publication
+from blockflow.control.routes import build_tables
+from blockflow.control.settings import ControlSettings
+from blockflow.core.errors import RepositoryError
+from blockflow.core.lifecycle import Event, State
+from blockflow.core.placement import desired_workers
+from blockflow.core.plan import Plan, diff
+from blockflow.core.topology import Topology
+from blockflow.wire.control import SetPolicy, Undrain
+
+
+class Realm:
+    """The state in force, apart from the update that may be changing it.
+
+    Attributes:
+        crew: the processes.
+        publication: how far the latest routes got.
+        epoch, topology, posted: what is in force; epoch 0 is none.
+        closed: block -> ``drain`` or ``stop``: what an operator closed to new work.
+        version: of the latest routes; counts up with every change of them.
+    """
+
+    def __init__(self, settings: ControlSettings, place: Place, numbers: Numbers) -> None:
+        self.settings = settings
+        self.crew = Crew(settings, place, numbers)
+        self.publication = Publication(ns(settings.timing.ack), ns(settings.timing.flip))
+        self.epoch = 0
+        self.topology: Topology | None = None
+        self.posted: Mapping[str, Any] | None = None
+        self.closed: dict[str, str] = {}
+        self.version = 0
+
+    def plan(self, topology: Topology) -> Plan:
+        """The difference between ``topology`` and what runs. Raises TopologyError."""
+        desired = desired_workers(topology, self.settings.cores)
+        return diff(desired, [r.running() for r in self.crew.fleet.active() if r.wanted])
+
+    def unchanged(self, topology: Topology, plan: Plan) -> bool:
+        """True when applying ``topology`` would change nothing at all."""
+        return (
+            plan.empty
+            and not self.closed
+            and self.topology is not None
+            and self.topology.to_dict() == topology.to_dict()
+        )
+
+    def told(self, topology: Topology, plan: Plan) -> dict[str, Any]:
+        """The plan for people: replicas and tasks."""
+        old = self.topology.tasks if self.topology is not None else {}
+        new = topology.tasks
+        return {
+            **plan.to_dict(),
+            "tasks": {
+                "add": [t for t in new if t not in old],
+                "remove": [t for t in old if t not in new],
+                "change": [t for t in new if t in old and new[t] != old[t]],
+            },
+        }
+
+    def hosts(self, block: str) -> list[Replica]:
+        """The active replicas that host ``block``. Raises RepositoryError: UNKNOWN_BLOCK."""
+        replicas = self.crew.fleet.hosting(block)
+        if replicas:
+            return replicas
+        known = sorted(self.topology.blocks) if self.topology is not None else []
+        near = get_close_matches(block, known, 3)
+        hint = f"did you mean {', '.join(near)}?" if near else f"deployed: {', '.join(known[:10])}"
+        raise RepositoryError(
+            "UNKNOWN_BLOCK",
+            f"no block {block!r} in the topology",
+            where=block,
+            hint=hint,
+        )
+
+    def all_closed(self, replica: Replica, how: str = "") -> bool:
+        """True when every block of ``replica`` is closed (by ``how``, if given)."""
+        blocks = replica.spec.blocks
+        return all(self.closed.get(b) == how if how else b in self.closed for b in blocks)
+
+    def reopen(self, *blocks: str) -> None:
+        """Let blocks take new work again (with the next publication)."""
+        for block in blocks:
+            self.closed.pop(block, None)
+        for replica in self.crew.fleet.active():
+            if replica.life.state is State.DRAINING and not self.all_closed(replica):
+                replica.life.on(Event.UNDRAIN)
+                self.crew.out.append(Send(replica.life.incarnation, Undrain()))
+
+    def take(
+        self, topology: Topology, epoch: int, posted: Mapping[str, Any] | None, leaving: set[str]
+    ) -> None:
+        """Put a topology in force; replicas that stay follow it in what a running process can
+        change (``leaving`` names those that do not stay)."""
+        self.epoch, self.topology, self.posted = epoch, topology, posted
+        self.reopen(*list(self.closed))
+        specs = {s.name: s for s in desired_workers(topology, self.settings.cores)}
+        for replica in self.crew.fleet.active():
+            life = replica.life
+            spec = specs.get(replica.spec.name)
+            if spec is None or replica.name in leaving:
+                continue
+            for block, policy in spec.policies().items():
+                if replica.policies.get(block) != policy and life.connected:
+                    self.crew.out.append(
+                        Send(life.incarnation, SetPolicy(life.stages[block], policy))
+                    )
+            replica.spec, replica.policies = spec, spec.policies()
+
+    def publish(self, now_ns: int) -> None:
+        """Make the routes of the present state known. Without a Dispatcher it waits for one."""
+        if self.topology is None:
+            return
+        self.version += 1
+        dispatcher = self.crew.dispatcher
+        if dispatcher is None or not self.crew.dispatcher_ready:
+            return
+        transit, admission = build_tables(
+            self.epoch, self.version, self.topology, self.crew.fleet, dispatcher, self.closed
+        )
+        workers = {r.incarnation for stage, r in transit.stages.items() if stage}
+        self.crew.out.extend(
+            self.publication.publish(transit, admission, workers, dispatcher.incarnation, now_ns)
+        )
+
+    def reasons_not_ready(self) -> list[str]:
+        """Why the system is not ready to serve every task; empty when it is."""
+        out = []
+        if not self.crew.dispatcher_ready:
+            out.append("the dispatcher is not ready")
+        if self.topology is None:
+            out.append("no topology is in force: post a system update")
+            return out
+        for block in self.topology.blocks:
+            if block in self.closed:
+                out.append(f"block {block} is closed ({self.closed[block]})")
+            elif not any(r.life.state is State.READY for r in self.crew.fleet.hosting(block)):
+                states = {r.state for r in self.crew.fleet.hosting(block)} or {"missing"}
+                out.append(f"block {block} has no ready worker ({', '.join(sorted(states))})")
+        if not out and self.publication.flipped < self.version:
+            out.append("the routes are being published")
+        return out

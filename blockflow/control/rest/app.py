@@ -1,0 +1,198 @@
+"""The CherryPy application: HTTP in front of the resource table.
+
+Nothing of CherryPy's global engine or configuration is used, so that several of these can live in
+one process, one after the other or side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+import cherrypy
+
+from blockflow.control.auth import TokenAuth
+from blockflow.control.rest.body import (
+    JSON_TYPE,
+    check_content_type,
+    parse_json,
+    read_body,
+    refuse_duplicates,
+)
+from blockflow.control.rest.resources import Answer, Call, Resource
+from blockflow.core.errors import BlockFlowError, Problem, RequestError, SystemError_
+
+log = logging.getLogger("blockflow.rest")
+
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
+_NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class RestApp:
+    """Routes requests to resources; every answer, errors included, is JSON.
+
+    Args:
+        table: the resources.
+        host: the address it is bound to; requests must name it or a loopback name in ``Host``, so
+            that a web page cannot reach it through a name of its own (DNS rebinding).
+        auth: checks tokens, None = none is needed.
+    """
+
+    def __init__(self, table: Sequence[Resource], host: str, auth: TokenAuth | None) -> None:
+        self._routes: dict[int, list[tuple[list[str], Resource]]] = {}
+        for resource in table:
+            parts = resource.path.strip("/").split("/")
+            self._routes.setdefault(len(parts), []).append((parts, resource))
+        self._hosts = _LOCAL_NAMES | {host.lower()}
+        self._auth = auth
+
+    def wsgi(self) -> Any:
+        """The WSGI application."""
+        config = {
+            "/": {
+                "request.process_request_body": False,
+                "request.show_tracebacks": False,
+                "request.show_mismatched_params": False,
+                "request.dispatch": _one_handler(self._serve),
+                "error_page.default": _error_page,
+                "response.stream": False,
+            }
+        }
+        app = cherrypy.Application(None, "", config)
+        app.log.screen = False
+        for logger in (app.log.error_log, app.log.access_log):
+            logger.disabled = True  # defects are logged by _serve, with their own logger
+        return app
+
+    def _serve(self) -> bytes:
+        request, response = cherrypy.serving.request, cherrypy.serving.response
+        after = None
+        try:
+            answer = self._answer(request)
+            status, document, after = answer.status, answer.document, answer.after
+            raw = json.dumps(document, separators=(",", ":"), allow_nan=False)
+        except BlockFlowError as e:
+            status, raw = e.info.http, json.dumps({"error": e.to_dict()})
+            if e.retry_after_ms is not None:
+                response.headers["Retry-After"] = str(max(1, -(-e.retry_after_ms // 1000)))
+        except Exception:
+            log.exception("%s %s", request.method, request.path_info)
+            error = SystemError_("INTERNAL", "the request hit a defect; see the log")
+            status, raw = 500, json.dumps({"error": error.to_dict()})
+        if status == 405:
+            allowed = {r.method for _, r in self._matches(request.path_info)}
+            response.headers["Allow"] = ", ".join(sorted(allowed))
+        response.status = status
+        response.headers["Content-Type"] = JSON_TYPE
+        response.headers.update(_NO_STORE)
+        if after is not None:
+            after()
+        return raw.encode("utf-8")
+
+    def _answer(self, request: Any) -> Answer:
+        headers = request.headers
+        self._check_host(headers.get("Host"))
+        resource, path = self._route(request.method, request.path_info)
+        if self._auth is not None:
+            self._auth.check(headers.get("Authorization"))
+        query = _flags(resource, request.query_string)
+        body: Any = None
+        duplicates: list[Problem] = []
+        if resource.method == "POST":
+            raw = self._body(request)
+            if raw or resource.body:
+                check_content_type(headers.get("Content-Type"))
+                body, duplicates = parse_json(raw)
+            if not resource.body:
+                refuse_duplicates(duplicates)
+                if body not in (None, {}):
+                    raise SystemError_("BAD_BODY", "this resource takes no body", where="$")
+        return resource.handler(Call(path, query, body, duplicates))
+
+    def _body(self, request: Any) -> bytes:
+        headers = request.headers
+        length = headers.get("Content-Length")
+        chunked = "chunked" in (headers.get("Transfer-Encoding") or "").lower()
+        if length is None and not chunked:
+            return b""
+        try:
+            return read_body(request.rfile, None if chunked else length)
+        except (OSError, ValueError) as e:  # the peer's broken chunks or a reset
+            raise SystemError_("BAD_BODY", f"the body broke off: {e}", where="body") from e
+
+    def _check_host(self, header: str | None) -> None:
+        name = (header or "").strip().lower()
+        host = name.rsplit(":", 1)[0] if not name.endswith("]") and ":" in name else name
+        if host not in self._hosts:
+            raise RequestError(
+                "INVALID_REQUEST", f"host {name[:100]!r} is not this service", where="Host"
+            )
+
+    def _matches(self, path: str) -> list[tuple[dict[str, str], Resource]]:
+        segments = path.strip("/").split("/")  # the server has decoded all but %2F
+        out = []
+        for parts, resource in self._routes.get(len(segments), ()):
+            found: dict[str, str] = {}
+            for part, segment in zip(parts, segments, strict=True):
+                if part.startswith("{") and segment:
+                    found[part[1:-1]] = segment
+                elif part != segment:
+                    break
+            else:
+                out.append((found, resource))
+        return out
+
+    def _route(self, method: str, path: str) -> tuple[Resource, dict[str, str]]:
+        found = self._matches(path)
+        if not found:
+            raise SystemError_(
+                "NOT_FOUND", f"no resource {path[:200]!r}", hint="GET /openapi.json lists them"
+            )
+        for values, resource in found:
+            if resource.method == method or (method == "HEAD" and resource.method == "GET"):
+                return resource, values
+        allowed = ", ".join(sorted({r.method for _, r in found}))
+        raise SystemError_(
+            "METHOD_NOT_ALLOWED", f"{method[:20]} {path[:200]}", hint=f"it takes {allowed}"
+        )
+
+
+def _flags(resource: Resource, text: str) -> dict[str, bool]:
+    """The boolean query parameters. Raises RequestError: INVALID_REQUEST."""
+    flags = {f.name: f.default for f in resource.flags}
+    for name, value in parse_qsl(text, keep_blank_values=True, max_num_fields=32):
+        word = value.lower()
+        if name not in flags or word not in _TRUE | _FALSE:
+            known = ", ".join(f"{n}=true|false" for n in flags) or "none"
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"query parameter {name[:40]}={value[:40]}",
+                where="query",
+                hint=f"this resource takes: {known}",
+            )
+        flags[name] = word in _TRUE
+    return flags
+
+
+def _one_handler(handler: Any) -> Any:
+    """A CherryPy dispatcher that sends every path to ``handler``: routing is the table's."""
+
+    def dispatch(path_info: str) -> None:
+        request = cherrypy.serving.request
+        request.config = {**cherrypy.config, **request.app.config.get("/", {})}
+        request.handler = handler
+
+    return dispatch
+
+
+def _error_page(status: str, message: str, traceback: str, version: str) -> bytes:
+    """What CherryPy itself refuses before a resource is reached."""
+    cherrypy.serving.response.headers["Content-Type"] = JSON_TYPE
+    known = {"404": "NOT_FOUND", "405": "METHOD_NOT_ALLOWED", "413": "BODY_TOO_LARGE"}
+    code = known.get(status[:3], "INTERNAL" if status.startswith("5") else "INVALID_REQUEST")
+    error = SystemError_(code, f"{status}: {message}"[:300])
+    return json.dumps({"error": error.to_dict()}).encode("utf-8")

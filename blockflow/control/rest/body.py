@@ -1,0 +1,159 @@
+"""JSON bodies: read within limits, decoded strictly, with the place of what is wrong. Pure but for
+the stream that is read from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+from blockflow.core import limits
+from blockflow.core.errors import Problem, SystemError_
+
+JSON_TYPE = "application/json"
+_MAX_DUPLICATES = 100
+
+
+class Readable(Protocol):
+    def read(self, size: int) -> bytes: ...
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which keys stood in it more than once."""
+
+    duplicates: tuple[str, ...] = ()
+
+
+def check_content_type(value: str | None) -> None:
+    """Raises SystemError_: UNSUPPORTED_MEDIA unless it is JSON (a charset may be UTF-8 only)."""
+    kind, _, parameters = (value or "").partition(";")
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if kind.strip().lower() != JSON_TYPE or charset not in ("", "utf-8", "utf8"):
+        raise SystemError_(
+            "UNSUPPORTED_MEDIA",
+            f"content type {(value or 'missing')[:100]!r}",
+            hint=f"send 'Content-Type: {JSON_TYPE}'",
+        )
+
+
+def read_body(stream: Readable, length: str | None) -> bytes:
+    """Read a request body of at most MAX_REST_BODY_BYTES.
+
+    Args:
+        stream: the server's input; it ends at the body's end.
+        length: the Content-Length header, None for a chunked body.
+
+    Raises:
+        SystemError_: BODY_TOO_LARGE, BAD_BODY.
+    """
+    if length is not None:
+        if not length.isdigit():
+            raise SystemError_("BAD_BODY", f"Content-Length {length[:40]!r} is no number")
+        if int(length) > limits.MAX_REST_BODY_BYTES:
+            raise _too_large(int(length))
+    parts: list[bytes] = []
+    size = 0
+    while chunk := stream.read(min(65536, limits.MAX_REST_BODY_BYTES + 1 - size)):
+        parts.append(chunk)
+        size += len(chunk)
+        if size > limits.MAX_REST_BODY_BYTES:
+            raise _too_large(size)
+    if length is not None and size < int(length):
+        raise SystemError_("BAD_BODY", f"the body ended after {size} of {length} bytes")
+    return b"".join(parts)
+
+
+def parse_json(raw: bytes) -> tuple[Any, list[Problem]]:
+    """Decode strictly: UTF-8, finite numbers, bounded nesting.
+
+    Returns:
+        The value, and a Problem with its JSON path for each name that stands twice in an object
+        (plain JSON would silently take the last).
+
+    Raises:
+        SystemError_: BAD_BODY with line and column.
+    """
+    try:
+        value = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_pairs,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+    except json.JSONDecodeError as e:
+        raise _bad(f"not JSON: {e.msg} at line {e.lineno}, column {e.colno}", e.pos) from e
+    except UnicodeDecodeError as e:
+        raise _bad(f"not UTF-8 at byte {e.start}", e.start) from e
+    except RecursionError as e:
+        raise _bad("nested too deeply", None) from e
+    except ValueError as e:
+        raise _bad(str(e)[:200], None) from e
+    problems: list[Problem] = []
+    _collect(value, "$", problems)
+    return value, problems
+
+
+def refuse_duplicates(problems: Sequence[Problem]) -> None:
+    """Raises SystemError_: BAD_BODY when a name stands twice."""
+    if problems:
+        raise SystemError_(
+            "BAD_BODY",
+            f"{problems[0].path}: {problems[0].message}",
+            where=problems[0].path,
+            details={"problems": [p.to_dict() for p in problems]},
+        )
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> _Object:
+    out = _Object(pairs)
+    if len(out) < len(pairs):
+        seen: set[str] = set()
+        twice: dict[str, None] = {}
+        for key, _ in pairs:
+            if key in seen:
+                twice[key] = None
+            seen.add(key)
+        out.duplicates = tuple(twice)
+    return out
+
+
+def _collect(value: Any, path: str, problems: list[Problem]) -> None:
+    """Find the objects with duplicates. The decoder has bounded the depth already."""
+    if len(problems) >= _MAX_DUPLICATES:
+        return
+    if isinstance(value, _Object):
+        for key in value.duplicates:
+            problems.append(
+                Problem(f"{path}.{key}", f"{key!r} stands twice", "give each name once")
+            )
+        for key, inner in value.items():
+            if isinstance(inner, dict | list):
+                _collect(inner, f"{path}.{key}", problems)
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            if isinstance(inner, dict | list):
+                _collect(inner, f"{path}[{i}]", problems)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"number {text[:40]} is out of range")
+    return value
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _bad(why: str, position: int | None) -> SystemError_:
+    details = {} if position is None else {"position": position}
+    return SystemError_("BAD_BODY", why, where="body", details=details)
+
+
+def _too_large(size: int) -> SystemError_:
+    return SystemError_(
+        "BODY_TOO_LARGE",
+        f"a body of {size} bytes or more is over the limit of {limits.MAX_REST_BODY_BYTES}",
+    )

@@ -1,0 +1,379 @@
+"""The resource table: one row per method and path. Routing and the OpenAPI document both come from
+it, so that they cannot drift apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blockflow.control.commands import WAIT_S, Commands
+from blockflow.control.rest.body import refuse_duplicates
+from blockflow.control.update import FINAL, Kind
+from blockflow.core.errors import Problem, SystemError_, make_error
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, decoded. ``duplicates`` are the names that stood twice in the body."""
+
+    path: Mapping[str, str]
+    query: Mapping[str, bool]
+    body: Any = None
+    duplicates: Sequence[Problem] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status and a JSON document. ``after`` runs when the answer is made; it must not wait."""
+
+    document: Any
+    status: int = 200
+    after: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A boolean query parameter."""
+
+    name: str
+    default: bool
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One operation.
+
+    Attributes:
+        method, path: ``{name}`` in the path is a parameter.
+        operation: its id in the OpenAPI document.
+        summary: one line for people.
+        handler: does it.
+        answers: status -> (schema name, when).
+        body: schema of the request body, '' = none is taken (an empty object is tolerated).
+        flags: query parameters; others are refused.
+        errors: codes it may answer besides those that every resource may.
+    """
+
+    method: str
+    path: str
+    operation: str
+    summary: str
+    handler: Callable[[Call], Answer]
+    answers: Mapping[int, tuple[str, str]]
+    body: str = ""
+    flags: tuple[Flag, ...] = ()
+    errors: tuple[str, ...] = ()
+    tag: str = "system"
+
+
+WAIT = Flag("wait", True, "return when it is done instead of as soon as it is accepted")
+DRY_RUN = Flag("dry_run", False, "only tell the plan, change nothing")
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """What the resources do. ``shutdown`` ends the whole system."""
+
+    commands: Commands
+    repository: str
+    shutdown: Callable[[], None]
+    document: Callable[[], Mapping[str, Any]] = field(default=dict)
+
+    def system_update(self, call: Call) -> Answer:
+        if call.query["dry_run"]:
+            return Answer(self.commands.preview(call.body, call.duplicates))
+        wait_s = WAIT_S if call.query["wait"] else 0.0
+        outcome = self.commands.apply(call.body, wait_s=wait_s, problems=call.duplicates)
+        return _outcome(outcome)
+
+    def operate(self, kind: Kind) -> Callable[[Call], Answer]:
+        def handler(call: Call) -> Answer:
+            wait_s = WAIT_S if call.query["wait"] else 0.0
+            return _outcome(self.commands.operate(kind, call.path["name"], wait_s=wait_s))
+
+        return handler
+
+    def updates(self, call: Call) -> Answer:
+        return Answer({"updates": self.commands.updates()})
+
+    def update(self, call: Call) -> Answer:
+        text = call.path["id"]
+        if not text.isdecimal() or len(text) > 18:
+            raise SystemError_("NOT_FOUND", f"no update {text[:40]!r}", hint="GET /v1/updates")
+        return Answer(self.commands.update(int(text)))
+
+    def topology(self, call: Call) -> Answer:
+        return Answer(self.commands.topology())
+
+    def epoch(self, call: Call) -> Answer:
+        return Answer(self.commands.epoch())
+
+    def tasks(self, call: Call) -> Answer:
+        return Answer({"tasks": self.commands.tasks()})
+
+    def blocks(self, call: Call) -> Answer:
+        return Answer({"blocks": self.commands.blocks()})
+
+    def block(self, call: Call) -> Answer:
+        return Answer(self.commands.block(call.path["name"]))
+
+    def workers(self, call: Call) -> Answer:
+        *workers, dispatcher = self.commands.workers()
+        return Answer({"workers": workers, "dispatcher": dispatcher})
+
+    def worker(self, call: Call) -> Answer:
+        return Answer(self.commands.worker(call.path["name"]))
+
+    def ping_all(self, call: Call) -> Answer:
+        return _pings(self.commands.ping())
+
+    def ping_block(self, call: Call) -> Answer:
+        return _pings(self.commands.ping(call.path["name"]))
+
+    def monitor(self, call: Call) -> Answer:
+        order = _fields(call, {"on": (bool,)}, {"hz": (int, float)})
+        hz = float(order.get("hz", 4.0)) if order["on"] else 0.0
+        return Answer(self.commands.monitor(hz))
+
+    def store_kpis(self, call: Call) -> Answer:
+        return Answer(self.commands.store_kpis(_fields(call, {"file": (str,)}, {})["file"]))
+
+    def kpis(self, call: Call) -> Answer:
+        return Answer(self.commands.kpis())
+
+    def live(self, call: Call) -> Answer:
+        self.commands.epoch()  # the manager's thread turns
+        return Answer({"live": True})
+
+    def ready(self, call: Call) -> Answer:
+        health = self.commands.health()
+        if health["ready"]:
+            return Answer(health)
+        error = make_error(
+            "NOT_READY",
+            "; ".join(health["reasons"][:5]),
+            hint="GET /v1/status",
+            details={"reasons": health["reasons"]},
+        )
+        return Answer({**health, "error": error.to_dict()}, 503)
+
+    def status(self, call: Call) -> Answer:
+        return Answer(self.commands.status())
+
+    def stored_blocks(self, call: Call) -> Answer:
+        return Answer({"repository": self.repository, "blocks": self.commands.repository()})
+
+    def stop_all(self, call: Call) -> Answer:
+        return Answer({"accepted": True}, 202, after=self.shutdown)
+
+    def openapi(self, call: Call) -> Answer:
+        return Answer(self.document())
+
+
+def resources(handlers: Handlers) -> tuple[Resource, ...]:
+    """The table."""
+    h = handlers
+    one = ("UNKNOWN_BLOCK",)
+    operated = (*one, "UPDATE_IN_PROGRESS", "UPDATE_FAILED", "INVALID_REQUEST", "NOT_RUNNING")
+    done = {200: ("Outcome", "done"), 202: ("Outcome", "accepted, not done yet")}
+
+    def get(
+        path: str,
+        operation: str,
+        summary: str,
+        handler: Callable[[Call], Answer],
+        schema: str,
+        *,
+        errors: tuple[str, ...] = (),
+        tag: str = "system",
+    ) -> Resource:
+        answers = {200: (schema, "as asked")}
+        return Resource("GET", path, operation, summary, handler, answers, errors=errors, tag=tag)
+
+    def operation(kind: Kind, summary: str) -> Resource:
+        return Resource(
+            "POST",
+            f"/v1/blocks/{{name}}/{kind}",
+            f"{kind}Block",
+            summary,
+            h.operate(kind),
+            done,
+            flags=(WAIT,),
+            errors=operated,
+            tag="blocks",
+        )
+
+    return (
+        Resource(
+            "POST",
+            "/v1/system-update",
+            "systemUpdate",
+            "Apply a whole topology: what is missing starts, what is unneeded stops",
+            h.system_update,
+            {200: ("OutcomeOrPreview", "done, or the plan of a dry run"), 202: done[202]},
+            body="SystemUpdate",
+            flags=(WAIT, DRY_RUN),
+            errors=(
+                "INVALID_TOPOLOGY",
+                "UPDATE_IN_PROGRESS",
+                "UPDATE_FAILED",
+                "NO_SPACE",
+                "NOT_RUNNING",
+            ),
+            tag="updates",
+        ),
+        get(
+            "/v1/updates",
+            "listUpdates",
+            "The latest updates, newest first",
+            h.updates,
+            "Updates",
+            tag="updates",
+        ),
+        get("/v1/updates/{id}", "getUpdate", "One update", h.update, "Update", tag="updates"),
+        get("/v1/topology", "getTopology", "The topology in force", h.topology, "Topology"),
+        get("/v1/epoch", "getEpoch", "The epoch in force", h.epoch, "Epoch"),
+        get("/v1/tasks", "listTasks", "The published tasks with their figures", h.tasks, "Tasks"),
+        get(
+            "/v1/blocks",
+            "listBlocks",
+            "The blocks with state and figures",
+            h.blocks,
+            "Blocks",
+            tag="blocks",
+        ),
+        get(
+            "/v1/blocks/{name}", "getBlock", "One block", h.block, "Block", errors=one, tag="blocks"
+        ),
+        get(
+            "/v1/workers",
+            "listWorkers",
+            "The worker processes and the Dispatcher",
+            h.workers,
+            "Workers",
+            tag="workers",
+        ),
+        get(
+            "/v1/workers/{name}",
+            "getWorker",
+            "One worker, or the Dispatcher",
+            h.worker,
+            "Process",
+            tag="workers",
+        ),
+        Resource(
+            "POST",
+            "/v1/blocks/{name}/ping",
+            "pingBlock",
+            "Ping the workers of a block",
+            h.ping_block,
+            {200: ("Pings", "who answered")},
+            errors=one,
+            tag="blocks",
+        ),
+        operation(Kind.DRAIN, "Finish what the block has, take no more"),
+        operation(Kind.UNDRAIN, "Let a drained block take work again"),
+        operation(Kind.STOP, "Terminate the block's workers until restart or the next update"),
+        operation(Kind.RESTART, "Replace the block's workers without a gap"),
+        Resource(
+            "POST",
+            "/v1/ping",
+            "pingAll",
+            "Ping every process",
+            h.ping_all,
+            {200: ("Pings", "who answered")},
+            tag="workers",
+        ),
+        Resource(
+            "POST",
+            "/v1/monitor",
+            "setMonitor",
+            "Turn KPI samples on or off",
+            h.monitor,
+            {200: ("Monitor", "as set")},
+            body="MonitorOrder",
+            errors=("INVALID_REQUEST",),
+            tag="figures",
+        ),
+        get(
+            "/v1/kpis", "getKpis", "The latest figures of everything", h.kpis, "Kpis", tag="figures"
+        ),
+        Resource(
+            "POST",
+            "/v1/kpis/store",
+            "storeKpis",
+            "Write the recent samples to a file below the state directory",
+            h.store_kpis,
+            {200: ("Stored", "where, and how many")},
+            body="StoreOrder",
+            errors=("INVALID_REQUEST", "NO_SPACE"),
+            tag="figures",
+        ),
+        get("/v1/health/live", "getLive", "The control plane's own liveness", h.live, "Live"),
+        Resource(
+            "GET",
+            "/v1/health/ready",
+            "getReady",
+            "Whether every task can be served",
+            h.ready,
+            {200: ("Ready", "ready"), 503: ("Ready", "not ready, with reasons")},
+        ),
+        get("/v1/status", "getStatus", "Everything at one moment", h.status, "Status"),
+        get(
+            "/v1/repository",
+            "listRepository",
+            "The stored blocks",
+            h.stored_blocks,
+            "Repository",
+            tag="blocks",
+        ),
+        Resource(
+            "POST",
+            "/v1/shutdown",
+            "shutDown",
+            "Stop everything and end",
+            h.stop_all,
+            {202: ("Accepted", "it ends")},
+        ),
+        get("/openapi.json", "getOpenApi", "This document", h.openapi, "OpenApi"),
+    )
+
+
+def _outcome(outcome: dict[str, Any]) -> Answer:
+    """202 while the update goes on."""
+    final = outcome["update"]["state"] in {str(p) for p in FINAL}
+    return Answer(outcome, 200 if final else 202)
+
+
+def _pings(answers: list[dict[str, Any]]) -> Answer:
+    return Answer({"ok": all(a["ok"] for a in answers), "pings": answers})
+
+
+def _fields(
+    call: Call,
+    required: Mapping[str, tuple[type, ...]],
+    optional: Mapping[str, tuple[type, ...]],
+) -> Mapping[str, Any]:
+    """A small body's fields, checked. Raises SystemError_: BAD_BODY naming all that is wrong."""
+    refuse_duplicates(call.duplicates)
+    body = call.body
+    if not isinstance(body, dict):
+        raise SystemError_("BAD_BODY", f"expected a JSON object, got {_kind(body)}", where="$")
+    known = {**required, **optional}
+    problems = [Problem(f"$.{k}", f"unknown field {k!r}") for k in body if k not in known]
+    problems += [Problem(f"$.{k}", "required field is missing") for k in required if k not in body]
+    for name, types in known.items():
+        value = body.get(name)
+        # bool is an int to Python, not to JSON
+        right = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+        if name in body and not right:
+            problems.append(Problem(f"$.{name}", f"wrong type: {_kind(value)}"))
+    refuse_duplicates(problems)
+    return body
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return next((n for t, n in names.items() if isinstance(value, t)), "number")

@@ -1,0 +1,121 @@
+"""RestServer: the HTTP server of the control plane (cheroot, the server that CherryPy uses)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from cheroot import wsgi
+
+from blockflow.control.auth import TokenAuth
+from blockflow.control.commands import Commands
+from blockflow.control.rest.app import RestApp
+from blockflow.control.rest.openapi import openapi_document
+from blockflow.control.rest.resources import Handlers, resources
+from blockflow.control.settings import is_loopback
+from blockflow.core import limits
+from blockflow.core.errors import RequestError, SystemError_
+
+log = logging.getLogger("blockflow.rest")
+
+_THREADS = 8
+_MAX_THREADS = 32
+_SOCKET_TIMEOUT_S = 10
+_STOP_S = 2
+
+
+class RestServer:
+    """Binds at once, serves after :meth:`start`.
+
+    Args:
+        commands: what the resources do.
+        repository: shown by GET /v1/repository.
+        shutdown: called, after its answer is on the way, by POST /v1/shutdown; returns at once.
+        host, port: where to listen; port 0 takes a free one.
+        auth: token check, None = open to this machine.
+
+    Raises:
+        SystemError_: PORT_IN_USE.
+        RequestError: INVALID_REQUEST for an address that is not this machine's loopback.
+    """
+
+    def __init__(
+        self,
+        commands: Commands,
+        repository: str,
+        shutdown: Callable[[], None],
+        *,
+        host: str,
+        port: int,
+        auth: TokenAuth | None = None,
+    ) -> None:
+        refuse_open_host(host)
+        document: dict[str, Any] = {}
+        handlers = Handlers(commands, repository, shutdown, lambda: document)
+        table = resources(handlers)
+        document.update(openapi_document(table))
+        self._server = wsgi.Server(
+            (host, port),
+            RestApp(table, host, auth).wsgi(),
+            numthreads=_THREADS,
+            max=_MAX_THREADS,
+            server_name="blockflow",
+            timeout=_SOCKET_TIMEOUT_S,  # a peer that stalls gives its thread back
+            shutdown_timeout=_STOP_S,
+            request_queue_size=64,
+        )
+        self._server.max_request_header_size = 64 * 1024
+        # One more than the limit passes, so that the application answers with its own error.
+        self._server.max_request_body_size = 4 * limits.MAX_REST_BODY_BYTES
+        self._server.error_log = _log_error  # type: ignore[method-assign]
+        try:
+            self._server.prepare()
+        except OSError as e:
+            if e.errno == errno.EADDRINUSE or "in use" in str(e):
+                raise SystemError_(
+                    "PORT_IN_USE",
+                    f"another process listens on {host}:{port}",
+                    where=f"http://{host}:{port}",
+                    hint="stop it, or choose another --port (0 takes a free one)",
+                ) from e
+            raise RequestError(
+                "INVALID_REQUEST", f"cannot listen on {host}:{port}: {e}", where="host"
+            ) from e
+        self.host, self.port = host, int(self._server.bind_addr[1])
+        self._thread = threading.Thread(target=self._server.serve, name="bf-rest", daemon=True)
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening; requests under way have two seconds. Idempotent."""
+        self._server.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+def refuse_open_host(host: str) -> None:
+    """Only loopback is served: there is no encryption yet that other machines could be asked for.
+
+    Raises:
+        RequestError: INVALID_REQUEST.
+    """
+    if not is_loopback(host):
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"refusing to listen on {host!r}: only loopback addresses are served",
+            where="host",
+            hint="use 127.0.0.1, and a tunnel (ssh -L) from other machines",
+        )
+
+
+def _log_error(msg: str = "", level: int = 20, traceback: bool = False) -> None:
+    log.log(min(level, logging.WARNING), "%s", msg, exc_info=traceback)

@@ -1,0 +1,179 @@
+"""UpdateRunner: takes the update under way through its phases, as far as the facts allow. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blockflow.control.crew import ns
+from blockflow.control.events import Commit, Finished, Send
+from blockflow.control.fleet import Crash, Replica, Role
+from blockflow.control.realm import Realm
+from blockflow.control.update import Kind, Phase, Update
+from blockflow.core.errors import BlockFlowError, TopologyError
+from blockflow.core.lifecycle import Event, State
+from blockflow.core.placement import WorkerSpec
+from blockflow.wire.control import Drain
+
+_HISTORY = 64
+
+
+class UpdateRunner:
+    """The current update and the past ones.
+
+    Attributes:
+        current: the update under way, None when at rest.
+        updates: the latest updates by id; the oldest are forgotten.
+    """
+
+    def __init__(self, realm: Realm) -> None:
+        self.current: Update | None = None
+        self.updates: dict[int, Update] = {}
+        self._realm = realm
+        self._crew = realm.crew
+        self._timing = realm.settings.timing
+        self._serial = 0
+
+    def begin(self, kind: Kind, epoch: int, now_ns: int, block: str = "") -> Update:
+        """A new current update; the caller has made sure that there is none."""
+        self._serial += 1
+        update = Update(self._serial, kind, epoch, now_ns, block)
+        self.updates[update.update_id] = update
+        if len(self.updates) > _HISTORY:
+            del self.updates[min(self.updates)]
+        self.current = update
+        return update
+
+    def start_candidates(
+        self, update: Update, starts: list[tuple[WorkerSpec, str]], now_ns: int
+    ) -> None:
+        """Launch the replicas that must be ready before the update goes on."""
+        try:
+            for spec, name in starts:
+                replica = self._crew.start_replica(spec, name, Role.CANDIDATE, now_ns)
+                update.candidates.add(replica.life.incarnation)
+                update.waiting.add(replica.life.incarnation)
+        except BlockFlowError as e:  # no number could be reserved: the disk is full
+            self.fail(update, e, now_ns)
+
+    def progress(self, now_ns: int) -> None:
+        """Move the current update on. Called after every event: it acts on facts, not on events."""
+        update = self.current
+        if update is None:
+            return
+        if update.phase is Phase.PREPARING and not update.waiting:
+            if update.kind is Kind.SYSTEM and update.target is not None:
+                update.move(Phase.COMMITTING, now_ns)
+                topology = update.target.to_dict()
+                commit = Commit(update.update_id, update.epoch, update.posted or {}, topology)
+                self._crew.out.append(commit)
+            else:
+                self.adopt(update, now_ns)
+        flipped = self._realm.publication.flipped >= update.version
+        if update.phase is Phase.PUBLISHING and flipped:
+            update.move(Phase.DRAINING, now_ns)
+            update.drain_deadline_ns = now_ns + ns(self._timing.drain)
+        if update.phase is Phase.DRAINING:
+            self._drain(update, now_ns)
+
+    def adopt(self, update: Update, now_ns: int) -> None:
+        """The point of no return: what was prepared becomes what is in force."""
+        realm, block = self._realm, update.block
+        if update.kind is Kind.SYSTEM and update.target is not None:
+            realm.take(update.target, update.epoch, update.posted, update.leaving)
+        elif update.kind is Kind.DRAIN:
+            realm.closed[block] = "drain"
+        elif update.kind is Kind.STOP:
+            realm.closed[block] = "stop"
+        elif update.kind in (Kind.UNDRAIN, Kind.RESTART):
+            realm.reopen(block)
+        for replica in list(self._crew.fleet):
+            incarnation = replica.life.incarnation
+            if incarnation in update.candidates:
+                replica.role = Role.ACTIVE
+            elif replica.name in update.leaving:
+                replica.role = Role.RETIRING
+                replica.restart_at_ns = None
+                update.retiring.add(incarnation)
+                if replica.life.reaped:
+                    self._crew.fleet.remove(replica)
+        update.move(Phase.PUBLISHING, now_ns)
+        realm.publish(now_ns)
+        update.version = realm.version
+
+    def fail(self, update: Update, error: BlockFlowError, now_ns: int) -> None:
+        """Give an update up: its new replicas stop, what was in force stays."""
+        update.error = error
+        update.move(Phase.FAILED, now_ns)
+        for replica in list(self._crew.fleet):
+            if replica.role is not Role.CANDIDATE:
+                continue
+            if replica.life.reaped:
+                self._crew.fleet.remove(replica)
+            else:
+                self._crew.stop(replica.life, now_ns)
+        self._finish(update)
+
+    def unchanged(self, update: Update, now_ns: int) -> None:
+        """End an update that asks for what is there already."""
+        update.move(Phase.UNCHANGED, now_ns)
+        self._finish(update)
+
+    def candidate_died(self, replica: Replica, crash: Crash, now_ns: int) -> None:
+        """A replica of the current update did not live to serve."""
+        update = self.current
+        if update is not None and crash.incarnation in update.candidates:
+            self.fail(update, start_error(replica, crash), now_ns)
+
+    def _drain(self, update: Update, now_ns: int) -> None:
+        deadline = update.drain_deadline_ns
+        if deadline is not None:
+            if self._realm.publication.drained < update.version:
+                if now_ns < deadline:
+                    return
+                update.notes.append("time was up before the requests on the old routes ended")
+            update.drain_deadline_ns = None
+            self._release(update, now_ns)
+        update.retiring &= {life.incarnation for life in self._crew.lives()}
+        if not update.retiring:
+            update.move(Phase.DONE, now_ns)
+            self._finish(update)
+
+    def _release(self, update: Update, now_ns: int) -> None:
+        """Nothing in flight needs the old routes any more."""
+        realm = self._realm
+        if update.kind is Kind.STOP:
+            for replica in self._crew.fleet.hosting(update.block):
+                if not realm.all_closed(replica, "stop"):
+                    update.notes.append(f"{replica.name} hosts other blocks and keeps running")
+                    continue
+                replica.stopped = True
+                replica.restart_at_ns = None
+                update.retiring.add(replica.life.incarnation)
+        elif update.kind is Kind.DRAIN:
+            for replica in self._crew.fleet.hosting(update.block):
+                if replica.life.state is State.READY and realm.all_closed(replica):
+                    replica.life.on(Event.DRAIN)
+                    self._crew.out.append(Send(replica.life.incarnation, Drain()))
+        for life in list(self._crew.lives()):
+            if life.incarnation in update.retiring:
+                self._crew.stop(life, now_ns)
+
+    def _finish(self, update: Update) -> None:
+        self.current = None
+        self._crew.out.append(Finished(update.update_id))
+
+
+def start_error(replica: Replica, crash: Crash) -> TopologyError:
+    """Why an update failed: the replica that did not start, its cause and last log lines."""
+    details: dict[str, Any] = {"replica": replica.name, "blocks": list(replica.spec.blocks)}
+    if crash.error is not None:
+        details["cause"] = crash.error.to_dict()
+    if crash.log_tail:
+        details["log"] = list(crash.log_tail)
+    return TopologyError(
+        "UPDATE_FAILED",
+        f"worker {replica.name} did not start: {crash.cause}",
+        where=replica.spec.name,
+        hint="the old epoch keeps serving; mend the block and send the update again",
+        details=details,
+    )

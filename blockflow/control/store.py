@@ -1,0 +1,311 @@
+"""StateStore: the desired state on disk, so that a restarted control plane deploys it again.
+
+Two generations of one small JSON file, each with a checksum, in a folder that one control plane
+locks. A save is temp file + fsync + rename + fsync of the folder; the former generation is kept.
+A torn or altered current file falls back to the previous one, with a warning; when neither can be
+read, the answer is STATE_CORRUPT: the system is never silently empty.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blockflow.core.errors import SystemError_
+
+log = logging.getLogger("blockflow.control")
+
+FORMAT = 1
+CURRENT = "state.json"
+PREVIOUS = "state.previous.json"
+LOCK = "lock"
+MAX_STATE_BYTES = 16 * 1024 * 1024
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NUMBER_STRIDE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """What survives a restart.
+
+    Attributes:
+        epoch: number of the topology, 0 = none was ever applied.
+        posted: the body as it was posted, for people.
+        topology: its normalised form, which is deployed again; None at epoch 0.
+        next_incarnation, next_stage: numbers at and above these were never given out.
+    """
+
+    epoch: int = 0
+    posted: Mapping[str, Any] | None = None
+    topology: Mapping[str, Any] | None = None
+    next_incarnation: int = 1
+    next_stage: int = 1
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> StoredState:
+        """Inverse of ``asdict``. Raises ValueError on a missing field or a wrong type."""
+        if set(data) != set(cls.__dataclass_fields__):
+            raise ValueError(f"fields {sorted(data)}")
+        for name, least in (("epoch", 0), ("next_incarnation", 1), ("next_stage", 1)):
+            if type(data[name]) is not int or data[name] < least:
+                raise ValueError(f"{name} is {data[name]!r}")
+        for name in ("posted", "topology"):
+            if data[name] is not None and type(data[name]) is not dict:
+                raise ValueError(f"{name} is not an object")
+        if (data["epoch"] > 0) != (data["topology"] is not None):
+            raise ValueError(f"epoch {data['epoch']} does not go with its topology")
+        return cls(**data)
+
+
+class StateStore:
+    """The locked state folder of one control plane. Not thread-safe: the Manager owns it.
+
+    Raises (constructor):
+        SystemError_: ALREADY_RUNNING when another process holds the folder; STATE_CORRUPT when the
+            folder cannot be used or no generation in it can be read; NO_SPACE when it is full.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self.warning = ""
+        self._lock = self._acquire()
+        try:
+            self._state = self._load()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    @property
+    def state(self) -> StoredState:
+        return self._state
+
+    def close(self) -> None:
+        """Give the folder free. Idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> StateStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def save(self, state: StoredState) -> None:
+        """Make ``state`` the current generation, durably; on an error the old one stays as it is.
+
+        Raises:
+            SystemError_: NO_SPACE when the disk is full, STATE_CORRUPT when it cannot be written.
+        """
+        body = asdict(state)
+        packed = _canonical(body)
+        document = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest(), "body": body}
+        data = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+        temp = self.root / f".{CURRENT}.new"
+        try:
+            _write_synced(temp, data)
+            if self._current_is_good():
+                # A link and a rename instead of two renames: there is a current file at any moment.
+                spare = self.root / f".{PREVIOUS}.new"
+                with suppress(FileNotFoundError):
+                    os.unlink(spare)
+                os.link(self.root / CURRENT, spare)
+                os.replace(spare, self.root / PREVIOUS)
+            os.replace(temp, self.root / CURRENT)
+            self._sync_folder()
+        except OSError as e:
+            with suppress(OSError):
+                os.unlink(temp)
+            raise self._io_error(e) from e
+        self._state = state
+
+    def commit(self, epoch: int, posted: Mapping[str, Any], topology: Mapping[str, Any]) -> None:
+        """Store a new epoch; the reserved numbers stay. Raises as :meth:`save`."""
+        state = self._state
+        self.save(StoredState(epoch, posted, topology, state.next_incarnation, state.next_stage))
+
+    def take_incarnation(self) -> int:
+        """A number that no worker ever had. Saves now and then (NO_SPACE is possible)."""
+        return self._take("incarnation")
+
+    def take_stage(self) -> int:
+        """A stage number that was never used."""
+        return self._take("stage")
+
+    def discard(self) -> None:
+        """Start from epoch 0 on purpose; what was there is kept beside it under another name.
+
+        Numbers go on where a readable state left them.
+        """
+        for name in (CURRENT, PREVIOUS):
+            with suppress(FileNotFoundError):
+                os.replace(self.root / name, self.root / f"discarded-{name}")
+        state = StoredState(
+            next_incarnation=self._state.next_incarnation, next_stage=self._state.next_stage
+        )
+        self.save(state)
+        self._given.clear()
+
+    @classmethod
+    def open_fresh(cls, root: Path | str) -> StateStore:
+        """Open a folder and discard what it holds, even if that cannot be read."""
+        store = cls.__new__(cls)
+        store.root = Path(root)
+        store.warning = ""
+        store._lock = store._acquire()
+        try:
+            try:
+                store._state = store._load()
+            except SystemError_ as e:
+                log.warning("discarding unreadable state: %s", e)
+                store._state = StoredState()
+                store._given = {}
+            store.discard()
+        except BaseException:
+            os.close(store._lock)
+            raise
+        return store
+
+    def _take(self, kind: str) -> int:
+        # Numbers are reserved on disk by the thousand, so that a launch costs no fsync and a crash
+        # wastes a few numbers instead of giving one out twice.
+        key = f"next_{kind}"
+        ceiling: int = getattr(self._state, key)
+        number = self._given.get(kind, ceiling)
+        if number >= ceiling:
+            self.save(StoredState.from_dict(asdict(self._state) | {key: number + _NUMBER_STRIDE}))
+        self._given[kind] = number + 1
+        return number
+
+    def _acquire(self) -> int:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            fd = os.open(self.root / LOCK, flags, 0o600)
+        except OSError as e:
+            raise self._io_error(e) from e
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            os.close(fd)
+            raise SystemError_(
+                "ALREADY_RUNNING",
+                "another control plane uses this state directory",
+                where=str(self.root),
+                hint="stop it (blockflow stop) or name another --state-dir",
+            ) from e
+        return fd
+
+    def _load(self) -> StoredState:
+        self._given: dict[str, int] = {}
+        found: dict[str, str] = {}
+        for name in (CURRENT, PREVIOUS):
+            try:
+                state = _read(self.root / name)
+            except FileNotFoundError:
+                found[name] = "missing"
+            except (OSError, ValueError) as e:
+                found[name] = str(e) or type(e).__name__
+            else:
+                if found:
+                    self.warning = (
+                        f"{CURRENT} cannot be used ({found[CURRENT]}); "
+                        f"the previous generation (epoch {state.epoch}) is in force"
+                    )
+                    log.warning("%s: %s", self.root, self.warning)
+                return state
+        if set(found.values()) == {"missing"} and os.fstat(self._lock).st_size == 0:
+            return StoredState()  # a new folder: the lock file gets its mark with the first save
+        raise SystemError_(
+            "STATE_CORRUPT",
+            f"no generation of the state can be read: {CURRENT}: {found[CURRENT]}; "
+            f"{PREVIOUS}: {found[PREVIOUS]}",
+            where=str(self.root),
+            hint="restore one of the files from a backup, or start with --fresh and post the "
+            "topology again (the broken files are kept)",
+        )
+
+    def _current_is_good(self) -> bool:
+        """A broken current file must not push the good previous one out."""
+        try:
+            _read(self.root / CURRENT)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _sync_folder(self) -> None:
+        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        if os.fstat(self._lock).st_size == 0:
+            os.write(self._lock, b"blockflow state\n")  # from now on missing files are a loss
+            os.fsync(self._lock)
+
+    def _io_error(self, e: OSError) -> SystemError_:
+        if e.errno in _NO_ROOM:
+            return SystemError_(
+                "NO_SPACE",
+                f"the state cannot be written: {e.strerror}",
+                where=str(self.root),
+                hint="free some disk space; the stored state is unchanged",
+            )
+        return SystemError_(
+            "STATE_CORRUPT",
+            f"the state directory cannot be used: {e.strerror}",
+            where=str(self.root),
+            hint="check the directory and its permissions, or name another --state-dir",
+        )
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _read(path: Path) -> StoredState:
+    """One generation. Raises OSError or ValueError (which says what is wrong with it)."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags), "rb") as f:
+        if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+            raise ValueError("not a regular file")
+        raw = f.read(MAX_STATE_BYTES + 1)
+    if len(raw) > MAX_STATE_BYTES:
+        raise ValueError("too large")
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ValueError("not valid JSON (torn or altered)") from None
+    if type(document) is not dict or set(document) != {"format", "sha256", "body"}:
+        raise ValueError("not a state document")
+    if document["format"] != FORMAT:
+        raise ValueError(f"format {document['format']!r}, this release reads {FORMAT}")
+    body = document["body"]
+    if type(body) is not dict:
+        raise ValueError("not a state document")
+    if hashlib.sha256(_canonical(body)).hexdigest() != document["sha256"]:
+        raise ValueError("the checksum does not fit")
+    return StoredState.from_dict(body)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)

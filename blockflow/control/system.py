@@ -1,0 +1,275 @@
+"""System: a whole BlockFlow instance run by this process, as one object.
+
+``blockflow up`` is a thin command over it; tests, the demo and benchmarks use it in process.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from blockflow.control.auth import TokenAuth
+from blockflow.control.commands import Commands
+from blockflow.control.manager import Manager
+from blockflow.control.rest.server import RestServer, refuse_open_host
+from blockflow.control.settings import ControlSettings
+from blockflow.control.store import StateStore
+from blockflow.control.update import Update
+from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.lifecycle import State
+from blockflow.core.topology import parse_topology
+from blockflow.launch.base import Launcher
+from blockflow.launch.local import TemplateLauncher
+from blockflow.launch.process import become_subreaper
+from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.janitor import RunDir, sweep_stale
+
+log = logging.getLogger("blockflow.control")
+
+T = TypeVar("T")
+
+_START_S = 180.0
+RESTORE_S = 300.0
+
+
+class System:
+    """Manager, Controller, REST and (through them) Dispatcher and workers.
+
+    Args:
+        settings: of the control plane; the other arguments override single ones.
+        repository: folder of the block repository.
+        state_dir: folder of the durable state; one System at a time may use it.
+        rest_port, client_port: 0 takes free ones, see ``rest_url`` and ``client_endpoint``.
+        fresh: forget the stored topology (it is kept under another name).
+        launcher: starts the processes, and stays the caller's to close; by default an own template.
+
+    Use it as a context manager, or call :meth:`start` and :meth:`stop`.
+    """
+
+    def __init__(
+        self,
+        settings: ControlSettings | None = None,
+        *,
+        repository: Path | str | None = None,
+        state_dir: Path | str | None = None,
+        rest_port: int | None = None,
+        client_port: int | None = None,
+        fresh: bool = False,
+        launcher: Launcher | None = None,
+    ) -> None:
+        chosen = settings or ControlSettings()
+        if repository is not None:
+            chosen = replace(chosen, repository=Path(repository))
+        if state_dir is not None:
+            chosen = replace(chosen, state_dir=Path(state_dir))
+        if rest_port is not None:
+            chosen = replace(chosen, rest_port=rest_port)
+        if client_port is not None:
+            chosen = replace(chosen, client_port=client_port)
+        # Absolute: other processes get these, and a later change of directory must not matter.
+        self.settings = replace(
+            chosen,
+            repository=chosen.repository.absolute(),
+            state_dir=chosen.state_dir.absolute(),
+        )
+        self._fresh = fresh
+        self._launcher = launcher
+        self._stop_asked = threading.Event()
+        self._undo: list[Any] = []
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start everything; returns when the Dispatcher takes clients and the stored topology, if
+        there is one, was deployed again (or at once when a stop is asked for meanwhile).
+
+        Raises:
+            BlockFlowError: ALREADY_RUNNING, PORT_IN_USE, STATE_CORRUPT, NO_SPACE, ...; what had
+                been started is stopped again.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        settings = self.settings
+        refuse_open_host(settings.host)
+        auth = TokenAuth(settings.token_file) if settings.token_file is not None else None
+        become_subreaper()
+        store = (StateStore.open_fresh if self._fresh else StateStore)(settings.state_dir)
+        self._undo.append(store.close)
+        sweep_stale(settings.run_root)
+        run_dir = RunDir.create(settings.run_root)
+        self._undo.append(run_dir.remove)
+        self.run_dir = run_dir.path
+        launcher = self._launcher
+        if launcher is None:
+            launcher = TemplateLauncher(run_dir=str(run_dir.path))
+            self._undo.append(launcher.close)
+        self.manager = Manager(settings, store, launcher, run_dir)
+        self._undo.append(self.manager.stop)
+        self.commands = Commands(self.manager, BlockRepository(settings.repository))
+        if isinstance(launcher, TemplateLauncher):
+            self.commands.template_pid = lambda: launcher.template_pid
+        self.rest = RestServer(
+            self.commands,
+            str(settings.repository),
+            self.ask_stop,
+            host=settings.host,
+            port=settings.rest_port,
+            auth=auth,
+        )
+        self._undo.append(self.rest.stop)
+        refuse_taken_port(settings.host, settings.client_port)
+        launcher.start()
+        self.manager.start()
+        restore = self._restore(store)
+        self._wait_dispatcher()
+        self.commands.addresses = {"rest": self.rest.url, "clients": self.client_endpoints}
+        self.rest.start()
+        if restore is not None:
+            self._patiently(lambda: restore.final or None, RESTORE_S)
+
+    def stop(self) -> None:
+        """Stop everything and leave nothing behind. Idempotent."""
+        while self._undo:
+            undo = self._undo.pop()
+            try:
+                undo()
+            except Exception:
+                log.exception("clean-up failed")
+
+    def ask_stop(self) -> None:
+        """Make :meth:`wait` return; from any thread or signal handler."""
+        self._stop_asked.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until a stop is asked for (POST /v1/shutdown, :meth:`ask_stop`)."""
+        return self._stop_asked.wait(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # --- use ------------------------------------------------------------------------------------
+
+    @property
+    def client_endpoints(self) -> list[str]:
+        """Where clients reach the Dispatcher: tcp, then ipc."""
+        life = self.manager.brain.crew.dispatcher
+        return list(life.endpoints) if life is not None else []
+
+    @property
+    def client_endpoint(self) -> str:
+        """The tcp address for clients."""
+        return next(e for e in self.client_endpoints if e.startswith("tcp://"))
+
+    @property
+    def rest_url(self) -> str:
+        return self.rest.url
+
+    def apply(self, topology: Any) -> dict[str, Any]:
+        """Apply a system update and wait for its end; see :meth:`Commands.apply`."""
+        return self.commands.apply(topology)
+
+    def status(self) -> dict[str, Any]:
+        return self.commands.status()
+
+    def announcement(self) -> dict[str, Any]:
+        """What ``blockflow up --json`` prints when it is ready."""
+        return {
+            "event": "ready",
+            "rest": self.rest_url,
+            "clients": self.client_endpoints,
+            "run_dir": str(self.run_dir),
+            "state_dir": str(self.settings.state_dir),
+            "pid": os.getpid(),
+            "epoch": self.manager.brain.realm.epoch,
+        }
+
+    # --- start-up -------------------------------------------------------------------------------
+
+    def _restore(self, store: StateStore) -> Update | None:
+        """Deploy the stored topology again."""
+        state = store.state
+        if state.topology is None:
+            return None
+        brain = self.manager.brain
+        lookup = BlockRepository(self.settings.repository).info
+
+        def deploy() -> Update:
+            now = time.monotonic_ns()
+            try:
+                topology = parse_topology(state.topology, lookup)
+                return brain.restore(topology, state.epoch, state.posted, now)
+            except BlockFlowError as e:
+                log.error("the stored topology (epoch %d) cannot be deployed: %s", state.epoch, e)
+                return brain.restore_failed(state.epoch, e, now)
+
+        return self.manager.call(deploy)
+
+    def _wait_dispatcher(self) -> None:
+        crew = self.manager.brain.crew
+
+        def settled() -> BlockFlowError | bool | None:
+            if crew.dispatcher_crash is not None:
+                crash = crew.dispatcher_crash
+                text = f"the dispatcher did not start: {crash.cause}"
+                return crash.error or SystemError_("INTERNAL", text, hint="\n".join(crash.log_tail))
+            life = crew.dispatcher
+            return True if life is not None and life.state is State.READY else None
+
+        outcome = self._patiently(settled, _START_S)
+        if outcome is None and not self._stop_asked.is_set():
+            raise SystemError_("START_TIMEOUT", "the dispatcher was not ready in time")
+        if isinstance(outcome, BlockFlowError):
+            raise outcome
+
+    def _patiently(self, test: Callable[[], T | None], timeout_s: float) -> T | None:
+        """Wait for ``test`` in the Manager's thread, but not once a stop is asked for."""
+        end = time.monotonic() + timeout_s
+        while not self._stop_asked.is_set() and time.monotonic() < end:
+            found = self.manager.wait(test, 0.2)
+            if found is not None:
+                return found
+        return None
+
+
+def refuse_taken_port(host: str, port: int) -> None:
+    """Find out that the clients' port is taken before any process is started for it.
+
+    Raises:
+        SystemError_: PORT_IN_USE.
+    """
+    if port == 0:
+        return
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as e:
+        if e.errno != errno.EADDRINUSE:
+            return  # the Dispatcher will say what is wrong with it
+        raise SystemError_(
+            "PORT_IN_USE",
+            f"another process listens on {host}:{port}",
+            where=f"tcp://{host}:{port}",
+            hint="stop it, or choose another --client-port (0 takes a free one)",
+        ) from e

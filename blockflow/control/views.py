@@ -1,0 +1,270 @@
+"""Views: the Brain's state and the KPIs as the JSON documents that REST and the CLI show. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blockflow.control.brain import Brain
+from blockflow.control.fleet import Crash, Life, Replica, Role
+from blockflow.control.kpis import KpiBook, Sample, aggregate, totals
+from blockflow.core.lifecycle import State
+from blockflow.core.topology import Topology
+
+
+class Views:
+    """Documents of one moment.
+
+    Args:
+        brain, kpis: what is shown.
+        pings: incarnation -> last round trip in ms.
+        now_ns: monotonic clock.
+    """
+
+    def __init__(self, brain: Brain, kpis: KpiBook, pings: dict[int, float], now_ns: int) -> None:
+        self._brain = brain
+        self._realm = brain.realm
+        self._crew = brain.crew
+        self._kpis = kpis
+        self._pings = pings
+        self._now_ns = now_ns
+
+    # --- system ---------------------------------------------------------------------------------
+
+    def health(self) -> dict[str, Any]:
+        reasons = self._realm.reasons_not_ready()
+        if self._brain.stopping:
+            reasons.insert(0, "the system is shutting down")
+        return {"ready": not reasons, "reasons": reasons}
+
+    def state(self) -> str:
+        """One word: stopping, empty, starting, degraded or ready."""
+        if self._brain.stopping:
+            return "stopping"
+        if not self._crew.dispatcher_ready:
+            return "starting" if self._crew.dispatcher_crash is None else "degraded"
+        if self._realm.topology is None:
+            return "empty"
+        if not self._realm.reasons_not_ready():
+            return "ready"
+        current = self._brain.runner.current
+        restoring = current is not None and current.kind == "restore"
+        return "starting" if restoring else "degraded"
+
+    def epoch(self) -> dict[str, Any]:
+        publication = self._realm.publication
+        return {
+            "epoch": self._realm.epoch,
+            "routes": self._realm.version,
+            "routes_in_force": publication.flipped,
+        }
+
+    def topology(self) -> dict[str, Any]:
+        topology = self._realm.topology
+        return {
+            "epoch": self._realm.epoch,
+            "topology": topology.to_dict() if topology is not None else None,
+            "posted": self._realm.posted,
+        }
+
+    def updates(self) -> list[dict[str, Any]]:
+        """Latest first."""
+        found = self._brain.runner.updates
+        return [found[i].to_dict(self._now_ns) for i in sorted(found, reverse=True)]
+
+    def totals(self) -> dict[str, float]:
+        """cpu, memory and slots over workers and Dispatcher."""
+        return totals(self._samples())
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    def tasks(self) -> list[dict[str, Any]]:
+        topology = self._realm.topology
+        return [self._task(topology, n) for n in topology.tasks] if topology is not None else []
+
+    def _task(self, topology: Topology, name: str) -> dict[str, Any]:
+        spec = topology.tasks[name]
+        contract = topology.contract_of(name)
+        missing = [b for b in spec.path if self._block_state(b) not in ("ready", "degraded")]
+        return {
+            "name": name,
+            "path": list(spec.path),
+            "available": not missing,
+            "missing": missing,
+            "contract": contract.to_dict(),
+            "input": str(contract.input),
+            "output": str(contract.output),
+            "max_rows": topology.task_rows(name),
+            "deadline_ms": spec.deadline_ms,
+            "weight": spec.weight,
+            "priority": spec.priority,
+            "kpi": self._task_kpi(name),
+        }
+
+    def _task_kpi(self, name: str) -> dict[str, Any]:
+        sample = self._sample(self._crew.dispatcher)
+        tasks = sample.extra.get("tasks") if sample is not None else None
+        kpi = tasks.get(name) if isinstance(tasks, dict) else None
+        return kpi if isinstance(kpi, dict) else {}
+
+    # --- blocks ---------------------------------------------------------------------------------
+
+    def blocks(self) -> list[dict[str, Any]]:
+        topology = self._realm.topology
+        return [self._block(topology, b) for b in topology.blocks] if topology is not None else []
+
+    def block(self, name: str) -> dict[str, Any]:
+        """One block. Raises RepositoryError: UNKNOWN_BLOCK."""
+        self._realm.hosts(name)
+        return next(b for b in self.blocks() if b["name"] == name)
+
+    def _block(self, topology: Topology, name: str) -> dict[str, Any]:
+        spec, info = topology.blocks[name], topology.infos[name]
+        hosts = self._crew.fleet.hosting(name)
+        kpis = [self._kpis.stage(r.life.incarnation, r.life.stages[name]) for r in hosts]
+        return {
+            "name": name,
+            "artifact": spec.artifact,
+            "version": info.version,
+            "digest": info.digest,
+            "format": info.format,
+            "state": self._block_state(name),
+            "closed": self._realm.closed.get(name),
+            "contract": info.contract.to_dict(),
+            "input": str(info.contract.input),
+            "output": str(info.contract.output),
+            "parameters": info.parameters,
+            "state_bytes": info.state_bytes,
+            "device": spec.device,
+            "mode": topology.mode_of(name),
+            "engine": spec.engine,
+            "precision": spec.precision,
+            "batching": spec.batching.model_dump(mode="json"),
+            "threads": spec.threads,
+            "max_rows": topology.rows_of(name),
+            "replicas": spec.replicas,
+            "ready": sum(r.life.state is State.READY for r in hosts),
+            "workers": [r.name for r in hosts],
+            "tasks": [t for t, s in topology.tasks.items() if name in s.path],
+            "kpi": aggregate(k for k in kpis if k is not None),
+        }
+
+    def _block_state(self, block: str) -> str:
+        hosts = self._crew.fleet.hosting(block)
+        how = self._realm.closed.get(block)
+        if how is not None:
+            publication = self._realm.publication
+            busy = self._brain.runner.current
+            under_way = busy is not None and busy.block == block
+            settled = publication.drained >= self._realm.version and not under_way
+            if how == "drain":
+                return "drained" if settled else "draining"
+            return "stopped" if settled else "stopping"
+        states = [r.state for r in hosts]
+        if states and all(s == "ready" for s in states):
+            return "ready"
+        if "ready" in states:
+            return "degraded"
+        for state in ("restarting", "loading", "launching", "failed"):
+            if state in states:
+                return "starting" if state in ("loading", "launching") else state
+        return states[0] if states else "missing"
+
+    # --- workers --------------------------------------------------------------------------------
+
+    def workers(self) -> list[dict[str, Any]]:
+        """All replicas; those of an update under way and those that leave are among them."""
+        return [self._worker(r) for r in self._crew.fleet]
+
+    def worker(self, name: str) -> dict[str, Any] | None:
+        """A worker, or the Dispatcher, by name; None when there is none."""
+        if name == "dispatcher":
+            return self.dispatcher()
+        found = [w for w in self.workers() if w["name"] == name]
+        return next((w for w in found if w["role"] == Role.ACTIVE), found[0] if found else None)
+
+    def dispatcher(self) -> dict[str, Any]:
+        life = self._crew.dispatcher
+        if life is None:
+            return {"name": "dispatcher", "role": "dispatcher", "state": "missing"}
+        waiting = self._crew.dispatcher_restart_ns is not None
+        sample = self._sample(life)
+        return {
+            **self._life(life),
+            "role": "dispatcher",
+            "state": "restarting" if waiting else str(life.state),
+            "clients": list(life.endpoints),
+            "restarts": self._crew.dispatcher_ledger.total,
+            "crash": self._crash(self._crew.dispatcher_crash),
+            "kpi": sample.extra if sample is not None else {},
+        }
+
+    def _worker(self, replica: Replica) -> dict[str, Any]:
+        spec, life = replica.spec, replica.life
+        stages = []
+        for stage_plan in spec.stages:
+            block = stage_plan.spec.name
+            kpi = self._kpis.stage(life.incarnation, life.stages[block])
+            policy = dict(replica.policies.get(block, {}))
+            stages.append(
+                {
+                    "block": block,
+                    "stage": life.stages[block],
+                    "digest": stage_plan.info.digest,
+                    "batching": policy,
+                    "kpi": kpi or {},
+                }
+            )
+        return {
+            **self._life(life),
+            "role": str(replica.role),
+            "state": replica.state,
+            "worker": spec.name,
+            "blocks": list(spec.blocks),
+            "device": spec.device,
+            "mode": spec.mode,
+            "transport": spec.transport,
+            "threads": spec.threads,
+            "cores": list(spec.cores),
+            "restarts": replica.ledger.total,
+            "given_up": replica.given_up or None,
+            "crash": self._crash(replica.crash),
+            "stages": stages,
+        }
+
+    def _life(self, life: Life) -> dict[str, Any]:
+        sample = self._sample(life)
+        ready = life.ready_ns > 0
+        return {
+            "name": life.name,
+            "incarnation": life.incarnation,
+            "pid": life.pid if not life.reaped else None,
+            "endpoint": life.endpoint or None,
+            "start_ms": round((life.ready_ns - life.launched_ns) / 1e6, 3) if ready else None,
+            "load_ms": life.load_ms,
+            "warm_ms": life.warm_ms,
+            "uptime_s": self._age_s(life.ready_ns) if ready and not life.reaped else None,
+            "ping_ms": self._pings.get(life.incarnation),
+            "kpi_age_s": self._age_s(sample.time_ns) if sample is not None else None,
+            "process": sample.process if sample is not None else None,
+        }
+
+    def _crash(self, crash: Crash | None) -> dict[str, Any] | None:
+        if crash is None:
+            return None
+        return {
+            "incarnation": crash.incarnation,
+            "age_s": self._age_s(crash.at_ns),
+            "cause": crash.cause,
+            "error": crash.error.to_dict() if crash.error is not None else None,
+            "log": list(crash.log_tail),
+        }
+
+    def _age_s(self, time_ns: int) -> float:
+        return round((self._now_ns - time_ns) / 1e9, 3)
+
+    def _sample(self, life: Life | None) -> Sample | None:
+        return self._kpis.latest(life.incarnation) if life is not None else None
+
+    def _samples(self) -> list[Sample]:
+        found = (self._sample(life) for life in self._crew.lives())
+        return [s for s in found if s is not None]

@@ -1,0 +1,269 @@
+"""Rigs for the control plane: a virtual world around the Brain, and small echo repositories."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from blockflow.control.brain import Brain
+from blockflow.control.events import (
+    AllGone,
+    Commit,
+    CommitFailed,
+    Committed,
+    Exited,
+    Instruction,
+    Kill,
+    Launch,
+    Launched,
+    Received,
+    Send,
+)
+from blockflow.control.fleet import Place
+from blockflow.control.settings import ControlSettings, Timing
+from blockflow.control.update import Update
+from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.topology import Topology, parse_topology
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+from blockflow.wire.control import (
+    Drain,
+    Drained,
+    Hello,
+    Ready,
+    Routes,
+    RoutesApplied,
+    StartFailed,
+    Stop,
+)
+
+SPEC = TensorSpec("float32", ("rows", 4))
+MS = 1_000_000
+S = 1_000_000_000
+TIMING = Timing(start=30.0, stop=5.0, ack=2.0, flip=10.0, drain=20.0, grace=2.0)
+
+
+class Counter:
+    """Numbers in order."""
+
+    def __init__(self) -> None:
+        self.incarnation = 0
+        self.stage = 0
+
+    def take_incarnation(self) -> int:
+        self.incarnation += 1
+        return self.incarnation
+
+    def take_stage(self) -> int:
+        self.stage += 1
+        return self.stage
+
+
+def info(name: str, digest: str = "") -> BlockInfo:
+    return BlockInfo(name, "1", digest or f"{name}-digest", "echo", Contract(SPEC, SPEC), 0, 0)
+
+
+def topology(
+    blocks: Iterable[Any], tasks: dict[str, Any], digests: dict[str, str] | None = None
+) -> Topology:
+    """A valid topology over blocks that all take and give the same."""
+    return parse_topology(
+        {"blocks": list(blocks), "tasks": tasks}, lambda n: info(n, (digests or {}).get(n, ""))
+    )
+
+
+class World:
+    """Processes that do as they should, unless told otherwise; the clock is :attr:`now`.
+
+    Attributes:
+        log: all instructions, in order.
+        start_fails: replica name -> error of its StartFailed.
+        mute: incarnations or names that do not answer anything.
+        hold_ready: names that say Hello but not Ready, until :meth:`make_ready`.
+        busy: the Dispatcher has requests in flight: no Drained until :meth:`let_drain`.
+        disk_full: commits fail.
+    """
+
+    def __init__(self) -> None:
+        self.now = 1000 * S
+        settings = ControlSettings(
+            repository=Path("/blocks"), state_dir=Path("/state"), cores=(0, 1), timing=TIMING
+        )
+        self.brain = Brain(settings, Place("/run", "ipc:///run/control.sock", ""), Counter())
+        self.log: list[Instruction] = []
+        self.alive: dict[int, Launch] = {}
+        self.start_fails: dict[str, BlockFlowError] = {}
+        self.mute: set[str] = set()
+        self.hold_ready: set[str] = set()
+        self.busy = False
+        self.owed: list[int] = []
+        self.disk_full = False
+        self.gone = False
+        self._events: deque[Any] = deque()
+
+    # --- steering -------------------------------------------------------------------------------
+
+    def up(self) -> World:
+        """The Dispatcher is there."""
+        self.brain.crew.start_dispatcher(self.now)
+        self.settle()
+        return self
+
+    def apply(self, blocks: Iterable[Any], tasks: dict[str, Any], **kw: Any) -> Update:
+        update = self.brain.apply(topology(blocks, tasks, **kw), {"posted": 1}, self.now)
+        self.settle()
+        return update
+
+    def do(self, command: Callable[[int], Update]) -> Update:
+        update = command(self.now)
+        self.settle()
+        return update
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, stopping at each deadline on the way."""
+        end = self.now + int(seconds * S)
+        while True:
+            due = self.brain.deadline()
+            if due is None or due > end:
+                break
+            self.now = max(self.now, due)
+            self.brain.tick(self.now)
+            self.settle()
+        self.now = end
+
+    def die(self, name: str, status: int = -9, tail: tuple[str, ...] = ()) -> None:
+        incarnation = self.incarnation(name)
+        del self.alive[incarnation]
+        self.tell(Exited(incarnation, status, tail))
+
+    def make_ready(self, name: str) -> None:
+        self.hold_ready.discard(name)
+        incarnation = self.incarnation(name)
+        self.tell(Received(incarnation, self._ready(incarnation, name)))
+
+    def let_drain(self) -> None:
+        self.busy = False
+        dispatcher = self.incarnation("dispatcher")
+        owed, self.owed = self.owed, []
+        for version in owed:
+            self.tell(Received(dispatcher, Drained(dispatcher, version)))
+
+    def tell(self, event: Any) -> None:
+        self.brain.handle(event, self.now)
+        self.settle()
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def incarnation(self, name: str) -> int:
+        """Of the youngest living process with this name."""
+        return max(i for i, order in self.alive.items() if order.name == name)
+
+    def names(self) -> list[str]:
+        return sorted(order.name for order in self.alive.values())
+
+    def launched(self) -> list[str]:
+        return [i.name for i in self.log if isinstance(i, Launch)]
+
+    def admitted_blocks(self) -> dict[str, int]:
+        """Block -> number of stages in the Dispatcher's latest routes."""
+        out: dict[str, int] = {}
+        for stage in self.admitted_stages():
+            out[stage["block"]] = out.get(stage["block"], 0) + 1
+        return out
+
+    def admitted_stages(self) -> list[dict[str, Any]]:
+        """The stages that new requests may take, as the Dispatcher was told last."""
+        dispatcher = self.incarnation("dispatcher")
+        tables = [
+            i.message.table
+            for i in self.log
+            if isinstance(i, Send) and i.incarnation == dispatcher and isinstance(i.message, Routes)
+        ]
+        return [s for s in tables[-1]["stages"] if s["stage"]] if tables else []
+
+    def sent(self, kind: type, since: int = 0) -> list[Send]:
+        return [i for i in self.log[since:] if isinstance(i, Send) and isinstance(i.message, kind)]
+
+    # --- the world ------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Carry out instructions and let the processes answer until all is quiet."""
+        while True:
+            instructions = self.brain.take()
+            self.log += instructions
+            for instruction in instructions:
+                self._carry_out(instruction)
+            if not self._events:
+                if not instructions:
+                    return
+                continue
+            while self._events:
+                event = self._events.popleft()
+                if isinstance(event, Exited):
+                    self.alive.pop(event.incarnation, None)
+                self.brain.handle(event, self.now)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Launch):
+            self._launch(instruction)
+        elif isinstance(instruction, Send):
+            self._deliver(instruction)
+        elif isinstance(instruction, Kill):
+            if self.alive.pop(instruction.incarnation, None) is not None:
+                self._events.append(Exited(instruction.incarnation, -9))
+        elif isinstance(instruction, Commit):
+            error = SystemError_("NO_SPACE", "full")
+            failed = CommitFailed(instruction.update_id, error)
+            self._events.append(failed if self.disk_full else Committed(instruction.update_id))
+        elif isinstance(instruction, AllGone):
+            self.gone = True
+
+    def _launch(self, order: Launch) -> None:
+        i, name = order.incarnation, order.name
+        self.alive[i] = order
+        self._events.append(Launched(i, 10_000 + i))
+        if name in self.mute:
+            return
+        self._events.append(Received(i, Hello(order.role, name, i, 10_000 + i, "1")))
+        if name in self.start_fails:
+            error = self.start_fails[name].to_dict()
+            self._events.append(Received(i, StartFailed(i, error)))
+            self._events.append(Exited(i, 1, ("last words",)))
+        elif name not in self.hold_ready:
+            self._events.append(Received(i, self._ready(i, name)))
+
+    def _ready(self, i: int, name: str) -> Ready:
+        clients = ["tcp://127.0.0.1:5755"] if name == "dispatcher" else []
+        return Ready(i, f"ipc:///run/d{i}.sock", clients, 1.0, 1.0)
+
+    def _deliver(self, send: Send) -> None:
+        i, message = send.incarnation, send.message
+        order = self.alive.get(i)
+        if order is None or order.name in self.mute:
+            return
+        if isinstance(message, Routes):
+            version = message.table["version"]
+            self._events.append(Received(i, RoutesApplied(i, version)))
+            if order.role == "dispatcher":
+                if self.busy:
+                    self.owed.append(version)
+                else:
+                    self._events.append(Received(i, Drained(i, version)))
+        elif isinstance(message, Drain) and order.role == "dispatcher" and not self.busy:
+            self._events.append(Received(i, Drained(i, 0)))
+        elif isinstance(message, Stop):
+            del self.alive[i]
+            self._events.append(Exited(i, 0))
+
+
+def echo_repository(root: Path, **blocks: dict[str, Any]) -> BlockRepository:
+    """Echo blocks ``a`` to ``d`` and the given ones (name -> settings), float32[rows, 4]."""
+    repository = BlockRepository(root)
+    for name in "abcd":
+        save_echo(repository, name, SPEC)
+    for name, settings in blocks.items():
+        save_echo(repository, name, SPEC, settings=settings)
+    return repository

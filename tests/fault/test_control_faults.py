@@ -1,0 +1,170 @@
+"""Processes of a running system die or talk nonsense; the control plane mends it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from control_rig import echo_repository
+
+from blockflow.client.sync import Client
+from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
+from blockflow.launch.base import Launcher
+from blockflow.launch.local import TemplateLauncher
+from blockflow.wire.control import Hello, Ready, Stats, encode_control
+
+X = np.arange(4, dtype=np.float32).reshape(1, 4)
+BODY = {"blocks": ["a", "fragile"], "tasks": {"t": ["a"], "f": ["a", "fragile"]}}
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    template = TemplateLauncher()
+    yield template
+    template.close()
+
+
+@pytest.fixture
+def system(tmp_path: Path, launcher: Launcher) -> Iterator[System]:
+    echo_repository(tmp_path / "blocks", fragile={"crash_on_value": 666})
+    with System(
+        repository=tmp_path / "blocks",
+        state_dir=tmp_path / "state",
+        rest_port=0,
+        client_port=0,
+        launcher=launcher,
+    ) as running:
+        running.apply(BODY)
+        yield running
+
+
+def worker(system: System, name: str) -> dict[str, Any]:
+    return system.commands.worker(name)
+
+
+def wait_for(system: System, test: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    found = system.manager.wait(lambda: test() or None, timeout_s)
+    assert found is not None
+    return found
+
+
+def replaced(system: System, name: str, old: int) -> Callable[[], bool]:
+    """A test for the Manager's thread: ``name`` lives again and the routes say so."""
+
+    def test() -> bool:
+        view = system.manager.views().worker(name)
+        assert view is not None
+        settled = not system.manager.brain.realm.reasons_not_ready()
+        return bool(view["incarnation"] > old and view["state"] == "ready" and settled)
+
+    return test
+
+
+def test_a_killed_worker_is_replaced_with_its_cause_kept(system: System) -> None:
+    old = worker(system, "a#0")
+    os.kill(old["pid"], signal.SIGKILL)
+    wait_for(system, replaced(system, "a#0", old["incarnation"]))
+    new = worker(system, "a#0")
+    assert new["restarts"] == 1
+    assert new["crash"]["cause"] == "killed by SIGKILL"
+    assert new["crash"]["incarnation"] == old["incarnation"]
+    with Client(system.client_endpoint) as client:
+        assert np.array_equal(client.infer("t", X).value, X)
+    files = os.listdir(system.run_dir)
+    assert not [f for f in files if f.endswith(f"-{old['incarnation']}")]
+    assert f"d{old['incarnation']}.sock" not in files
+
+
+def test_a_crash_loop_fails_its_block_and_leaves_the_other_task_alone(system: System) -> None:
+    poison = np.full((1, 4), 666, dtype=np.float32)
+
+    def settled_after(crashes: int) -> bool:
+        realm = system.manager.brain.realm
+        (replica,) = realm.crew.fleet.hosting("fragile")
+        known = replica.ledger.total >= crashes and replica.state in ("ready", "failed")
+        return known and realm.publication.flipped == realm.version
+
+    with Client(system.client_endpoint) as client:
+        for crashes in range(1, 6):
+            with pytest.raises(BlockFlowError) as e:
+                client.infer("f", poison, deadline_s=10)
+            assert e.value.code == "WORKER_LOST"
+            wait_for(system, partial(settled_after, crashes))
+        assert system.commands.block("fragile")["state"] == "failed"
+        with pytest.raises(BlockFlowError) as e:
+            client.infer("f", X, deadline_s=10)
+        assert e.value.code == "BLOCK_UNAVAILABLE"
+        assert np.array_equal(client.infer("t", X).value, X)
+        assert "5 crashes" in worker(system, "fragile#0")["given_up"]
+        assert not system.status()["ready"]
+        # a new update brings it back
+        assert system.apply(BODY)["update"]["state"] == "done"
+        assert np.array_equal(client.infer("f", X).value, X)
+
+
+def test_a_killed_dispatcher_comes_back_on_its_port(system: System) -> None:
+    endpoints = system.client_endpoints
+    old = worker(system, "dispatcher")
+    workers = {w["name"]: w["pid"] for w in system.commands.workers()}
+    os.kill(old["pid"], signal.SIGKILL)
+    wait_for(system, replaced(system, "dispatcher", old["incarnation"]))
+    assert system.client_endpoints == endpoints
+    for endpoint in endpoints:
+        with Client(endpoint) as client:
+            assert np.array_equal(client.infer("t", X).value, X)
+    after = {w["name"]: w["pid"] for w in system.commands.workers()}
+    assert after["a#0"] == workers["a#0"]
+
+
+def test_a_dead_template_is_replaced_and_the_workers_live_on(tmp_path: Path) -> None:
+    echo_repository(tmp_path / "blocks")
+    with System(
+        repository=tmp_path / "blocks", state_dir=tmp_path / "state", rest_port=0, client_port=0
+    ) as system:
+        system.apply({"blocks": ["a"], "tasks": {"t": ["a"]}})
+        pid = worker(system, "a#0")["pid"]
+        os.kill(system.status()["control"]["template"]["pid"], signal.SIGKILL)
+        system.apply({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}})
+        assert worker(system, "a#0")["pid"] == pid
+        with Client(system.client_endpoint) as client:
+            assert np.array_equal(client.infer("t", X).value, X)
+
+
+def test_nonsense_on_the_control_socket_is_counted_and_does_no_harm(system: System) -> None:
+    endpoint = system.manager.controller.endpoint
+    counters = system.manager.controller.counters
+    rng = random.Random(7)
+    victim = worker(system, "a#0")["incarnation"]
+    context = zmq.Context()
+    sent = 0
+    try:
+        for identity in (b"\x00odd", b"999999", b"1" * 40, b"not a number"):
+            sock = context.socket(zmq.DEALER)
+            sock.setsockopt(zmq.IDENTITY, identity)
+            sock.setsockopt(zmq.LINGER, 2000)
+            sock.connect(endpoint)
+            messages = [rng.randbytes(rng.randrange(0, 300)) for _ in range(500)]
+            messages += [encode_control(Hello("worker", "a#0", victim, 1, "x"))]
+            messages += [encode_control(Ready(victim, "ipc:///nowhere"))]
+            messages += [encode_control(Stats(victim, 1, [], {}))]
+            for message in messages:
+                sock.send_multipart([message, b"more"] if rng.random() < 0.1 else [message])
+                sent += 1
+            sock.close()
+        wait_for(system, lambda: counters.malformed + counters.unknown >= sent)
+    finally:
+        context.term()
+    assert worker(system, "a#0")["endpoint"] != "ipc:///nowhere"
+    assert worker(system, "a#0")["restarts"] == 0
+    assert system.status()["ready"]
+    with Client(system.client_endpoint) as client:
+        assert np.array_equal(client.infer("t", X).value, X)

@@ -1,0 +1,147 @@
+"""``blockflow up`` as a user starts it: announcement, ends, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from control_rig import echo_repository
+
+GONE_S = 10.0
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    echo_repository(tmp_path / "blocks")
+    topology = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
+    (tmp_path / "topology.json").write_text(json.dumps(topology))
+    return tmp_path
+
+
+def command(root: Path, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "blockflow.cli.main", "up", "--json", "--port", "0"),
+        *("--client-port", "0", "--repository", str(root / "blocks")),
+        *("--state-dir", str(root / "state"), *more),
+    ]
+
+
+@contextmanager
+def up(root: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A running system and its announcement; killed at the end if the test did not end it."""
+    with (root / "err").open("w") as err:
+        process = subprocess.Popen(
+            command(root, *more), stdout=subprocess.PIPE, stderr=err, text=True
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (root / "err").read_text()
+        yield process, json.loads(line)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def gone(processes: list[psutil.Process], run_dir: Path) -> bool:
+    """All of them ended and the run directory vanished, within the time."""
+    _, alive = psutil.wait_procs(processes, GONE_S)
+    end = time.monotonic() + GONE_S
+    while run_dir.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    return not alive and not run_dir.exists()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "REST", "SIGKILL"])
+def test_it_serves_and_ends_without_a_trace(root: Path, how: str) -> None:
+    with up(root, "--topology", str(root / "topology.json")) as (process, ready):
+        assert ready["event"] == "ready" and ready["pid"] == process.pid and ready["epoch"] == 1
+        assert [a.split(":")[0] for a in ready["clients"]] == ["tcp", "ipc"]
+        run_dir = Path(ready["run_dir"])
+        assert run_dir.stat().st_mode & 0o077 == 0
+        assert httpx.get(ready["rest"] + "/v1/health/ready").status_code == 200
+        children = family(process.pid)
+        assert len(children) == 4  # template, dispatcher, two workers
+        if how == "REST":
+            assert httpx.post(ready["rest"] + "/v1/shutdown").status_code == 202
+        else:
+            process.send_signal(getattr(signal, how))
+        status = process.wait(30)
+        assert status == (-signal.SIGKILL if how == "SIGKILL" else 0), (root / "err").read_text()
+        assert gone(children, run_dir)
+
+
+def test_state_of_a_killed_system_comes_back(root: Path) -> None:
+    with up(root, "--topology", str(root / "topology.json")) as (process, ready):
+        children = family(process.pid)
+        process.kill()
+        process.wait(30)
+        assert gone(children, Path(ready["run_dir"]))
+    with up(root) as (process, ready):
+        assert ready["epoch"] == 1
+        assert httpx.get(ready["rest"] + "/v1/health/ready").status_code == 200
+        children = family(process.pid)
+        process.terminate()
+        assert process.wait(30) == 0
+        assert gone(children, Path(ready["run_dir"]))
+
+
+def test_a_signal_during_the_start_is_heeded(root: Path) -> None:
+    process = subprocess.Popen(
+        command(root), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        lock = root / "state" / "lock"
+        end = time.monotonic() + 30
+        while not lock.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        process.terminate()
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert output == "" or json.loads(output)["event"] == "ready"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--host", "0.0.0.0"], "INVALID_REQUEST"),
+        (["--topology", "/nonexistent.json"], "INVALID_REQUEST"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(root: Path, arguments: list[str], code: str) -> None:
+    done = subprocess.run(
+        command(root, *arguments), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == code
+    assert code in done.stderr
+
+
+def test_a_topology_that_fails_leaves_the_system_up(root: Path) -> None:
+    bad = root / "bad.json"
+    bad.write_text('{"blocks": ["nope"], "tasks": {}}')
+    with up(root, "--topology", str(bad)) as (process, ready):
+        assert ready["epoch"] == 0
+        assert "UNKNOWN_BLOCK" in (root / "err").read_text()
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 0

@@ -1,0 +1,372 @@
+"""REST of a running system: every resource, every refusal; all answers fit the served document."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from control_rig import SPEC, echo_repository
+from jsonschema import Draft202012Validator
+
+from blockflow.control.auth import TokenAuth
+from blockflow.control.rest.server import RestServer
+from blockflow.control.system import System
+from blockflow.core import limits
+from blockflow.core.errors import CODES, BlockFlowError
+from blockflow.repository.echo import save_echo
+
+BODY = {"blocks": ["a", "b", "c"], "tasks": {"t1": ["a", "b"], "t2": ["a", "c"]}}
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    root = tmp_path_factory.mktemp("rest")
+    echo_repository(root / "blocks", broken={"fail_on_load": 1})
+    with System(
+        repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(system: System) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=system.rest_url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def document(http: httpx.Client) -> dict[str, Any]:
+    return http.get("/openapi.json").json()
+
+
+@pytest.fixture
+def deployed(system: System) -> System:
+    system.apply(BODY)
+    return system
+
+
+def fits(document: dict[str, Any], answer: httpx.Response, method: str, path: str) -> Any:
+    """The answer is JSON and of the form that the document promises for its status."""
+    assert answer.headers["content-type"] == "application/json"
+    promised = document["paths"][path][method]["responses"][str(answer.status_code)]
+    schema = promised["content"]["application/json"]["schema"]
+    whole = {**schema, "components": document["components"]}
+    Draft202012Validator(whole).validate(answer.json())
+    return answer.json()
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert CODES[error["code"]].http == answer.status_code
+    return error
+
+
+GETS = [
+    ("/v1/updates", "/v1/updates"),
+    ("/v1/updates/{id}", "/v1/updates/1"),
+    ("/v1/topology", "/v1/topology"),
+    ("/v1/epoch", "/v1/epoch"),
+    ("/v1/tasks", "/v1/tasks"),
+    ("/v1/blocks", "/v1/blocks"),
+    ("/v1/blocks/{name}", "/v1/blocks/a"),
+    ("/v1/workers", "/v1/workers"),
+    ("/v1/workers/{name}", "/v1/workers/dispatcher"),
+    ("/v1/workers/{name}", "/v1/workers/a%230"),
+    ("/v1/kpis", "/v1/kpis"),
+    ("/v1/health/live", "/v1/health/live"),
+    ("/v1/health/ready", "/v1/health/ready"),
+    ("/v1/status", "/v1/status"),
+    ("/v1/repository", "/v1/repository"),
+    ("/openapi.json", "/openapi.json"),
+]
+
+
+def test_an_empty_system_is_live_but_not_ready(
+    http: httpx.Client, document: dict[str, Any]
+) -> None:
+    assert fits(document, http.get("/v1/health/live"), "get", "/v1/health/live")["live"]
+    answer = http.get("/v1/health/ready")
+    assert answer.status_code == 503
+    told = fits(document, answer, "get", "/v1/health/ready")
+    assert told["error"]["code"] == "NOT_READY" and "topology" in told["reasons"][0]
+    assert http.get("/v1/status").json()["state"] == "empty"
+
+
+def test_the_thesis_body_verbatim(
+    http: httpx.Client, document: dict[str, Any], system: System
+) -> None:
+    repository = echo_repository(system.settings.repository)
+    for name in ("block1", "block2", "block3", "block4_class"):
+        save_echo(repository, name, SPEC)
+    body = """{"blocks": ["block1", "block2", "block3", "block4_class"],
+               "tasks": {"task1": ["block1", "block2", "block3", "block4_class"]}}"""
+    answer = http.post(
+        "/v1/system-update", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 200, answer.text
+    told = fits(document, answer, "post", "/v1/system-update")
+    assert told["epoch"] == 1 and told["update"]["state"] == "done"
+    assert http.get("/v1/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize(("path", "url"), GETS)
+def test_every_resource_answers_as_documented(
+    deployed: System, http: httpx.Client, document: dict[str, Any], path: str, url: str
+) -> None:
+    answer = http.get(url)
+    assert answer.status_code == 200, answer.text
+    fits(document, answer, "get", path)
+
+
+def test_every_get_of_the_document_was_tried(document: dict[str, Any]) -> None:
+    assert {p for p, ops in document["paths"].items() if "get" in ops} == {p for p, _ in GETS}
+
+
+def test_a_dry_run_tells_the_plan_only(
+    deployed: System, http: httpx.Client, document: dict[str, Any]
+) -> None:
+    epoch = http.get("/v1/epoch").json()
+    answer = http.post("/v1/system-update?dry_run=true", json={"blocks": ["a"], "tasks": {}})
+    told = fits(document, answer, "post", "/v1/system-update")
+    assert told["changed"] and told["plan"]["stop"] == ["b#0", "c#0"]
+    assert told["plan"]["tasks"]["remove"] == ["t1", "t2"]
+    assert http.get("/v1/epoch").json() == epoch
+
+
+def test_an_update_need_not_be_waited_for(deployed: System, http: httpx.Client) -> None:
+    body = {"blocks": ["a", "d"], "tasks": {"t": ["a", "d"]}}
+    answer = http.post("/v1/system-update?wait=false", json=body)
+    assert answer.status_code == 202
+    update = answer.json()["update"]
+    assert update["state"] == "preparing"
+    deployed.manager.wait_update(update["id"], 30)
+    assert http.get(f"/v1/updates/{update['id']}").json()["state"] == "done"
+
+
+def test_all_problems_at_once_with_their_paths(deployed: System, http: httpx.Client) -> None:
+    raw = b"""{"blocks": ["a", "aa", {"name": "b", "replica": 2}], "colour": 1,
+               "tasks": {"t": ["a", "zz"], "u": [], "t": ["a"]}}"""
+    answer = http.post(
+        "/v1/system-update", content=raw, headers={"Content-Type": "application/json"}
+    )
+    error = error_of(answer)
+    assert error["code"] == "INVALID_TOPOLOGY"
+    paths = {p["path"] for p in error["problems"]}
+    assert {"$.colour", "$.blocks[1]", "$.blocks[2].replica", "$.tasks.u", "$.tasks.t"} <= paths
+
+
+def test_a_failed_update_tells_the_cause_and_keeps_the_old_epoch(
+    deployed: System, http: httpx.Client
+) -> None:
+    epoch = http.get("/v1/epoch").json()["epoch"]
+    answer = http.post(
+        "/v1/system-update", json={"blocks": ["a", "broken"], "tasks": {"t": ["a", "broken"]}}
+    )
+    error = error_of(answer)
+    assert error["code"] == "UPDATE_FAILED"
+    assert error["details"]["cause"]["code"] == "LOAD_FAILED"
+    assert http.get("/v1/epoch").json()["epoch"] == epoch
+    assert http.get("/v1/health/ready").status_code == 200
+
+
+def test_an_altered_artifact_is_refused_by_digest(deployed: System, http: httpx.Client) -> None:
+    repository = echo_repository(deployed.settings.repository, altered={"delay_ms": 1})
+    artifact = repository.root / "altered" / repository.manifest("altered").artifact
+    artifact.write_bytes(artifact.read_bytes().replace(b"1", b"2"))
+    answer = http.post("/v1/system-update", json={"blocks": ["altered"], "tasks": {}})
+    (problem,) = error_of(answer)["problems"]
+    assert problem["path"] == "$.blocks[0]" and "DIGEST_MISMATCH" in problem["message"]
+    artifact.unlink()
+    answer = http.post("/v1/system-update", json={"blocks": ["altered"], "tasks": {}})
+    (problem,) = error_of(answer)["problems"]
+    assert "ARTIFACT_MISSING" in problem["message"]
+
+
+def test_pings(deployed: System, http: httpx.Client, document: dict[str, Any]) -> None:
+    told = fits(document, http.post("/v1/ping"), "post", "/v1/ping")
+    assert told["ok"]
+    assert {p["worker"] for p in told["pings"]} == {"a#0", "b#0", "c#0", "dispatcher"}
+    told = fits(document, http.post("/v1/blocks/b/ping"), "post", "/v1/blocks/{name}/ping")
+    (ping,) = told["pings"]
+    assert ping["worker"] == "b#0" and ping["rtt_ms"] > 0
+
+
+def test_operations_on_a_block(
+    deployed: System, http: httpx.Client, document: dict[str, Any]
+) -> None:
+    def state() -> str:
+        return http.get("/v1/blocks/b").json()["state"]
+
+    def act(verb: str) -> dict[str, Any]:
+        answer = http.post(f"/v1/blocks/b/{verb}", json={})
+        assert answer.status_code == 200, answer.text
+        return fits(document, answer, "post", f"/v1/blocks/{{name}}/{verb}")["update"]
+
+    assert act("drain")["state"] == "done"
+    assert state() == "drained"
+    assert act("drain")["state"] == "unchanged"
+    assert http.get("/v1/health/ready").status_code == 503
+    (task,) = [t for t in http.get("/v1/tasks").json()["tasks"] if t["name"] == "t1"]
+    assert not task["available"] and task["missing"] == ["b"]
+    assert act("undrain")["state"] == "done"
+    assert state() == "ready"
+    assert act("stop")["state"] == "done"
+    assert state() == "stopped"
+    assert http.get("/v1/blocks/b").json()["ready"] == 0
+    assert error_of(http.post("/v1/blocks/b/undrain"))["code"] == "INVALID_REQUEST"
+    assert not http.post("/v1/blocks/b/ping").json()["ok"]
+    before = deployed.status()["workers"]
+    assert act("restart")["state"] == "done"
+    assert state() == "ready"
+    kept = [w for w in before if w["name"] == "a#0"]
+    assert [w["pid"] for w in deployed.status()["workers"] if w["name"] == "a#0"] == [
+        w["pid"] for w in kept
+    ]
+    assert error_of(http.post("/v1/blocks/zz/restart"))["code"] == "UNKNOWN_BLOCK"
+
+
+def test_the_monitor_and_stored_figures(
+    deployed: System, http: httpx.Client, document: dict[str, Any]
+) -> None:
+    answer = http.post("/v1/monitor", json={"on": True, "hz": 20})
+    assert fits(document, answer, "post", "/v1/monitor") == {"on": True, "hz": 20.0}
+    deployed.manager.wait(lambda: deployed.manager.kpis.lines() or None, 10)
+    answer = http.post("/v1/kpis/store", json={"file": "run1.jsonl"})
+    told = fits(document, answer, "post", "/v1/kpis/store")
+    path = Path(told["path"])
+    assert path.parent == deployed.settings.state_dir / "kpis"
+    lines = path.read_text().splitlines()
+    assert len(lines) == told["count"] > 0
+    assert {"time", "worker", "stages", "process"} <= set(json.loads(lines[-1]))
+    assert http.post("/v1/monitor", json={"on": False}).json() == {"on": False, "hz": 0.0}
+    for name in ("../x.jsonl", "/etc/x.jsonl", "x", "", ".jsonl", "a/b.jsonl"):
+        assert error_of(http.post("/v1/kpis/store", json={"file": name}))["where"] == "file"
+    assert error_of(http.post("/v1/monitor", json={"on": True, "hz": 1000}))["where"] == "hz"
+
+
+@pytest.mark.parametrize(
+    ("body", "paths"),
+    [
+        ({}, {"$.on"}),
+        ({"on": 1}, {"$.on"}),
+        ({"on": True, "hz": "4", "x": 1}, {"$.hz", "$.x"}),
+        ({"on": True, "hz": True}, {"$.hz"}),
+        ([], None),
+        (1, None),
+    ],
+)
+def test_wrong_types_in_small_bodies(http: httpx.Client, body: Any, paths: set[str] | None) -> None:
+    error = error_of(http.post("/v1/monitor", json=body))
+    assert error["code"] == "BAD_BODY"
+    if paths is not None:
+        assert {p["path"] for p in error["details"]["problems"]} == paths
+
+
+def test_refusals_are_typed_json(http: httpx.Client) -> None:
+    json_type = {"Content-Type": "application/json"}
+    big = b" " * (limits.MAX_REST_BODY_BYTES + 1)
+    cases = [
+        (http.get("/v1/nothing"), "NOT_FOUND"),
+        (http.get("/"), "NOT_FOUND"),
+        (http.get("/v1/updates/x"), "NOT_FOUND"),
+        (http.get("/v1/updates/99999"), "NOT_FOUND"),
+        (http.get("/v1/workers/zz"), "NOT_FOUND"),
+        (http.get("/v1/blocks/%2e%2e"), "UNKNOWN_BLOCK"),
+        (http.get("/v1/blocks/%ff"), "UNKNOWN_BLOCK"),
+        (http.get("/v1/blocks/a%2Fb"), "UNKNOWN_BLOCK"),
+        (http.delete("/v1/blocks"), "METHOD_NOT_ALLOWED"),
+        (http.put("/v1/system-update", json={}), "METHOD_NOT_ALLOWED"),
+        (http.get("/v1/status?x=1"), "INVALID_REQUEST"),
+        (http.post("/v1/system-update?wait=maybe", json={}), "INVALID_REQUEST"),
+        (http.post("/v1/system-update", content=b"{}"), "UNSUPPORTED_MEDIA"),
+        (http.post("/v1/system-update", content=b"{", headers=json_type), "BAD_BODY"),
+        (http.post("/v1/system-update", content=b"", headers=json_type), "BAD_BODY"),
+        (http.post("/v1/system-update", content=big, headers=json_type), "BODY_TOO_LARGE"),
+        (
+            http.post("/v1/system-update", content=iter([big]), headers=json_type),
+            "BODY_TOO_LARGE",
+        ),
+        (http.post("/v1/system-update", json=[1]), "INVALID_TOPOLOGY"),
+        (http.post("/v1/ping", json={"x": 1}), "BAD_BODY"),
+        (http.get("/v1/status", headers={"Host": "evil.example"}), "INVALID_REQUEST"),
+        (http.get("/v1/status", headers={"Host": "localhost.evil.example:1"}), "INVALID_REQUEST"),
+    ]
+    for answer, code in cases:
+        assert error_of(answer)["code"] == code, answer.request.url
+    assert "POST" in http.put("/v1/ping").headers["allow"]
+    assert http.get("/v1/epoch").status_code == 200
+
+
+def test_a_head_request_has_no_body(http: httpx.Client) -> None:
+    answer = http.head("/v1/epoch")
+    assert answer.status_code == 200 and answer.content == b""
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"\x00\xff" * 200 + b"\r\n\r\n",
+        b"GET /v1/epoch HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/ping HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+        b"POST /v1/monitor HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/epoch HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+    ],
+)
+def test_what_is_no_http_does_no_harm(system: System, http: httpx.Client, raw: bytes) -> None:
+    with socket.create_connection((system.rest.host, system.rest.port), 5) as s:
+        s.settimeout(15)
+        try:
+            s.sendall(raw)
+            s.shutdown(socket.SHUT_WR)
+            while s.recv(65536):
+                pass
+        except OSError:
+            pass  # a refused connection may be reset
+    assert http.get("/v1/health/live").status_code == 200
+
+
+def test_a_token_file_closes_the_door(system: System, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("s" * 40 + "\n")
+    path.chmod(0o644)
+    with pytest.raises(BlockFlowError) as e:
+        TokenAuth(path)
+    assert e.value.code == "UNAUTHORIZED"
+    path.chmod(0o600)
+    server = RestServer(
+        system.commands, "", lambda: None, host="127.0.0.1", port=0, auth=TokenAuth(path)
+    )
+    server.start()
+    try:
+        with httpx.Client(base_url=server.url) as client:
+            assert error_of(client.get("/v1/epoch"))["code"] == "UNAUTHORIZED"
+            for wrong in ("Bearer x", "Bearer", "Basic " + "s" * 40, "s" * 40):
+                answer = client.get("/v1/epoch", headers={"Authorization": wrong})
+                assert answer.status_code == 401
+            good = {"Authorization": "Bearer " + "s" * 40}
+            assert client.get("/v1/epoch", headers=good).status_code == 200
+    finally:
+        server.stop()
+    path.write_text("short")
+    with pytest.raises(BlockFlowError):
+        TokenAuth(path)
+
+
+def test_ports_and_hosts_that_cannot_be_had(system: System) -> None:
+    with pytest.raises(BlockFlowError) as e:
+        RestServer(system.commands, "", lambda: None, host="127.0.0.1", port=system.rest.port)
+    assert e.value.code == "PORT_IN_USE" and str(system.rest.port) in e.value.message
+    for host in ("0.0.0.0", "192.0.2.1", "example.com", ""):
+        with pytest.raises(BlockFlowError) as e:
+            RestServer(system.commands, "", lambda: None, host=host, port=0)
+        assert e.value.code == "INVALID_REQUEST"

@@ -1,0 +1,144 @@
+"""Random lives of a system against the Brain: whatever happens, it comes to rest as it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from control_rig import World
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from blockflow.control.fleet import Role
+from blockflow.control.update import Kind
+from blockflow.core.errors import BlockError, BlockFlowError
+from blockflow.core.lifecycle import State
+
+BLOCKS = ["a", "b", "c"]
+
+
+class BrainMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World().up()
+        self.wanted: dict[str, int] = {}
+
+    @rule(
+        counts=st.dictionaries(st.sampled_from(BLOCKS), st.integers(1, 2), min_size=1),
+        digest=st.sampled_from(["x", "y"]),
+    )
+    def apply(self, counts: dict[str, int], digest: str) -> None:
+        blocks = [{"name": b, "replicas": n} for b, n in counts.items()]
+        tasks = {f"t-{b}": [b] for b in counts}
+        try:
+            self.world.apply(blocks, tasks, digests=dict.fromkeys(BLOCKS, digest))
+        except BlockFlowError as e:
+            if e.code != "UPDATE_IN_PROGRESS":
+                raise
+
+    @rule(block=st.sampled_from(BLOCKS), kind=st.sampled_from(list(Kind)[2:]))
+    def operate(self, block: str, kind: Kind) -> None:
+        brain = self.world.brain
+        try:
+            if kind is Kind.RESTART:
+                self.world.do(lambda now: brain.restart(block, now))
+            else:
+                self.world.do(lambda now: brain.close(block, kind, now))
+        except BlockFlowError as e:
+            if e.code not in ("UPDATE_IN_PROGRESS", "UNKNOWN_BLOCK", "INVALID_REQUEST"):
+                raise
+
+    @rule(data=st.data())
+    def kill(self, data: Any) -> None:
+        if self.world.alive:
+            name = data.draw(st.sampled_from(self.world.names()))
+            self.world.die(name)
+
+    @rule(seconds=st.floats(0.01, 90))
+    def wait(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @rule(name=st.sampled_from(["a#0", "b#0", "c#1", "dispatcher"]))
+    def mute(self, name: str) -> None:
+        self.world.mute ^= {name}
+
+    @rule(name=st.sampled_from(["a#0", "b#0", "c#1"]))
+    def break_start(self, name: str) -> None:
+        if self.world.start_fails.pop(name, None) is None:
+            self.world.start_fails[name] = BlockError("LOAD_FAILED", "no")
+
+    @rule()
+    def busy(self) -> None:
+        self.world.busy = True
+
+    @rule()
+    def idle(self) -> None:
+        if "dispatcher" in self.world.names():
+            self.world.let_drain()
+
+    @rule()
+    def disk(self) -> None:
+        self.world.disk_full = not self.world.disk_full
+
+    @invariant()
+    def names_are_unique_among_the_living(self) -> None:
+        names = [life.name for life in self.world.brain.crew.lives()]
+        assert len(names) == len(set(names))
+
+    @invariant()
+    def every_process_is_known(self) -> None:
+        known = {life.incarnation for life in self.world.brain.crew.lives()}
+        assert known == set(self.world.alive)
+
+    @invariant()
+    def new_requests_go_to_active_replicas_of_the_epoch(self) -> None:
+        realm = self.world.brain.realm
+        if realm.topology is None or not realm.crew.dispatcher_ready:
+            return
+        if realm.publication.flipped == realm.version:
+            stages = self.world.admitted_stages()
+            assert {s["block"] for s in stages} <= set(realm.topology.blocks)
+            for stage in stages:
+                replica = realm.crew.fleet.by_incarnation(stage["incarnation"])
+                assert replica is not None and replica.role is Role.ACTIVE
+                assert replica.life.state is State.READY
+
+    def teardown(self) -> None:
+        """Make the world good again: the system must come to rest in what was asked for."""
+        world = self.world
+        world.mute.clear()
+        world.start_fails.clear()
+        world.disk_full = False
+        world.busy = False
+        world.pass_time(300)
+        brain = world.brain
+        assert brain.runner.current is None
+        assert brain.crew.dispatcher_ready
+        realm = brain.realm
+        if realm.topology is None:
+            assert world.names() == ["dispatcher"]
+            return
+        assert all(r.role is Role.ACTIVE for r in brain.crew.fleet)
+        expected = {}
+        for name, spec in realm.topology.blocks.items():
+            hosts = brain.crew.fleet.hosting(name)
+            assert len(hosts) == spec.replicas
+            up = sum(r.wanted for r in hosts)
+            assert up == sum(not r.life.reaped for r in hosts)
+            if up and name not in realm.closed:
+                expected[name] = up
+        assert world.admitted_blocks() == expected
+        brain.shutdown(world.now)
+        world.settle()
+        world.pass_time(60)
+        assert world.gone
+        assert not world.alive
+
+
+TestBrainMachine = BrainMachine.TestCase
+TestBrainMachine.settings = settings(
+    max_examples=80,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -1,0 +1,215 @@
+"""The durable state: two generations, a checksum, a lock; never silently empty."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from blockflow.control.store import CURRENT, LOCK, PREVIOUS, StateStore, StoredState
+from blockflow.core.errors import SystemError_
+
+TOPOLOGY = {"blocks": [{"name": "a"}], "tasks": {"t": ["a"]}}
+
+
+def filled(root: Path, epochs: int = 2) -> None:
+    with StateStore(root) as store:
+        for epoch in range(1, epochs + 1):
+            store.commit(epoch, {"posted": epoch}, TOPOLOGY | {"epoch": epoch})
+
+
+def code_of(root: Path) -> str:
+    with pytest.raises(SystemError_) as e:
+        StateStore(root)
+    return e.value.code
+
+
+def test_a_new_folder_is_empty_and_private(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "state"
+    with StateStore(root) as store:
+        assert store.state == StoredState()
+    assert root.stat().st_mode & 0o077 == 0
+
+
+def test_what_is_committed_comes_back(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with StateStore(tmp_path) as store:
+        assert store.state.epoch == 2
+        assert store.state.posted == {"posted": 2}
+        assert store.state.topology == TOPOLOGY | {"epoch": 2}
+        assert store.warning == ""
+    assert sorted(os.listdir(tmp_path)) == sorted([CURRENT, PREVIOUS, LOCK])
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    with StateStore(tmp_path):
+        assert code_of(tmp_path) == "ALREADY_RUNNING"
+    StateStore(tmp_path).close()
+
+
+def test_the_lock_outlives_no_process(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.close()
+    store.close()
+    StateStore(tmp_path).close()
+
+
+def test_torn_at_every_byte_falls_back_to_the_previous(tmp_path: Path) -> None:
+    filled(tmp_path)
+    whole = (tmp_path / CURRENT).read_bytes()
+    for length in range(len(whole) - 1):  # without the final newline it is whole
+        (tmp_path / CURRENT).write_bytes(whole[:length])
+        with StateStore(tmp_path) as store:
+            assert store.state.epoch == 1, length
+            assert "previous generation" in store.warning
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    filled(tmp_path)
+    whole = (tmp_path / CURRENT).read_bytes()
+    document = json.loads(whole)
+    for i in range(len(whole)):
+        broken = bytearray(whole)
+        broken[i] ^= 1
+        (tmp_path / CURRENT).write_bytes(broken)
+        with StateStore(tmp_path) as store:
+            # white space is the only thing that may differ
+            assert store.state.epoch == 1 or json.loads(broken) == document, i
+
+
+@pytest.mark.parametrize("wreck", ["missing", "empty", "other", "folder", "link"])
+def test_both_generations_bad(tmp_path: Path, wreck: str) -> None:
+    filled(tmp_path)
+    for name in (CURRENT, PREVIOUS):
+        path = tmp_path / name
+        path.unlink()
+        if wreck == "empty":
+            path.write_bytes(b"")
+        elif wreck == "other":
+            path.write_text('{"format": 1, "sha256": "0", "body": {}}')
+        elif wreck == "folder":
+            path.mkdir()
+        elif wreck == "link":
+            path.symlink_to("/etc/passwd")
+    with pytest.raises(SystemError_) as e:
+        StateStore(tmp_path)
+    assert e.value.code == "STATE_CORRUPT"
+    assert "--fresh" in e.value.hint
+
+
+def test_a_broken_current_does_not_push_out_the_good_previous(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / CURRENT).write_bytes(b"torn")
+    with StateStore(tmp_path) as store:
+        store.commit(5, {}, TOPOLOGY)
+    assert json.loads((tmp_path / PREVIOUS).read_bytes())["body"]["epoch"] == 1
+    with StateStore(tmp_path) as store:
+        assert store.state.epoch == 5
+
+
+def test_fresh_keeps_a_copy_and_the_numbers(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with StateStore(tmp_path) as store:
+        last = store.take_incarnation()
+    with StateStore.open_fresh(tmp_path) as store:
+        assert store.state.epoch == 0
+        assert store.take_incarnation() > last
+    assert (tmp_path / f"discarded-{CURRENT}").exists()
+    with StateStore(tmp_path) as store:
+        assert store.state.epoch == 0
+
+
+def test_fresh_takes_an_unreadable_state(tmp_path: Path) -> None:
+    filled(tmp_path)
+    for name in (CURRENT, PREVIOUS):
+        (tmp_path / name).write_bytes(b"x")
+    with StateStore.open_fresh(tmp_path) as store:
+        assert store.state.epoch == 0
+    assert (tmp_path / f"discarded-{CURRENT}").read_bytes() == b"x"
+
+
+def test_numbers_never_repeat(tmp_path: Path) -> None:
+    seen: list[int] = []
+    for _ in range(3):
+        with StateStore(tmp_path) as store:
+            seen += [store.take_incarnation() for _ in range(3)]
+            assert store.take_stage() > 0
+    assert len(set(seen)) == len(seen)
+    assert seen == sorted(seen)
+
+
+def test_a_crash_between_the_two_renames_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path)
+    real = os.replace
+    for allowed in range(2):
+        calls = 0
+
+        def replace(a: str, b: str, allowed: int = allowed) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > allowed:
+                raise OSError(errno.EIO, "crash here")
+            real(a, b)
+
+        with StateStore(tmp_path) as store:
+            before = store.state.epoch
+            monkeypatch.setattr(os, "replace", replace)
+            with pytest.raises(SystemError_):
+                store.commit(99, {}, TOPOLOGY)
+            monkeypatch.setattr(os, "replace", real)
+            assert store.state.epoch == before
+        with StateStore(tmp_path) as store:
+            assert store.state.epoch == before
+
+
+def test_a_full_disk_is_typed_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path)
+
+    def full(fd: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with StateStore(tmp_path) as store:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(SystemError_) as e:
+            store.commit(3, {}, TOPOLOGY)
+        monkeypatch.undo()
+        assert e.value.code == "NO_SPACE" and e.value.info.http == 507
+        assert store.state.epoch == 2
+    assert sorted(os.listdir(tmp_path)) == sorted([CURRENT, PREVIOUS, LOCK])
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert code_of(tmp_path / "file" / "state") == "STATE_CORRUPT"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": -1},
+        {"epoch": True},
+        {"epoch": 0},
+        {"next_stage": 0},
+        {"topology": []},
+        {"topology": None},
+        {"more": 1},
+    ],
+)
+def test_fields_are_checked(change: dict[str, object]) -> None:
+    good = {
+        "epoch": 1,
+        "posted": {},
+        "topology": TOPOLOGY,
+        "next_incarnation": 1,
+        "next_stage": 1,
+    }
+    StoredState.from_dict(good)
+    with pytest.raises(ValueError):
+        StoredState.from_dict(good | change)
