@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from blockflow.engine.lean import lean
-from blockflow.engine.torch_engine import TorchEngine
+from blockflow.engine.lean import forget, lean, writer
+from blockflow.engine.torch_engine import Forward, Into, TorchEngine
 
 for _name in ("torch.export.pt2_archive", "torch.export._trace"):
     with suppress(ImportError):  # another torch version may keep them elsewhere: only slower
@@ -34,3 +34,9 @@ class ExportedEngine(TorchEngine):
             program = move_to_device_pass(program, self.options.device)
         # the contract is checked on every run already: no guards
         return lean(program.module(check_guards=False))
+
+    def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
+        into = writer(module)
+        for made in (module, into):
+            forget(made)
+        return module, into

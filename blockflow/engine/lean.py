@@ -49,6 +49,7 @@ def lean(module: nn.Module) -> nn.Module:
             graph.output(env[results[0]])
         elif node.op == "placeholder":
             env[node] = graph.placeholder("x")
+            env[node].meta = dict(node.meta)
         elif node.op == "get_attr" and isinstance(value := _attribute(module, node), Tensor):
             name = f"t{len(tensors)}"
             tensors[name] = value
@@ -64,6 +65,90 @@ def lean(module: nn.Module) -> nn.Module:
     graph.eliminate_dead_code()
     graph.lint()
     return fx.GraphModule(holder, graph).eval()
+
+
+def writer(module: nn.Module) -> fx.GraphModule | None:
+    """The same function as ``f(x, out)`` that writes its result into ``out``, without a copy.
+
+    Only the last operator changes, to its variant with an output argument; weights are shared with
+    ``module``. None where the graph ends in an operator that has no such variant, or has one that
+    computes aside and copies.
+
+    Args:
+        module: what :func:`lean` gives.
+    """
+    if not isinstance(module, fx.GraphModule):
+        return None
+    graph = fx.Graph()
+    last = graph.graph_copy(module.graph, {})
+    if not isinstance(last, fx.Node) or last.users:
+        return None
+    x = next(n for n in graph.nodes if n.op == "placeholder")
+    with graph.inserting_after(x):
+        out = graph.placeholder("out")
+    with graph.inserting_before(last):
+        written = _written(graph, last, out)
+    if written is None:
+        return None
+    replaced = [last, *last.all_input_nodes]
+    for node in replaced:
+        if not node.users and node.op == "call_function":
+            graph.erase_node(node)
+    graph.output(written)
+    graph.lint()
+    return fx.GraphModule(module, graph).eval()
+
+
+def forget(module: nn.Module | None) -> None:
+    """Drop what the graph knows of its making: example tensors, their shapes' solver, traces."""
+    if isinstance(module, fx.GraphModule):
+        for node in module.graph.nodes:
+            node.meta.clear()
+        module.meta.clear()
+
+
+_aten = torch.ops.aten
+_OUT_VARIANTS: dict[Any, Any] = {
+    _aten.add.Tensor: _aten.add.out,
+    _aten.add_.Tensor: _aten.add.out,
+    _aten.mul.Tensor: _aten.mul.out,
+    _aten.gelu.default: _aten.gelu.out,
+    _aten.sigmoid.default: _aten.sigmoid.out,
+    _aten.tanh.default: _aten.tanh.out,
+    _aten.cat.default: _aten.cat.out,
+    _aten.addmm.default: _aten.addmm.out,
+}
+"""Operators whose kernels write into a given output of the right dims, whatever its strides."""
+
+
+def _written(graph: fx.Graph, last: fx.Node, out: fx.Node) -> fx.Node | None:
+    if last.op != "call_function":
+        return None
+    variant = _OUT_VARIANTS.get(last.target)
+    if variant is not None:
+        return graph.call_function(variant, last.args, {**last.kwargs, "out": out})
+    if last.target in (_aten.relu.default, _aten.relu_.default):
+        before = last.args[0]
+        if (
+            isinstance(before, fx.Node)
+            and before.target in _OUT_VARIANTS
+            and len(before.users) == 1
+        ):
+            # a residual block's end: the sum goes into the slot and is rectified there
+            inner = _written(graph, before, out)
+            return graph.call_function(_aten.relu_.default, (inner,))
+        # relu.out computes aside and copies; clamp_min does not, and keeps NaN as relu does
+        return graph.call_function(_aten.clamp_min.out, (before, 0), {"out": out})
+    if last.target is _aten.linear.default and len(last.args) == 3 and _is_matrix(last.args[0]):
+        x, weight, bias = last.args
+        turned = graph.call_function(_aten.t.default, (weight,))
+        return graph.call_function(_aten.addmm.out, (bias, x, turned), {"out": out})
+    return None
+
+
+def _is_matrix(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, Tensor) and value.dim() == 2
 
 
 def _attribute(module: nn.Module, node: fx.Node) -> Any:

@@ -18,6 +18,9 @@ from blockflow.core.errors import BlockError
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import Engine, EngineOptions
 
+Forward = Callable[[Tensor], Tensor]
+Into = Callable[[Tensor, Tensor], Tensor]
+
 PRECISIONS: Mapping[str, torch.dtype | None] = {
     "fp32": None,
     "bf16": torch.bfloat16,
@@ -39,11 +42,15 @@ def _option(table: Mapping[str, Any], key: str, what: str) -> Any:
 
 
 class TorchEngine(Engine):
-    """A torch module on one device; the output is copied into ``out`` once."""
+    """A torch module on one device.
+
+    The output is copied into ``out`` once, unless the format offers a function that writes there.
+    """
 
     def __init__(self, block: BlockInfo, options: EngineOptions) -> None:
         super().__init__(block, options)
-        self._forward: Callable[[Tensor], Tensor] | None = None
+        self._forward: Forward | None = None
+        self._into: Into | None = None
         self._cast: torch.dtype | None = None
         self._dtype: torch.dtype = getattr(torch, block.contract.output.dtype)
 
@@ -51,9 +58,13 @@ class TorchEngine(Engine):
     def _load_module(self, artifact: Path) -> nn.Module:
         """Read the artifact onto ``options.device``."""
 
-    def _finish(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
-        """Last preparation once precision and memory format are set."""
-        return module
+    def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
+        """Last preparation, once precision and memory format are set.
+
+        Returns:
+            ``f(x)`` and, where the format has such a form, ``f(x, out)`` that writes into ``out``.
+        """
+        return module, None
 
     def load(self, artifact: Path) -> None:
         try:
@@ -72,7 +83,9 @@ class TorchEngine(Engine):
                 if layout is not torch.contiguous_format:
                     # the overload exists in torch, mypy's stub lists it by keyword only
                     module = module.to(memory_format=layout)  # type: ignore[call-overload]
-                self._forward = self._finish(module)
+                self._forward, self._into = self._functions(module)
+                if self._cast is not None:
+                    self._into = None  # the output's dtype is the contract's, not the computed one
         except Exception as e:
             raise BlockError(
                 "LOAD_FAILED",
@@ -87,6 +100,9 @@ class TorchEngine(Engine):
             raise BlockError("LOAD_FAILED", "the engine is not loaded", where=self.block.name)
         contract = self.block.contract
         binding = contract.input.bind(_dtype_name(x), x.shape, where=self.block.name)
+        dims = contract.output_dims(binding)
+        if out is not None and self._write(x, out, dims):
+            return out
         try:
             with torch.inference_mode():
                 y = forward(x if self._cast is None else self._lower(x))
@@ -98,12 +114,24 @@ class TorchEngine(Engine):
             ) from e
         if not isinstance(y, Tensor):
             raise self._mismatch(f"the result is a {type(y).__name__}, not a tensor")
-        dims = contract.output_dims(binding)
         if tuple(y.shape) != dims:
             raise self._mismatch(f"dims are {list(y.shape)}, the contract says {list(dims)}")
         if y.dtype != self._dtype and self._cast is None:
             raise self._mismatch(f"dtype is {y.dtype}, the contract says {self._dtype}")
         return self._deliver(x, y, out)
+
+    def _write(self, x: Tensor, out: Tensor, dims: tuple[int, ...]) -> bool:
+        """Compute into ``out``. False: not done, the plain way will do it or say what is wrong."""
+        into = self._into
+        if into is None or tuple(out.shape) != dims or out.dtype != self._dtype:
+            return False
+        try:
+            with torch.inference_mode():
+                into(x, out)
+        except Exception:
+            return False
+        # a result of other dims has resized the view: a mismatch, not a result
+        return tuple(out.shape) == dims
 
     def _deliver(self, x: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
         with torch.inference_mode():
@@ -123,10 +151,10 @@ class TorchEngine(Engine):
 
     @property
     def copies_out(self) -> int:
-        return 1
+        return 1 if self._into is None else 0
 
     def close(self) -> None:
-        self._forward = None
+        self._forward = self._into = None
 
     def _lower(self, x: Tensor) -> Tensor:
         return x.to(self._cast) if x.is_floating_point() else x

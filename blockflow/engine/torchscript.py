@@ -6,13 +6,12 @@ The two formats of the thesis. Upstream has deprecated TorchScript; ``pt2`` is t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from blockflow.engine.torch_engine import TorchEngine
+from blockflow.engine.torch_engine import Forward, Into, TorchEngine
 
 _WARM_UP_RUNS = 3
 """The profiling executor records in the first runs and compiles after them."""
@@ -24,9 +23,8 @@ class TorchScriptEngine(TorchEngine):
     def _load_module(self, artifact: Path) -> nn.Module:
         return torch.jit.load(os.fspath(artifact), map_location=self.options.device).eval()
 
-    def _finish(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
-        frozen: Callable[[Tensor], Tensor] = torch.jit.freeze(module)
-        return frozen
+    def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
+        return torch.jit.freeze(module), None
 
     def warm_up(self, rows: int = 1) -> None:
         for _ in range(_WARM_UP_RUNS):
