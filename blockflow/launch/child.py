@@ -60,7 +60,7 @@ def enter(order: Order, lifeline_fd: int) -> NoReturn:
     status = CRASH_STATUS
     try:
         _prepare(order, lifeline_fd)
-        status = _resolve(order.entry)(order.spec)
+        status = resolve(order.entry)(order.spec)
     except SystemExit as exc:
         status = exc.code if isinstance(exc.code, int) else CRASH_STATUS
     except BaseException:  # the process ends here; its log gets the reason
@@ -114,9 +114,10 @@ def _pin(cores: Any) -> None:
         ) from exc
 
 
-def _resolve(entry: str) -> Callable[[Mapping[str, Any]], int]:
+def resolve(entry: str) -> Callable[[Mapping[str, Any]], Any]:
+    """The function that ``package.module:function`` names."""
     module, _, function = entry.partition(":")
-    target: Callable[[Mapping[str, Any]], int] = getattr(importlib.import_module(module), function)
+    target: Callable[[Mapping[str, Any]], Any] = getattr(importlib.import_module(module), function)
     return target
 
 

@@ -40,6 +40,9 @@ class TemplateLauncher(Launcher):
     Args:
         run_dir: removed by the template when this process has died; '' = none.
         preload: modules the template imports.
+        rehearsals: calls (entry, spec) that the template makes after its imports, so that what they
+            touch is shared by all children. They must neither compute nor start threads; one that
+            does makes the template start anew without any, one that raises is ignored.
         malloc: allocator settings.
         log_path: where the template's own errors go, '' = this process's stderr.
     """
@@ -49,11 +52,13 @@ class TemplateLauncher(Launcher):
         *,
         run_dir: str = "",
         preload: Sequence[str] = WORKER_MODULES,
+        rehearsals: Sequence[tuple[str, Mapping[str, Any]]] = (),
         malloc: MallocTuning | None = None,
         log_path: str = "",
     ) -> None:
         self._run_dir = run_dir
         self._preload = list(preload)
+        self._rehearsals = [[entry, dict(spec)] for entry, spec in rehearsals]
         self._malloc = malloc
         self._log_path = log_path
         self._lock = threading.RLock()
@@ -86,6 +91,7 @@ class TemplateLauncher(Launcher):
                 "lifeline": self._lifeline.read_fd,
                 "run_dir": self._run_dir,
                 "preload": self._preload,
+                "rehearsals": self._rehearsals,
             }
             with theirs, open(self._log_path or os.devnull, "ab") as log:
                 self._process = subprocess.Popen(

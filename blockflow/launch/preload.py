@@ -36,5 +36,6 @@ WORKER_MODULES: tuple[str, ...] = (
     "blockflow.engine.exported",
     "blockflow.engine.torchscript",
     "blockflow.worker.main",
+    "blockflow.worker.rehearsal",
     "blockflow.dispatcher.main",
 )

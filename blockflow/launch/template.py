@@ -2,7 +2,7 @@
 
 ``python -m blockflow.launch.template <json>`` with the numbers of two inherited descriptors
 (``control``: a SEQPACKET socket to the launcher, ``lifeline``), the instance's ``run_dir`` and the
-modules to ``preload``. A forked worker shares the imported pages and starts in milliseconds; that
+modules to ``preload`` and calls to ``rehearse``. A forked worker shares the imported pages and starts in milliseconds; that
 is sound only while the template has one thread, no OpenMP pool and no CUDA context, so it computes
 nothing and checks itself before each fork.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import os
 import select
 import selectors
@@ -30,7 +31,8 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
-from blockflow.launch.child import Order, enter
+from blockflow.launch.child import Order, enter, resolve
+from blockflow.launch.environment import child_command
 from blockflow.launch.process import (
     collect_own_child,
     has_exited,
@@ -38,6 +40,8 @@ from blockflow.launch.process import (
     thread_count,
 )
 from blockflow.wire.codec import decode, encode
+
+_LOG = logging.getLogger("blockflow.launch")
 
 _ORPHAN_GRACE_S = 1.0
 """After the manager's death workers clean up by themselves for so long before they are killed."""
@@ -179,12 +183,26 @@ def preload(modules: list[str]) -> None:
             continue
 
 
+def rehearse(calls: list[list[Any]]) -> None:
+    """Do what workers will do, so that the pages it touches are shared; see TemplateLauncher."""
+    for entry, spec in calls:
+        try:
+            resolve(entry)(spec)
+        except Exception:  # a worker that meets the same error reports it properly
+            _LOG.warning("rehearsal %s failed", entry, exc_info=True)
+
+
 def main() -> None:
     config = json.loads(sys.argv[1])
     for sig in (signal.SIGINT, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)  # the manager decides when this ends
     set_process_name("bf:template")
     preload(config["preload"])
+    rehearse(config["rehearsals"])
+    if config["rehearsals"] and thread_count() != 1:
+        _LOG.warning("a rehearsal has left threads behind: starting without")
+        bare = json.dumps({**config, "rehearsals": []})
+        os.execv(sys.executable, child_command("blockflow.launch.template", bare))
     # Collected once and then left alone: a collection in a child would write to every shared page.
     gc.collect()
     gc.freeze()
