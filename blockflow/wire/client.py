@@ -108,7 +108,14 @@ def encode_to_dispatcher(msg: ToDispatcher) -> bytes:
     v = limits.PROTOCOL_VERSION
     if isinstance(msg, Request):
         return encode(
-            [v, KIND_REQUEST, msg.request_id, list(msg.tasks), msg.deadline_ms, msg.tensor.to_wire()]
+            [
+                v,
+                KIND_REQUEST,
+                msg.request_id,
+                list(msg.tasks),
+                msg.deadline_ms,
+                msg.tensor.to_wire(),
+            ]
         )
     kind = KIND_CANCEL if isinstance(msg, Cancel) else KIND_DESCRIBE
     return encode([v, kind, msg.request_id])
@@ -155,9 +162,18 @@ def encode_to_client(msg: ToClient) -> bytes:
     v = limits.PROTOCOL_VERSION
     if isinstance(msg, Description):
         return encode(
-            [v, KIND_DESCRIPTION, msg.request_id, msg.epoch, [dict(t) for t in msg.tasks], dict(msg.limits)]
+            [
+                v,
+                KIND_DESCRIPTION,
+                msg.request_id,
+                msg.epoch,
+                [dict(t) for t in msg.tasks],
+                dict(msg.limits),
+            ]
         )
-    return encode([v, KIND_REPLY, msg.request_id, msg.epoch, [_result_to_wire(r) for r in msg.results]])
+    return encode(
+        [v, KIND_REPLY, msg.request_id, msg.epoch, [_result_to_wire(r) for r in msg.results]]
+    )
 
 
 def _result_to_wire(r: TaskResult) -> list[Any]:
@@ -218,7 +234,11 @@ def _result_from_wire(raw: Any) -> TaskResult:
     if not all(is_int(x, 0, _U64) for x in (ingress, egress, total)):
         raise malformed(_WHAT, "time out of range")
     hops = timings_from_wire(flat, _WHAT)
-    if type(blocks) is not list or len(blocks) != len(hops) or not all(type(b) is str for b in blocks):
+    if (
+        type(blocks) is not list
+        or len(blocks) != len(hops)
+        or not all(type(b) is str for b in blocks)
+    ):
         raise malformed(_WHAT, "a block name per timing expected")
     return TaskResult(
         task,

@@ -26,11 +26,25 @@ def decode(data: bytes | memoryview, *, max_bytes: int, what: str) -> Any:
     Raises:
         WireError: MALFORMED_MESSAGE; ``what`` names the message in its text.
     """
+    value = unpack(data, max_bytes=max_bytes, what=what)
+    check_depth(value, limits.MAX_NESTING if max_bytes <= limits.MAX_HEADER_BYTES else 12, what)
+    return value
+
+
+def unpack(data: bytes | memoryview, *, max_bytes: int, what: str) -> Any:
+    """:func:`decode` without the walk over all levels.
+
+    For callers that check the type of every field they read anyway: what is nested where a number
+    should be is refused there, at a tenth of the cost.
+
+    Raises:
+        WireError: MALFORMED_MESSAGE.
+    """
     size = len(data)
     if size > max_bytes:
         raise malformed(what, f"{size} bytes are more than the limit of {max_bytes}")
     try:
-        value = msgpack.unpackb(
+        value: Any = msgpack.unpackb(
             data,
             raw=False,
             strict_map_key=True,
@@ -42,11 +56,11 @@ def decode(data: bytes | memoryview, *, max_bytes: int, what: str) -> Any:
         )
     except Exception as exc:  # msgpack raises a dozen unrelated types on nonsense
         raise malformed(what, f"not msgpack ({type(exc).__name__})") from exc
-    _check_depth(value, limits.MAX_NESTING if max_bytes <= limits.MAX_HEADER_BYTES else 12, what)
     return value
 
 
-def _check_depth(value: Any, levels: int, what: str) -> None:
+def check_depth(value: Any, levels: int, what: str) -> None:
+    """Refuse a value that is nested deeper than ``levels``."""
     kind = type(value)  # the unpacker makes plain lists and dicts only
     if kind is list:
         items = value
@@ -59,7 +73,7 @@ def _check_depth(value: Any, levels: int, what: str) -> None:
     for item in items:
         kind = type(item)
         if kind is list or kind is dict:
-            _check_depth(item, levels - 1, what)
+            check_depth(item, levels - 1, what)
 
 
 def malformed(what: str, why: str) -> WireError:

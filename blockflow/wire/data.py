@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, WireError, from_dict
 from blockflow.core.routing import PathTree
-from blockflow.wire.codec import decode, encode, is_int, malformed, wrong_version
+from blockflow.wire.codec import check_depth, encode, is_int, malformed, unpack, wrong_version
 from blockflow.wire.tensor import TensorDesc, desc_from_wire
 
 KIND_DATA = 1
@@ -25,8 +26,7 @@ _U64 = 2**64 - 1
 _WHAT = "data message"
 
 
-@dataclass(frozen=True, slots=True)
-class HopTiming:
+class HopTiming(NamedTuple):
     """Where a request's time went at one node of its path, in nanoseconds (thesis, eq. 4.1).
 
     ``transit`` is from the previous sender's stamp to the receipt here (encode, send, socket);
@@ -74,7 +74,7 @@ class Item:
             self.hop,
             self.rows,
             self.remaining_ms,
-            [x for t in self.timings for x in (t.node, t.transit, t.wait, t.overhead, t.compute)],
+            list(chain.from_iterable(self.timings)),
         ]
 
 
@@ -144,7 +144,7 @@ def decode_data_plane(header: bytes | memoryview) -> Data | Failure:
     Raises:
         WireError: MALFORMED_MESSAGE or UNSUPPORTED_VERSION.
     """
-    raw = decode(header, max_bytes=limits.MAX_HEADER_BYTES, what=_WHAT)
+    raw = unpack(header, max_bytes=limits.MAX_HEADER_BYTES, what=_WHAT)
     if type(raw) is not list or not raw:
         raise malformed(_WHAT, "not an array")
     if raw[0] != limits.PROTOCOL_VERSION:
@@ -165,6 +165,7 @@ def decode_data_plane(header: bytes | memoryview) -> Data | Failure:
     if kind == KIND_FAILURE:
         if type(body) is not dict:
             raise malformed(_WHAT, "a failure carries an error map")
+        check_depth(body, limits.MAX_NESTING, _WHAT)
         return Failure(sender, sent_ns, from_dict(body), items)
     raise malformed(_WHAT, f"unknown kind {kind!r}")
 
