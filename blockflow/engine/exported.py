@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from blockflow.engine.lean import forget, lean, writer
+from blockflow.engine.program import UnknownProgram, read_program, refuse_pickles
 from blockflow.engine.torch_engine import Forward, Into, TorchEngine
 
 for _name in ("torch.export.pt2_archive", "torch.export._trace"):
@@ -22,11 +23,22 @@ for _name in ("torch.export.pt2_archive", "torch.export._trace"):
 
 
 class ExportedEngine(TorchEngine):
-    """The default engine. Reading a ``.pt2`` executes no code from the artifact."""
+    """The default engine.
+
+    Artifacts are read as data (:mod:`blockflow.engine.program`). What that reader does not know
+    goes to ``torch.export.load``, with everything refused that it would unpickle; it still
+    evaluates shape expressions, so it is for artifacts that one trusts.
+    """
 
     def _load_module(self, artifact: Path) -> nn.Module:
         # a file object: the verified artifact's path need not end in .pt2
         with artifact.open("rb") as f:
+            if self.options.device == "cpu":
+                with suppress(UnknownProgram):
+                    return lean(read_program(f))
+                f.seek(0)
+            refuse_pickles(f)
+            f.seek(0)
             program = torch.export.load(f)
         if self.options.device != "cpu":
             from torch.export.passes import move_to_device_pass

@@ -147,8 +147,10 @@ def _written(graph: fx.Graph, last: fx.Node, out: fx.Node) -> fx.Node | None:
 
 
 def _is_matrix(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, Tensor) and value.dim() == 2
+    if not isinstance(node, fx.Node):
+        return False
+    value = node.meta.get("val")
+    return value.dim() == 2 if isinstance(value, Tensor) else node.meta.get("rank") == 2
 
 
 def _attribute(module: nn.Module, node: fx.Node) -> Any:

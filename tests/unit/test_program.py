@@ -1,0 +1,224 @@
+"""Reading exported programs: the same graph as torch's own loader, and never a pickle."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch._export.serde import schema, serialize  # noqa: E402
+
+from blockflow.engine import program  # noqa: E402
+from blockflow.engine.lean import lean  # noqa: E402
+from blockflow.engine.program import (  # noqa: E402
+    PickledProgram,
+    UnknownProgram,
+    read_program,
+    refuse_pickles,
+)
+
+
+class Odd(nn.Module):
+    """Everything that an argument or an output can be: dims, lists, several results, constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+        self.tied = self.weight
+        self.register_buffer("kept", torch.randn(6).to(torch.float64))
+        self.register_buffer("transient", torch.arange(6.0), persistent=False)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = x.chunk(3, dim=1)
+        top, _ = torch.topk(x, 2, dim=-1)
+        y = torch.cat([a, b, c], dim=1) @ self.tied.t() + self.weight.sum() + self.transient
+        y = self.norm(y).to(torch.float64) + self.kept * x.shape[0]
+        y = y.reshape(x.shape[0] * 2, 3).reshape(x.shape[0], 6)
+        mask = torch.arange(x.shape[0]).unsqueeze(1) >= 1
+        y = torch.where(mask, y, torch.tensor(2.5, dtype=torch.float64))
+        index = torch.tensor([5, 4, 3, 2, 1, 0])
+        return (y[:, index] + torch.zeros_like(y)).to(torch.float32) + top.sum(1, keepdim=True)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 5),
+    )
+
+
+def saved(net: nn.Module, x: Tensor) -> io.BytesIO:
+    rows = torch.export.Dim("rows", max=64)
+    exported = torch.export.export(net.eval(), (x,), dynamic_shapes=({0: rows},))
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    return file
+
+
+def attention() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "dims"), [(Odd, (6,)), (convolutions, (3, 8, 8)), (attention, (5, 8))]
+)
+def test_same_as_torch(make: Callable[[], nn.Module], dims: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    file = saved(make(), torch.randn(3, *dims))
+    with torch.no_grad():
+        read = read_program(file)
+        file.seek(0)
+        theirs = torch.export.load(file).module(check_guards=False)
+        for rows in (1, 3, 8):
+            x = torch.randn(rows, *dims)
+            # not bit by bit: a linear layer picks its way by the weights' requires_grad, too
+            torch.testing.assert_close(read(x)[0], theirs(x))
+            torch.testing.assert_close(lean(read)(x), lean(theirs)(x))
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_shared_weights_stay_shared() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.randn(8, 6)
+            self.first, self.second = nn.Parameter(whole[:4]), nn.Parameter(whole[4:])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.first.t() + x @ self.second.t()
+
+    read = read_program(saved(Halves(), torch.randn(3, 6)))
+    first, second = read.buffers()
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert second.storage_offset() == 24
+
+
+def test_pickled_sample_inputs_are_refused_before_torch_loads_them(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    bomb = io.BytesIO()
+    torch.save((Bomb(mark),), bomb)
+    file, poisoned = saved(convolutions(), torch.randn(3, 3, 8, 8)), io.BytesIO()
+    refuse_pickles(file)
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(poisoned, "w") as new:
+        for name in old.namelist():
+            inputs = "/sample_inputs/" in name
+            new.writestr(name, bomb.getvalue() if inputs else old.read(name))
+    with pytest.raises(PickledProgram, match="sample inputs"):
+        refuse_pickles(poisoned)
+    read_program(poisoned)  # never looks at them
+    assert not mark.exists()
+
+
+def test_numbers_of_the_schema() -> None:
+    assert schema.SCHEMA_VERSION[0] == program.SCHEMA_MAJOR
+    for number, dtype in program.DTYPES.items():
+        assert serialize._SERIALIZE_TO_TORCH_DTYPE[number] is dtype
+    for number, layout in program.MEMORY_FORMATS.items():
+        assert serialize._SERIALIZE_TO_TORCH_MEMORY_FORMAT[number] is layout
+    assert schema.Layout.Strided.value == 7
+
+
+def altered(file: io.BytesIO, suffix: str, change: Callable[[Any], None]) -> io.BytesIO:
+    """A copy of the archive with one JSON record changed."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name.endswith(suffix):
+                value = json.loads(data)
+                change(value)
+                data = json.dumps(value).encode()
+            new.writestr(name, data)
+    out.seek(0)
+    return out
+
+
+def test_a_pickled_weight_is_never_read(tmp_path: Path) -> None:
+    """Torch's own loader would run the code in this archive."""
+    mark = tmp_path / "ran"
+
+    def poison(config: Any) -> None:
+        next(iter(config["config"].values()))["use_pickle"] = True
+
+    file = altered(saved(convolutions(), torch.randn(3, 3, 8, 8)), "weights_config.json", poison)
+    bomb = io.BytesIO()
+    torch.save(Bomb(mark), bomb, pickle_module=pickle)
+    poisoned = io.BytesIO()
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(poisoned, "w") as new:
+        for name in old.namelist():
+            first = name.endswith("/weight_0")
+            new.writestr(name, bomb.getvalue() if first else old.read(name))
+    for check in (read_program, refuse_pickles):
+        poisoned.seek(0)
+        with pytest.raises(PickledProgram, match="pickled object"):
+            check(poisoned)
+    assert not mark.exists()
+
+
+def first_node(value: Any) -> Any:
+    return value["graph_module"]["graph"]["nodes"][0]
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "schema version": lambda v: v["schema_version"].update(major=9),
+    "operator": lambda v: first_node(v).update(target="os.system"),
+    "operator 'torch.ops.quantized": lambda v: first_node(v).update(
+        target="torch.ops.quantized.add.default"
+    ),
+    "unexpected structure": lambda v: first_node(v).update(target="torch.ops.aten.no.such"),
+    "out of order": lambda v: first_node(v)["inputs"].reverse(),
+    "argument kind": lambda v: first_node(v)["inputs"][0].update(kind=None),
+    "an argument 'as_graph'": lambda v: first_node(v)["inputs"][0].update(arg={"as_graph": {}}),
+    "outputs": lambda v: v["graph_module"]["signature"].update(output_specs=[]),
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_what_it_does_not_know(reason: str) -> None:
+    file = saved(convolutions(), torch.randn(3, 3, 8, 8))
+    with pytest.raises(UnknownProgram, match=reason):
+        read_program(altered(file, "models/model.json", CHANGES[reason]))
+
+
+def test_damage() -> None:
+    file = saved(convolutions(), torch.randn(3, 3, 8, 8))
+
+    def grow(config: Any) -> None:
+        meta = next(iter(config["config"].values()))["tensor_meta"]
+        meta["sizes"][0]["as_int"] = 4000
+
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        read_program(altered(file, "weights_config.json", grow))
+    with zipfile.ZipFile(file) as archive:
+        record = archive.getinfo(next(n for n in archive.namelist() if n.endswith("/weight_0")))
+        content = archive.read(record)
+    data = bytearray(file.getvalue())
+    data[data.index(content)] ^= 1
+    with pytest.raises(zipfile.BadZipFile, match="CRC"):
+        read_program(io.BytesIO(bytes(data)))
+    with pytest.raises(zipfile.BadZipFile):
+        read_program(io.BytesIO(file.getvalue()[: len(data) // 2]))
