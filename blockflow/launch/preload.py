@@ -34,8 +34,12 @@ WORKER_MODULES: tuple[str, ...] = (
     "blockflow.engine.registry",
     "blockflow.engine.echo",
     "blockflow.engine.exported",
+    "blockflow.engine.program",
     "blockflow.engine.torchscript",
     "blockflow.worker.main",
     "blockflow.worker.rehearsal",
     "blockflow.dispatcher.main",
 )
+
+REHEARSAL = "blockflow.worker.rehearsal:rehearse"
+"""What the template may do once on behalf of its workers; takes ``{"repository": folder}``."""

@@ -1,10 +1,10 @@
 """The template: a process that has imported everything and done nothing, and forks workers from it.
 
 ``python -m blockflow.launch.template <json>`` with the numbers of two inherited descriptors
-(``control``: a SEQPACKET socket to the launcher, ``lifeline``), the instance's ``run_dir`` and the
-modules to ``preload`` and calls to ``rehearse``. A forked worker shares the imported pages and starts in milliseconds; that
-is sound only while the template has one thread, no OpenMP pool and no CUDA context, so it computes
-nothing and checks itself before each fork.
+(``control``: a SEQPACKET socket to the launcher, ``lifeline``), the instance's ``run_dir``, the
+modules to ``preload`` and the calls to make after that (``rehearsals``). A forked worker shares the
+imported pages and starts in milliseconds; that is sound only while the template has one thread, no
+OpenMP pool and no CUDA context, so it computes nothing and checks itself before each fork.
 
 Messages (msgpack arrays). In: ``["launch", serial, order]``, ``["close"]``. Out: ``["ready"]``,
 ``["launched", serial, pid]`` with the child's pidfd, ``["failed", serial, text]``,

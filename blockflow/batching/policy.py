@@ -1,0 +1,111 @@
+"""Policy: the interface of all batching policies, and the plain data that they see.
+
+A policy decides which waiting queries run through which stage as one batch, and when. It is pure:
+it is told what happened and what time it is, keeps its own books, and is *asked* whenever the
+engine could start a batch. It never sees tensors, sockets or clocks, so that a worker and a
+simulator drive the very same code.
+
+Join and split need no actions of their own: a query waits at a stage boundary until some ``Run``
+names it, so naming queries of several former batches joins them, and naming a part of a former
+batch splits it. Nor does forwarding: a query that has left its last stage in this worker goes on
+at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from blockflow.core.errors import Problem
+
+
+class Query(NamedTuple):
+    """One request's rows waiting at one stage (a tuple: one is made for each, on the hot path).
+
+    Attributes:
+        key: names the query in this worker; it keeps its key from stage to stage.
+        stage: where it waits.
+        rows: how many rows it has; batches are counted in rows, not in queries.
+        arrival_ns: when it came into this worker (monotonic).
+        ready_ns: when it began to wait at this stage.
+        deadline_ns: no block starts it after this time; the worker takes it away then.
+        shape: dims after the rows. Only queries of one shape can share a batch.
+        first: it came from outside; False when it has done another stage of this worker.
+    """
+
+    key: int
+    stage: int
+    rows: int
+    arrival_ns: int
+    ready_ns: int
+    deadline_ns: int
+    shape: tuple[int, ...] = ()
+    first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run these waiting queries through ``stage`` as one batch, in this order."""
+
+    stage: int
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Nothing to run yet: ask again at ``at_ns``, or when something happens before."""
+
+    at_ns: int
+
+
+Decision = Run | WaitUntil | None
+"""``None``: nothing to run until something happens."""
+
+
+class Policy(ABC):
+    """Batching of one or several stages of a worker.
+
+    The caller's side of the bargain: a key is waiting from :meth:`arrive` until a ``Run`` names
+    it or :meth:`drop` takes it away; each ``Run`` is answered by one :meth:`done`, before which
+    further ``decide`` calls may come only if the worker can run batches side by side.
+
+    Args:
+        stages: the stages it schedules, in the order of the worker's blocks.
+        options: its options from the topology, already checked by :meth:`problems`.
+    """
+
+    NAME: ClassVar[str]
+
+    def __init__(self, stages: Sequence[int], options: Mapping[str, Any]) -> None:
+        self.stages = tuple(stages)
+        self.options = dict(options)
+
+    @classmethod
+    @abstractmethod
+    def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """What is wrong with ``options``; ``path`` is their JSON path."""
+
+    @abstractmethod
+    def arrive(self, query: Query, now: int) -> None:
+        """``query`` waits at its stage from now on."""
+
+    @abstractmethod
+    def drop(self, key: int, now: int) -> None:
+        """A waiting query is gone: expired, cancelled or handed to another policy."""
+
+    @abstractmethod
+    def done(self, stage: int, keys: Sequence[int], now: int) -> None:
+        """A batch has left ``stage``; ``keys`` are those that did not fail.
+
+        Those that go on within this worker arrive again right after this call.
+        """
+
+    @abstractmethod
+    def decide(self, now: int) -> Decision:
+        """The engine could start a batch now: which one?"""
+
+    @abstractmethod
+    def waiting(self) -> Iterable[Query]:
+        """The queries that wait, oldest first."""

@@ -1,0 +1,285 @@
+"""Executor: carries out what the scheduler decides: receive, queue, compute, send.
+
+It belongs to the data thread. It reads no socket and no clock of its own accord: every call brings
+``now``, and :meth:`Executor.next_wake_ns` says when it wants to be called again at the latest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from blockflow.batching.policy import WaitUntil
+from blockflow.core.errors import BlockError, BlockFlowError, RequestError
+from blockflow.tensormq.channel import OutBuffer, Producer
+from blockflow.worker.delivery import Delivery, next_item, timing
+from blockflow.worker.failpoints import FailPoints
+from blockflow.worker.intake import Intake
+from blockflow.worker.runner import Runner
+from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.stage import Stage, StageSnapshot
+from blockflow.worker.ticket import Batch, Source, Ticket
+
+INBOX_ROWS = 4096
+"""Rows that may wait; beyond it the data socket is not read, and the senders' queues fill up."""
+
+_NEVER_NS = 1 << 63
+_STALL_NS = 1_000_000
+"""Releases are marks in shared memory and wake nobody: while a slot is missing, look this often."""
+
+
+class Executor:
+    """The worker's work.
+
+    Args:
+        stages: by number.
+        scheduler: over the same stages.
+        intake: makes tickets of messages.
+        runner: the engine thread.
+        delivery: the sending side.
+        failpoints: of this process.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        scheduler: Scheduler,
+        intake: Intake,
+        runner: Runner,
+        delivery: Delivery,
+        failpoints: FailPoints,
+    ) -> None:
+        self._stages = stages
+        self._scheduler = scheduler
+        self._intake = intake
+        self._runner = runner
+        self._delivery = delivery
+        self._failpoints = failpoints
+        self._running: Batch | None = None
+        self._producer: Producer | None = None
+        self._stalled: Batch | None = None
+        self._wait_until_ns: int | None = None
+        self._overdue_ns: int | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return self._running is None and self._stalled is None and not len(self._scheduler)
+
+    @property
+    def busy(self) -> bool:
+        """A batch is being computed."""
+        return self._running is not None
+
+    @property
+    def full(self) -> bool:
+        """The inbox takes no more: leave what comes in the socket."""
+        return self._scheduler.queued_rows() >= INBOX_ROWS
+
+    def next_wake_ns(self) -> int | None:
+        """When :meth:`step` has something to do even if nothing happens; None = never."""
+        soonest = self._overdue_ns
+        for at in (self._wait_until_ns, self._scheduler.next_deadline()):
+            if at is not None and (soonest is None or at < soonest):
+                soonest = at
+        if self._stalled is not None:
+            return min(soonest or _NEVER_NS, time.monotonic_ns() + _STALL_NS)
+        return soonest
+
+    def receive(self, header: bytes, frame: Any | None, now: int) -> None:
+        """One message from the data socket, received at ``now``."""
+        arrival = self._intake.take(header, frame, now)
+        for item, error in arrival.refused:
+            self._delivery.fail([item], error)
+        for ticket in arrival.tickets:
+            self._queue(ticket)
+
+    def computed(self, batch: Batch) -> None:
+        """The engine is done with ``batch``: release its inputs, send its output."""
+        if batch is not self._running:
+            return  # given up meanwhile: it was answered for
+        self._running = self._overdue_ns = None
+        producer, self._producer = self._producer, None
+        out = batch.out
+        for ticket in batch.tickets:
+            ticket.source.release()
+        now = time.monotonic_ns()
+        self._scheduler.done(batch, now)
+        stage = self._stages[batch.stage]
+        stays = self._delivery.deliver(batch, producer)
+        now = time.monotonic_ns()
+        self._account(stage, batch, now)
+        if out is not None and producer is not None:
+            stage.meter.bytes_out += out.nbytes
+        stage.meter.copies_out += batch.copies
+        for ticket in batch.tickets:
+            error = batch.errors.get(ticket.key)
+            if error is not None:
+                self._delivery.fail([ticket.item], error)
+        if stays:
+            self._hand_over(stays, batch, producer, now)
+        self._failpoints.hit("after_output", stage.name)
+
+    def step(self, now: int) -> bool:
+        """Expire what is too late and start what can be started; True when a batch was."""
+        for ticket in self._scheduler.expire(now):
+            self._expired(ticket)
+        if self._running is not None:
+            return False
+        if self._stalled is not None:
+            self._start(self._stalled, now)
+            return self.busy
+        self._wait_until_ns = None
+        decision = self._scheduler.decide(now)
+        if isinstance(decision, WaitUntil):
+            self._wait_until_ns = decision.at_ns
+        elif decision is not None:
+            self._start(decision, now)
+        return self.busy
+
+    def give_up_overdue(self, now: int) -> bool:
+        """True when the running forward has exceeded its block's time-out; its items are failed.
+
+        The engine thread cannot be interrupted: the process has to end after this.
+        """
+        batch = self._running
+        if batch is None or self._overdue_ns is None or now < self._overdue_ns:
+            return False
+        self._running = self._overdue_ns = None
+        stage = self._stages[batch.stage]
+        stage.meter.failures += len(batch.tickets)
+        limit = stage.spec.timeout_ms
+        error = BlockError("BLOCK_FAILED", f"no result within {limit} ms", where=stage.name)
+        self._delivery.fail([t.item for t in batch.tickets], error)
+        return True
+
+    def refuse_all(self, error: BlockFlowError) -> None:
+        """Fail everything that waits (termination)."""
+        tickets = self._scheduler.take_all()
+        if self._stalled is not None:
+            tickets += self._stalled.tickets
+            self._stalled = None
+        for ticket in tickets:
+            self._fail(ticket, error)
+
+    def snapshot(self, now: int) -> dict[int, StageSnapshot]:
+        queue = self._scheduler
+        return {
+            n: s.meter.snapshot(now, queue.queued(n), queue.queued_rows(n))
+            for n, s in self._stages.items()
+        }
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _queue(self, ticket: Ticket) -> None:
+        meter = self._stages[ticket.stage].meter
+        ticket.ready_ns = time.monotonic_ns()
+        meter.arrived.add(ticket.rows, ticket.ready_ns)
+        self._scheduler.arrive(ticket, ticket.ready_ns)
+
+    def _start(self, batch: Batch, now: int) -> None:
+        """Reserve the output and give the batch to the engine, or leave it stalled for a slot."""
+        self._stalled = None
+        late = [t for t in batch.tickets if t.deadline_ns <= now]
+        if late:
+            for ticket in late:
+                self._expired(ticket)
+            batch.tickets = tuple(t for t in batch.tickets if t not in late)
+            if not batch.tickets:
+                self._scheduler.done(batch, now)
+                return
+        try:
+            producer = self._delivery.producer_for(batch)
+            out = None if producer is None else self._reserve(batch, producer)
+        except BlockFlowError as exc:
+            self._scheduler.done(batch, now)
+            for ticket in batch.tickets:
+                self._fail(ticket, exc)
+            return
+        if producer is not None and out is None:
+            self._stalled = batch
+            return
+        batch.out = out
+        batch.started_ns = now
+        self._running, self._producer = batch, producer
+        self._runner.submit(batch)
+        limit = self._stages[batch.stage].timeout_ns
+        if limit:
+            self._overdue_ns = now + limit
+
+    def _reserve(self, batch: Batch, producer: Producer) -> OutBuffer | None:
+        stage = self._stages[batch.stage]
+        source = batch.tickets[0].source
+        dims = stage.output_dims(source.dtype, (batch.rows, *source.shape))
+        return producer.reserve(stage.contract.output.dtype, dims)
+
+    def _hand_over(
+        self,
+        stays: Iterable[tuple[Ticket, int, int]],
+        batch: Batch,
+        producer: Producer | None,
+        now: int,
+    ) -> None:
+        """The output's local successors: the tensor is passed on as it is."""
+        users = list(stays)
+        result, out = batch.result, batch.out
+        held = None if out is None or producer is None else (producer, out)
+        source = Source(
+            str(result.dtype).removeprefix("torch."),
+            tuple(result.shape[1:]),
+            len(users),
+            tensor=result,
+            on_release=None if held is None else lambda: held[0].unhold(held[1]),
+        )
+        seen: set[int] = set()
+        for ticket, hop, start in users:
+            item = next_item(ticket, batch, hop, now)
+            # The first branch is the query's continuation; further ones are queries of their own.
+            key = self._intake.new_key() if ticket.key in seen else ticket.key
+            seen.add(ticket.key)
+            stage = item.path.nodes[hop].stage
+            follower = Ticket(
+                key,
+                item,
+                stage,
+                source,
+                start,
+                ticket.arrival_ns,
+                now,
+                now,
+                ticket.deadline_ns,
+                0,
+            )
+            self._queue(follower)
+
+    def _expired(self, ticket: Ticket) -> None:
+        self._stages[ticket.stage].meter.expired += 1
+        name = self._stages[ticket.stage].name
+        self._fail(
+            ticket, RequestError("DEADLINE_EXCEEDED", f"expired in the queue of {name!r}")
+        )
+
+    def _fail(self, ticket: Ticket, error: BlockFlowError) -> None:
+        ticket.source.release()
+        self._stages[ticket.stage].meter.failures += 1
+        self._delivery.fail([ticket.item], error)
+
+    def _account(self, stage: Stage, batch: Batch, now: int) -> None:
+        meter = stage.meter
+        rows = 0
+        for ticket in batch.tickets:
+            if ticket.key in batch.errors:
+                meter.failures += 1
+                continue
+            spent = timing(ticket, batch, now)
+            meter.wait.record(spent.wait)
+            meter.overhead.record(spent.overhead)
+            meter.requests += 1
+            rows += ticket.rows
+        compute = batch.compute_to_ns - batch.compute_from_ns
+        meter.batches += 1
+        meter.rows += rows
+        meter.compute.record(compute)
+        meter.served.add(rows, now)
+        meter.busy.add(compute, now)

@@ -1,0 +1,86 @@
+"""Failpoints: named places where a test makes a worker die, stall or fail.
+
+Armed by the environment only, for tests: ``BLOCKFLOW_FAILPOINTS="before_forward=kill:trunk1,..."``;
+entries are ``name=action`` with an optional ``:block``. Actions: ``kill`` (SIGKILL itself),
+``stall`` (that thread sleeps for ever) and ``raise`` (BLOCK_FAILED); ``kill-once`` and
+``stall-once`` do it in the first process of an instance that gets there, so that a replacement
+lives. With the value ``options`` each stage's entries are taken from its option ``failpoints``
+instead, so that the workers of one template can be armed one by one; without the variable that
+option does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from blockflow.core.errors import BlockError, SystemError_
+from blockflow.core.launchspec import StageSpec
+
+ENV = "BLOCKFLOW_FAILPOINTS"
+OPTION = "failpoints"
+BY_OPTIONS = "options"
+
+POINTS = frozenset({"before_load", "after_load", "before_forward", "after_forward", "after_output"})
+"""``before_forward`` and ``after_forward`` lie in the engine thread, ``after_output`` in the data
+thread right after the result was sent; the load points come once per block."""
+
+ACTIONS = frozenset({"kill", "stall", "raise", "kill-once", "stall-once"})
+
+
+class FailPoints:
+    """The armed points of this process; without any, :meth:`hit` is one dictionary look-up.
+
+    Args:
+        text: the environment variable's value.
+        run_dir: where ``-once`` leaves its marks.
+
+    Raises:
+        SystemError_: INTERNAL for a point or action that does not exist.
+    """
+
+    def __init__(self, text: str, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._armed: dict[str, tuple[str, str]] = {}
+        for entry in filter(None, text.split(",")):
+            name, _, rest = entry.partition("=")
+            action, _, block = rest.partition(":")
+            if name not in POINTS or action not in ACTIONS:
+                raise SystemError_("INTERNAL", f"unknown failpoint {entry!r}", where=ENV)
+            self._armed[name] = (action, block)
+
+    @classmethod
+    def from_environment(
+        cls, run_dir: Path, stages: Iterable[StageSpec], env: Mapping[str, str] = os.environ
+    ) -> FailPoints:
+        """What the environment arms for a worker with these stages."""
+        text = env.get(ENV, "")
+        if text == BY_OPTIONS:
+            asked = [(str(s.options.get(OPTION, "")), s.block.name) for s in stages]
+            text = ",".join(f"{e}:{name}" for t, name in asked for e in t.split(",") if e)
+        return cls(text, run_dir)
+
+    def hit(self, name: str, block: str) -> None:
+        """Do what is armed here for ``block``, if anything."""
+        armed = self._armed.get(name)
+        if armed is None or armed[1] not in ("", block):
+            return
+        action, _, once = armed[0].partition("-")
+        if once and not self._first(name):
+            return
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == "stall":
+            threading.Event().wait()
+        raise BlockError("BLOCK_FAILED", f"failpoint {name}", where=block)
+
+    def _first(self, name: str) -> bool:
+        try:
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+            os.close(os.open(self._run_dir / f"failpoint-{name}", flags, 0o600))
+        except FileExistsError:
+            return False
+        return True

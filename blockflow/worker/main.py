@@ -1,0 +1,23 @@
+"""The entry of a worker process: what launchers call."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from blockflow.core.launchspec import WorkerLaunch
+from blockflow.tensormq.agent import lifeline_from_environment
+from blockflow.worker.worker import Worker
+
+
+def run(spec: Mapping[str, Any]) -> int:
+    """Be the worker of ``spec`` (:meth:`WorkerLaunch.to_dict`); returns its exit status."""
+    launch = WorkerLaunch.from_dict(spec)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format=f"%(asctime)s %(levelname)s {launch.name} %(name)s: %(message)s",
+    )
+    return Worker(launch, lifeline_from_environment()).run()

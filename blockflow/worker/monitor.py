@@ -1,0 +1,136 @@
+"""KpiMonitor: the monitor thread. On and off while the worker runs.
+
+It samples the process, asks the data thread for the stages' figures, and sends both to the
+Controller.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from blockflow.core.launchspec import StageSpec
+from blockflow.launch.process_kpi import ProcessSampler
+from blockflow.tensormq.channel import Producer
+from blockflow.wire.control import Stats
+from blockflow.worker.stage import StageSnapshot
+
+MAX_HZ = 100.0
+_ANSWER_S = 1.0
+
+
+class AskKpi:
+    """Message to the data thread: :meth:`KpiMonitor.answer` is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Answer of the data thread: its stages by number, and counters of the worker."""
+
+    stages: Mapping[int, StageSnapshot]
+    counters: Mapping[str, int]
+
+
+class KpiMonitor:
+    """Owns the monitor thread.
+
+    Args:
+        incarnation: of this worker.
+        specs: its stages.
+        device: for GPU figures.
+        producer: whose memory is shown; None without an arena.
+        ask: makes the data thread call :meth:`answer`.
+        send: takes the Stats message.
+    """
+
+    def __init__(
+        self,
+        incarnation: int,
+        specs: Mapping[int, StageSpec],
+        device: str,
+        producer: Producer | None,
+        ask: Callable[[], None],
+        send: Callable[[Stats], None],
+    ) -> None:
+        self._incarnation = incarnation
+        self._specs = specs
+        self._device = device
+        self._producer = producer
+        self._ask = ask
+        self._send = send
+        self._period_s = 0.0
+        self._closing = False
+        self._change = threading.Condition()
+        self._snapshot: Snapshot | None = None
+        self._thread = threading.Thread(target=self._run, name="bf-monitor", daemon=True)
+
+    def start(self, hz: float) -> None:
+        self.set_rate(hz)
+        self._thread.start()
+
+    def set_rate(self, hz: float) -> None:
+        """``hz`` samples per second, 0 = off."""
+        with self._change:
+            self._period_s = 1.0 / min(hz, MAX_HZ) if hz > 0 else 0.0
+            self._change.notify()
+
+    def answer(self, snapshot: Snapshot) -> None:
+        """Called by the data thread."""
+        with self._change:
+            self._snapshot = snapshot
+            self._change.notify()
+
+    def close(self) -> None:
+        with self._change:
+            self._closing = True
+            self._change.notify()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    # --- the monitor thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        sampler = ProcessSampler(self._device)
+        due = time.monotonic()
+        while True:
+            with self._change:
+                while not self._closing:
+                    left = due - time.monotonic() if self._period_s else None
+                    if left is not None and left <= 0:
+                        break
+                    self._change.wait(left)
+                    if self._period_s:  # a new rate may bring the next sample closer
+                        due = min(due, time.monotonic() + self._period_s)
+                if self._closing:
+                    return
+                self._snapshot = None
+            self._ask()
+            snapshot = self._answered()
+            if snapshot is not None:
+                self._send(self._stats(sampler, snapshot))
+            with self._change:
+                due = time.monotonic() + (self._period_s or 0.0)
+
+    def _answered(self) -> Snapshot | None:
+        with self._change:
+            self._change.wait_for(lambda: self._snapshot or self._closing, _ANSWER_S)
+            return self._snapshot
+
+    def _stats(self, sampler: ProcessSampler, snapshot: Snapshot) -> Stats:
+        now = time.monotonic_ns()
+        memory: dict[str, int] = {}
+        extra: dict[str, object] = dict(snapshot.counters)
+        if self._producer is not None:
+            usage = self._producer.usage()
+            memory = {
+                "arena_bytes": usage.capacity,
+                "arena_used": usage.used,
+                "slots": usage.slots,
+                "slots_used": usage.slots_used,
+            }
+            extra |= {"arena_committed": usage.committed, "slot_stalls": usage.stalls}
+        process = sampler.sample(now, **memory)
+        stages = [s.kpi(self._specs[n]).to_dict() for n, s in snapshot.stages.items()]
+        return Stats(self._incarnation, now, stages, process.to_dict(), extra)

@@ -1,0 +1,257 @@
+"""Runner: the engine thread. It loads the blocks, then computes one batch after the other.
+
+One thread per worker computes, for all its stages: intra-op threads are planned per worker, and
+two forwards side by side would only fight for them. It touches no socket and keeps no books;
+whatever it finishes goes to the data thread by ``post``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from blockflow.core.errors import BlockError, BlockFlowError
+from blockflow.core.launchspec import StageSpec
+from blockflow.engine.base import EngineOptions
+from blockflow.engine.registry import create_engine
+from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.views import as_torch
+from blockflow.worker import failpoints
+from blockflow.worker.failpoints import FailPoints
+from blockflow.worker.stage import Stage
+from blockflow.worker.ticket import Batch, Ticket
+
+_LOG = logging.getLogger("blockflow.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All blocks are loaded and warm, or ``error`` says why not."""
+
+    load_ms: float
+    warm_ms: float
+    error: BlockFlowError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """``batch`` holds its result or its errors."""
+
+    batch: Batch
+
+
+class Runner:
+    """Owns the engine thread.
+
+    Args:
+        stages: by number; their engines are made and not loaded.
+        post: takes :class:`Loaded` and :class:`Computed`, from the engine thread.
+        points: failpoints of this process.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        post: Callable[[Loaded | Computed], None],
+        points: FailPoints,
+    ) -> None:
+        self._stages = stages
+        self._post = post
+        self._failpoints = points
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="bf-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def load(self, repository: Path) -> None:
+        """Load and warm up every block; answered by one :class:`Loaded`."""
+        self._jobs.put(lambda: self._post(self._load(BlockRepository(repository))))
+
+    def submit(self, batch: Batch) -> None:
+        """Compute ``batch``; answered by one :class:`Computed`."""
+        self._jobs.put(lambda: self._compute(batch))
+
+    def close(self, timeout_s: float) -> bool:
+        """Free the engines and end the thread; False when it is stuck in a computation."""
+        for stage in self._stages.values():
+            self._jobs.put(stage.engine.close)
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # --- the engine thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        # Inference mode is a property of a thread: entered once, not per batch.
+        with torch.inference_mode():
+            while (job := self._jobs.get()) is not None:
+                try:
+                    job()
+                except Exception:  # a defect here must not end the thread: batches would hang
+                    _LOG.exception("job of the engine thread failed")
+
+    def _load(self, repository: BlockRepository) -> Loaded:
+        begin = time.monotonic_ns()
+        try:
+            with suppress(RuntimeError):  # already set: a process hosts one worker but in tests
+                torch.set_num_interop_threads(1)
+            for stage in self._stages.values():
+                self._failpoints.hit("before_load", stage.name)
+                block = stage.spec.block
+                with repository.artifact(block.name, digest=block.digest) as path:
+                    stage.engine.load(path)
+                self._failpoints.hit("after_load", stage.name)
+            warm = time.monotonic_ns()
+            for stage in self._stages.values():
+                stage.engine.warm_up(1)
+        except BlockFlowError as exc:
+            return Loaded(0.0, 0.0, exc)
+        except Exception as exc:
+            _LOG.exception("loading failed")
+            return Loaded(0.0, 0.0, BlockError("LOAD_FAILED", f"{type(exc).__name__}: {exc}"))
+        end = time.monotonic_ns()
+        release_load_memory()
+        return Loaded((warm - begin) / 1e6, (end - warm) / 1e6)
+
+    def _compute(self, batch: Batch) -> None:
+        stage = self._stages[batch.stage]
+        try:
+            self._forward(stage, batch, batch.tickets, _whole(batch))
+            self._failpoints.hit("after_forward", stage.name)
+        except Exception as exc:
+            self._failed(stage, batch, exc)
+        if not batch.compute_to_ns:
+            batch.compute_to_ns = time.monotonic_ns()
+            batch.compute_from_ns = batch.compute_from_ns or batch.compute_to_ns
+        self._post(Computed(batch))
+
+    def _forward(
+        self, stage: Stage, batch: Batch, tickets: Sequence[Ticket], out: torch.Tensor | None
+    ) -> None:
+        """One forward of ``tickets``; the result is in ``out``, or in ``batch.result`` without."""
+        x = _input(tickets)
+        engine = stage.engine
+        self._failpoints.hit("before_forward", stage.name)
+        if not batch.compute_from_ns:
+            batch.compute_from_ns = time.monotonic_ns()
+        if out is not None and engine.copies_out == 0:
+            engine.run(x, out)
+            batch.compute_to_ns = time.monotonic_ns()
+            batch.result = out
+            return
+        y = engine.run(x)
+        batch.compute_to_ns = time.monotonic_ns()
+        if out is None:
+            batch.result = y
+            return
+        # Copied here and not by the engine, so that the copy is accounted as overhead.
+        if y.shape != out.shape or y.dtype != out.dtype:
+            raise BlockError(
+                "OUTPUT_MISMATCH",
+                f"the result is {y.dtype}{list(y.shape)}, the contract says "
+                f"{out.dtype}{list(out.shape)}",
+                where=stage.name,
+            )
+        out.copy_(y)
+        batch.result = out
+        batch.copies += 1
+
+    def _failed(self, stage: Stage, batch: Batch, exc: Exception) -> None:
+        """Blame the guilty only: with batch mates, each ticket is run again by itself."""
+        if len(batch.tickets) == 1:
+            batch.errors[batch.tickets[0].key] = _as_error(stage, exc)
+            return
+        results: list[torch.Tensor | None] = []
+        whole = _whole(batch)
+        row = 0
+        for ticket in batch.tickets:
+            part = None if whole is None else whole[row : row + ticket.rows]
+            row += ticket.rows
+            try:
+                self._forward(stage, batch, (ticket,), part)
+                results.append(batch.result)
+            except Exception as again:
+                batch.errors[ticket.key] = _as_error(stage, again)
+                results.append(None)
+        batch.result = whole if whole is not None else _joined(batch.tickets, results)
+
+
+def _whole(batch: Batch) -> torch.Tensor | None:
+    out = batch.out
+    return None if out is None else as_torch(out.memory, out.dtype, out.dims)
+
+
+def _joined(
+    tickets: Sequence[Ticket], results: Sequence[torch.Tensor | None]
+) -> torch.Tensor | None:
+    """One tensor with every ticket's rows at its place; those of failed ones are zeros."""
+    good = next((r for r in results if r is not None), None)
+    if good is None:
+        return None
+    return torch.cat(
+        [
+            good.new_zeros((t.rows, *good.shape[1:])) if r is None else r
+            for t, r in zip(tickets, results, strict=True)
+        ]
+    )
+
+
+def _input(tickets: Sequence[Ticket]) -> torch.Tensor:
+    """The tickets' rows as one tensor: a view where they lie side by side, else one copy."""
+    parts: list[torch.Tensor] = []
+    i = 0
+    while i < len(tickets):
+        source, start = tickets[i].source, tickets[i].start
+        stop = start
+        while i < len(tickets) and tickets[i].source is source and tickets[i].start == stop:
+            stop += tickets[i].rows
+            i += 1
+        x: torch.Tensor = source.tensor()
+        parts.append(x if stop - start == x.shape[0] else x[start:stop])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _as_error(stage: Stage, exc: Exception) -> BlockFlowError:
+    if isinstance(exc, BlockFlowError):
+        return exc
+    _LOG.error("engine of %s raised", stage.name, exc_info=exc)
+    return BlockError("BLOCK_FAILED", f"{type(exc).__name__}: {exc}"[:500], where=stage.name)
+
+
+def release_load_memory() -> None:
+    """Give back what loading has left: dead objects, and the heap's free pages.
+
+    The allocator is told to keep freed memory (see ``launch.environment``), which is right for
+    activations and wrong for the file buffers of a load. What stays is taken out of the collector's
+    sight: a full collection over a loaded program's graph would stall a request for milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def make_engines(specs: Sequence[StageSpec], device: str, threads: int) -> dict[int, Stage]:
+    """The worker's stages with their engines, not loaded yet.
+
+    Raises:
+        RepositoryError: UNSUPPORTED_FORMAT.
+        SystemError_: MISSING_EXTRA.
+    """
+    stages: dict[int, Stage] = {}
+    for spec in specs:
+        extra = {k: v for k, v in spec.options.items() if k != failpoints.OPTION}
+        options = EngineOptions(device, threads, spec.precision, extra)
+        stages[spec.stage] = Stage(spec, create_engine(spec.block, options))
+    return stages

@@ -1,0 +1,166 @@
+"""Scheduler: the worker's waiting tickets and the policies that choose among them. Pure.
+
+Events come in with ``now``; batches to run and tickets that have expired come out. One engine
+serves all stages of a worker, so the scheduler asks its policies in turn.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import Any
+
+from blockflow.batching.policy import Policy, Query, Run, WaitUntil
+from blockflow.batching.registry import create_policy
+from blockflow.worker.ticket import Batch, Ticket
+
+
+class Scheduler:
+    """Stages that have the same policy share one instance of it, which may then look across them.
+
+    Args:
+        policies: stage -> policy with options, in the order of the worker's blocks.
+
+    Raises:
+        TopologyError: an unknown policy or bad options.
+    """
+
+    def __init__(self, policies: Mapping[int, Mapping[str, Any]]) -> None:
+        self._specs: dict[int, dict[str, Any]] = {s: dict(p) for s, p in policies.items()}
+        self._by_stage: dict[int, Policy] = {}
+        self._policies: list[Policy] = []
+        self._turn = 0
+        self._tickets: dict[int, Ticket] = {}
+        self._deadlines: list[tuple[int, int]] = []
+        self._queued: dict[int, int] = dict.fromkeys(policies, 0)
+        self._rows: dict[int, int] = dict.fromkeys(policies, 0)
+        self._regroup(self._specs)
+
+    def __len__(self) -> int:
+        """Waiting tickets."""
+        return len(self._tickets)
+
+    def queued(self, stage: int) -> int:
+        return self._queued[stage]
+
+    def queued_rows(self, stage: int | None = None) -> int:
+        """Rows that wait at one stage, or at all of them."""
+        return sum(self._rows.values()) if stage is None else self._rows[stage]
+
+    def arrive(self, ticket: Ticket, now: int) -> None:
+        """``ticket`` waits at its stage; ``ticket.ready_ns`` has been set."""
+        self._tickets[ticket.key] = ticket
+        heapq.heappush(self._deadlines, (ticket.deadline_ns, ticket.key))
+        self._count(ticket, 1)
+        self._by_stage[ticket.stage].arrive(_query(ticket), now)
+
+    def expire(self, now: int) -> list[Ticket]:
+        """Take away every ticket whose deadline has passed."""
+        gone: list[Ticket] = []
+        heap = self._deadlines
+        while heap and heap[0][0] <= now:
+            deadline, key = heapq.heappop(heap)
+            ticket = self._tickets.get(key)
+            # The same key may wait again, at a later stage: it is on the heap once more then.
+            if ticket is not None and ticket.deadline_ns == deadline:
+                self._remove(ticket)
+                self._by_stage[ticket.stage].drop(key, now)
+                gone.append(ticket)
+        return gone
+
+    def next_deadline(self) -> int | None:
+        """When :meth:`expire` will have something to do at the earliest."""
+        heap = self._deadlines
+        while heap and heap[0][1] not in self._tickets:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def decide(self, now: int) -> Batch | WaitUntil | None:
+        """The next batch, or when to ask again at the latest (None: once something happened)."""
+        soonest: int | None = None
+        count = len(self._policies)
+        for i in range(count):
+            policy = self._policies[(self._turn + i) % count]
+            decision = policy.decide(now)
+            if isinstance(decision, Run):
+                self._turn = (self._turn + i + 1) % count
+                return self._take(decision)
+            if decision is not None and (soonest is None or decision.at_ns < soonest):
+                soonest = decision.at_ns
+        return None if soonest is None else WaitUntil(soonest)
+
+    def done(self, batch: Batch, now: int) -> None:
+        """``batch`` has run (or was given up). Local successors arrive after this."""
+        keys = [t.key for t in batch.tickets if t.key not in batch.errors]
+        self._by_stage[batch.stage].done(batch.stage, keys, now)
+
+    def take_all(self) -> list[Ticket]:
+        """Take away every waiting ticket (termination)."""
+        tickets = list(self._tickets.values())
+        for ticket in tickets:
+            self._remove(ticket)
+        self._regroup(self._specs)
+        return tickets
+
+    def set_policy(self, stage: int, spec: Mapping[str, Any], now: int) -> None:
+        """Give ``stage`` another policy; what waits is handed over, nothing is lost.
+
+        Raises:
+            TopologyError: the policy or its options are invalid; the old one stays.
+        """
+        self._regroup({**self._specs, stage: dict(spec)})
+        waiting = sorted(self._tickets.values(), key=lambda t: (t.arrival_ns, t.key))
+        for ticket in waiting:
+            self._by_stage[ticket.stage].arrive(_query(ticket), now)
+
+    # --- books -----------------------------------------------------------------------------------
+
+    def _regroup(self, specs: Mapping[int, dict[str, Any]]) -> None:
+        groups: list[tuple[dict[str, Any], list[int]]] = []
+        for stage, spec in specs.items():
+            for known, members in groups:
+                if known == spec:
+                    members.append(stage)
+                    break
+            else:
+                groups.append((spec, [stage]))
+        policies = [create_policy(spec, members) for spec, members in groups]
+        self._specs = dict(specs)
+        self._policies = policies
+        self._by_stage = {stage: p for p in policies for stage in p.stages}
+        self._turn = 0
+
+    def _take(self, run: Run) -> Batch:
+        tickets = [self._tickets[key] for key in run.keys]
+        for ticket in tickets:
+            self._remove(ticket)
+        if len(tickets) > 1:
+            # Rows that go the same way next lie side by side in the output: one message for them.
+            tickets.sort(key=_next_stages)
+        return Batch(run.stage, tuple(tickets))
+
+    def _remove(self, ticket: Ticket) -> None:
+        del self._tickets[ticket.key]
+        self._count(ticket, -1)
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        self._queued[ticket.stage] += sign
+        self._rows[ticket.stage] += sign * ticket.item.rows
+
+
+def _query(ticket: Ticket) -> Query:
+    return Query(
+        ticket.key,
+        ticket.stage,
+        ticket.item.rows,
+        ticket.arrival_ns,
+        ticket.ready_ns,
+        ticket.deadline_ns,
+        ticket.source.shape,
+        ticket.arrival_ns == ticket.received_ns,
+    )
+
+
+def _next_stages(ticket: Ticket) -> list[int]:
+    path, hop = ticket.item.path, ticket.item.hop
+    return [path.nodes[c].stage for c in path.children(hop)]

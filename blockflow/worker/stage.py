@@ -1,0 +1,132 @@
+"""Stage: what a worker knows of one of its blocks, with its engine and its figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.metrics import Histogram, RateMeter, StageKpi
+from blockflow.engine.base import Engine
+
+_SHAPES_KEPT = 1024
+
+
+class StageMeter:
+    """Counters and histograms of one stage, kept by the data thread."""
+
+    __slots__ = (
+        "arrived",
+        "batches",
+        "busy",
+        "bytes_out",
+        "compute",
+        "copies_out",
+        "expired",
+        "failures",
+        "overhead",
+        "requests",
+        "rows",
+        "served",
+        "wait",
+    )
+
+    def __init__(self) -> None:
+        self.requests = self.rows = self.batches = self.failures = self.expired = 0
+        self.bytes_out = self.copies_out = 0
+        self.wait = Histogram()
+        self.overhead = Histogram()
+        self.compute = Histogram()
+        self.arrived = RateMeter()
+        self.served = RateMeter()
+        self.busy = RateMeter()
+
+    def snapshot(self, now: int, queued: int, queued_rows: int) -> StageSnapshot:
+        """A copy that another thread may turn into KPIs; cheap: it interrupts the data thread."""
+        served, busy = self.served.rate(now), self.busy.rate(now)
+        if busy > 0:
+            mu = served * 1e9 / busy
+        else:
+            mu = self.rows * 1e9 / self.compute.total if self.compute.total else 0.0
+        return StageSnapshot(
+            queued,
+            queued_rows,
+            (self.requests, self.rows, self.batches, self.failures, self.expired),
+            (self.arrived.rate(now), mu, served),
+            (_copy(self.wait), _copy(self.overhead), _copy(self.compute)),
+            (self.bytes_out, self.copies_out),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageSnapshot:
+    """One moment of a :class:`StageMeter`."""
+
+    queued: int
+    queued_rows: int
+    counts: tuple[int, int, int, int, int]
+    rates: tuple[float, float, float]
+    times: tuple[Histogram, Histogram, Histogram]
+    outs: tuple[int, int]
+
+    def kpi(self, spec: StageSpec) -> StageKpi:
+        requests, rows, batches, failures, expired = self.counts
+        lam, mu, served = self.rates
+        wait, overhead, compute = self.times
+        return StageKpi(
+            stage=spec.stage,
+            block=spec.block.name,
+            queue=self.queued,
+            queue_rows=self.queued_rows,
+            requests=requests,
+            rows=rows,
+            batches=batches,
+            failures=failures,
+            expired=expired,
+            lam=lam,
+            mu=mu,
+            rho=lam / mu if mu else 0.0,
+            rows_per_s=served,
+            mean_batch_rows=rows / batches if batches else 0.0,
+            wait=wait.summary(),
+            overhead=overhead.summary(),
+            compute=compute.summary(),
+            bytes_out=self.outs[0],
+            copies_out=self.outs[1],
+        )
+
+
+class Stage:
+    """One block of this worker."""
+
+    __slots__ = ("_fits", "contract", "engine", "meter", "name", "number", "spec", "timeout_ns")
+
+    def __init__(self, spec: StageSpec, engine: Engine) -> None:
+        self.spec = spec
+        self.engine = engine
+        self.number = spec.stage
+        self.name = spec.block.name
+        self.contract = spec.block.contract
+        self.timeout_ns = spec.timeout_ms * 1_000_000
+        self.meter = StageMeter()
+        self._fits: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+
+    def output_dims(self, dtype: str, dims: tuple[int, ...]) -> tuple[int, ...]:
+        """Dims of the output for an input; the same few shapes come again and again.
+
+        Raises:
+            RequestError: CONTRACT_MISMATCH or EMPTY_INPUT: the block does not take this input.
+        """
+        out = self._fits.get((dtype, dims))
+        if out is None:
+            out = self.contract.output_dims(self.contract.input.bind(dtype, dims, where=self.name))
+            if len(self._fits) >= _SHAPES_KEPT:
+                self._fits.clear()
+            self._fits[(dtype, dims)] = out
+        return out
+
+
+def _copy(histogram: Histogram) -> Histogram:
+    out = Histogram()
+    out.counts = dict(histogram.counts)
+    out.count, out.total, out.maximum = histogram.count, histogram.total, histogram.maximum
+    return out

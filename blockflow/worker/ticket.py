@@ -1,0 +1,118 @@
+"""Ticket: one request's rows in this worker; Source: the tensor they lie in; Batch: what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from blockflow.core.errors import BlockFlowError
+from blockflow.tensormq.channel import InBuffer, OutBuffer
+from blockflow.tensormq.views import as_torch
+from blockflow.wire.data import Item
+
+
+class Source:
+    """A tensor that one or several tickets have their rows in; released by the last of them.
+
+    Made from a received buffer, or from the output of another stage of this worker (then there is
+    no socket and no slot between the two). Counting is done by the data thread alone.
+    """
+
+    __slots__ = ("_buffer", "_on_release", "_tensor", "_users", "dtype", "shape")
+
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        users: int,
+        *,
+        buffer: InBuffer | None = None,
+        tensor: Any = None,
+        on_release: Callable[[], None] | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self._users = users
+        self._buffer = buffer
+        self._tensor = tensor
+        self._on_release = on_release
+
+    def tensor(self) -> Any:
+        """The whole tensor (torch); made when the engine thread first asks for it."""
+        if self._tensor is None and self._buffer is not None:
+            desc = self._buffer.desc
+            self._tensor = as_torch(self._buffer.memory, desc.dtype, desc.dims, desc.strides)
+        return self._tensor
+
+    def release(self) -> None:
+        """One user less."""
+        self._users -= 1
+        if self._users == 0:
+            self._tensor = None
+            if self._buffer is not None:
+                self._buffer.release()
+            if self._on_release is not None:
+                self._on_release()
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """An :class:`Item` at the node that it shall run next, with its rows and time stamps.
+
+    Attributes:
+        key: names it in this worker.
+        item: as received; ``item.hop`` is the node to run.
+        stage: of that node.
+        source: the tensor with its rows, from ``start`` on.
+        arrival_ns: when it came into the worker.
+        received_ns: when it came to this stage (the same, unless another stage here came before).
+        ready_ns: when it began to wait.
+        deadline_ns: on this host's monotonic clock.
+        transit_ns: of the way to here; 0 within a worker.
+    """
+
+    key: int
+    item: Item
+    stage: int
+    source: Source
+    start: int
+    arrival_ns: int
+    received_ns: int
+    ready_ns: int
+    deadline_ns: int
+    transit_ns: int
+
+    @property
+    def rows(self) -> int:
+        return self.item.rows
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Tickets that run through a stage together.
+
+    Attributes:
+        stage: which.
+        tickets: in row order of the output.
+        out: where the engine writes, None for a result that stays in this worker.
+        started_ns: end of waiting.
+        compute_from_ns, compute_to_ns: the engine's forward.
+        result: the output tensor (torch).
+        errors: by ticket key, for those that failed.
+        copies: how often the output's bytes were copied.
+    """
+
+    stage: int
+    tickets: tuple[Ticket, ...]
+    out: OutBuffer | None = None
+    started_ns: int = 0
+    compute_from_ns: int = 0
+    compute_to_ns: int = 0
+    result: Any = None
+    errors: dict[int, BlockFlowError] = field(default_factory=dict)
+    copies: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(t.item.rows for t in self.tickets)

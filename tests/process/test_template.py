@@ -1,0 +1,198 @@
+"""The template: what it preloads, and what happens when it or the manager dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blockflow.launch.base import wait_any
+from blockflow.launch.environment import MallocTuning, child_environment
+from blockflow.launch.local import TemplateLauncher
+from blockflow.launch.preload import WORKER_MODULES
+from blockflow.launch.process import become_subreaper
+from tests.contract.test_launchers import ENTRY, report, spec_for
+from tests.worker_rig import private_folder
+
+WAIT_S = 30.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def launcher() -> Iterator[TemplateLauncher]:
+    made = TemplateLauncher(preload=["msgpack"])
+    yield made
+    made.close()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_gone(*pids: int) -> None:
+    end = time.monotonic() + WAIT_S
+    while not all(map(gone, pids)):
+        assert time.monotonic() < end, f"still there: {[p for p in pids if not gone(p)]}"
+        select.select([], [], [], 0.01)
+
+
+def test_children_outlive_a_dead_template(launcher: TemplateLauncher, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    become_subreaper()
+    first = launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#0")
+    report(first, tmp_path)
+    template = launcher.template_pid
+    os.kill(template, signal.SIGKILL)
+    assert wait_any([first], 0.2) == []  # lives on
+    second = launcher.launch(ENTRY, spec_for(tmp_path / "b", 4), "w#1")  # by a new template
+    assert launcher.template_pid not in (0, template)
+    assert second.wait(WAIT_S) == 4
+    first.kill(signal.SIGTERM)
+    assert first.wait(WAIT_S) == -signal.SIGTERM  # adopted, so its end is still collected
+
+
+def test_a_template_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from blockflow.core.errors import SystemError_
+
+    launcher = TemplateLauncher(preload=["msgpack"], log_path=str(tmp_path / "log"))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SystemError_) as err:
+        launcher.launch(ENTRY, spec_for(tmp_path, 0), "w#0")
+    assert err.value.code == "INTERNAL"
+    monkeypatch.undo()
+    child = launcher.launch(ENTRY, spec_for(tmp_path, 6), "w#0")  # the next try may succeed
+    assert child.wait(WAIT_S) == 6
+    launcher.close()
+
+
+def start_a_thread(spec: dict[str, str]) -> None:
+    """A rehearsal that breaks the rule."""
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    Path(spec["mark"]).write_text("was here")
+
+
+def fail(spec: dict[str, str]) -> None:
+    Path(spec["mark"]).write_text("was here")
+    raise ValueError("told to fail")
+
+
+@pytest.mark.parametrize("what", ["start_a_thread", "fail"])
+def test_a_bad_rehearsal_harms_nobody(tmp_path: Path, what: str) -> None:
+    mark = tmp_path / "mark"
+    entry = f"tests.process.test_template:{what}"
+    launcher = TemplateLauncher(preload=["msgpack"], rehearsals=[(entry, {"mark": str(mark)})])
+    try:
+        child = launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#0")
+        assert report(child, tmp_path)["threads"] == 1
+        assert mark.exists()
+    finally:
+        launcher.close()
+
+
+MANAGER = """
+import json, os, sys, time
+from blockflow.launch.local import TemplateLauncher
+run_dir, reports = sys.argv[1:]
+launcher = TemplateLauncher(run_dir=run_dir, preload=["msgpack"])
+pids = []
+for i, then in enumerate(["hang", "deaf"]):
+    spec = {"report": os.path.join(reports, f"{i}.json"), "then": then}
+    pids.append(launcher.launch("tests.process.test_template:hang_or_be_deaf", spec, "w").pid)
+print(json.dumps([launcher.template_pid, *pids]), flush=True)
+time.sleep(600)
+"""
+
+
+def hang_or_be_deaf(spec: dict[str, str]) -> int:
+    """A child: waits at its lifeline as it should, or sleeps and never looks at it."""
+    Path(spec["report"]).write_text("up")
+    if spec["then"] == "hang":
+        os.read(int(os.environ["BLOCKFLOW_LIFELINE_FD"]), 1)
+        return 70
+    while True:
+        select.select([], [], [], 600)
+
+
+def test_nothing_survives_the_manager(tmp_path: Path) -> None:
+    run_dir = private_folder("run")
+    (run_dir / "a.sock").write_text("")
+    manager = subprocess.Popen(
+        [sys.executable, "-c", MANAGER, str(run_dir), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert manager.stdout is not None
+    with manager.stdout:
+        pids = json.loads(manager.stdout.readline())
+    end = time.monotonic() + WAIT_S
+    while len(list(tmp_path.glob("*.json"))) < 2:
+        assert time.monotonic() < end
+        select.select([], [], [], 0.01)
+    manager.kill()
+    manager.wait()
+    try:
+        wait_gone(*pids)
+        while run_dir.exists():
+            assert time.monotonic() < end
+            select.select([], [], [], 0.01)
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def test_environment() -> None:
+    env = child_environment(MallocTuning(top_pad=7), {"MALLOC_ARENA_MAX": "3", "A": "b"})
+    assert env["MALLOC_TOP_PAD_"] == "7" and env["MALLOC_MMAP_MAX_"] == "0"
+    assert env["MALLOC_ARENA_MAX"] == "3" and env["A"] == "b"  # the operator's choice stays
+    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
+    assert str(ROOT) in env["PYTHONPATH"].split(os.pathsep)
+
+
+PROBE = """
+import json, sys, threading
+from importlib import import_module
+for name in json.loads(sys.argv[1]):
+    import_module(name)
+import os, torch
+before = set(sys.modules)
+threads = len(os.listdir("/proc/self/task"))
+program = torch.export.load(sys.argv[2]).module(check_guards=False)
+with torch.inference_mode():
+    program(torch.zeros(2, 1, 8, 8))
+print(json.dumps([threads, sorted(set(sys.modules) - before)]))
+"""
+
+
+def test_preload_leaves_nothing_to_import(tmp_path: Path) -> None:
+    """A load and a run import next to nothing after the preload, which has started no thread."""
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+    ).eval()
+    rows = torch.export.Dim("rows", max=64)
+    program = torch.export.export(net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: rows},))
+    artifact = tmp_path / "net.pt2"
+    torch.export.save(program, artifact)
+    out = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps(WORKER_MODULES), str(artifact)],
+        env=child_environment(),
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    threads, imported = json.loads(out.stdout)
+    assert threads == 1
+    assert len(imported) < 10, f"preload these too: {imported}"

@@ -1,0 +1,442 @@
+"""Workers as processes: startup, running, termination, seen from the outside."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockflow.core.metrics import StageKpi
+from blockflow.core.model import TensorSpec
+from blockflow.launch.process_kpi import private_and_shared
+from blockflow.wire.control import (
+    Drain,
+    Drained,
+    Hello,
+    Monitor,
+    PeerGone,
+    Ping,
+    Pong,
+    Ready,
+    Routes,
+    SetPolicy,
+    StartFailed,
+    Stats,
+    Stop,
+    Undrain,
+)
+from blockflow.wire.data import Data
+from tests.worker_rig import WAIT_S, Rig, echo, rig_with_template
+
+MakeRig = Callable[[], AbstractContextManager[Rig]]
+
+
+@pytest.fixture(scope="module")
+def make_rig() -> Iterator[MakeRig]:
+    with rig_with_template() as make:
+        yield make
+
+
+@pytest.fixture
+def rig(make_rig: MakeRig) -> Iterator[Rig]:
+    with make_rig() as one:
+        yield one
+
+
+def some(rows: int = 2, *dims: int, first: float = 0.0) -> np.ndarray[Any, Any]:
+    x = np.random.default_rng(rows).standard_normal((rows, *(dims or (4,)))).astype(np.float32)
+    x[0].flat[0] = first
+    return x
+
+
+# --- startup and termination -------------------------------------------------------------------
+
+
+def test_life_of_a_worker(rig: Rig) -> None:
+    child = rig.launch(11, {1: echo(rig, "e1")})
+    hello = rig.expect(Hello, 11)
+    assert (hello.role, hello.name, hello.pid) == ("worker", "w11", child.pid)
+    ready = rig.expect(Ready, 11)
+    assert ready.endpoint.startswith("ipc://") and ready.load_ms > 0
+    assert rig.leavings(11) == ["arena-11", "d11.sock", "marks-11"]
+    assert rig.stop(11) == 0
+    assert rig.leavings(11) == []
+
+
+def test_a_further_worker_is_small(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")})
+    private, _ = private_and_shared(rig.children[11].pid)
+    assert 0 < private < 20 << 20
+
+
+def test_sigterm_is_stop(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")})
+    rig.children[11].kill(signal.SIGTERM)
+    assert rig.children[11].wait(WAIT_S) == 0
+    assert rig.leavings(11) == []
+
+
+def test_load_failure_is_told(rig: Rig) -> None:
+    rig.launch(11, {1: echo(rig, "bad", fail_on_load=1)})
+    failed = rig.expect(StartFailed, 11)
+    assert failed.error["code"] == "LOAD_FAILED" and failed.error["where"] == "bad"
+    assert rig.children[11].wait(WAIT_S) == 2
+    assert rig.leavings(11) == []
+
+
+def test_altered_artifact_is_not_loaded(rig: Rig) -> None:
+    info = echo(rig, "e1")
+    echo(rig, "e1", delay_ms=1)  # another digest under the same name
+    rig.launch(11, {1: info})
+    assert rig.expect(StartFailed, 11).error["code"] == "DIGEST_MISMATCH"
+    assert rig.children[11].wait(WAIT_S) == 2
+
+
+def test_unknown_policy_is_told(rig: Rig) -> None:
+    rig.launch(11, {1: echo(rig, "e1")}, stage={"policy": {"policy": "nope"}})
+    assert rig.expect(StartFailed, 11).error["code"] == "INVALID_TOPOLOGY"
+    assert rig.children[11].wait(WAIT_S) == 2
+    assert rig.leavings(11) == []
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["tensormq", "zeromq"])
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_chain_of_processes(rig: Rig, mode: str, transport: str) -> None:
+    for n in (1, 2, 3):
+        rig.start(10 + n, {n: echo(rig, f"e{n}")}, mode=mode, transport=transport)
+    rig.publish()
+    for rows in (1, 3, 8):
+        x = some(rows)
+        sent = time.monotonic_ns()
+        (rid,) = rig.send(x, [1, 2, 3])
+        message, frame, now = rig.receive_full()
+        assert isinstance(message, Data)
+        assert (frame is None) == (mode == "tensormq")
+        np.testing.assert_array_equal(rig.read(message.tensor, frame), x)
+        (item,) = message.items
+        assert (item.request_id, item.hop, item.rows) == (rid, 2, rows)
+        assert 0 < item.remaining_ms <= 10_000
+        assert [t.node for t in item.timings] == [0, 1, 2]
+        # What the hops account for, with the last leg, is the whole time but for our own send.
+        parts = sum(t.transit + t.wait + t.overhead + t.compute for t in item.timings)
+        total = parts + now - message.sent_ns
+        assert total <= now - sent
+        assert (now - sent) - total < 5_000_000
+
+
+def test_slots_are_given_back(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")}, slots=2, arena_bytes=1 << 16)
+    rig.publish()
+    for k in range(20):
+        rig.send(some(1, 4, first=k), [1])
+    for k in range(20):
+        _, y = rig.result()
+        assert y[0, 0] == k
+    rig.shm.sweep()
+    assert rig.shm.outstanding() == 0
+
+
+def test_several_blocks_in_one_worker(rig: Rig) -> None:
+    """A tree 1 -> (2, 3 -> 4), with 1 and 3 answers as well; no socket lies between the stages."""
+    rig.start(11, {n: echo(rig, f"e{n}") for n in (1, 2, 3, 4)})
+    rig.publish()
+    x = some(3)
+    rig.send(x, [1], [1, 2], [1, 3], [1, 3, 4])
+    ends = {}
+    for _ in range(4):
+        message, y = rig.result()
+        np.testing.assert_array_equal(y, x)
+        (item,) = message.items
+        ends[item.path.nodes[item.hop].stage] = [
+            item.path.nodes[t.node].stage for t in item.timings
+        ]
+        assert all(t.transit == 0 for t in item.timings[1:])
+    assert ends == {1: [1], 2: [1, 2], 3: [1, 3], 4: [1, 3, 4]}
+
+
+def test_fan_out_to_two_processes(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")})
+    rig.start(12, {2: echo(rig, "e2")})
+    rig.start(13, {3: echo(rig, "e3"), 4: echo(rig, "e4")}, mode="zeromq")  # a mixed batch
+    rig.publish()
+    x = some(5)
+    rig.send(x, [1, 2], [1, 3], [1, 4], [1, 2, 4])
+    seen = []
+    for _ in range(4):
+        message, y = rig.result()
+        np.testing.assert_array_equal(y, x)
+        (item,) = message.items
+        seen.append([item.path.nodes[t.node].stage for t in item.timings])
+    assert sorted(seen) == [[1, 2], [1, 2, 4], [1, 3], [1, 4]]
+
+
+def test_items_of_one_message_part_ways(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")})
+    rig.publish()
+    x = some(6)
+    ids = rig.send(x, [1], rows=[1, 3, 2])
+    got = {}
+    for _ in ids:
+        message, y = rig.result()
+        (item,) = message.items
+        got[item.request_id] = y
+    for rid, part in zip(ids, (x[:1], x[1:4], x[4:]), strict=True):
+        np.testing.assert_array_equal(got[rid], part)
+
+
+def test_dynamic_dims(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1", dims=("length", 2))})
+    rig.publish()
+    for length in (1, 7, 30):
+        x = some(2, length, 2)
+        rig.send(x, [1])
+        np.testing.assert_array_equal(rig.result()[1], x)
+
+
+def test_a_ping_is_answered_while_it_computes(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "slow", delay_ms=1500)})
+    rig.publish()
+    rig.send(some(), [1])
+    begin = time.monotonic()
+    for seq in range(3):
+        rig.tell(11, Ping(seq))
+        assert rig.expect(Pong, 11).state == "ready"
+    assert time.monotonic() - begin < 1.0
+    rig.result()
+
+
+# --- what goes wrong -----------------------------------------------------------------------------
+
+
+def test_contract_is_checked_before_compute(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")})
+    rig.publish()
+    for x in (some(2, 5), some(2, 4, 1), some(2).astype(np.float64)):
+        (rid,) = rig.send(x, [1])
+        failure = rig.failure()
+        assert failure.error.code == "CONTRACT_MISMATCH" and failure.error.where == "e1"
+        assert [(i.request_id, i.hop) for i in failure.items] == [(rid, 0)]
+    rig.shm.sweep()
+    assert rig.shm.outstanding() == 0
+
+
+def test_a_failing_block_fails_its_request_only(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1", fail_on_value=13)})
+    rig.publish()
+    (bad,) = rig.send(some(1, first=13.0), [1])
+    (good,) = rig.send(some(1, first=1.0), [1])
+    failure = rig.failure()
+    assert failure.error.code == "BLOCK_FAILED" and failure.items[0].request_id == bad
+    assert rig.result()[0].items[0].request_id == good
+
+
+def test_an_expired_request_is_not_started(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "slow", delay_ms=300)})
+    rig.publish()
+    (first,) = rig.send(some(), [1])
+    (late,) = rig.send(some(), [1], remaining_ms=20)
+    failure = rig.failure()  # told at its deadline, while the first one still computes
+    assert failure.error.code == "DEADLINE_EXCEEDED" and failure.items[0].request_id == late
+    assert rig.result()[0].items[0].request_id == first
+    (none_left,) = rig.send(some(), [1], remaining_ms=0)
+    assert rig.failure().items[0].request_id == none_left
+
+
+def test_a_forward_has_a_time_out(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "slow", row_ms=100)}, stage={"timeout_ms": 150})
+    rig.publish()
+    (quick,) = rig.send(some(1), [1])
+    assert rig.result()[0].items[0].request_id == quick
+    (stuck,) = rig.send(some(50), [1])
+    (queued,) = rig.send(some(1), [1])
+    codes = {}
+    for _ in range(2):
+        failure = rig.failure()
+        codes[failure.items[0].request_id] = failure.error.code
+    assert codes == {stuck: "BLOCK_FAILED", queued: "BLOCK_UNAVAILABLE"}
+    assert rig.children[11].wait(WAIT_S) == 3
+    assert rig.leavings(11) == []
+
+
+def test_a_stage_that_is_not_there(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")})
+    rig.publish()
+    rig.routes[9] = rig.routes[1]  # the sender is wrong about who hosts stage 9
+    rig.send(some(), [9])
+    assert rig.failure().error.code == "BLOCK_UNAVAILABLE"
+    rig.send(some(), [1, 7])  # nobody knows a route to stage 7
+    failure = rig.failure()
+    assert failure.error.code == "BLOCK_UNAVAILABLE" and failure.items[0].hop == 1
+    rig.send(some(), [1])
+    rig.result()
+
+
+def test_tensor_too_large_for_the_arena(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")}, arena_bytes=4096)
+    rig.publish()
+    rig.send(some(2000), [1])
+    assert rig.failure().error.code == "TOO_LARGE"
+    rig.send(some(2), [1])
+    rig.result()
+
+
+def test_backpressure_without_a_slot(rig: Rig) -> None:
+    """The next hop's consumer holds every slot: the stage waits, nothing is lost, nothing grows."""
+    rig.start(11, {1: echo(rig, "e1")}, slots=2, arena_bytes=1 << 16)
+    rig.publish()
+    held = []
+    for k in range(4):
+        rig.send(some(1, first=k), [1])
+    for _ in range(2):
+        message, frame, _ = rig.receive_full()
+        assert isinstance(message, Data)
+        held.append(rig.consumer.open(message.tensor, frame))
+    with pytest.raises(AssertionError):
+        rig.receive(timeout_s=0.1)
+    for buffer in held:
+        buffer.release()
+    assert [rig.result()[1][0, 0] for _ in range(2)] == [2.0, 3.0]
+
+
+# --- control -------------------------------------------------------------------------------------
+
+
+def test_drain(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "slow", delay_ms=100)})
+    rig.publish()
+    for _ in range(3):
+        rig.send(some(), [1])
+    rig.tell(11, Ping(1))
+    rig.expect(Pong, 11)
+    rig.result()  # it has received by now; two are queued or under way
+    rig.tell(11, Drain())
+    rig.tell(11, Ping(2))
+    drained = rig.expect(Drained, 11)
+    assert drained.version == rig.version
+    rig.result()
+    rig.result()
+    rig.tell(11, Ping(3))
+    while (pong := rig.expect(Pong, 11)).seq != 3:
+        pass
+    assert pong.state == "draining"
+    rig.tell(11, Undrain())
+    rig.send(some(), [1])
+    rig.result()
+
+
+def test_stop_answers_what_is_queued(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "slow", delay_ms=300)})
+    rig.publish()
+    ids = [rig.send(some(), [1])[0] for _ in range(4)]
+    rig.result()
+    rig.tell(11, Stop())
+    message = rig.receive()  # the one at work is finished first
+    assert isinstance(message, Data) and message.items[0].request_id == ids[1]
+    rig.read(message.tensor, None)
+    for rid in ids[2:]:
+        failure = rig.failure()
+        assert failure.error.code == "BLOCK_UNAVAILABLE"
+        assert failure.items[0].request_id == rid
+    assert rig.children[11].wait(WAIT_S) == 0
+    assert rig.leavings(11) == []
+
+
+def test_kpis(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1", delay_ms=2), 2: echo(rig, "e2")}, monitor_hz=20.0)
+    rig.publish()
+    for _ in range(5):
+        rig.send(some(3), [1, 2])
+        rig.result()
+    rig.send(some(3, 9), [1])
+    rig.failure()
+    while True:
+        stats = rig.expect(Stats, 11)
+        one, two = (StageKpi(**s) for s in stats.stages)
+        if two.requests == 5:
+            break
+    assert (one.block, one.requests, one.rows, one.batches) == ("e1", 5, 15, 5)
+    assert one.mean_batch_rows == 3.0 and one.compute["count"] == 5
+    assert one.compute["p50_ms"] >= 2.0 and one.lam > 0 and one.mu > 0 and one.rho > 0
+    assert one.bytes_out == 0  # stayed in this worker
+    assert two.bytes_out == 5 * 3 * 4 * 4 and two.copies_out == 5
+    process = stats.process
+    assert process["pid"] == rig.children[11].pid and process["slots"] == 16
+    assert process["threads"] >= 4 and process["uss"] > 0
+    rig.tell(11, Monitor(0.0))
+    rig.tell(11, Ping(1))
+    rig.expect(Pong, 11)
+    rig.inbox.clear()
+    with suppress(AssertionError):  # one may have been under way
+        rig.expect(Stats, 11, timeout_s=0.2)
+    with pytest.raises(AssertionError):
+        rig.expect(Stats, 11, timeout_s=0.3)
+    rig.tell(11, Monitor(50.0))
+    rig.expect(Stats, 11)
+
+
+def test_bad_control_messages_change_nothing(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")})
+    rig.publish()
+    rig.tell(11, Routes({"version": 99, "epoch": "x"}))
+    rig.tell(11, Routes({"version": 0, "epoch": 1, "stages": [], "tasks": []}))  # an old one
+    rig.tell(11, SetPolicy(1, {"policy": "nope"}))
+    rig.tell(11, SetPolicy(77, {"policy": "none"}))
+    rig.tell(11, Pong(3, 1, ""))
+    rig.tell(11, PeerGone(4711))
+    rig.tell(11, SetPolicy(1, {"policy": "none"}))
+    rig.send(some(), [1])
+    rig.result()
+
+
+def test_peer_gone_gives_slots_back(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")}, slots=1, arena_bytes=1 << 16)
+    rig.publish()
+    rig.send(some(), [1])
+    rig.receive()  # and never released
+    rig.send(some(1, first=5), [1])
+    with pytest.raises(AssertionError):
+        rig.receive(timeout_s=0.05)
+    rig.tell(11, PeerGone(1))  # the receiver is declared dead: its lease is over
+    message, y = rig.result()  # (its successor here is the same socket)
+    assert y[0, 0] == 5.0 and isinstance(message, Data)
+
+
+# --- a real model --------------------------------------------------------------------------------
+
+
+def test_blocks_of_a_model_compute_what_the_model_does(rig: Rig) -> None:
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    from blockflow.repository.export import export_model
+    from blockflow.repository.repository import BlockRepository
+    from blockflow.repository.sources import LoadedModel
+
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.Flatten(), nn.Linear(128, 10)),
+    ).eval()
+    repository = BlockRepository(rig.repository)
+    source = LoadedModel(model, "test", TensorSpec("float32", ("rows", 1, 8, 8)))
+    report = export_model(source, repository, prefix="m", cuts=["1", "2"])
+    infos = [repository.info(name) for name in report.paths[0]]
+    rig.start(11, {1: infos[0]})
+    rig.start(12, {2: infos[1], 3: infos[2]}, threads=2)
+    rig.publish()
+    private, _ = private_and_shared(rig.children[12].pid)
+    assert private - sum(i.state_bytes for i in infos[1:]) < 40 << 20
+    for rows in (1, 3, 8):
+        x = some(rows, 1, 8, 8)
+        rig.send(x, [1, 2, 3])
+        with torch.inference_mode():
+            expected = model(torch.from_numpy(x.copy())).numpy()
+        np.testing.assert_allclose(rig.result()[1], expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,178 @@
+"""The engine thread, with an engine that does what the test says."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blockflow.core.errors import BlockError, SystemError_
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.routing import merge_paths
+from blockflow.engine.base import Engine, EngineOptions
+from blockflow.tensormq.inline import InlineProducer
+from blockflow.tensormq.views import as_torch
+from blockflow.wire.data import Item
+from blockflow.worker.failpoints import ENV, FailPoints
+from blockflow.worker.runner import Computed, Loaded, Runner
+from blockflow.worker.stage import Stage
+from blockflow.worker.ticket import Batch, Source, Ticket
+
+SPEC = TensorSpec("float32", ("rows", 2))
+INFO = BlockInfo("double", "1", "0" * 64, "test", Contract(SPEC, SPEC), 0, 0)
+
+
+class Doubling(Engine):
+    """Returns 2x; raises on rows that begin with 13; writes into ``out`` itself if told so."""
+
+    zero_copy = False
+
+    def load(self, artifact: Path) -> None:
+        self.calls: list[int] = []
+
+    def run(self, x: Any, out: Any | None = None) -> Any:
+        self.calls.append(len(x))
+        if (x[:, 0] == 13).any():
+            raise BlockError("BLOCK_FAILED", "thirteen")
+        if (x[:, 0] == 14).any():
+            raise ZeroDivisionError("fourteen")
+        if (x[:, 0] == 15).any():
+            return x.repeat(2, 1)
+        return torch.mul(x, 2, out=out) if out is not None else x * 2
+
+    @property
+    def copies_out(self) -> int:
+        return 0 if self.zero_copy else 1
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self, zero_copy: bool) -> None:
+        self.engine = Doubling(INFO, EngineOptions())
+        self.engine.zero_copy = zero_copy
+        self.engine.load(Path())
+        self.done: queue.Queue[Any] = queue.Queue()
+        stages = {1: Stage(StageSpec(1, INFO), self.engine)}
+        self.runner = Runner(stages, self.done.put, FailPoints("", Path()))
+        self.runner.start()
+        self.producer = InlineProducer()
+
+    def compute(self, *parts: list[list[float]], slot: bool, shared: bool = False) -> Batch:
+        """One batch of a ticket per part; ``shared``: all of them lie in one source."""
+        rows = [torch.tensor(p, dtype=torch.float32) for p in parts]
+        whole = Source("float32", (2,), len(parts), tensor=torch.cat(rows))
+        tickets, start = [], 0
+        for key, x in enumerate(rows):
+            item = Item(os.urandom(16), 1, 1, merge_paths([[1]])[0], 0, len(x), 1000)
+            source = whole if shared else Source("float32", (2,), 1, tensor=x)
+            tickets.append(Ticket(key, item, 1, source, start if shared else 0, 0, 0, 0, 10**12, 0))
+            start += len(x)
+        batch = Batch(1, tuple(tickets))
+        if slot:
+            batch.out = self.producer.reserve("float32", (start, 2))
+        self.runner.submit(batch)
+        answer = self.done.get(timeout=10)
+        assert isinstance(answer, Computed) and answer.batch is batch
+        assert 0 < batch.compute_from_ns <= batch.compute_to_ns
+        return batch
+
+
+@pytest.fixture(params=[False, True], ids=["copies", "writes-out"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    one = Bench(request.param)
+    yield one
+    assert one.runner.close(5.0)
+
+
+def rows_of(batch: Batch) -> list[list[float]]:
+    if batch.out is not None:
+        out: list[list[float]] = as_torch(
+            batch.out.memory, batch.out.dtype, batch.out.dims
+        ).tolist()
+        assert batch.result.tolist() == out
+        return out
+    result: list[list[float]] = batch.result.tolist()
+    return result
+
+
+@pytest.mark.parametrize("slot", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_of_several(bench: Bench, slot: bool, shared: bool) -> None:
+    batch = bench.compute([[1, 2]], [[3, 4], [5, 6]], slot=slot, shared=shared)
+    assert rows_of(batch) == [[2, 4], [6, 8], [10, 12]]
+    assert bench.engine.calls == [3] and not batch.errors
+    assert batch.copies == (1 if slot and not bench.engine.zero_copy else 0)
+
+
+@pytest.mark.parametrize("slot", [False, True])
+@pytest.mark.parametrize(("value", "text"), [(13, "thirteen"), (14, "ZeroDivisionError: fourteen")])
+def test_batch_mates_of_a_bad_item_are_served(
+    bench: Bench, slot: bool, value: float, text: str
+) -> None:
+    batch = bench.compute([[1, 2]], [[value, 0]], [[5, 6]], slot=slot)
+    assert list(batch.errors) == [1]
+    error = batch.errors[1]
+    assert error.code == "BLOCK_FAILED" and text in error.message
+    rows = rows_of(batch)
+    assert rows[0] == [2, 4] and rows[2] == [10, 12]
+    assert bench.engine.calls == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("slot", [False, True])
+def test_alone_it_fails_alone(bench: Bench, slot: bool) -> None:
+    batch = bench.compute([[13, 2]], slot=slot)
+    assert batch.errors[0].code == "BLOCK_FAILED" and bench.engine.calls == [1]
+    assert bench.compute([[1, 1]], slot=slot).errors == {}
+
+
+def test_all_of_a_batch_fail(bench: Bench) -> None:
+    assert set(bench.compute([[13, 0]], [[14, 0]], slot=False).errors) == {0, 1}
+
+
+def test_a_result_of_other_dims_is_not_copied(bench: Bench) -> None:
+    if not bench.engine.zero_copy:
+        assert bench.compute([[15, 2]], slot=True).errors[0].code == "OUTPUT_MISMATCH"
+
+
+def test_load_failure_is_an_answer(tmp_path: Path) -> None:
+    bench = Bench(False)
+    bench.runner.load(tmp_path)  # an empty repository
+    loaded = bench.done.get(timeout=10)
+    assert isinstance(loaded, Loaded) and loaded.error is not None
+    assert loaded.error.code == "UNKNOWN_BLOCK"
+    assert bench.runner.close(5.0)
+
+
+# --- failpoints ----------------------------------------------------------------------------------
+
+
+def test_failpoints_are_read(tmp_path: Path) -> None:
+    points = FailPoints("before_forward=raise:a,after_load=raise", tmp_path)
+    points.hit("before_forward", "b")
+    points.hit("after_output", "a")
+    for name, block in (("before_forward", "a"), ("after_load", "x")):
+        with pytest.raises(BlockError):
+            points.hit(name, block)
+
+
+@pytest.mark.parametrize("text", ["x", "nowhere=kill", "after_load=explode", "after_load"])
+def test_unknown_failpoints_are_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemError_):
+        FailPoints(text, tmp_path)
+
+
+def test_the_option_needs_the_environment(tmp_path: Path) -> None:
+    specs = [StageSpec(1, INFO, options={"failpoints": "after_load=raise"})]
+    FailPoints.from_environment(tmp_path, specs, {}).hit("after_load", "double")
+    armed = FailPoints.from_environment(tmp_path, specs, {ENV: "options"})
+    armed.hit("after_load", "other")
+    with pytest.raises(BlockError):
+        armed.hit("after_load", "double")

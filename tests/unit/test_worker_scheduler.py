@@ -1,0 +1,206 @@
+"""Scheduler and parting of outputs: pure, so every decision is asserted on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockflow.core import limits
+from blockflow.core.errors import RequestError, TopologyError
+from blockflow.core.routing import merge_paths
+from blockflow.tensormq.channel import Payload
+from blockflow.wire.data import Data, HopTiming, Item, encode_data
+from blockflow.wire.tensor import Handle, TensorDesc
+from blockflow.worker.delivery import next_item, plan_parts, timing
+from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.ticket import Batch, Source, Ticket
+
+MS = 1_000_000
+
+
+def ticket(
+    key: int,
+    paths: Sequence[Sequence[int]] = ((1,),),
+    *,
+    hop: int = 0,
+    rows: int = 1,
+    now: int = 0,
+    deadline: int = 1000 * MS,
+    timings: int = 0,
+) -> Ticket:
+    tree, _ = merge_paths(paths)
+    done = tuple(HopTiming(n, 2**40, 2**40, 2**40, 2**40) for n in range(timings))
+    item = Item(os.urandom(16), 1, 1, tree, hop, rows, 1000, done)
+    stage = tree.nodes[hop].stage
+    source = Source("float32", (4,), 1)
+    return Ticket(key, item, stage, source, 0, now, now, now, deadline, 5)
+
+
+def drain(scheduler: Scheduler, now: int) -> list[list[int]]:
+    batches = []
+    while isinstance(batch := scheduler.decide(now), Batch):
+        batches.append([t.key for t in batch.tickets])
+        scheduler.done(batch, now)
+    return batches
+
+
+# --- scheduler -----------------------------------------------------------------------------------
+
+
+def test_counts_by_stage() -> None:
+    s = Scheduler({1: {"policy": "none"}, 2: {"policy": "none"}})
+    s.arrive(ticket(1, rows=3), 0)
+    s.arrive(ticket(2, [[2]], rows=4), 0)
+    s.arrive(ticket(3, [[2]], rows=5), 0)
+    assert (len(s), s.queued(1), s.queued(2)) == (3, 1, 2)
+    assert (s.queued_rows(1), s.queued_rows(2), s.queued_rows()) == (3, 9, 12)
+    assert drain(s, 0) == [[1], [2], [3]]
+    assert (len(s), s.queued_rows(), s.next_deadline()) == (0, 0, None)
+
+
+def test_expired_ones_are_taken_away_once() -> None:
+    s = Scheduler({1: {}})
+    for key, deadline in ((1, 30), (2, 10), (3, 20)):
+        s.arrive(ticket(key, deadline=deadline), 0)
+    assert s.next_deadline() == 10
+    assert [t.key for t in s.expire(9)] == []
+    assert [t.key for t in s.expire(20)] == [2, 3]
+    assert [t.key for t in s.expire(20)] == []
+    assert drain(s, 21) == [[1]]
+    assert s.expire(10**12) == []
+
+
+def test_a_key_that_waits_again_keeps_its_deadline() -> None:
+    s = Scheduler({1: {}, 2: {}})
+    s.arrive(ticket(1, [[1, 2]], deadline=50), 0)
+    assert drain(s, 1) == [[1]]
+    s.arrive(ticket(1, [[1, 2]], hop=1, deadline=50), 2)
+    assert [t.stage for t in s.expire(50)] == [2]
+    assert s.expire(60) == []
+
+
+def test_policy_can_change_while_queries_wait() -> None:
+    s = Scheduler({1: {"policy": "none"}, 2: {"policy": "none"}})
+    for key in (1, 2, 3):
+        s.arrive(ticket(key, now=key), key)
+    running = s.decide(4)
+    assert isinstance(running, Batch)
+    s.set_policy(1, {"policy": "none"}, 5)
+    s.done(running, 6)
+    assert drain(s, 7) == [[2], [3]]
+    s.arrive(ticket(9), 8)
+    with pytest.raises(TopologyError):
+        s.set_policy(1, {"policy": "nope"}, 9)
+    assert drain(s, 10) == [[9]]
+
+
+def test_take_all() -> None:
+    s = Scheduler({1: {}})
+    for key in (1, 2):
+        s.arrive(ticket(key), 0)
+    assert [t.key for t in s.take_all()] == [1, 2]
+    assert s.decide(0) is None and len(s) == 0 and s.queued_rows() == 0
+
+
+# --- parting a batch by next hop -----------------------------------------------------------------
+
+
+def shape(parts: Any) -> list[tuple[int, int, int, list[tuple[int, int]]]]:
+    return [(p.stage, p.start, p.stop, [(t.key, hop) for t, hop in p.members]) for p in parts]
+
+
+def test_rows_with_the_same_way_are_one_message() -> None:
+    batch = Batch(1, (ticket(1, [[1, 2]], rows=2), ticket(2, [[1, 2]], rows=3)))
+    parts, stays = plan_parts(batch, {1})
+    assert shape(parts) == [(2, 0, 5, [(1, 1), (2, 1)])] and stays == []
+
+
+def test_parted_by_next_hop() -> None:
+    batch = Batch(
+        1,
+        (
+            ticket(1, [[1, 2]], rows=1),
+            ticket(2, [[1, 3], [1]], rows=2),  # goes to 3 and is an answer
+            ticket(3, [[1, 2]], rows=1),  # same way as the first, but not beside it
+            ticket(4, [[1, 4]], rows=1),  # stays in this worker
+        ),
+    )
+    parts, stays = plan_parts(batch, {1, 4})
+    assert shape(parts) == [
+        (2, 0, 1, [(1, 1)]),
+        (3, 1, 3, [(2, 1)]),
+        (0, 1, 3, [(2, 0)]),
+        (2, 3, 4, [(3, 1)]),
+    ]
+    assert [(t.key, hop, start) for t, hop, start in stays] == [(4, 1, 4)]
+
+
+def test_the_scheduler_puts_equal_ways_side_by_side() -> None:
+    s = Scheduler({1: {}})
+    tickets = [ticket(k, [[1, 2 + k % 2]]) for k in range(4)]
+    for t in tickets:
+        s.arrive(t, 0)
+    from blockflow.batching.policy import Run
+
+    batch = s._take(Run(1, (0, 1, 2, 3)))
+    parts, _ = plan_parts(batch, {1})
+    assert [(p.stage, len(p.members)) for p in parts] == [(2, 2), (3, 2)]
+
+
+def test_failed_ones_are_left_out() -> None:
+    batch = Batch(1, tuple(ticket(k, [[1, 2]], rows=2) for k in (1, 2, 3)))
+    batch.errors[2] = RequestError("CANCELLED", "")
+    parts, _ = plan_parts(batch, {1})
+    assert shape(parts) == [(2, 0, 2, [(1, 1)]), (2, 4, 6, [(3, 1)])]
+
+
+def test_two_branches_to_one_stage_are_two_messages() -> None:
+    tree = merge_paths([[1, 2, 4], [1, 3, 4]])[0]
+    one = ticket(1, [[1, 2, 4], [1, 3, 4]])
+    assert tree.children(0) == (1, 3)
+    batch = Batch(1, (one,))
+    parts, _ = plan_parts(batch, {1})
+    assert shape(parts) == [(2, 0, 1, [(1, 1)]), (3, 0, 1, [(1, 3)])]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 5), min_size=1, max_size=100),
+    length=st.integers(1, 30),
+    hops=st.integers(0, 29),
+)
+def test_headers_stay_within_the_limit(rows: list[int], length: int, hops: int) -> None:
+    """However many items and hops: every message can be encoded, and every row leaves once."""
+    path = list(range(2**40, 2**40 + length))
+    tickets = tuple(
+        ticket(k, [path], rows=n, timings=min(hops, length - 1)) for k, n in enumerate(rows)
+    )
+    batch = Batch(1, tickets)
+    batch.started_ns, batch.compute_from_ns, batch.compute_to_ns = 2**62, 2**62, 2**62 + 2**61
+    parts, _ = plan_parts(batch, {2**40})
+    covered = []
+    for p in parts:
+        desc = TensorDesc("float32", (sum(rows), 4), Handle(2**63, 2**31, 255, 2**31, 2**62))
+        desc = Payload(desc, None).rows(p.start, p.stop).desc
+        items = tuple(next_item(t, batch, hop, 2**62 + 2**61) for t, hop in p.members)
+        header = encode_data(Data(2**63, 2**63, desc, items))
+        assert len(header) <= limits.MAX_HEADER_BYTES
+        assert len(items) <= limits.MAX_ITEMS_PER_MESSAGE
+        covered += range(p.start, p.stop)
+    assert covered == list(range(sum(rows)))
+
+
+def test_time_adds_up() -> None:
+    one = ticket(1, now=1000)
+    one.received_ns, one.ready_ns = 1000, 1010
+    batch = Batch(1, (one,), started_ns=1500, compute_from_ns=1530, compute_to_ns=2530)
+    t = timing(one, batch, 2600)
+    assert (t.transit, t.wait, t.overhead, t.compute) == (5, 490, 10 + 30 + 70, 1000)
+    assert t.wait + t.overhead + t.compute == 2600 - one.received_ns
+    item = next_item(one, batch, 0, 2600)
+    assert item.timings == (t,) and item.remaining_ms == (1000 * MS - 2600) // MS
