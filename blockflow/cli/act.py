@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -9,7 +11,7 @@ import typer
 
 from blockflow.cli.complete import complete_block
 from blockflow.cli.options import Block, Json, Url, print_json, print_line
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import RequestError, make_error
 from blockflow.monitor.rest import RestClient, segment
 
 _SLOW_S = 120.0
@@ -64,6 +66,9 @@ def stop(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Don't ask before stopping all.")
     ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when the whole system has ended.")
+    ] = True,
     url: Url = "",
     json_: Json = False,
 ) -> None:
@@ -75,9 +80,12 @@ def stop(
     if not yes and json_:
         raise RequestError("INVALID_REQUEST", "stopping all needs --yes", hint="add --yes")
     if not yes:
-        typer.confirm(f"Stop the whole system at {client.url}?", abort=True)
+        _confirm(f"Stop the whole system at {client.url}?")
+    pid = client.get("/v1/status").get("pid") if wait else None
     answer = client.post("/v1/shutdown", timeout_s=_SLOW_S)
-    _show(answer, json_, [f"{client.url}: shutting down"])
+    if isinstance(pid, int) and pid != os.getpid():
+        _await_end(pid, client.url)
+    _show(answer, json_, [f"{client.url}: {'stopped' if wait else 'shutting down'}"])
 
 
 def monitor(
@@ -116,6 +124,30 @@ def kpis(
         )
     answer = client.post("/v1/kpis/store", {"file": file})
     _show(answer, json_, [f"{answer.get('path', file)}: {answer.get('count', '?')} records"])
+
+
+def _confirm(question: str) -> None:
+    try:
+        sure = typer.confirm(question)
+    except typer.Abort:  # nobody there to answer
+        sure = False
+    if not sure:
+        raise RequestError("INVALID_REQUEST", "nothing was stopped", hint="--yes does not ask")
+
+
+def _await_end(pid: int, url: str) -> None:
+    """Wait until the control plane's process, which ends last, is gone; it is on this host."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        if not poller.poll(_SLOW_S * 1000):
+            raise make_error("TIMEOUT", f"process {pid} has not ended yet", where=url)
+    finally:
+        os.close(fd)
 
 
 def _act(block: str, verb: str, done: str, url: str, json_: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from blockflow.cli.options import Json, Url, print_json, print_line
 from blockflow.core import limits
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.monitor.rest import RestClient
 
 _SLOW_S = 600.0
@@ -36,7 +36,12 @@ def apply(
 
     body = _read(file)
     query = {"dry_run": "true"} if dry_run else {"wait": "true" if wait else "false"}
-    answer = RestClient(url).post("/v1/system-update", body, query, timeout_s=_SLOW_S)
+    try:
+        answer = RestClient(url).post("/v1/system-update", body, query, timeout_s=_SLOW_S)
+    except BlockFlowError as exc:
+        if exc.code == "BAD_BODY":
+            exc.where = file  # the reader knows the file, not the request that it became
+        raise
     if json_:
         print_json(answer)
         return

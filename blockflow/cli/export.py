@@ -101,7 +101,7 @@ def export(
     except BlockFlowError as e:
         if json_:
             typer.echo(json.dumps({"error": e.to_dict()}))
-        typer.echo(str(e), err=True)
+        typer.echo(f"blockflow: {e}", err=True)
         raise typer.Exit(2) from None
     if json_:
         typer.echo(json.dumps(report.to_dict(), indent=2))

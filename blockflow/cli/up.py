@@ -109,6 +109,10 @@ def _read(path: str) -> Any:
 
     if len(raw) > limits.MAX_REST_BODY_BYTES:
         raise RequestError("TOO_LARGE", f"more than {limits.MAX_REST_BODY_BYTES} bytes", where=path)
-    value, duplicates = parse_json(raw)
-    refuse_duplicates(duplicates)
+    try:
+        value, duplicates = parse_json(raw)
+        refuse_duplicates(duplicates)
+    except BlockFlowError as e:
+        e.where = path
+        raise
     return value

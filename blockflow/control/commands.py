@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow import __version__
+from blockflow.batching.registry import policy_problems
 from blockflow.control.manager import Manager
 from blockflow.control.update import Kind, Update
 from blockflow.core.errors import (
@@ -88,7 +89,7 @@ class Commands:
             return info
 
         try:
-            topology = parse_topology(body, lookup)
+            topology = parse_topology(body, lookup, policy_problems)
         except TopologyError as e:
             if not problems:
                 raise

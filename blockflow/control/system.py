@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from blockflow.batching.registry import policy_problems
 from blockflow.control.auth import TokenAuth
 from blockflow.control.commands import Commands
 from blockflow.control.manager import Manager
@@ -29,6 +30,7 @@ from blockflow.core.lifecycle import State
 from blockflow.core.topology import parse_topology
 from blockflow.launch.base import Launcher
 from blockflow.launch.local import TemplateLauncher
+from blockflow.launch.preload import REHEARSAL
 from blockflow.launch.process import become_subreaper
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.janitor import RunDir, sweep_stale
@@ -116,7 +118,8 @@ class System:
         self.run_dir = run_dir.path
         launcher = self._launcher
         if launcher is None:
-            launcher = TemplateLauncher(run_dir=str(run_dir.path))
+            rehearsal = (REHEARSAL, {"repository": str(settings.repository)})
+            launcher = TemplateLauncher(run_dir=str(run_dir.path), rehearsals=[rehearsal])
             self._undo.append(launcher.close)
         self.manager = Manager(settings, store, launcher, run_dir)
         self._undo.append(self.manager.stop)
@@ -219,7 +222,7 @@ class System:
         def deploy() -> Update:
             now = time.monotonic_ns()
             try:
-                topology = parse_topology(state.topology, lookup)
+                topology = parse_topology(state.topology, lookup, policy_problems)
                 return brain.restore(topology, state.epoch, state.posted, now)
             except BlockFlowError as e:
                 log.error("the stored topology (epoch %d) cannot be deployed: %s", state.epoch, e)

@@ -1,7 +1,8 @@
 """One root error with a small family and stable codes.
 
 A code means the same on the wire, in REST bodies, in the SDK and in logs.  Every error says what
-was wrong (``message``), where (``where``: a JSON path, a block, a request id, a file) and what to do
+was wrong (``message``), where (``where``: a JSON path, a block, a request id, a file) and what to
+do
 (``hint``).  Foreign exceptions are translated once, at the border where they enter.
 """
 
@@ -238,7 +239,9 @@ class TopologyError(BlockFlowError):
 
     def __str__(self) -> str:
         lines = [super().__str__()]
-        lines += [f"  {p.path}: {p.message}" + (f" -- {p.hint}" if p.hint else "") for p in self.problems]
+        lines += [
+            f"  {p.path}: {p.message}" + (f" -- {p.hint}" if p.hint else "") for p in self.problems
+        ]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

@@ -123,7 +123,8 @@ class RateMeter:
 class StageKpi:
     """One stage's figures since start; rates over the last seconds.
 
-    ``lam`` is the arrival rate (rows/s), ``mu`` the service rate while computing (rows/s), ``rho`` =
+    ``lam`` is the arrival rate (rows/s), ``mu`` the service rate while computing (rows/s), ``rho``
+    =
     lam/mu the load (thesis, eq. 4.2). ``wait``, ``overhead`` and ``compute`` are
     :meth:`Histogram.summary` maps.
     """
@@ -182,5 +183,3 @@ class ProcessKpi:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-

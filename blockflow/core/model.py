@@ -135,7 +135,8 @@ class TensorSpec:
         return tuple(d if isinstance(d, int) else binding[d] for d in self.dims)
 
     def accepts(self, other: TensorSpec) -> str:
-        """Why this input cannot take ``other`` as it comes out of the previous block ('' if it can).
+        """Why this input cannot take ``other`` as it comes out of the previous block ('' if it
+        can).
 
         A fixed dim fits the same number or, here, a dynamic dim whose range covers it. A dynamic
         output fits only a dynamic input whose range is not narrower.
@@ -152,7 +153,11 @@ class TensorSpec:
                     return f"dim {i}: {have} into {want}"
                 continue
             lo, hi = self.ranges.get(want, (1, limits.MAX_DIM))
-            olo, ohi = (have, have) if isinstance(have, int) else other.ranges.get(have, (1, limits.MAX_DIM))
+            olo, ohi = (
+                (have, have)
+                if isinstance(have, int)
+                else other.ranges.get(have, (1, limits.MAX_DIM))
+            )
             if olo < lo or ohi > hi:
                 return f"dim {i}: {have} ({olo}..{ohi}) into {want} ({lo}..{hi})"
         return ""

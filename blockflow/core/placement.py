@@ -1,6 +1,7 @@
 """Placement: which workers a topology needs, with threads, cores and memory spelled out.
 
-A worker's spec depends on its own blocks alone, never on its neighbours, so that an update which adds
+A worker's spec depends on its own blocks alone, never on its neighbours, so that an update which
+adds
 a worker leaves the others untouched. (Packrat's tuning will choose threads and replicas; here they
 are what the topology says.)
 """
@@ -20,7 +21,8 @@ from blockflow.core.topology import BlockSpec, Topology
 MIB = 1024 * 1024
 MIN_ARENA_BYTES = 1 * MIB
 SOFT_ARENA_BYTES = 256 * MIB
-"""Default ceiling of an arena, unless two full batches need more. Arenas commit memory only as it is
+"""Default ceiling of an arena, unless two full batches need more. Arenas commit memory only as it
+is
 used, so this bounds a worker under load; it is not its cost when idle."""
 
 
@@ -64,7 +66,9 @@ class WorkerSpec:
             "name": self.name,
             "stages": [
                 {
-                    "spec": s.spec.model_dump(mode="json", exclude={"batching", "replicas", "worker"}),
+                    "spec": s.spec.model_dump(
+                        mode="json", exclude={"batching", "replicas", "worker"}
+                    ),
                     "digest": s.info.digest,
                     "contract": s.info.contract.to_dict(),
                     "max_rows": s.max_rows,

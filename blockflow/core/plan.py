@@ -1,4 +1,4 @@
-"""Plan: the difference between what shall run and what runs, as ordered steps (thesis, figure 3.7)."""
+"""Plan: what shall run against what runs, as ordered steps (thesis, figure 3.7)."""
 
 from __future__ import annotations
 

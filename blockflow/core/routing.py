@@ -103,7 +103,10 @@ def merge_paths(paths: Sequence[Sequence[int]]) -> tuple[PathTree, tuple[int, ..
         ends.append(at)
     terminal = set(ends)
     tree = PathTree(
-        tuple(PathNode(s, p, i in terminal) for i, (s, p) in enumerate(zip(stages, parents, strict=True)))
+        tuple(
+            PathNode(s, p, i in terminal)
+            for i, (s, p) in enumerate(zip(stages, parents, strict=True))
+        )
     )
     return tree, tuple(ends)
 
@@ -194,7 +197,8 @@ class TaskRoute:
 class RouteTable:
     """One epoch's published routes: the thesis's translation table (section 3.5.2) and addresses.
 
-    ``version`` grows with every publication (a restart of one block changes routes within an epoch).
+    ``version`` grows with every publication (a restart of one block changes routes within an
+    epoch).
     """
 
     epoch: int
@@ -219,5 +223,8 @@ class RouteTable:
         stages = [StageRoute.from_dict(x) for x in d["stages"]]
         tasks = [TaskRoute.from_dict(x) for x in d["tasks"]]
         return cls(
-            int(d["epoch"]), int(d["version"]), {s.stage: s for s in stages}, {t.name: t for t in tasks}
+            int(d["epoch"]),
+            int(d["version"]),
+            {s.stage: s for s in stages},
+            {t.name: t for t in tasks},
         )

@@ -149,7 +149,9 @@ class Topology:
         """The extended form with all defaults spelled out."""
         return {
             "blocks": [b.model_dump(mode="json", exclude_none=True) for b in self.blocks.values()],
-            "tasks": {n: t.model_dump(mode="json", exclude_none=True) for n, t in self.tasks.items()},
+            "tasks": {
+                n: t.model_dump(mode="json", exclude_none=True) for n, t in self.tasks.items()
+            },
             "mode": self.mode,
             "transport": self.transport,
             "limits": {"max_rows": self.max_rows},
@@ -157,14 +159,22 @@ class Topology:
 
 
 Lookup = Callable[[str], BlockInfo]
+PolicyCheck = Callable[[Mapping[str, Any], str], Sequence[Problem]]
 
 
-def parse_topology(data: Any, lookup: Lookup) -> Topology:
+def _any_policy(spec: Mapping[str, Any], path: str) -> Sequence[Problem]:
+    """Policies are checked by those who run them."""
+    return ()
+
+
+def parse_topology(data: Any, lookup: Lookup, check_policy: PolicyCheck = _any_policy) -> Topology:
     """Check a system update as a whole.
 
     Args:
         data: the decoded JSON body.
-        lookup: gives a stored block's facts or raises a BlockFlowError (unknown block, bad manifest).
+        lookup: gives a stored block's facts or raises a BlockFlowError (unknown block, bad
+            manifest).
+        check_policy: finds what is wrong with a ``batching`` object, given its JSON path.
 
     Raises:
         TopologyError: INVALID_TOPOLOGY with every problem and its JSON path.
@@ -175,9 +185,13 @@ def parse_topology(data: Any, lookup: Lookup) -> Topology:
     frame = _frame(data, problems)
     blocks = _blocks(frame.blocks, problems)
     tasks = _tasks(frame.tasks, problems)
-    infos = _infos(blocks, frame.blocks, lookup, problems)
+    index = _positions(frame.blocks)
+    for name, spec in blocks.items():
+        path = f"$.blocks[{index[name]}].batching"
+        problems += check_policy(spec.batching.model_dump(mode="json"), path)
+    infos = _infos(blocks, index, lookup, problems)
     _paths(tasks, blocks, frame, infos, problems)
-    _groups(blocks, frame, problems)
+    _groups(blocks, index, problems)
     if problems:
         raise _invalid(problems)
     return Topology(blocks, tasks, infos, frame.mode, frame.transport, frame.limits.max_rows)
@@ -202,7 +216,9 @@ def _frame(data: dict[str, Any], problems: list[Problem]) -> _Frame:
     blocks, tasks = data.get("blocks"), data.get("tasks")
     return _Frame(
         blocks=blocks if isinstance(blocks, list) else [],
-        tasks={k: v for k, v in tasks.items() if isinstance(k, str)} if isinstance(tasks, dict) else {},
+        tasks={k: v for k, v in tasks.items() if isinstance(k, str)}
+        if isinstance(tasks, dict)
+        else {},
     )
 
 
@@ -217,7 +233,9 @@ def _from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> l
         if err["type"] == "extra_forbidden":
             field = str(err["loc"][-1])
             message = f"unknown field {field!r}"
-            hint = _near(field, list(model.model_fields)) or f"known: {', '.join(model.model_fields)}"
+            hint = (
+                _near(field, list(model.model_fields)) or f"known: {', '.join(model.model_fields)}"
+            )
         elif err["type"] == "missing":
             message = "required field is missing"
         elif "input" in err and isinstance(err["input"], str | int | float | bool | type(None)):
@@ -234,12 +252,16 @@ def _near(word: str, known: Sequence[str]) -> str:
 def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
     out: dict[str, BlockSpec] = {}
     if len(raw) > limits.MAX_BLOCKS:
-        problems.append(Problem("$.blocks", f"{len(raw)} blocks are over the limit of {limits.MAX_BLOCKS}"))
+        problems.append(
+            Problem("$.blocks", f"{len(raw)} blocks are over the limit of {limits.MAX_BLOCKS}")
+        )
         return out
     for i, entry in enumerate(raw):
         path = f"$.blocks[{i}]"
         if not isinstance(entry, str | dict):
-            problems.append(Problem(path, f"a block is a name or an object, not {type(entry).__name__}"))
+            problems.append(
+                Problem(path, f"a block is a name or an object, not {type(entry).__name__}")
+            )
             continue
         try:
             spec = BlockSpec.model_validate({"name": entry} if isinstance(entry, str) else entry)
@@ -250,7 +272,9 @@ def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
             problems += found
             continue
         if spec.name in out:
-            problems.append(Problem(path, f"block {spec.name!r} stands twice", "name each block once"))
+            problems.append(
+                Problem(path, f"block {spec.name!r} stands twice", "name each block once")
+            )
             continue
         out[spec.name] = spec
     return out
@@ -259,7 +283,9 @@ def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
 def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
     out: dict[str, TaskSpec] = {}
     if len(raw) > limits.MAX_TASKS:
-        problems.append(Problem("$.tasks", f"{len(raw)} tasks are over the limit of {limits.MAX_TASKS}"))
+        problems.append(
+            Problem("$.tasks", f"{len(raw)} tasks are over the limit of {limits.MAX_TASKS}")
+        )
         return out
     for name, entry in raw.items():
         path = f"$.tasks.{name}"
@@ -268,10 +294,14 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
         except ValidationError:
             problems.append(Problem(path, f"{name!r} is not a valid task id", limits.NAME_PATTERN))
         if not isinstance(entry, list | dict):
-            problems.append(Problem(path, f"a task is a path or an object, not {type(entry).__name__}"))
+            problems.append(
+                Problem(path, f"a task is a path or an object, not {type(entry).__name__}")
+            )
             continue
         try:
-            out[name] = TaskSpec.model_validate({"path": entry} if isinstance(entry, list) else entry)
+            out[name] = TaskSpec.model_validate(
+                {"path": entry} if isinstance(entry, list) else entry
+            )
         except ValidationError as exc:
             found = _from_pydantic(exc, path, TaskSpec)
             if isinstance(entry, list):
@@ -284,20 +314,29 @@ class _NameOnly(_Strict):
     name: Name
 
 
-def _infos(
-    blocks: Mapping[str, BlockSpec], raw: list[Any], lookup: Lookup, problems: list[Problem]
-) -> dict[str, BlockInfo]:
-    where = {
+def _positions(raw: list[Any]) -> dict[Any, int]:
+    """Where each block stands first, by the name it claims."""
+    return {
         (e if isinstance(e, str) else e.get("name")): i
         for i, e in reversed(list(enumerate(raw)))
-        if isinstance(e, str | dict)
+        if isinstance(e, str) or (isinstance(e, dict) and isinstance(e.get("name"), str))
     }
+
+
+def _infos(
+    blocks: Mapping[str, BlockSpec],
+    where: Mapping[Any, int],
+    lookup: Lookup,
+    problems: list[Problem],
+) -> dict[str, BlockInfo]:
     out: dict[str, BlockInfo] = {}
     for name, spec in blocks.items():
         try:
             out[name] = lookup(spec.artifact)
         except BlockFlowError as exc:
-            problems.append(Problem(f"$.blocks[{where[name]}]", f"{exc.code}: {exc.message}", exc.hint))
+            problems.append(
+                Problem(f"$.blocks[{where[name]}]", f"{exc.code}: {exc.message}", exc.hint)
+            )
     return out
 
 
@@ -308,16 +347,16 @@ def _paths(
     infos: Mapping[str, BlockInfo],
     problems: list[Problem],
 ) -> None:
-    declared = {
-        e if isinstance(e, str) else e.get("name") for e in frame.blocks if isinstance(e, str | dict)
-    }
+    declared = _positions(frame.blocks)
     for task, spec in tasks.items():
         inner = "" if isinstance(frame.tasks[task], list) else ".path"
         base = f"$.tasks.{task}{inner}"
         seen: set[str] = set()
         for i, block in enumerate(spec.path):
             if block in seen:
-                problems.append(Problem(f"{base}[{i}]", f"block {block!r} stands twice in the path"))
+                problems.append(
+                    Problem(f"{base}[{i}]", f"block {block!r} stands twice in the path")
+                )
             seen.add(block)
             if block not in declared:
                 problems.append(
@@ -342,15 +381,12 @@ def _paths(
                     )
 
 
-def _groups(blocks: Mapping[str, BlockSpec], frame: _Frame, problems: list[Problem]) -> None:
+def _groups(
+    blocks: Mapping[str, BlockSpec], index: Mapping[Any, int], problems: list[Problem]
+) -> None:
     groups: dict[str, list[BlockSpec]] = {}
     for spec in blocks.values():
         groups.setdefault(spec.worker or spec.name, []).append(spec)
-    index = {
-        (e if isinstance(e, str) else e.get("name")): i
-        for i, e in enumerate(frame.blocks)
-        if isinstance(e, str | dict)
-    }
     for worker, members in groups.items():
         first = members[0]
         for spec in members[1:]:

@@ -43,11 +43,7 @@ class Order:
     def from_bytes(cls, data: bytes | memoryview) -> Order:
         """Inverse of :meth:`to_bytes`. Raises WireError or SystemError_."""
         raw = decode(data, max_bytes=limits.MAX_CONTROL_BYTES, what="launch order")
-        if (
-            type(raw) is not list
-            or [type(x) for x in raw] != [str, dict, str]
-            or ":" not in raw[0]
-        ):
+        if type(raw) is not list or [type(x) for x in raw] != [str, dict, str] or ":" not in raw[0]:
             raise SystemError_("INTERNAL", "a launch order holds entry, spec and name")
         return cls(*raw)
 

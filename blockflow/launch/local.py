@@ -220,9 +220,7 @@ class TemplateLauncher(Launcher):
             self._alive.pop(serial, None)
             end = time.monotonic() + _REPORT_S
             while (
-                serial not in self._statuses
-                and serial >= self._oldest
-                and self._socket is not None
+                serial not in self._statuses and serial >= self._oldest and self._socket is not None
             ):
                 left = end - time.monotonic()
                 if left <= 0 or not select.select([self._socket], [], [], left)[0]:

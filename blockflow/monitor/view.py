@@ -168,7 +168,7 @@ def update_lines(answer: Doc) -> list[str]:
 
 def timing_lines(result: Any) -> list[str]:
     """Where one answer's time went; ``result`` is a client Result."""
-    width = max((len(t.block) for t in result.timings), default=5)
+    width = max(5, *(len(t.block) for t in result.timings), 5)
     out = [f"{'block':<{width}}  transit     wait  overhead  compute  ms"]
     out += [
         f"{t.block:<{width}}  {t.transit_ms:7.3f}  {t.wait_ms:7.3f}  {t.overhead_ms:8.3f}"

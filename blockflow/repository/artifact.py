@@ -33,11 +33,16 @@ class _CopyFirst(nn.Module):
 
 
 def writes_input(run: Callable[[Tensor], Tensor], example: Tensor) -> bool:
-    """Whether running changes the input's elements."""
-    before = example.clone()
+    """Whether running writes into the input, be it what stood there before.
+
+    torch counts writes to a tensor and its views; comparing elements would miss a ``relu_`` of
+    values that are not negative in the example.
+    """
+    x = example.clone()
+    before = x._version
     with torch.no_grad():
-        run(before)
-    return not torch.equal(before, example)
+        run(x)
+    return x._version != before
 
 
 def protect_input(stage: nn.Module, example: Tensor) -> nn.Module:

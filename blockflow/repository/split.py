@@ -3,8 +3,8 @@
 The model's forward is traced with torch.fx down to the modules that contain a cut; everything
 below stays an opaque call, so that a module's inside may be any Python. (torch.distributed's
 pipelining traces down to operators instead: tried, it fixes every size that the forward reads, rows
-and lengths among them, to the example's, and its stages cannot be scripted.) A cut is legal where exactly one tensor crosses it;
-integers that cross (sizes) are taken anew from that tensor's dims.
+and lengths among them, to the example's, and its stages cannot be scripted.) A cut is legal where
+exactly one tensor crosses it; integers that cross (sizes) are taken anew from that tensor's dims.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ drops it with the process, however that ended, and no process id can be mistaken
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -17,7 +18,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from blockflow.core.errors import RequestError, SystemError_
+from blockflow.core.errors import RequestError, make_error
 from blockflow.tensormq.arena import arena_path, marks_path
 
 ROOT_ENV = "BLOCKFLOW_RUN_ROOT"
@@ -33,8 +34,10 @@ _log = logging.getLogger("blockflow.tensormq")
 def run_root() -> Path:
     """Where run directories lie: $BLOCKFLOW_RUN_ROOT, else this user's folder in shared memory."""
     chosen = os.environ.get(ROOT_ENV)
-    if chosen:
-        return Path(chosen)
+    return Path(chosen) if chosen else _default_root()
+
+
+def _default_root() -> Path:
     shm = Path("/dev/shm")
     return (shm if shm.is_dir() else Path(tempfile.gettempdir())) / f"blockflow-{os.geteuid()}"
 
@@ -59,8 +62,9 @@ class RunDir:
         """Make and lock a new directory below ``root`` (default :func:`run_root`).
 
         Raises:
-            SystemError_: NO_SPACE; INTERNAL when the root is not a private directory of this user.
-            RequestError: INVALID_REQUEST when the root's path is too long for sockets.
+            SystemError_: NO_SPACE.
+            RequestError: INVALID_REQUEST when the root is not a private directory of this user, or
+                its path is too long for sockets.
         """
         root = run_root() if root is None else root
         if len(os.fsencode(root)) + _BELOW_ROOT > MAX_PATH_CHARS:
@@ -71,15 +75,15 @@ class RunDir:
                 hint=f"set {ROOT_ENV} to a shorter path",
             )
         try:
-            _make_root(root)
             while True:
+                _make_root(root)  # each time: another system's end may have taken it away
                 made = cls._try(root / secrets.token_hex(4))
                 if made is not None:
                     return made
         except OSError as exc:
-            code = "NO_SPACE" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "INTERNAL"
-            raise SystemError_(
-                code,
+            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise make_error(
+                "NO_SPACE" if full else "INVALID_REQUEST",
                 f"cannot make a run directory: {exc.strerror}",
                 where=str(root),
                 hint=f"set {ROOT_ENV} to a directory of yours",
@@ -105,6 +109,9 @@ class RunDir:
         _remove_tree(self.path)
         os.close(self._lock_fd)
         self._lock_fd = -1
+        if self.path.parent == _default_root():  # a root that the user named stays the user's
+            with contextlib.suppress(OSError):  # others use it
+                self.path.parent.rmdir()
 
     def __enter__(self) -> RunDir:
         return self

@@ -178,8 +178,11 @@ class ShmProducer(Producer):
         return self._leases.outstanding
 
     def usage(self) -> Usage:
+        # Marks are otherwise collected when memory is needed: an idle arena would look in use.
         with self._lock:
             leases = self._leases
+            if not self._closed:
+                self._mark_free(leases.sweep(self._arena.marks))
             return Usage(
                 capacity=self._arena.capacity,
                 used=leases.used,

@@ -64,7 +64,8 @@ class TaskResult:
     """Outcome of one task: ``tensor`` (its frame follows the header) or ``error``.
 
     ``timings`` are the hops on this task's path, ``total_ns`` is from receipt at the Dispatcher to
-    the encoding of this reply, ``ingress_ns`` from that receipt to the first send, ``egress_ns`` from
+    the encoding of this reply, ``ingress_ns`` from that receipt to the first send, ``egress_ns``
+    from
     the last block's stamp to that encoding (the final transit is in it): the parts add up.
     """
 

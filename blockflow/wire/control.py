@@ -23,7 +23,8 @@ class ControlMessage:
     KIND: ClassVar[str] = ""
 
 
-# --- to the Controller -----------------------------------------------------------------------------
+# --- to the Controller
+# -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ class Drained(ControlMessage):
     version: int = 0
 
 
-# --- to a worker or the Dispatcher -----------------------------------------------------------------
+# --- to a worker or the Dispatcher
+# -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ class Monitor(ControlMessage):
 
 @dataclass(frozen=True, slots=True)
 class PeerGone(ControlMessage):
-    """``incarnation`` is proven dead (reaped): reclaim its leases, unmap its arena, drop its socket.
+    """``incarnation`` is proven dead (reaped): reclaim its leases, unmap its arena, drop its
+    socket.
 
     The Dispatcher also ends what was in flight there.
     """

@@ -219,12 +219,15 @@ class Delivery:
             # Nobody takes the buffer as it is (the routes have changed, or every ticket failed).
             if stays:
                 batch.result = batch.result.clone()
-            self._send_copies(copied, out, batch)
+            copies = self._copies(copied, out, batch)
             batch.out = None
             producer.discard(out)
+            self._send_copies(copies, batch)
             return stays
         if stays:
             producer.hold(out)
+        # Copied first: once published, consumers may release the slot and it may be written anew.
+        copies = self._copies(copied, out, batch)
         payloads = producer.publish(out, [route.incarnation for _, route in slots])
         for (part, route), payload in zip(slots, payloads, strict=True):
             whole = part.stop - part.start == out.dims[0]
@@ -235,7 +238,7 @@ class Delivery:
                 batch,
                 lambda payload=payload: producer.revoke(payload),  # type: ignore[misc]
             )
-        self._send_copies(copied, out, batch)
+        self._send_copies(copies, batch)
         return stays
 
     def fail(self, items: Sequence[Item], error: BlockFlowError) -> None:
@@ -272,16 +275,29 @@ class Delivery:
         route = self.routes.stages.get(stage)
         return self._handles and route is not None and route.mode == "tensormq"
 
-    def _send_copies(
+    def _copies(
         self, sends: Sequence[tuple[Part, StageRoute]], out: OutBuffer, batch: Batch
-    ) -> None:
-        """Whole tensors to those that cannot have the buffer itself."""
+    ) -> list[tuple[Part, StageRoute, Payload]]:
+        """Whole tensors for those that cannot have the buffer itself."""
         row_bytes = tensor_bytes(out.dtype, out.dims[1:])
-        for part, route in sends:
-            frame = bytes(out.memory[part.start * row_bytes : part.stop * row_bytes])
-            batch.copies += 1
-            desc = TensorDesc(out.dtype, (part.stop - part.start, *out.dims[1:]))
-            self._send(part, route, Payload(desc, frame), batch, None)
+        batch.copies += len(sends)
+        return [
+            (
+                part,
+                route,
+                Payload(
+                    TensorDesc(out.dtype, (part.stop - part.start, *out.dims[1:])),
+                    bytes(out.memory[part.start * row_bytes : part.stop * row_bytes]),
+                ),
+            )
+            for part, route in sends
+        ]
+
+    def _send_copies(
+        self, copies: Sequence[tuple[Part, StageRoute, Payload]], batch: Batch
+    ) -> None:
+        for part, route, payload in copies:
+            self._send(part, route, payload, batch, None)
 
     def _send(
         self,

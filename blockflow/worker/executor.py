@@ -256,9 +256,7 @@ class Executor:
     def _expired(self, ticket: Ticket) -> None:
         self._stages[ticket.stage].meter.expired += 1
         name = self._stages[ticket.stage].name
-        self._fail(
-            ticket, RequestError("DEADLINE_EXCEEDED", f"expired in the queue of {name!r}")
-        )
+        self._fail(ticket, RequestError("DEADLINE_EXCEEDED", f"expired in the queue of {name!r}"))
 
     def _fail(self, ticket: Ticket, error: BlockFlowError) -> None:
         ticket.source.release()

@@ -2,7 +2,7 @@
 
 Python writes to the pages of whatever it uses: counts references, specialises code, fills caches. A
 page written by a forked worker is a private page. What the template has done before, its workers
-find done: measured 13 instead of 16 MB of private memory for a worker with a small exported program.
+find done: measured 13 instead of 16 MB of private memory with a small exported program.
 Nothing is computed here, no thread is started and no socket opened (the template checks).
 """
 

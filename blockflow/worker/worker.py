@@ -15,7 +15,6 @@ import os
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,12 @@ from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.routing import RouteTable
 from blockflow.tensormq.agent import ControlAgent, Mailbox
-from blockflow.tensormq.arena import Arena
-from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.janitor import remove_leavings
-from blockflow.tensormq.push import PushCache
-from blockflow.tensormq.shm import ShmConsumer, ShmProducer
-from blockflow.tensormq.sockets import bind_pull, new_context
+from blockflow.tensormq.sockets import new_context
 from blockflow.wire import control
-from blockflow.worker.delivery import Delivery
-from blockflow.worker.executor import Executor
-from blockflow.worker.failpoints import FailPoints
-from blockflow.worker.intake import Intake
-from blockflow.worker.monitor import AskKpi, KpiMonitor, Snapshot
-from blockflow.worker.runner import Computed, Loaded, Runner, make_engines
-from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.monitor import AskKpi, Snapshot
+from blockflow.worker.parts import Parts, open_parts
+from blockflow.worker.runner import Computed, Loaded
 from blockflow.worker.ticket import Batch
 
 _LOG = logging.getLogger("blockflow.worker")
@@ -56,22 +47,6 @@ _STOP_S = 30.0
 """How long a running batch may take to finish after Stop (its block's time-out may be shorter)."""
 _END_S = 2.0
 """How long the next hops have to read the last outputs, and the engine to free its memory."""
-
-
-@dataclass(slots=True)
-class _Parts:
-    """What a worker is made of once it has its memory and its socket."""
-
-    pull: zmq.Socket[bytes]
-    shm: ShmProducer | None
-    push: PushCache
-    delivery: Delivery
-    consumer: ShmConsumer
-    intake: Intake
-    runner: Runner
-    scheduler: Scheduler
-    executor: Executor
-    monitor: KpiMonitor
 
 
 class _Wake:
@@ -106,7 +81,7 @@ class Worker:
         self._reading = False
         self._lock = threading.Lock()
         """Guards the executor and the sending sockets; free while the data thread sleeps."""
-        self._serving: _Parts | None = None
+        self._serving: Parts | None = None
         self._sleeps_until_ns = _NEVER_NS
         self._loaded: Loaded | None = None
         self._drain_asked = False
@@ -126,11 +101,18 @@ class Worker:
             )
         )
         status = EXIT_OK
-        parts: _Parts | None = None
+        parts: Parts | None = None
         try:
-            parts, endpoint = self._open()
+            parts = open_parts(
+                launch,
+                self._context,
+                self._poller,
+                self._from_engine,
+                self._mailbox.put,
+                self._agent.send,
+            )
             if self._load(parts):
-                self._ready(parts, endpoint)
+                self._ready(parts)
                 status = self._serve(parts)
         except BlockFlowError as exc:
             _LOG.error("start-up of %s failed: %s", launch.name, exc)
@@ -139,46 +121,7 @@ class Worker:
         self._terminate(parts, status)
         return status
 
-    def _open(self) -> tuple[_Parts, str]:
-        """Make everything but the blocks; returns it with the data socket's endpoint."""
-        launch = self._launch
-        failpoints = FailPoints.from_environment(self._run_dir, launch.stages)
-        stages = make_engines(launch.stages, launch.device, launch.threads)
-        scheduler = Scheduler({s.stage: s.policy for s in launch.stages})
-        slots = max(1, launch.slots)
-        shm: ShmProducer | None = None
-        if launch.arena_bytes > 0 and launch.mode == "tensormq":
-            arena = Arena.create(self._run_dir, launch.incarnation, launch.arena_bytes, slots)
-            shm = ShmProducer(arena)
-        try:
-            pull, endpoint = bind_pull(
-                self._context, launch.transport, self._run_dir, launch.incarnation
-            )
-        except BlockFlowError:
-            self._remove_files()
-            raise
-        push = PushCache(self._context, self._poller)
-        delivery = Delivery(
-            launch.incarnation, launch.mode, stages.keys(), push, shm, InlineProducer(slots)
-        )
-        consumer = ShmConsumer(self._run_dir)
-        intake = Intake(stages, consumer)
-        runner = Runner(stages, self._from_engine, failpoints)
-        executor = Executor(stages, scheduler, intake, runner, delivery, failpoints)
-        monitor = KpiMonitor(
-            launch.incarnation,
-            {s.stage: s for s in launch.stages},
-            launch.device,
-            shm,
-            lambda: self._mailbox.put(AskKpi()),
-            self._agent.send,
-        )
-        parts = _Parts(
-            pull, shm, push, delivery, consumer, intake, runner, scheduler, executor, monitor
-        )
-        return parts, endpoint
-
-    def _load(self, parts: _Parts) -> bool:
+    def _load(self, parts: Parts) -> bool:
         """Startup: load and warm up while control messages are served; False when told to stop.
 
         Raises:
@@ -193,7 +136,7 @@ class Worker:
             raise self._loaded.error
         return not self._stopping
 
-    def _ready(self, parts: _Parts, endpoint: str) -> None:
+    def _ready(self, parts: Parts) -> None:
         launch, loaded = self._launch, self._loaded
         if loaded is None:
             return
@@ -201,11 +144,11 @@ class Worker:
         parts.monitor.start(launch.monitor_hz)
         self._agent.send(
             control.Ready(
-                launch.incarnation, endpoint, load_ms=loaded.load_ms, warm_ms=loaded.warm_ms
+                launch.incarnation, parts.endpoint, load_ms=loaded.load_ms, warm_ms=loaded.warm_ms
             )
         )
 
-    def _serve(self, parts: _Parts) -> int:
+    def _serve(self, parts: Parts) -> int:
         """Running: returns the exit status once there is nothing more to do."""
         with self._lock:
             self._serving = parts
@@ -214,7 +157,7 @@ class Worker:
             finally:
                 self._serving = None
 
-    def _loop(self, parts: _Parts) -> int:
+    def _loop(self, parts: Parts) -> int:
         executor, pull, push = parts.executor, parts.pull, parts.push
         end_ns: int | None = None
         while True:
@@ -265,7 +208,7 @@ class Worker:
                     return
         self._mailbox.put(message)
 
-    def _go_on(self, parts: _Parts, batch: Batch) -> None:
+    def _go_on(self, parts: Parts, batch: Batch) -> None:
         executor = parts.executor
         executor.computed(batch)
         if not self._stopping:
@@ -279,7 +222,7 @@ class Worker:
         ):
             self._mailbox.put(_Wake())
 
-    def _terminate(self, parts: _Parts | None, status: int) -> None:
+    def _terminate(self, parts: Parts | None, status: int) -> None:
         """Answer for everything that is here, then leave nothing behind."""
         self._state, self._stopping = "stopping", True
         if parts is not None:
@@ -301,7 +244,7 @@ class Worker:
         self._context.term()  # waits for what was sent to leave; LINGER bounds that
         self._mailbox.close()
 
-    def _await_next_hops(self, parts: _Parts) -> None:
+    def _await_next_hops(self, parts: Parts) -> None:
         """Give the next hops time to read the last outputs: the arena goes with this process."""
         end = time.monotonic() + _END_S
         while time.monotonic() < end:
@@ -318,7 +261,7 @@ class Worker:
 
     # --- the data thread's inputs ----------------------------------------------------------------
 
-    def _receive(self, parts: _Parts, limit: int) -> None:
+    def _receive(self, parts: Parts, limit: int) -> None:
         """Read at most ``limit`` messages; whatever they hold, this goes on."""
         pull, executor = parts.pull, parts.executor
         for _ in range(limit):
@@ -347,7 +290,7 @@ class Worker:
         else:
             self._poller.unregister(pull)
 
-    def _read_mailbox(self, parts: _Parts) -> None:
+    def _read_mailbox(self, parts: Parts) -> None:
         for message in self._mailbox.drain():
             match message:
                 case Computed():
@@ -363,7 +306,7 @@ class Worker:
                 case _:
                     self._obey(parts, message)
 
-    def _obey(self, parts: _Parts, message: control.ControlMessage) -> None:
+    def _obey(self, parts: Parts, message: control.ControlMessage) -> None:
         launch = self._launch
         match message:
             case control.Routes():
@@ -389,7 +332,7 @@ class Worker:
             case _:
                 _LOG.warning("%s is not for %s", type(message).__name__, launch.name)
 
-    def _set_routes(self, parts: _Parts, message: control.Routes) -> None:
+    def _set_routes(self, parts: Parts, message: control.Routes) -> None:
         try:
             table = RouteTable.from_dict(message.table)
         except (KeyError, TypeError, ValueError) as exc:
@@ -400,7 +343,7 @@ class Worker:
         parts.delivery.set_routes(table)
         self._agent.send(control.RoutesApplied(self._launch.incarnation, table.version))
 
-    def _snapshot(self, parts: _Parts) -> Snapshot:
+    def _snapshot(self, parts: Parts) -> Snapshot:
         counters = {
             "malformed": parts.intake.malformed,
             "undeliverable": parts.delivery.undeliverable,

@@ -18,6 +18,8 @@ import psutil
 import pytest
 from control_rig import echo_repository
 
+from blockflow.cli.main import main as cli
+
 GONE_S = 10.0
 
 
@@ -69,7 +71,7 @@ def gone(processes: list[psutil.Process], run_dir: Path) -> bool:
     return not alive and not run_dir.exists()
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "REST", "SIGKILL"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "stop", "SIGKILL"])
 def test_it_serves_and_ends_without_a_trace(root: Path, how: str) -> None:
     with up(root, "--topology", str(root / "topology.json")) as (process, ready):
         assert ready["event"] == "ready" and ready["pid"] == process.pid and ready["epoch"] == 1
@@ -79,8 +81,9 @@ def test_it_serves_and_ends_without_a_trace(root: Path, how: str) -> None:
         assert httpx.get(ready["rest"] + "/v1/health/ready").status_code == 200
         children = family(process.pid)
         assert len(children) == 4  # template, dispatcher, two workers
-        if how == "REST":
-            assert httpx.post(ready["rest"] + "/v1/shutdown").status_code == 202
+        if how == "stop":
+            assert cli(["stop", "--yes", "--url", ready["rest"]]) == 0
+            assert process.poll() is not None, "stop returned before the end"
         else:
             process.send_signal(getattr(signal, how))
         status = process.wait(30)

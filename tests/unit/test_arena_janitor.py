@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.core.errors import RequestError, SystemError_
+from blockflow.core.errors import RequestError
+from blockflow.tensormq import janitor
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.janitor import (
     MAX_PATH_CHARS,
@@ -68,6 +69,33 @@ def test_a_run_directory_is_private_and_locked_until_removed(root: Path) -> None
         (made.path / "sub" / "file").touch()
     assert list(root.iterdir()) == []
     made.remove()
+
+
+def test_the_default_root_goes_with_its_last_system(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "_default_root", lambda: root)
+    with RunDir.create(root):
+        RunDir.create(root).remove()
+        assert root.is_dir(), "another system is in it"
+    assert not root.exists()
+
+
+def test_a_root_that_vanishes_at_the_start_is_made_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = janitor._make_root, []
+
+    def make(path: Path) -> None:
+        real(path)
+        made.append(path)
+        if len(made) == 1:
+            path.rmdir()  # the system that was the last one ends right now
+
+    monkeypatch.setattr(janitor, "_make_root", make)
+    with RunDir.create(root) as run_dir:
+        assert run_dir.path.is_dir()
+    assert len(made) == 2
 
 
 def test_two_systems_of_one_user_live_side_by_side(root: Path) -> None:
@@ -149,18 +177,18 @@ def test_a_root_of_others_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    with pytest.raises(SystemError_, match="other users"):
+    with pytest.raises(RequestError, match="other users"):
         RunDir.create(shared)
     target = tmp_path / "target"
     target.mkdir()
     link = tmp_path / "link"
     link.symlink_to(target)
-    with pytest.raises(SystemError_):
+    with pytest.raises(RequestError, match="INVALID_REQUEST"):
         RunDir.create(link)
     assert list(target.iterdir()) == []
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(SystemError_):
+    with pytest.raises(RequestError, match="INVALID_REQUEST"):
         RunDir.create(file)
 
 

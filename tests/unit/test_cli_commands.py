@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,7 @@ def test_usage_errors(args: list[str], capsys: pytest.CaptureFixture[str]) -> No
         (["undrain", "trunk1"], "POST /v1/blocks/trunk1/undrain"),
         (["restart", "trunk1"], "POST /v1/blocks/trunk1/restart"),
         (["stop", "trunk1"], "POST /v1/blocks/trunk1/stop"),
-        (["stop", "--yes"], "POST /v1/shutdown"),
+        (["stop", "--yes", "--no-wait"], "POST /v1/shutdown"),
         (["monitor", "on"], "POST /v1/monitor"),
     ],
 )
@@ -175,12 +177,30 @@ def test_stopping_all_is_confirmed(
 ) -> None:
     import io
 
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    assert main(["stop"]) != 0
+    for answer in ("n\n", ""):  # no, and nobody there
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        assert main(["stop"]) == ExitCode.BAD_INPUT
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    assert main(["stop"]) == 0
+    assert main(["stop", "--no-wait"]) == 0
     assert [path for _, path, _ in rest.asked] == ["/v1/shutdown"]
     assert main(["stop", "--json"]) == ExitCode.BAD_INPUT
+
+
+def test_stop_returns_when_the_process_has_ended(
+    rest: FakeRest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        rest.answers["GET /v1/status"] = (200, {"pid": process.pid})
+
+        def shut_down(_: bytes) -> tuple[int, Any]:
+            threading.Timer(0.2, process.kill).start()
+            return 202, {"accepted": True}
+
+        rest.answers["POST /v1/shutdown"] = shut_down
+        assert main(["stop", "--yes"]) == 0
+        assert process.poll() is not None
+        assert main(["stop", "--yes"]) == 0  # its process is gone already
+    assert "stopped" in capsys.readouterr().out
 
 
 def test_monitor_sends_the_rate(rest: FakeRest) -> None:

@@ -71,8 +71,9 @@ def test_replicas_grow_and_shrink() -> None:
 
 def test_policy_changes_without_a_restart() -> None:
     live = running(diff(workers(THESIS), []))
-    changed = {**THESIS, "blocks": [{"name": "block1", "batching": {"policy": "window", "max_rows": 8}},
-                                    *THESIS["blocks"][1:]]}  # fmt: skip
+    batching = {"policy": "window", "max_rows": 8}
+    first = {"name": "block1", "batching": batching}
+    changed = {**THESIS, "blocks": [first, *THESIS["blocks"][1:]]}
     plan = diff(workers(changed), live)
     assert not plan.start
     assert not plan.stop
@@ -90,7 +91,7 @@ def test_blocks_of_one_worker() -> None:
         "tasks": {},
     }
     spec = workers(data)
-    assert [(w.name, w.blocks) for w in spec] == [("w", ("block1", "block2")), ("block3", ("block3",))]
+    assert {w.name: w.blocks for w in spec} == {"w": ("block1", "block2"), "block3": ("block3",)}
     assert spec[0].slots == 32
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from blockflow.batching.registry import policy_problems
 from blockflow.core.errors import RepositoryError, TopologyError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.topology import Topology, parse_topology
@@ -19,7 +20,9 @@ SPECS = {
 }
 
 
-def info(name: str, given: tuple[Any, ...], out: tuple[Any, ...], dtype: str = "float32") -> BlockInfo:
+def info(
+    name: str, given: tuple[Any, ...], out: tuple[Any, ...], dtype: str = "float32"
+) -> BlockInfo:
     return BlockInfo(
         name,
         "1",
@@ -180,22 +183,18 @@ def test_members_of_a_worker_must_agree() -> None:
 
 def test_contract_of_a_task_follows_dynamic_dims() -> None:
     ranges = {"n": (1, 64)}
+    tokens = TensorSpec("int64", ("rows", "n"), ranges)
+    embedded = TensorSpec("float32", ("rows", "n", 8), ranges)
+    other = {"length": (1, 64)}
+    wide = TensorSpec("float32", ("rows", "length", 8), other)
+    narrow = TensorSpec("float32", ("rows", "length", 4), other)
     blocks = {
-        "a": BlockInfo(
-            "a", "1", "d", "pt2",
-            Contract(TensorSpec("int64", ("rows", "n"), ranges), TensorSpec("float32", ("rows", "n", 8), ranges)),
-            0, 0,
-        ),
-        "b": BlockInfo(
-            "b", "1", "d", "pt2",
-            Contract(
-                TensorSpec("float32", ("rows", "length", 8), {"length": (1, 64)}),
-                TensorSpec("float32", ("rows", "length", 4), {"length": (1, 64)}),
-            ),
-            0, 0,
-        ),
-    }  # fmt: skip
-    topology = parse_topology({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}, blocks.__getitem__)
+        "a": BlockInfo("a", "1", "d", "pt2", Contract(tokens, embedded), 0, 0),
+        "b": BlockInfo("b", "1", "d", "pt2", Contract(wide, narrow), 0, 0),
+    }
+    topology = parse_topology(
+        {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}, blocks.__getitem__
+    )
     contract = topology.contract_of("t")
     assert contract.input == blocks["a"].contract.input
     assert contract.output.dims == ("rows", "n", 4)
@@ -206,3 +205,17 @@ def test_empty_topology_is_valid() -> None:
     topology = parse_topology({"blocks": [], "tasks": {}}, lookup)
     assert isinstance(topology, Topology)
     assert not topology.blocks
+
+
+def test_policies_are_checked_with_the_rest() -> None:
+    body = {
+        "blocks": [
+            "block1",
+            {"name": "block2", "batching": {"policy": "nonee", "rows": 3}},
+            "nope",
+        ],
+        "tasks": {},
+    }
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(body, lookup, policy_problems)
+    assert {p.path for p in caught.value.problems} == {"$.blocks[1].batching.policy", "$.blocks[2]"}
