@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, Problem, TopologyError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 
 Name = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
 Mode = Literal["tensormq", "zeromq"]
 Transport = Literal["ipc", "tcp"]
 
@@ -290,7 +291,7 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
     for name, entry in raw.items():
         path = f"$.tasks.{name}"
         try:
-            _NameOnly(name=name)
+            _NAME.validate_python(name)
         except ValidationError:
             problems.append(Problem(path, f"{name!r} is not a valid task id", limits.NAME_PATTERN))
         if not isinstance(entry, list | dict):
@@ -308,10 +309,6 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
                 found = [Problem(p.path.replace(".path", "", 1), p.message, p.hint) for p in found]
             problems += found
     return out
-
-
-class _NameOnly(_Strict):
-    name: Name
 
 
 def _positions(raw: list[Any]) -> dict[Any, int]:
