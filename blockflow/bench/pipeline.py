@@ -48,8 +48,8 @@ HOP = "overhead per hop"
 RATIO = "latency to in-process"
 COMPUTE = "compute to in-process"
 ACCOUNTED = "accounted share"
-SHORT = {HOP: "ms/hop", RATIO: "latency x", COMPUTE: "compute x", ACCOUNTED: "accounted"}
-"""Column heads of the figures."""
+SHORT = {HOP: "hop", RATIO: "total x", COMPUTE: "comp. x", ACCOUNTED: "parts"}
+"""Column heads of the figures, short enough for a table of 80 columns."""
 
 WAYS = ("in-process", "tensormq", "zeromq", "one-worker")
 SPLIT = ("layer2", "layer3", "layer4")
@@ -195,7 +195,7 @@ def figures(batch: int, samples: Mapping[str, Sequence[Sample]]) -> list[Figure]
 def table(found: Sequence[Figure]) -> Table:
     """One row per batch and way."""
     out = Table(title="ResNet-50 in 4 blocks, one client (ms)", title_justify="left")
-    for head in ("batch", "way", "p50", "p90", *SHORT.values()):
+    for head in ("rows", "way", "p50", "p90", *SHORT.values()):
         out.add_column(head, justify="left" if head == "way" else "right", no_wrap=True)
     by = {(f.name, f.mode, f.batch): f for f in found}
     for batch in dict.fromkeys(f.batch for f in found if f.name == LATENCY):
