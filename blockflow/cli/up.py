@@ -65,6 +65,11 @@ def up(
         rest_port=port,
         client_port=client_port,
     )
+    if not settings.repository.is_dir():
+        sys.stderr.write(
+            f"blockflow: there is no folder {str(settings.repository)!r} yet: export blocks into "
+            "it, or give another one by --repository\n"
+        )
     system = System(settings, fresh=fresh)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: system.ask_stop())
