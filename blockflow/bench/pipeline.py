@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from blockflow.bench.bare import one_way_ms
 from blockflow.bench.results import Figure, ResultFile, figure_table, latency_figure
 from blockflow.client import Client, Result
 from blockflow.control.system import System
@@ -292,9 +293,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                         found += figures(batch, samples)
                 bar = progress.add_task("starting workers", total=None)
                 found += start_figures(measure_start(system, base, args.starts))
-                progress.remove_task(bar)
+            for gap_ms in (0, 30):
+                progress.update(bar, description="bare messages")
+                times = one_way_ms(root, 100, gap_ms / 1e3)
+                name = f"bare ZeroMQ message, {gap_ms} ms apart"
+                found.append(latency_figure(name, "ipc", None, times))
+            progress.remove_task(bar)
     console.print(table(found))
-    console.print(figure_table("One more worker", [f for f in found if f.batch is None]))
+    console.print(
+        figure_table("One more worker; a bare message", [f for f in found if f.batch is None])
+    )
     ResultFile(Path(args.json), "pipeline").write(found)
     return 0
 
