@@ -198,13 +198,16 @@ class BlockRepository:
         return parse_manifest(raw, where=where, folder=name)
 
     def _open_artifact(self, folder: int, name: str) -> tuple[Manifest, int]:
-        # a block that is replaced between the two opens is read again: the new pair is there
-        for attempt in (1, 2):
+        # A block that is replaced between the two opens is read again: the new pair is there. The
+        # file is missing only if the manifest that names it is still in force.
+        before: Manifest | None = None
+        while True:
             manifest = self._read_manifest(folder, name)
             try:
                 fd = os.open(manifest.artifact, _READ, dir_fd=folder)
             except FileNotFoundError:
-                if attempt == 1:
+                if manifest != before:
+                    before = manifest
                     continue
                 reason = "the file is not there"
             except OSError as e:
