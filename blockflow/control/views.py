@@ -95,8 +95,6 @@ class Views:
             "output": str(contract.output),
             "max_rows": topology.task_rows(name),
             "deadline_ms": spec.deadline_ms,
-            "weight": spec.weight,
-            "priority": spec.priority,
             "kpi": self._task_kpi(name),
         }
 

@@ -57,8 +57,6 @@ TABLE: Mapping[tuple[State, Event], State] = {
 }
 
 FINAL = frozenset({State.STOPPED, State.FAILED})
-SERVING = frozenset({State.READY})
-"""States in which the Dispatcher may send new work."""
 
 
 class IllegalTransition(RuntimeError):

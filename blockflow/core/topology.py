@@ -41,7 +41,7 @@ class BlockSpec(_Strict):
     the worker that hosts it; blocks with the same one share a process. ``threads`` are intra-op
     threads (default 1: never the framework's own choice), ``cores`` the cpu numbers it may use
     (default: all). ``slots`` and ``arena_mib`` bound the tensors it may have out at once.
-    ``timeout_ms`` bounds one forward, ``replayable`` says that a re-run does no harm.
+    ``timeout_ms`` bounds one forward. ``engine`` is chosen by the artifact's format (``auto``).
     """
 
     name: Name
@@ -50,8 +50,8 @@ class BlockSpec(_Strict):
     replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     cores: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    engine: Name = "auto"
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    engine: Literal["auto"] = "auto"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     batching: PolicySpec = PolicySpec()
     mode: Mode | None = None
     worker: Name | None = None
@@ -59,7 +59,6 @@ class BlockSpec(_Strict):
     slots: Annotated[int, Field(ge=1, le=4096)] = 16
     arena_mib: Annotated[int, Field(ge=1, le=1024 * 1024)] | None = None
     timeout_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 0
-    replayable: bool = True
     options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("batching", mode="before")
@@ -74,18 +73,16 @@ class BlockSpec(_Strict):
 
 
 class TaskSpec(_Strict):
-    """A task: its path and what its requests may ask. ``weight`` is its share under contention."""
+    """A task: its path and what its requests may ask."""
 
     path: Annotated[list[Name], Field(min_length=1, max_length=limits.MAX_PATH_NODES)]
     deadline_ms: Annotated[int, Field(ge=1, le=limits.MAX_DEADLINE_MS)] = limits.DEFAULT_DEADLINE_MS
     max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None = None
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    priority: Annotated[int, Field(ge=0, le=9)] = 0
     check_finite: bool = True
 
 
 class LimitSpec(_Strict):
-    """System-wide limits: ``max_rows`` per request, ``max_inflight`` admitted requests."""
+    """System-wide limits: ``max_rows`` per request."""
 
     max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] = limits.DEFAULT_MAX_ROWS
 

@@ -219,3 +219,11 @@ def test_policies_are_checked_with_the_rest() -> None:
     with pytest.raises(TopologyError) as caught:
         parse_topology(body, lookup, policy_problems)
     assert {p.path for p in caught.value.problems} == {"$.blocks[1].batching.policy", "$.blocks[2]"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("engine", "openvino"), ("precision", "int8"), ("replayable", False)]
+)
+def test_what_would_have_no_effect_is_refused(option: str, value: object) -> None:
+    body = {"blocks": [{"name": "block1", option: value}], "tasks": {}}
+    assert f"$.blocks[0].{option}" in problems(body)
