@@ -284,6 +284,8 @@ def test_an_announced_tensor_over_the_limit_is_too_large(up: Rig) -> None:
 
 def test_a_dead_block_is_named(up: Rig) -> None:
     up.mailbox.put(PeerGone(12))
+    # The request must not overtake the news: it would be lost with the worker, another error.
+    wait_until(lambda: 12 in up.exchange.planner._dead)
     client = up.client()
     (error,) = client.infer("ta", X)
     assert error.code == "BLOCK_UNAVAILABLE"
