@@ -1,0 +1,145 @@
+"""The book of a worker's device memory: what consumers must know of it, once, and the marks.
+
+A second, small arena beside the worker's own, named by its incarnation with :data:`DEVICE_BIT` set:
+generations and release marks are what they are for host memory. Its data area holds, instead of
+tensors, the *export*: IPC handles of the slab and of one READY event per slot. So no message
+carries them, and a consumer opens each once.
+
+Closing before freeing (a rule of CUDA IPC): a consumer that has the slab open holds a shared flock
+on the book's file. An owner that wants to free its slab raises the *closing* word, which consumers
+look at a few times per second, and waits until it can have the lock for itself. The kernel drops
+the lock of a consumer that dies, so nobody waits for the dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockflow.core.errors import BlockFlowError, RequestError, WireError
+from blockflow.tensormq.arena import DEVICE_BIT, Arena, ArenaReader, arena_path
+from blockflow.tensormq.cuda_api import IPC_HANDLE_BYTES
+from blockflow.wire.codec import decode, encode
+
+_CLOSING, _LENGTH, _HEAD = 0, 1, 16
+_LOOK_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What a consumer needs to open a worker's device memory.
+
+    Attributes:
+        uuid: of the device. nbytes: of the slab, a multiple of 2 MiB.
+        memory: the slab's IPC handle. events: one per slot.
+    """
+
+    uuid: str
+    nbytes: int
+    memory: bytes
+    events: tuple[bytes, ...]
+
+    def to_bytes(self) -> bytes:
+        return encode([self.uuid, self.nbytes, self.memory, b"".join(self.events)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Export:
+        """Inverse of :meth:`to_bytes`. Raises WireError."""
+        raw = decode(data, max_bytes=len(data), what="device export")
+        if type(raw) is not list or [type(x) for x in raw] != [str, int, bytes, bytes]:
+            raise WireError("MALFORMED_MESSAGE", "not a device export", where="device book")
+        uuid, nbytes, memory, events = raw
+        if nbytes <= 0 or len(memory) != IPC_HANDLE_BYTES or len(events) % IPC_HANDLE_BYTES:
+            raise WireError("MALFORMED_MESSAGE", "handles of a wrong size", where="device book")
+        cuts = range(0, len(events), IPC_HANDLE_BYTES)
+        return cls(uuid, nbytes, memory, tuple(events[i : i + IPC_HANDLE_BYTES] for i in cuts))
+
+
+def has_book(run_dir: Path, incarnation: int) -> bool:
+    """Whether that process takes handles to device memory: every one that can makes its book."""
+    return arena_path(run_dir, incarnation | DEVICE_BIT).exists()
+
+
+def make_book(run_dir: Path, incarnation: int, slots: int, lanes: int = 32) -> Arena:
+    """The owner's book, with nothing exported yet.
+
+    Raises:
+        SystemError_: NO_SPACE; ALREADY_RUNNING when the incarnation has one.
+    """
+    room = _HEAD + 256 + (slots + 1) * IPC_HANDLE_BYTES
+    return Arena.create(run_dir, incarnation | DEVICE_BIT, room, slots, lanes, warm_bytes=room)
+
+
+def write_export(book: Arena, export: Export) -> None:
+    """To be called once, before the first handle is sent."""
+    data = export.to_bytes()
+    words = book.data[:_HEAD].cast("Q")
+    book.data[_HEAD : _HEAD + len(data)] = data
+    words[_LENGTH] = len(data)
+
+
+def await_closed(book: Arena, timeout_s: float) -> bool:
+    """Tell consumers to close, and wait until all have; False when some has not in time."""
+    book.data[:_HEAD].cast("Q")[_CLOSING] = 1
+    end = time.monotonic() + timeout_s
+    with open(arena_path(book.run_dir, book.incarnation), "rb") as f:
+        while True:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    return False
+                time.sleep(_LOOK_S)  # bounded, at the end of a process's life
+            else:
+                return True
+
+
+class BookReader:
+    """A consumer's side: ``marks`` is the mapped arena, ``export`` what to open.
+
+    Raises:
+        RequestError: WORKER_LOST: the owner is gone or about to go.
+        WireError: MALFORMED_MESSAGE: not a book.
+    """
+
+    def __init__(self, run_dir: Path, incarnation: int) -> None:
+        number = incarnation | DEVICE_BIT
+        self._fd = -1
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(arena_path(run_dir, number), flags)
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self.marks = ArenaReader.open(run_dir, number)
+            words = self.marks.region()[:_HEAD].cast("Q")
+            if words[_CLOSING] or not words[_LENGTH]:
+                raise self._lost(incarnation)
+            self._words = words
+            self.export = Export.from_bytes(
+                bytes(self.marks.region()[_HEAD : _HEAD + words[_LENGTH]])
+            )
+        except BlockFlowError:
+            self.unlock()
+            raise
+        except OSError as exc:
+            self.unlock()
+            raise self._lost(incarnation) from exc
+
+    @property
+    def closing(self) -> bool:
+        """The owner wants to free its slab."""
+        return bool(self._words[_CLOSING])
+
+    def unlock(self) -> None:
+        """The slab and its events are closed here. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    @staticmethod
+    def _lost(incarnation: int) -> RequestError:
+        return RequestError(
+            "WORKER_LOST", f"the device memory of incarnation {incarnation} is gone"
+        )

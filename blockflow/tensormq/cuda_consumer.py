@@ -1,0 +1,252 @@
+"""CudaConsumer: opens handles to other workers' device memory.
+
+Each owner's slab and events are opened once and kept. A tensor is used where it lies if that is
+this worker's device, and is copied over by this worker if it is a peer: the reader knows when it
+needs the bytes, and the owner needs no context on the reader's device.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blockflow.core.errors import RequestError, SystemError_, WireError
+from blockflow.tensormq.arena import DEVICE_BIT
+from blockflow.tensormq.channel import Consumer, InBuffer, span_bytes
+from blockflow.tensormq.cuda_api import CudaError
+from blockflow.tensormq.cuda_book import BookReader
+from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.views import typed
+from blockflow.wire.tensor import Handle, TensorDesc
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LOG = logging.getLogger("blockflow.cuda")
+_EMPTY = memoryview(b"")
+_CLOSE_S = 2.0
+
+DEATH_GRACE_S = 5.0
+"""A dead producer's unfinished event may never come, and a wait for it cannot be called back. So
+long after the death the device is given up, and with it the process, if it is still waiting."""
+
+
+class CudaMapping:
+    """One owner's device memory as this process has it open.
+
+    Attributes:
+        owner: incarnation. users: buffers that are open. gone: the owner is proven dead.
+        closed: by this process. waits: handles whose event this device was told to wait for, until
+            it is past them.
+    """
+
+    def __init__(self, device: CudaDevice, run_dir: Path, owner: int) -> None:
+        self.device = device
+        self.owner = owner
+        self.users = 0
+        self.gone = self.closed = False
+        self.waits: set[Handle] = set()
+        self.book = BookReader(run_dir, owner)
+        self._events: dict[int, int] = {}
+        export = self.book.export
+        self.peer = export.uuid != device.facts.uuid
+        self.nbytes = export.nbytes
+        api = device.api
+        try:
+            self.pointer = api.mem_import(export.memory)
+        except CudaError as exc:
+            self.book.unlock()
+            raise SystemError_(
+                "INTERNAL",
+                f"the device memory of incarnation {owner} cannot be opened: {exc.message}",
+                where=device.name,
+                hint="set the blocks' mode to zeromq to pass tensors over the host",
+            ) from exc
+        self._bytes = None if self.peer else api.tensor(self.pointer, self.nbytes)
+
+    def event(self, slot: int) -> int:
+        """The slot's READY event, opened when it is first needed."""
+        found = self._events.get(slot)
+        if found is None:
+            found = self.device.api.event_import(self.book.export.events[slot])
+            self._events[slot] = found
+        return found
+
+    def bytes_at(self, offset: int, nbytes: int) -> Tensor:
+        """The slab's bytes on this device: a view, or a copy queued in the stream."""
+        if self._bytes is not None:
+            return self._bytes[offset : offset + nbytes]
+        device = self.device
+        target = device.api.scratch(nbytes)
+        if nbytes:
+            device.api.copy_d2d(target.data_ptr(), self.pointer + offset, nbytes, device.stream)
+            device.copies.d2d_copies += 1
+            device.copies.d2d_bytes += nbytes
+        return target
+
+    def close(self) -> None:
+        """No work that uses it may be under way: all users have been released *and marked*."""
+        self.closed = True
+        self._bytes = None
+        api = self.device.api
+        try:
+            for event in self._events.values():
+                api.event_destroy(event)
+            self._events.clear()
+            api.mem_close(self.pointer)
+        except CudaError as exc:
+            _LOG.warning("slab of incarnation %d: %s", self.owner, exc)
+        self.book.unlock()
+
+
+class CudaInBuffer(InBuffer):
+    """A tensor in another worker's slab. ``memory`` is a host copy of it, for whoever wants one."""
+
+    __slots__ = ("_consumer", "_handle", "_host", "_mapping", "_used")
+
+    def __init__(
+        self, desc: TensorDesc, handle: Handle, mapping: CudaMapping, consumer: CudaConsumer
+    ) -> None:
+        self.desc = desc
+        self._handle = handle
+        self._mapping: CudaMapping | None = mapping
+        self._consumer = consumer
+        self._host: memoryview | None = None
+        self._used = False
+
+    @property
+    def memory(self) -> memoryview:  # type: ignore[override]
+        if self._host is None:
+            mapping = self._ordered()
+            raw = np.empty(span_bytes(self.desc), np.uint8)
+            mapping.device.download(raw.data, mapping.pointer + self._handle.offset)
+            self._host = raw.data.toreadonly()
+        return self._host
+
+    def tensor(self) -> Tensor:
+        """In order behind the producer's work: this worker's stream waits, its host does not."""
+        mapping = self._ordered()
+        raw = mapping.bytes_at(self._handle.offset, span_bytes(self.desc))
+        return typed(raw, self.desc.dtype, self.desc.dims, self.desc.strides)
+
+    def _ordered(self) -> CudaMapping:
+        mapping = self._mapping
+        if mapping is None or mapping.closed:
+            raise ValueError("the buffer was released, or its consumer is closed")
+        if mapping.gone:
+            # Its memory may still be there, but nothing promises that: it is not touched any more.
+            raise RequestError(
+                "WORKER_LOST", f"incarnation {mapping.owner} died while its tensor waited here"
+            )
+        api, event = mapping.device.api, mapping.event(self._handle.slot)
+        if not api.event_query(event):
+            api.stream_wait(mapping.device.stream, event)
+            mapping.waits.add(self._handle)
+        self._used = True
+        return mapping
+
+    def release(self) -> None:
+        mapping, self._mapping = self._mapping, None
+        if mapping is None:
+            return
+        self._host = _EMPTY
+        self._consumer.released(mapping, self._handle, self._used)
+
+
+class CudaConsumer(Consumer):
+    """Opens handles with :data:`DEVICE_BIT`; for all others see ``mixed``.
+
+    Args:
+        device: of this process. run_dir: where books lie.
+    """
+
+    def __init__(self, device: CudaDevice, run_dir: Path) -> None:
+        self._device = device
+        self._run_dir = run_dir
+        self._mappings: dict[int, CudaMapping] = {}
+        self._gone: set[int] = set()
+        self._lock = threading.Lock()
+        device.tend = self.tend
+
+    def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
+        handle = desc.handle
+        if handle is None or not handle.incarnation & DEVICE_BIT:
+            raise _bad(desc, "not a handle to device memory")
+        if frame is not None:
+            raise _bad(desc, "a handle and a frame in one message")
+        owner = handle.incarnation & ~DEVICE_BIT
+        if owner in self._gone:
+            raise RequestError("WORKER_LOST", f"incarnation {owner} is dead")
+        with self._lock:
+            mapping = self._mappings.get(owner) or self._map(owner)
+            if not mapping.book.marks.current(handle.slot, handle.lane, handle.generation):
+                raise _bad(desc, "the handle is stale or names no slot")
+            if handle.offset + span_bytes(desc) > mapping.nbytes or handle.slot >= len(
+                mapping.book.export.events
+            ):
+                raise _bad(desc, "the handle points outside the slab")
+            mapping.users += 1
+        return CudaInBuffer(desc, handle, mapping, self)
+
+    def _map(self, owner: int) -> CudaMapping:
+        made = self._mappings[owner] = CudaMapping(self._device, self._run_dir, owner)
+        return made
+
+    def released(self, mapping: CudaMapping, handle: Handle, used: bool) -> None:
+        """A buffer is given back: mark its lane when the device work that read it is done."""
+
+        def mark() -> None:
+            mapping.book.marks.release(handle.slot, handle.lane, handle.generation)
+            with self._lock:
+                mapping.users -= 1
+                mapping.waits.discard(handle)
+                self._close_if_idle(mapping)
+
+        if used:
+            self._device.completions.after(self._device.stream, mark)
+        else:
+            mark()
+
+    def tend(self) -> None:
+        """Close what its owner wants to free. Called a few times per second."""
+        with self._lock:
+            for mapping in list(self._mappings.values()):
+                self._close_if_idle(mapping)
+
+    def _close_if_idle(self, mapping: CudaMapping) -> None:
+        wanted = mapping.users or not (mapping.gone or mapping.book.closing)
+        if not wanted and self._mappings.pop(mapping.owner, None) is not None:
+            mapping.close()
+
+    def peer_gone(self, incarnation: int) -> None:
+        self._gone.add(incarnation)
+        with self._lock:
+            mapping = self._mappings.get(incarnation)
+            if mapping is not None:
+                mapping.gone = True
+                self._close_if_idle(mapping)
+        if mapping is not None and mapping.waits:
+            before = set(mapping.waits)
+            why = f"it waits for work of incarnation {incarnation}, which is dead"
+            self._device.watch(DEATH_GRACE_S, lambda: bool(before & mapping.waits), why)
+
+    def close(self) -> None:
+        """Close all slabs once this worker's own work is done; after a time-out leave them.
+
+        Buffers that are open still hold nothing any more, but for host copies that were made.
+        """
+        with self._lock:
+            mappings, self._mappings = list(self._mappings.values()), {}
+        if mappings:
+            self._device.keep(mappings)
+            if self._device.completions.wait_idle(_CLOSE_S):
+                for mapping in mappings:
+                    mapping.close()
+
+
+def _bad(desc: TensorDesc, why: str) -> WireError:
+    return WireError("MALFORMED_MESSAGE", f"{why}: {desc} at {desc.handle}", where="tensor handle")

@@ -1,0 +1,253 @@
+"""One device in a process: completions, page-locked regions, the queue, copies; and preflight."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blockflow.tensormq.arena import DEVICE_BIT
+from blockflow.tensormq.cuda_api import IPC_HANDLE_BYTES, CudaError
+from blockflow.tensormq.cuda_book import BookReader, Export, has_book, make_book, write_export
+from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.cuda_fake import FakeCuda
+from blockflow.tensormq.cuda_preflight import expandable_segments, preflight
+from blockflow.tensormq.janitor import RunDir, remove_leavings
+
+PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> FakeCuda:
+    return FakeCuda(tmp_path, eager=False)
+
+
+@pytest.fixture
+def device(api: FakeCuda) -> Iterator[CudaDevice]:
+    made = CudaDevice(api)
+    yield made
+    assert made.close()
+    assert api.world.broken_rules() == []
+    assert api.world.names("event") == []
+
+
+def test_what_is_to_follow_device_work_follows_it(device: CudaDevice, api: FakeCuda) -> None:
+    gate, done = threading.Event(), []
+    api.launch(device.stream, lambda: gate.wait(10) and None)
+    for n in range(3):
+        device.completions.after(device.stream, lambda n=n: done.append(n))  # type: ignore[misc]
+    assert not device.completions.wait_idle(0.05)
+    assert (done, device.completions.pending) == ([], 3)
+    gate.set()
+    assert device.completions.wait_idle(10)
+    assert done == [0, 1, 2]
+
+
+def test_a_failing_completion_does_not_stop_the_next(
+    device: CudaDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = threading.Event()
+    device.completions.after(device.stream, lambda: [][1])
+    device.completions.after(device.stream, done.set)
+    assert done.wait(10)
+    assert "IndexError" in caplog.text
+
+
+def test_a_failed_device_says_so_once(
+    device: CudaDevice, api: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(device, "_on_broken", told.append)
+
+    def fail(event: int) -> None:
+        raise CudaError("cuEventSynchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(api, "event_synchronize", fail)
+    released = []
+    for _ in range(2):
+        device.completions.after(device.stream, lambda: released.append(1))
+    assert device.completions.wait_idle(10)
+    assert len(told) == 1 and "ILLEGAL_ADDRESS" in device.broken
+    assert released == [1, 1], "a lost context holds no slots"
+
+
+def test_events_are_used_again(device: CudaDevice, api: FakeCuda) -> None:
+    for _ in range(50):
+        device.completions.after(device.stream, lambda: None)
+        assert device.completions.wait_idle(10)
+    assert len(api.world.names("event")) <= 2
+
+
+def test_the_queue_bounds_what_is_ordered_ahead(device: CudaDevice, api: FakeCuda) -> None:
+    gates = [threading.Event() for _ in range(4)]
+    begun: list[int] = []
+    times: list[int] = []
+
+    def engine() -> None:
+        for n, gate in enumerate(gates):
+            with device.queue.batch(times.append):
+                begun.append(n)
+                api.launch(device.stream, lambda gate=gate: gate.wait(10) and None)
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    deadline = time.monotonic() + 10
+    for n, gate in enumerate(gates):
+        while len(begun) < min(n + 2, len(gates)):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert len(begun) == min(n + 2, len(gates)), "never more than two are under way"
+        gate.set()
+    thread.join(10)
+    assert device.completions.wait_idle(10)
+    assert len(times) == 4 and all(t >= 0 for t in times)
+
+
+def test_a_batch_that_fails_is_closed_too(device: CudaDevice) -> None:
+    times: list[int] = []
+    for _ in range(5):
+        with pytest.raises(ZeroDivisionError), device.queue.batch(times.append):
+            raise ZeroDivisionError
+    assert device.completions.wait_idle(10)
+    assert len(times) == 5
+
+
+def test_copies_are_made_and_counted(device: CudaDevice, api: FakeCuda) -> None:
+    pointer = api.mem_alloc(64)
+    source, back = bytearray(b"0123456789"), bytearray(10)
+    device.upload(pointer, memoryview(source))
+    assert device.download(memoryview(back), pointer) >= 0
+    assert back == source
+    assert device.download(memoryview(b""), pointer) == 0
+    device.upload(pointer, memoryview(b""))
+    copies = device.copies
+    assert (copies.h2d_copies, copies.h2d_bytes) == (1, 10)
+    assert (copies.d2h_copies, copies.d2h_bytes) == (1, 10)
+    api.mem_free(pointer)
+
+
+def test_a_regions_growth_is_page_locked_as_a_whole(device: CudaDevice, api: FakeCuda) -> None:
+    whole = memoryview(mmap.mmap(-1, 4 * PAGE))
+    pointer = api.mem_alloc(4 * PAGE)
+    for pages in (1, 1, 3):
+        assert device.pins.cover(whole[: pages * PAGE], False)
+        device.upload(pointer, whole[: pages * PAGE])  # a partly locked region would be refused
+    device.pins.drop(whole[:PAGE])
+    device.upload(pointer, whole)
+    api.stream_synchronize(device.stream)
+    api.mem_free(pointer)
+
+
+def test_without_page_locking_copies_work_all_the_same(tmp_path: Path) -> None:
+    device = CudaDevice(FakeCuda(tmp_path, lacks=["registering"]))
+    region = memoryview(mmap.mmap(-1, PAGE))
+    assert not device.pins.cover(region, False)
+    assert not device.pins.cover(region, False), "and is not tried again"
+    assert "cuMemHostRegister" in device.pins.failed[False] and True not in device.pins.failed
+    pointer = device.api.mem_alloc(PAGE)
+    device.upload(pointer, region)
+    device.download(region, pointer)
+    device.api.mem_free(pointer)
+    assert device.close()
+
+
+def test_a_stuck_device_is_called_broken(device: CudaDevice) -> None:
+    device.watch(0.0, lambda: False, "never")
+    device.watch(0.01, lambda: True, "it waits for the dead")
+    deadline = time.monotonic() + 10
+    while not device.broken:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert device.broken == "it waits for the dead"
+
+
+# --- preflight -----------------------------------------------------------------------------------
+
+
+def test_an_able_device(api: FakeCuda) -> None:
+    found = preflight(api, {})
+    assert (found.able, found.reason, found.notes) == (True, "", ())
+    assert (api.world.names("mem"), api.world.names("event")) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("lack", "reason"),
+    [
+        ("unified_addressing", "unified addressing"),
+        ("ipc_events", "interprocess events"),
+        ("sharing", "compute mode"),
+    ],
+)
+def test_what_a_device_lacks_is_named(tmp_path: Path, lack: str, reason: str) -> None:
+    found = preflight(FakeCuda(tmp_path, lacks=[lack]), {})
+    assert not found.able and reason in found.reason
+
+
+def test_a_trial_that_fails_is_the_reason(api: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pointer: int) -> bytes:
+        raise CudaError("cuIpcGetMemHandle", 801, "CUDA_ERROR_NOT_SUPPORTED")
+
+    monkeypatch.setattr(api, "mem_export", refuse)
+    found = preflight(api, {})
+    assert not found.able and "cuIpcGetMemHandle failed: CUDA_ERROR_NOT_SUPPORTED" in found.reason
+    assert api.world.names("mem") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "on"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", True),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64, expandable_segments: true", True),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "", False),
+    ],
+)
+def test_expandable_segments_are_noted_and_do_no_harm(
+    api: FakeCuda, name: str, value: str, on: bool
+) -> None:
+    assert expandable_segments({name: value}) is on
+    found = preflight(api, {name: value})
+    assert found.able and bool(found.notes) is on
+
+
+# --- the book ------------------------------------------------------------------------------------
+
+
+def test_an_export_goes_through_the_book_once() -> None:
+    export = Export("GPU-1", 4 << 20, b"m" * IPC_HANDLE_BYTES, (b"e" * 64, b"f" * 64))
+    with RunDir.create() as run_dir:
+        book = make_book(run_dir.path, 7, slots=2)
+        assert has_book(run_dir.path, 7) and not has_book(run_dir.path, 8)
+        with pytest.raises(Exception, match="WORKER_LOST"):
+            BookReader(run_dir.path, 7)  # nothing is exported yet
+        write_export(book, export)
+        reader = BookReader(run_dir.path, 7)
+        assert reader.export == export
+        assert (reader.marks.slots, reader.marks.incarnation) == (2, 7 | DEVICE_BIT)
+        assert not reader.closing
+        reader.unlock()
+        reader.unlock()
+        remove_leavings(run_dir.path, 7)
+        assert not has_book(run_dir.path, 7)
+        with pytest.raises(Exception, match="WORKER_LOST"):
+            BookReader(run_dir.path, 7)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x90",
+        b"\xc1",
+        Export("u", 0, b"m" * 64, ()).to_bytes(),
+        Export("u", 1, b"m" * 63, ()).to_bytes(),
+        Export("u", 1, b"m" * 64, (b"e",)).to_bytes(),
+    ],
+)
+def test_a_damaged_export_is_a_wire_error(raw: bytes) -> None:
+    with pytest.raises(Exception, match="MALFORMED_MESSAGE"):
+        Export.from_bytes(raw)

@@ -1,0 +1,181 @@
+"""CudaDriver against a stand-in for libcuda made of C callbacks: the calls as the driver gets them.
+
+No GPU is needed to see that every function exists under the name it is asked by, that handles go by
+value and pointers by reference, and that a status becomes the right error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from blockflow.core.errors import SystemError_
+from blockflow.tensormq import cuda_driver
+from blockflow.tensormq.cuda_api import CudaError, EventKind
+from blockflow.tensormq.cuda_driver import _BLOCKING, _SHORT, CudaDriver, _IpcHandle, uuid_text
+
+HANDLE = bytes(range(64))
+
+
+class StandIn:
+    """A library: every function of the tables as a C function; keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.status: dict[str, int] = {}
+        self.outputs: dict[str, Any] = {
+            "cuDeviceGetCount": 2,
+            "cuDeviceGet": 5,
+            "cuDeviceTotalMem_v2": 141 << 30,
+            "cuDeviceGetAttribute": 1,
+            "cuDeviceCanAccessPeer": 1,
+            "cuDevicePrimaryCtxRetain": 0xC0,
+            "cuMemAlloc_v2": 0x7F0000000000,
+            "cuIpcOpenMemHandle_v2": 0x7E0000000000,
+            "cuIpcOpenEventHandle": 0xE1,
+            "cuEventCreate": 0xE0,
+            "cuStreamCreate": 0x51,
+            "cuEventElapsedTime": 2.5,
+        }
+        for name, types in (_BLOCKING | _SHORT).items():
+            prototype = ctypes.CFUNCTYPE(ctypes.c_int, *types)
+            setattr(self, name, prototype(self._function(name)))
+
+    def _function(self, name: str) -> Any:
+        def function(*args: Any) -> int:
+            seen = tuple(bytes(a) if isinstance(a, _IpcHandle) else a for a in args)
+            self.calls.append((name, *(s for s in seen if isinstance(s, (int, bytes)) or not s)))
+            if name in ("cuIpcGetMemHandle", "cuIpcGetEventHandle"):
+                ctypes.memmove(args[0], HANDLE, 64)
+            elif name == "cuDeviceGetUuid_v2":
+                ctypes.memmove(args[0], bytes(range(16)), 16)
+            elif name in self.outputs:
+                args[0][0] = self.outputs[name]
+            return self.status.get(name, 0)
+
+        return function
+
+    def args(self, name: str) -> tuple[Any, ...]:
+        """Plain arguments of the last call."""
+        return next(c[1:] for c in reversed(self.calls) if c[0] == name)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    made = StandIn()
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: made)
+    monkeypatch.setattr(ctypes, "PyDLL", lambda path: made)
+    cuda_driver._driver.cache_clear()
+    yield made
+    cuda_driver._driver.cache_clear()
+
+
+@pytest.fixture
+def driver(library: StandIn) -> CudaDriver:
+    return CudaDriver(1)
+
+
+def test_the_primary_context_is_retained_set_and_given_back(
+    library: StandIn, driver: CudaDriver
+) -> None:
+    assert library.args("cuInit") == (0,)
+    assert library.args("cuDeviceGet") == (1,)
+    driver.mem_free(64)
+    driver.mem_free(64)
+    assert [c for c in library.calls if c[0] == "cuCtxSetCurrent"] == [("cuCtxSetCurrent", 0xC0)]
+    driver.close()
+    driver.close()
+    assert [c[1:] for c in library.calls if "Release" in c[0]] == [(5,)]
+    assert driver.torch_device == "cuda:1"
+
+
+def test_memory_and_its_handles(library: StandIn, driver: CudaDriver) -> None:
+    assert driver.mem_alloc(4 << 20) == 0x7F0000000000
+    assert library.args("cuMemAlloc_v2") == (4 << 20,)
+    assert driver.mem_export(0x7F0000000000) == HANDLE
+    assert driver.mem_import(HANDLE) == 0x7E0000000000
+    assert library.args("cuIpcOpenMemHandle_v2") == (HANDLE, 1), "by value, peers enabled"
+    driver.mem_close(0x7E0000000000)
+    assert library.args("cuIpcCloseMemHandle") == (0x7E0000000000,)
+    driver.host_register(4096, 8192, False)
+    assert library.args("cuMemHostRegister_v2") == (4096, 8192, 1)
+    driver.host_register(4096, 8192, True)
+    assert library.args("cuMemHostRegister_v2") == (4096, 8192, 9)
+
+
+def test_events_and_streams(library: StandIn, driver: CudaDriver) -> None:
+    for kind, flags in ((EventKind.READY, 6), (EventKind.DONE, 3), (EventKind.CLOCK, 1)):
+        assert driver.event_create(kind) == 0xE0
+        assert library.args("cuEventCreate") == (flags,)
+    assert driver.event_export(0xE0) == HANDLE
+    assert driver.event_import(HANDLE) == 0xE1
+    assert library.args("cuIpcOpenEventHandle") == (HANDLE,)
+    assert driver.stream_create() == 0x51
+    assert library.args("cuStreamCreate") == (1,), "does not wait for the default stream"
+    driver.event_record(0xE0, 0x51)
+    assert library.args("cuEventRecord") == (0xE0, 0x51)
+    driver.stream_wait(0x51, 0xE1)
+    assert library.args("cuStreamWaitEvent") == (0x51, 0xE1, 0)
+    assert driver.event_elapsed_ns(1, 2) == 2_500_000
+    assert driver.event_query(0xE0)
+    library.status["cuEventQuery"] = 600
+    assert not driver.event_query(0xE0)
+    library.status["cuEventQuery"] = 700
+    with pytest.raises(CudaError):
+        driver.event_query(0xE0)
+
+
+def test_copies_are_in_order_of_target_source_bytes_stream(
+    library: StandIn, driver: CudaDriver
+) -> None:
+    driver.copy_h2d(1 << 40, 4096, 8, 0x51)
+    assert library.args("cuMemcpyHtoDAsync_v2") == (1 << 40, 4096, 8, 0x51)
+    driver.copy_d2h(4096, 1 << 40, 8, 0x51)
+    assert library.args("cuMemcpyDtoHAsync_v2") == (4096, 1 << 40, 8, 0x51)
+    driver.copy_d2d(1 << 40, 1 << 41, 8, 0x51)
+    assert library.args("cuMemcpyAsync") == (1 << 40, 1 << 41, 8, 0x51)
+
+
+def test_facts_and_peers(library: StandIn, driver: CudaDriver) -> None:
+    facts = driver.facts()
+    assert facts.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert facts.total_bytes == 141 << 30
+    assert facts.unified_addressing and facts.ipc_events and facts.read_only_pins
+    assert facts.exclusive, "compute mode 1"
+    assert driver.readable_by(0)
+    assert not driver.readable_by(2), "there are two"
+    library.outputs["cuDeviceCanAccessPeer"] = 0
+    assert not driver.readable_by(0)
+
+
+def test_a_status_becomes_an_error(library: StandIn, driver: CudaDriver) -> None:
+    library.status |= {"cuMemAlloc_v2": 2, "cuIpcOpenMemHandle_v2": 201, "cuGetErrorName": 1}
+    with pytest.raises(CudaError) as info:
+        driver.mem_alloc(1)
+    assert (info.value.code, info.value.status) == ("NO_SPACE", 2)
+    with pytest.raises(CudaError) as info:
+        driver.mem_import(HANDLE)
+    assert (info.value.code, info.value.status) == ("INTERNAL", 201)
+
+
+def test_without_a_driver_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_LIBRARY", "libcuda-that-is-not-there.so.1")
+    with pytest.raises(SystemError_) as info:
+        cuda_driver._Library("libcuda-that-is-not-there.so.1")
+    assert info.value.code == "MISSING_EXTRA"
+    assert "NVIDIA's driver" in info.value.hint
+
+
+def test_an_old_driver_without_a_function_is_told_too(
+    library: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del library.cuDeviceGetUuid_v2
+    with pytest.raises(SystemError_, match="cuDeviceGetUuid_v2"):
+        CudaDriver(0)
+
+
+def test_uuid_text() -> None:
+    assert uuid_text(bytes(16)) == "GPU-00000000-0000-0000-0000-000000000000"
