@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from blockflow.cli.convert import convert_all, print_variants
+from blockflow.cli.options import commas, progress_bar
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.model import TensorSpec
 
 if TYPE_CHECKING:
     from blockflow.repository.report import ExportReport
-    from blockflow.repository.report import Progress as Callback
 
 _DEFAULT = "default"
 _MIB = 1024 * 1024
@@ -70,6 +68,9 @@ def export(
         int, typer.Option(min=0, help="Integer test inputs stay below it (a vocabulary's size).")
     ] = 0,
     version: Annotated[str, typer.Option(help="Label of the blocks.")] = "1",
+    variants: Annotated[
+        str, typer.Option(help="Also make these of every block, see convert; with commas.")
+    ] = "",
     list_: Annotated[bool, typer.Option("--list", help="List the zoo's models and stop.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -85,7 +86,7 @@ def export(
         report = _export(
             model=model,
             repository=repository,
-            names=_commas(name),
+            names=commas(name),
             prefix=prefix,
             split=split,
             parts=parts,
@@ -98,15 +99,20 @@ def export(
             int_below=int_below or None,
             version=version,
         )
+        kinds, names = commas(variants), [b.name for b in report.blocks]
+        made = convert_all(repository, names, kinds) if kinds else []
     except BlockFlowError as e:
         if json_:
             typer.echo(json.dumps({"error": e.to_dict()}))
         typer.echo(f"blockflow: {e}", err=True)
         raise typer.Exit(2) from None
     if json_:
-        typer.echo(json.dumps(report.to_dict(), indent=2))
+        converted = [r.to_dict() for r in made]
+        typer.echo(json.dumps({**report.to_dict(), "variants": converted}, indent=2))
     else:
         _print_report(report, repository)
+        if made:
+            print_variants(made)
 
 
 def _export(
@@ -125,7 +131,7 @@ def _export(
 ) -> ExportReport:
     if not model:
         raise _usage("no model is named", "give a zoo model or module:factory")
-    with _progress() as progress:
+    with progress_bar() as progress:
         progress("loading torch", 0.0)
         # here, not above: torch takes seconds that --help and --list need not wait for
         from blockflow.repository.export import export_model, export_tree
@@ -146,7 +152,7 @@ def _export(
             return export_tree(
                 loaded, store, blocks=blocks, format=format, version=version, progress=progress
             )
-        cuts = _commas(split)
+        cuts = commas(split)
         if split == _DEFAULT:
             if zoo is None or not zoo.cuts:
                 raise _usage(f"{model!r} has no default split", "name the submodules")
@@ -162,20 +168,6 @@ def _export(
             version=version,
             progress=progress,
         )
-
-
-@contextmanager
-def _progress() -> Iterator[Callback]:
-    """A bar on standard error, gone when done; nothing where that is no terminal."""
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
-        task = p.add_task("starting", total=1.0)
-
-        def show(what: str, fraction: float) -> None:
-            p.update(task, description=what, completed=fraction)
-
-        yield show
 
 
 def _print_report(report: ExportReport, repository: Path) -> None:
@@ -228,10 +220,6 @@ def _short(contract: str) -> str:
 
 def _usage(message: str, hint: str) -> ExportError:
     return ExportError("EXPORT_FAILED", message, hint=hint)
-
-
-def _commas(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _pairs(items: list[str], option: str, example: str) -> dict[str, str]:

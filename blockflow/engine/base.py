@@ -20,9 +20,9 @@ class EngineOptions:
     """How an engine shall compute.
 
     ``device`` is ``cpu`` or ``cuda:N``; ``threads`` is the number of intra-op threads, always given
-    (a framework's default on every process oversubscribes the cores); ``precision`` is ``fp32``
-    (the artifact as it is), ``bf16`` or ``fp16``; ``extra`` holds engine-specific options of the
-    topology.
+    (a framework's default on every process oversubscribes the cores); ``precision`` is one of
+    :data:`blockflow.core.engines.PRECISIONS`, or ``auto`` for :func:`create_engine` to resolve;
+    ``extra`` holds engine-specific options of the topology.
     """
 
     device: str = "cpu"
@@ -32,7 +32,15 @@ class EngineOptions:
 
 
 class Engine(ABC):
-    """One loaded block. The life is load -> warm_up -> run ... -> close."""
+    """One loaded block. The life is load -> warm_up -> run ... -> close.
+
+    Attributes:
+        name: of the engine in the registry.
+        variant: which form of the artifact :meth:`load` wants; None is the reference artifact.
+    """
+
+    name: str = ""
+    variant: str | None = None
 
     def __init__(self, block: BlockInfo, options: EngineOptions) -> None:
         self.block = block
@@ -74,6 +82,19 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the block's memory. The engine is not used afterwards."""
+
+    def set_threads(self, threads: int) -> None:
+        """Change the number of intra-op threads of a loaded engine, between two batches.
+
+        Called in the engine thread. Here: torch's pool, which is the process's.
+
+        Raises:
+            BlockError: LOAD_FAILED where the block has to be opened anew for it and cannot be; the
+                engine then goes on with the threads it had.
+        """
+        import torch  # computed tensors only: this room is where torch belongs
+
+        torch.set_num_threads(threads)
 
     def warm_up(self, rows: int = 1) -> None:
         """Run the block on zeros so that the first request finds pools and code in place."""

@@ -3,6 +3,10 @@
 Settings, from the artifact (a JSON object) and over it from ``EngineOptions.extra``:
 
 - ``delay_ms``: time of one run; ``row_ms``: further time per row;
+- ``touch_mib``: before each run, write to so much memory, as a forward's activations do to the
+  caches (benchmarks);
+- ``still``: the output is left as the memory was, at the contract's output dims: what remains is
+  the hop alone (benchmarks);
 - ``fail_on_value``: a run whose first element of any row equals it raises BLOCK_FAILED;
 - ``crash_on_value``: the same, but the process dies (fault tests);
 - ``crash_on_load``: the process dies in ``load``; ``fail_on_load``: ``load`` raises LOAD_FAILED.
@@ -19,12 +23,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from blockflow.core.errors import BlockError
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import Engine, EngineOptions
 
-_NUMBERS = frozenset({"delay_ms", "row_ms", "fail_on_value", "crash_on_value"})
-_FLAGS = frozenset({"fail_on_load", "crash_on_load"})
+_NUMBERS = frozenset({"delay_ms", "row_ms", "touch_mib", "fail_on_value", "crash_on_value"})
+_FLAGS = frozenset({"still", "fail_on_load", "crash_on_load"})
 _MAX_BYTES = 64 * 1024
 
 
@@ -34,6 +40,7 @@ class EchoEngine(Engine):
     def __init__(self, block: BlockInfo, options: EngineOptions) -> None:
         super().__init__(block, options)
         self._settings: dict[str, float] | None = None
+        self._touched = np.zeros(0, np.uint8)
 
     def load(self, artifact: Path) -> None:
         try:
@@ -54,6 +61,7 @@ class EchoEngine(Engine):
         if settings.get("fail_on_load"):
             raise self._failed("LOAD_FAILED", "told to fail on load")
         self._set_threads()
+        self._touched = np.zeros(int(settings.get("touch_mib", 0) * 2**20), np.uint8)
         self._settings = settings
 
     def run(self, x: Any, out: Any | None = None) -> Any:
@@ -61,35 +69,47 @@ class EchoEngine(Engine):
         if settings is None:
             raise self._failed("LOAD_FAILED", "the engine is not loaded")
         dtype = str(x.dtype).removeprefix("torch.")
-        self.block.contract.input.bind(dtype, x.shape, where=self.block.name)
+        binding = self.block.contract.input.bind(dtype, x.shape, where=self.block.name)
         rows = int(x.shape[0])
         delay_ms = settings.get("delay_ms", 0) + rows * settings.get("row_ms", 0)
         if delay_ms > 0:
             time.sleep(delay_ms / 1e3)
+        np.add(self._touched, 1, out=self._touched)  # without the interpreter lock, as a forward
         if "fail_on_value" in settings or "crash_on_value" in settings:
             firsts = x.reshape(rows, -1)[:, 0].tolist()
             if settings.get("crash_on_value") in firsts:
                 _crash()
             if settings.get("fail_on_value") in firsts:
                 raise self._failed("BLOCK_FAILED", "told to fail on this value")
+        if settings.get("still"):
+            dims = self.block.contract.output_dims(binding)
+            if out is None:
+                return x.new_empty(dims) if hasattr(x, "new_empty") else np.empty(dims, x.dtype)
+            if tuple(out.shape) != dims or out.dtype != x.dtype:
+                raise self._wrong_slot(out)
+            return out
         if out is None:
             return x.clone() if hasattr(x, "clone") else x.copy()
         if tuple(out.shape) != tuple(x.shape) or out.dtype != x.dtype:
-            raise self._failed("OUTPUT_MISMATCH", f"the slot is {out.dtype}{list(out.shape)}")
+            raise self._wrong_slot(out)
         out[...] = x
         return out
 
     @property
     def copies_out(self) -> int:
-        return 1
+        return 0 if self._settings is not None and self._settings.get("still") else 1
 
     def close(self) -> None:
         self._settings = None
+        self._touched = np.zeros(0, np.uint8)
 
     def _set_threads(self) -> None:
         import torch  # here, so that the module itself stays importable without torch
 
         torch.set_num_threads(self.options.threads)
+
+    def _wrong_slot(self, out: Any) -> BlockError:
+        return self._failed("OUTPUT_MISMATCH", f"the slot is {out.dtype}{list(out.shape)}")
 
     def _failed(self, code: str, why: str) -> BlockError:
         return BlockError(code, f"block {self.block.name!r}: {why}", where=self.block.name)

@@ -15,6 +15,7 @@ from torch import nn
 
 from blockflow.engine.lean import forget, lean, writer
 from blockflow.engine.program import UnknownProgram, read_program, refuse_pickles
+from blockflow.engine.replay import compiled, graphed
 from blockflow.engine.torch_engine import Forward, Into, TorchEngine
 
 for _name in ("torch.export.pt2_archive", "torch.export._trace"):
@@ -48,6 +49,12 @@ class ExportedEngine(TorchEngine):
         return lean(program.module(check_guards=False))
 
     def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
+        use = self.options.extra
+        if use.get("cuda_graph") or use.get("compile"):
+            if not self.options.device.startswith("cuda"):
+                raise ValueError("cuda_graph and compile need a CUDA device")
+            forward: Forward = compiled(module) if use.get("compile") else module
+            return graphed(forward) if use.get("cuda_graph") else forward, None
         into = writer(module)
         for made in (module, into):
             forget(made)

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.repository.split import Traced, cut_graph, trace
+from blockflow.tuning.slicing import even_cuts
 
 _REPEATS = 5
 _MAX_OPENINGS = 64
@@ -77,35 +78,6 @@ def split_evenly(
             hint="ask for fewer parts",
         )
     return cut_graph(traced, even_cuts(seconds, legal, parts))
-
-
-def even_cuts(seconds: Sequence[float], legal: Sequence[int], parts: int) -> list[int]:
-    """Positions of ``parts - 1`` cuts that minimise the largest sum between two of them.
-
-    Args:
-        seconds: cost of each node.
-        legal: sorted positions at which a cut may lie (before that node).
-        parts: number of parts; at most ``len(legal) + 1``.
-    """
-    bounds = [0, *legal, len(seconds)]
-    prefix = [0.0]
-    for s in seconds:
-        prefix.append(prefix[-1] + s)
-    cost = [prefix[b] for b in bounds]
-    last = len(bounds) - 1
-    # best[j] = (slowest part, cuts) for the nodes up to bounds[j] in the current number of parts
-    best: dict[int, tuple[float, list[int]]] = {j: (cost[j], []) for j in range(1, last + 1)}
-    for _ in range(parts - 1):
-        best = {
-            j: min(
-                (max(slowest, cost[j] - cost[i]), [*cuts, bounds[i]])
-                for i, (slowest, cuts) in best.items()
-                if i < j
-            )
-            for j in range(1, last + 1)
-            if any(i < j for i in best)
-        }
-    return best[last][1]
 
 
 def _measure(traced: Traced, timed: Tensor) -> list[float]:

@@ -19,16 +19,12 @@ from blockflow.repository.balance import split_evenly
 from blockflow.repository.manifest import is_block_name
 from blockflow.repository.pieces import Job, Piece, store_pieces
 from blockflow.repository.probe import example_input, infer_spec, probe_bindings
-from blockflow.repository.report import ExportReport, Progress
+from blockflow.repository.report import ExportReport, Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from blockflow.repository.split import split_model
 
 DEFAULT_FORMAT = "pt2"
-
-
-def _silent(_what: str, _fraction: float) -> None:
-    """No progress is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ def export_model(
     parts: int = 1,
     format: str = DEFAULT_FORMAT,
     version: str = "1",
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> ExportReport:
     """Export a model as one block or as a chain of blocks.
 
@@ -110,7 +106,7 @@ def export_tree(
     blocks: Mapping[str, str],
     format: str = DEFAULT_FORMAT,
     version: str = "1",
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> ExportReport:
     """Export named submodules as blocks of their own; the model may have several outputs.
 

@@ -1,8 +1,9 @@
 """Manifest: the ``manifest.json`` of a block's folder, checked field by field.
 
 A manifest says what the artifact is (format, sha256, size), what it takes and gives (contract) and
-where it comes from (source, chain, tools). Everything that reads one gets either a valid manifest
-or ``RepositoryError("CORRUPT_MANIFEST")`` that names the file and the field.
+where it comes from (source, chain, tools); which further forms of the artifact there are (variants)
+and which engine is best where (choices). Everything that reads one gets either a valid manifest or
+``RepositoryError("CORRUPT_MANIFEST")`` that names the file and the field.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from blockflow.core.errors import RepositoryError
 from blockflow.core.limits import NAME_PATTERN
-from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec, Variant
 
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 256 * 1024
@@ -26,6 +27,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Text = Annotated[str, Field(max_length=4096)]
+Kind = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+Machine = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 
 
 class _Strict(BaseModel):
@@ -91,13 +94,51 @@ class Chain(_Strict):
     of: Annotated[int, Field(ge=1)]
 
 
+class VariantForm(_Strict):
+    """JSON form of :class:`~blockflow.core.model.Variant`, and how well it equals the artifact.
+
+    ``error`` is the largest difference seen when it was made, as a part of the largest reference
+    value; ``tolerance`` is what was allowed.
+    """
+
+    file: Annotated[str, Field(pattern=ARTIFACT_PATTERN)]
+    digest: Digest
+    bytes: Count
+    machine: Annotated[str, Field(max_length=128)] = ""
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    calibration: Text = ""
+    tools: dict[str, str] = Field(default_factory=dict)
+    created: str
+
+    def to_variant(self) -> Variant:
+        return Variant(self.file, self.digest, self.bytes, self.machine)
+
+
+class Choice(_Strict):
+    """What ``engine: auto`` means on one machine, and what was measured when it was chosen.
+
+    ``ms`` is the chosen engine's median time per row, ``reference_ms`` that of the artifact's own
+    engine at fp32; ``error`` as in :class:`VariantForm`; ``when`` is UTC, ISO 8601.
+    """
+
+    engine: Name
+    precision: Name
+    options: dict[str, Any] = Field(default_factory=dict)
+    ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    reference_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    when: str
+
+
 class Manifest(_Strict):
     """One block. ``version`` is the maker's label; ``sha256`` is what identifies the artifact."""
 
     schema_version: Literal[1] = 1
     name: Name
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
-    format: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+    format: Kind
     artifact: Annotated[str, Field(pattern=ARTIFACT_PATTERN)]
     sha256: Digest
     size: Count
@@ -109,13 +150,19 @@ class Manifest(_Strict):
     chain: Chain | None = None
     tools: dict[str, str] = Field(default_factory=dict)
     created: str
+    variants: dict[Kind, VariantForm] = Field(default_factory=dict)
+    choices: dict[Machine, Choice] = Field(default_factory=dict)
 
-    @field_validator("artifact")
-    @classmethod
-    def _artifact(cls, value: str) -> str:
-        if value == MANIFEST_NAME:
-            raise ValueError(f"the artifact cannot be {MANIFEST_NAME} itself")
-        return value
+    @model_validator(mode="after")
+    def _files(self) -> Manifest:
+        if MANIFEST_NAME in self.files:
+            raise ValueError(f"an artifact cannot be {MANIFEST_NAME} itself")
+        return self
+
+    @property
+    def files(self) -> list[str]:
+        """Names of all files that the manifest pins."""
+        return [self.artifact, *(v.file for v in self.variants.values())]
 
     @field_validator("created")
     @classmethod
@@ -134,6 +181,8 @@ class Manifest(_Strict):
             contract=self.contract.to_contract(),
             parameters=self.parameters,
             state_bytes=self.state_bytes,
+            variants={k: v.to_variant() for k, v in self.variants.items()},
+            choices={m: c.model_dump(mode="json") for m, c in self.choices.items()},
         )
 
     def to_json(self) -> bytes:

@@ -245,12 +245,13 @@ def _manifest(job: Job, piece: Piece, ms: float) -> Manifest:
             seed=job.loaded.seed,
         ),
         chain=Chain(model=job.loaded.label, position=piece.position, of=piece.of),
-        tools=_tools(),
+        tools=tools(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _tools() -> dict[str, str]:
+def tools() -> dict[str, str]:
+    """Versions that a manifest records."""
     try:
         own = version("blockflow")
     except PackageNotFoundError:  # run from a source tree

@@ -10,6 +10,10 @@ Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction that is done (0..1)."""
 
 
+def silent(_what: str, _fraction: float) -> None:
+    """No progress is shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockReport:
     """One stored block.

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -19,11 +20,13 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from blockflow.core.errors import RepositoryError, SystemError_
-from blockflow.core.model import BlockInfo
+from blockflow.core.model import BlockInfo, Variant
 from blockflow.repository.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
+    Choice,
     Manifest,
+    VariantForm,
     is_block_name,
     parse_manifest,
 )
@@ -31,6 +34,8 @@ from blockflow.repository.manifest import (
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 _CHUNK = 1 << 20
+_OURS = re.compile(r"[0-9a-f]{16}\.|\.(artifact|manifest)\.\d")
+"""Files that this class has written: artifacts, and what a killed writer left."""
 
 
 class BlockRepository:
@@ -65,7 +70,9 @@ class BlockRepository:
         return self.manifest(name).to_info()
 
     @contextmanager
-    def artifact(self, name: str, *, digest: str | None = None) -> Iterator[Path]:
+    def artifact(
+        self, name: str, *, digest: str | None = None, variant: str | None = None
+    ) -> Iterator[Path]:
         """Open the artifact, check its digest, and lend a path to that very open file.
 
         The path (``/proc/self/fd/N``) is valid inside the ``with`` only; the bytes that were hashed
@@ -75,19 +82,21 @@ class BlockRepository:
             name: the block.
             digest: the sha256 that the caller expects (a topology's or a launch order's); the
                 manifest's own digest is always checked.
+            variant: a further form of the artifact; None is the artifact itself. ``digest`` is
+                that form's.
         """
         with self._block_folder(name) as folder:
-            manifest, fd = self._open_artifact(folder, name)
+            pinned, fd = self._open_pinned(folder, name, variant)
             try:
-                self._check(fd, manifest, digest)
+                self._check(fd, name, pinned, digest)
                 os.lseek(fd, 0, os.SEEK_SET)
                 yield Path(f"/proc/self/fd/{fd}")
             finally:
                 os.close(fd)
 
-    def verify(self, name: str) -> Manifest:
+    def verify(self, name: str, *, variant: str | None = None) -> Manifest:
         """Read the manifest and hash the artifact; returns the manifest when all is well."""
-        with self.artifact(name):
+        with self.artifact(name, variant=variant):
             return self.manifest(name)
 
     def save(self, manifest: Manifest, artifact: Path | bytes) -> BlockInfo:
@@ -102,42 +111,72 @@ class BlockRepository:
             SystemError_: NO_SPACE when the disk is full.
         """
         path = self.root / manifest.name
-        try:
+        with _written(path):
             path.mkdir(parents=True, exist_ok=True)
-            with self._block_folder(manifest.name) as folder:
-                fcntl.flock(folder, fcntl.LOCK_EX)
-                stored = self._write(folder, manifest, artifact)
-        except OSError as e:
-            if e.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise SystemError_("NO_SPACE", str(e), where=str(path)) from e
-            raise RepositoryError(
-                "ARTIFACT_MISSING",
-                f"the block cannot be written: {e}",
-                where=str(path),
-                hint="check the folder and its permissions",
-            ) from e
+        with self._locked(manifest.name) as folder:
+            file, digest, size = _place(folder, artifact, manifest.format)
+            pinned = {"artifact": file, "sha256": digest, "size": size}
+            # whatever was made of another artifact is not this block's
+            stored = manifest.model_copy(update={**pinned, "variants": {}, "choices": {}})
+            _replace_manifest(folder, stored)
         return stored.to_info()
 
-    def _write(self, folder: int, manifest: Manifest, artifact: Path | bytes) -> Manifest:
-        temp = f".artifact.{os.getpid()}"
-        try:
-            digest, size = _copy_in(folder, temp, artifact)
-            final = f"{digest[:16]}.{manifest.format}"
-            os.replace(temp, final, src_dir_fd=folder, dst_dir_fd=folder)
-            stored = manifest.model_copy(update={"artifact": final, "sha256": digest, "size": size})
-            temp = f".manifest.{os.getpid()}"
-            _copy_in(folder, temp, stored.to_json())
-            os.replace(temp, MANIFEST_NAME, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temp, dir_fd=folder)
-            raise
-        for entry in os.listdir(folder):
-            if entry not in (final, MANIFEST_NAME):
-                with suppress(OSError):
-                    os.unlink(entry, dir_fd=folder)
-        os.fsync(folder)
-        return stored
+    def save_variant(
+        self, name: str, kind: str, variant: VariantForm, data: Path | bytes, *, digest: str
+    ) -> BlockInfo:
+        """Store a further form of a block's artifact and pin it in the manifest.
+
+        ``variant``'s ``file``, ``digest`` and ``bytes`` are filled in from the data.
+
+        Args:
+            name: the block.
+            kind: of variant, a key of :data:`blockflow.core.engines.VARIANTS`.
+            variant: what is known of it.
+            data: its bytes.
+            digest: of the artifact that it was made of.
+
+        Raises:
+            RepositoryError: DIGEST_MISMATCH when the block has been replaced meanwhile.
+            SystemError_: NO_SPACE when the disk is full.
+        """
+        with self._locked(name) as folder:
+            manifest = self._read_manifest(folder, name)
+            if manifest.sha256 != digest:
+                raise self._mismatch(name, "the block was replaced while it was being converted")
+            file, found, size = _place(folder, data, kind)
+            pinned = variant.model_copy(update={"file": file, "digest": found, "bytes": size})
+            variants = {**manifest.variants, kind: pinned}
+            stored = manifest.model_copy(update={"variants": variants})
+            _replace_manifest(folder, stored)
+        return stored.to_info()
+
+    def save_choice(self, name: str, machine: str, choice: Choice, *, digest: str) -> BlockInfo:
+        """Record what ``engine: auto`` means for a block on a machine.
+
+        Args:
+            name: the block.
+            machine: its fingerprint.
+            choice: what was measured and chosen.
+            digest: of the artifact that was measured.
+
+        Raises:
+            RepositoryError: DIGEST_MISMATCH when the block has been replaced meanwhile.
+        """
+        with self._locked(name) as folder:
+            manifest = self._read_manifest(folder, name)
+            if manifest.sha256 != digest:
+                raise self._mismatch(name, "the block was replaced while it was being measured")
+            choices = {**manifest.choices, machine: choice}
+            stored = manifest.model_copy(update={"choices": choices})
+            _replace_manifest(folder, stored)
+        return stored.to_info()
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[int]:
+        """The block's folder, for writing."""
+        with _written(self.root / name), self._block_folder(name) as folder:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield folder
 
     @contextmanager
     def _block_folder(self, name: str) -> Iterator[int]:
@@ -197,14 +236,15 @@ class BlockRepository:
             raw = f.read(MAX_MANIFEST_BYTES + 1)
         return parse_manifest(raw, where=where, folder=name)
 
-    def _open_artifact(self, folder: int, name: str) -> tuple[Manifest, int]:
+    def _open_pinned(self, folder: int, name: str, variant: str | None) -> tuple[Variant, int]:
         # A block that is replaced between the two opens is read again: the new pair is there. The
         # file is missing only if the manifest that names it is still in force.
         before: Manifest | None = None
         while True:
             manifest = self._read_manifest(folder, name)
+            pinned = self._pinned(manifest, variant)
             try:
-                fd = os.open(manifest.artifact, _READ, dir_fd=folder)
+                fd = os.open(pinned.file, _READ, dir_fd=folder)
             except FileNotFoundError:
                 if manifest != before:
                     before = manifest
@@ -214,37 +254,50 @@ class BlockRepository:
                 reason = str(e.strerror)
             else:
                 if stat.S_ISREG(os.fstat(fd).st_mode):
-                    return manifest, fd
+                    return pinned, fd
                 os.close(fd)
                 reason = "not a regular file"
             break
+        again = "export the block again" if variant is None else "convert the block again"
         raise RepositoryError(
             "ARTIFACT_MISSING",
-            f"artifact {manifest.artifact!r} cannot be opened: {reason}",
+            f"artifact {pinned.file!r} cannot be opened: {reason}",
             where=str(self.root / name),
-            hint="artifacts are built, not committed: export the block again",
+            hint=f"artifacts are built, not committed: {again}",
         )
 
-    def _check(self, fd: int, manifest: Manifest, digest: str | None) -> None:
-        where = str(self.root / manifest.name / manifest.artifact)
-        size = os.fstat(fd).st_size
-        hint = "the file was altered or truncated: export the block again"
-        if size != manifest.size:
+    def _pinned(self, manifest: Manifest, variant: str | None) -> Variant:
+        if variant is None:
+            return Variant(manifest.artifact, manifest.sha256, manifest.size)
+        found = manifest.variants.get(variant)
+        if found is None:
             raise RepositoryError(
-                "DIGEST_MISMATCH",
-                f"the artifact has {size} bytes, the manifest says {manifest.size}",
-                where=where,
-                hint=hint,
+                "ARTIFACT_MISSING",
+                f"block {manifest.name!r} has no variant {variant!r}",
+                where=str(self.root / manifest.name),
+                hint=f"make it: blockflow convert {manifest.name} --to {variant}",
             )
+        return found.to_variant()
+
+    def _check(self, fd: int, name: str, pinned: Variant, digest: str | None) -> None:
+        where = f"{name}/{pinned.file}"
+        size = os.fstat(fd).st_size
+        if size != pinned.bytes:
+            why = f"the artifact has {size} bytes, the manifest says {pinned.bytes}"
+            raise self._mismatch(where, why)
         found = _digest(fd)
-        for expected, who in ((manifest.sha256, "the manifest"), (digest, "the caller")):
+        for expected, who in ((pinned.digest, "the manifest"), (digest, "the caller")):
             if expected is not None and found != expected:
-                raise RepositoryError(
-                    "DIGEST_MISMATCH",
-                    f"sha256 is {found[:16]}..., {who} says {expected[:16]}...",
-                    where=where,
-                    hint=hint,
-                )
+                why = f"sha256 is {found[:16]}..., {who} says {expected[:16]}..."
+                raise self._mismatch(where, why)
+
+    def _mismatch(self, what: str, why: str) -> RepositoryError:
+        return RepositoryError(
+            "DIGEST_MISMATCH",
+            why,
+            where=str(self.root / what),
+            hint="the file was altered or replaced: make the block again",
+        )
 
 
 def _digest(fd: int) -> str:
@@ -267,3 +320,53 @@ def _copy_in(folder: int, name: str, data: Path | bytes) -> tuple[str, int]:
         os.fsync(target.fileno())
         target.seek(0)
         return _digest(target.fileno()), target.seek(0, os.SEEK_END)
+
+
+def _place(folder: int, data: Path | bytes, kind: str) -> tuple[str, str, int]:
+    """Write ``data`` under a name made of its digest; returns name, sha256 and size."""
+    temp = f".artifact.{os.getpid()}"
+    with _removed_on_failure(folder, temp):
+        digest, size = _copy_in(folder, temp, data)
+        final = f"{digest[:16]}.{kind}"
+        os.replace(temp, final, src_dir_fd=folder, dst_dir_fd=folder)
+    return final, digest, size
+
+
+def _replace_manifest(folder: int, manifest: Manifest) -> None:
+    """Put ``manifest`` in force, then remove the artifacts that it does not pin."""
+    temp = f".manifest.{os.getpid()}"
+    with _removed_on_failure(folder, temp):
+        _copy_in(folder, temp, manifest.to_json())
+        os.replace(temp, MANIFEST_NAME, src_dir_fd=folder, dst_dir_fd=folder)
+    for entry in os.listdir(folder):
+        # what else lies here (profiles) is not ours to judge
+        if _OURS.match(entry) and entry not in manifest.files:
+            with suppress(OSError):
+                os.unlink(entry, dir_fd=folder)
+    os.fsync(folder)
+
+
+@contextmanager
+def _removed_on_failure(folder: int, name: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+        raise
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Translate what the system refuses while a block is written."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SystemError_("NO_SPACE", str(e), where=str(path)) from e
+        raise RepositoryError(
+            "ARTIFACT_MISSING",
+            f"the block cannot be written: {e}",
+            where=str(path),
+            hint="check the folder and its permissions",
+        ) from e

@@ -1,15 +1,11 @@
 """Splitting: where a model may be cut, why it may not, and that the parts make the whole."""
 
-from itertools import combinations, pairwise
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
-from blockflow.repository.balance import even_cuts, split_evenly
+from blockflow.repository.balance import split_evenly
 from blockflow.repository.split import split_model
 
 ROWS = (torch.randn(2, 4), torch.randn(5, 4))
@@ -209,20 +205,3 @@ def test_more_parts_than_places() -> None:
         split_evenly(Model().eval(), 20, ROWS, torch.randn(1, 4))
     with pytest.raises(ExportError, match="at least one"):
         split_evenly(Model().eval(), 0, ROWS, torch.randn(1, 4))
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_even_cuts_are_the_best_there_are(data: st.DataObject) -> None:
-    seconds = data.draw(st.lists(st.integers(0, 20), min_size=2, max_size=9))
-    places = data.draw(st.sets(st.integers(1, len(seconds) - 1), min_size=1))
-    legal = sorted(places)
-    parts = data.draw(st.integers(1, len(legal) + 1))
-
-    def slowest(cuts: tuple[int, ...] | list[int]) -> int:
-        bounds = [0, *cuts, len(seconds)]
-        return max(sum(seconds[a:b]) for a, b in pairwise(bounds))
-
-    found = even_cuts(seconds, legal, parts)
-    assert len(found) == parts - 1 and set(found) <= set(legal) and found == sorted(set(found))
-    assert slowest(found) == min(slowest(c) for c in combinations(legal, parts - 1))

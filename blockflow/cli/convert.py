@@ -1,0 +1,111 @@
+"""``blockflow convert``: further forms of stored blocks, for the engines that need them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from blockflow.cli.options import Json, commas, print_json, progress_bar
+from blockflow.core.engines import VARIANTS
+from blockflow.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from blockflow.repository.convert import ConvertReport
+
+_MIB = 1024 * 1024
+
+
+def convert(
+    blocks: Annotated[list[str], typer.Argument(help="Blocks of the repository.")],
+    to: Annotated[str, typer.Option("--to", help=f"With commas: {', '.join(VARIANTS)}.")],
+    repository: Annotated[Path, typer.Option("--repository", "-r", help="Where they are.")] = Path(
+        "blocks"
+    ),
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="onnx-int8: real inputs, a .npy or .safetensors file or a folder."),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="Largest error, as a part of the largest reference value."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Make variants of BLOCKS, verify them against the blocks, and pin them in the manifests.
+
+    onnx is for the engines onnxruntime and openvino, onnx-int8 for both with precision int8, aoti
+    for the engine compiled.
+    """
+    kinds = commas(to)
+    unknown = [k for k in kinds if k not in VARIANTS]
+    if unknown or not kinds:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"no variant {', '.join(unknown) or 'is named'}",
+            where="--to",
+            hint=f"known: {', '.join(VARIANTS)}",
+        )
+    made = convert_all(repository, blocks, kinds, calibrate=calibrate, tolerance=tolerance)
+    if json_:
+        print_json({"variants": [r.to_dict() for r in made]})
+    else:
+        print_variants(made)
+
+
+def convert_all(
+    repository: Path,
+    blocks: Sequence[str],
+    kinds: Sequence[str],
+    *,
+    calibrate: Path | None = None,
+    tolerance: float | None = None,
+) -> list[ConvertReport]:
+    """Every kind of every block, in order. Raises as :func:`convert_block`; what is done stays."""
+    with progress_bar() as progress:
+        progress("loading torch", 0.0)
+        # here, not above: torch takes seconds that --help need not wait for
+        from blockflow.engine.workshop import EngineWorkshop
+        from blockflow.repository.convert import convert_block
+        from blockflow.repository.repository import BlockRepository
+        from blockflow.repository.samples import load_samples
+
+        store, workshop, made = BlockRepository(repository), EngineWorkshop(), []
+        for name in blocks:
+            spec = store.info(name).contract.input
+            samples = None if calibrate is None else load_samples(calibrate, spec)
+            made += [
+                convert_block(
+                    store,
+                    name,
+                    kind,
+                    workshop,
+                    samples=samples,
+                    tolerance=tolerance,
+                    progress=progress,
+                )
+                for kind in kinds
+            ]
+        return made
+
+
+def print_variants(made: Sequence[ConvertReport]) -> None:
+    """The table for people; warnings go to the standard error."""
+    table = Table("block", "variant", "engines: error", title="variants", title_justify="left")
+    table.add_column("allowed", justify="right")
+    table.add_column("file MiB", justify="right")
+    for r in made:
+        errors = ", ".join(f"{engine}: {error:.1e}" for engine, error in r.errors.items())
+        size = f"{r.file_bytes / _MIB:.2f}"
+        table.add_row(r.block, r.variant, errors, f"{r.tolerance:g}", size)
+    Console().print(table)
+    for r in made:
+        for engine, why in r.refused.items():
+            sys.stderr.write(f"blockflow: {r.block} {r.variant}: not for {engine}: {why}\n")
+        if r.warning:
+            sys.stderr.write(f"blockflow: {r.block} {r.variant}: {r.warning}\n")

@@ -1,0 +1,51 @@
+"""Engine checks of a system update: what the Manager can know before it starts a worker.
+
+Workers run on this host, so its packages, its CPU and its fingerprint are the ones that count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from blockflow.core.engines import misfits, select
+from blockflow.core.errors import BlockFlowError, Problem
+from blockflow.core.model import BlockInfo
+from blockflow.core.specs import BlockSpec
+from blockflow.core.topology import EngineCheck
+from blockflow.engine.registry import host_misfit
+from blockflow.repository.machine import fingerprint
+from blockflow.repository.repository import BlockRepository
+
+
+def engine_check(repository: BlockRepository, running: Collection[str]) -> EngineCheck:
+    """The check for :func:`~blockflow.core.topology.parse_topology`.
+
+    Args:
+        repository: where variants lie; what is about to be loaded is hashed now, so that a missing
+            or altered file is a problem of the update and not a failure in its middle.
+        running: digests of reference artifacts that live workers have loaded: their variants have
+            been seen.
+    """
+
+    def check(spec: BlockSpec, info: BlockInfo, path: str) -> Sequence[Problem]:
+        asked = (info, spec.engine, spec.precision, spec.options)
+        machine = fingerprint()
+        found = misfits(*asked, device=spec.device, machine=machine)
+        if not found:
+            chosen = select(*asked, device=spec.device, machine=machine)
+            try:
+                unfit = host_misfit(info, chosen)
+                if unfit is not None:
+                    found.append(unfit)
+                if chosen.variant is not None and info.digest not in running:
+                    repository.verify(info.name, variant=chosen.variant)
+            except BlockFlowError as e:
+                found.append(e)
+        return [_problem(e, path) for e in found]
+
+    return check
+
+
+def _problem(error: BlockFlowError, path: str) -> Problem:
+    field = error.details.get("field", "engine")
+    return Problem(f"{path}.{field}", f"{error.code}: {error.message}", error.hint)

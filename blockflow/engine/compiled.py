@@ -1,0 +1,51 @@
+"""CompiledEngine: variant ``aoti``, a package of machine code that torch's AOTInductor has made.
+
+The package is a shared library: opening it runs it, so it is for packages that one has made oneself
+(docs/engines.md). Its result lies in memory of its own and is copied into the slot once.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from blockflow.engine.torch_engine import TorchEngine
+
+_MODEL = "model"
+_UNPACKED = re.compile(r"(/\S*/aotinductor_\w+)/")
+
+
+class CompiledEngine(TorchEngine):
+    """An AOTInductor package; threads are torch's pool, whose size it follows at each call."""
+
+    def _load_module(self, artifact: Path) -> nn.Module:
+        # What torch._inductor.aoti_load_package comes down to, without the seconds that importing
+        # the compiler takes. Arguments: one runner, on the CPU; one thread calls it.
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(artifact), _MODEL, True, 1, -1)
+        _remove_unpacked()
+        return _Package(loader)
+
+
+class _Package(nn.Module):
+    def __init__(self, loader: torch._C._aoti.AOTIModelPackageLoader) -> None:
+        super().__init__()
+        self._loader = loader
+
+    def forward(self, x: Tensor) -> Tensor:
+        # strides are compiled in and not checked
+        (y,) = self._loader.boxed_run([x.contiguous()])
+        return y
+
+
+def _remove_unpacked() -> None:
+    """Remove the folders that loaders have unpacked to; the libraries are mapped by now.
+
+    A loader removes its own at its end, which a killed process does not reach.
+    """
+    maps = Path("/proc/self/maps").read_text()
+    for folder in set(_UNPACKED.findall(maps)):
+        shutil.rmtree(folder, ignore_errors=True)

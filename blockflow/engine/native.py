@@ -1,0 +1,136 @@
+"""NativeEngine: what the engines that compute outside torch share.
+
+They read the input where it lies and write the result where it belongs: pointers in, pointers out,
+no copy. Their threads are fixed when a block is opened; another number opens it again, from a
+descriptor of the file whose digest was checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blockflow.core.errors import BlockError, BlockFlowError
+from blockflow.core.model import BlockInfo
+from blockflow.engine.base import Engine, EngineOptions
+
+Compute = Callable[[Tensor, Tensor], None]
+"""``f(x, out)``: both contiguous; fills ``out`` or raises."""
+
+
+class NativeEngine(Engine):
+    """One file, opened by a framework that takes raw memory."""
+
+    def __init__(self, block: BlockInfo, options: EngineOptions) -> None:
+        super().__init__(block, options)
+        self._dtype: torch.dtype = getattr(torch, block.contract.output.dtype)
+        self._compute: Compute | None = None
+        self._file = -1
+
+    @abstractmethod
+    def _open(self, path: Path, threads: int) -> Compute:
+        """Open the file with so many threads and not one more."""
+
+    @abstractmethod
+    def _probe(self, x: Tensor) -> tuple[int, ...]:
+        """Compute ``x`` into memory of the framework's own; returns the result's dims."""
+
+    def load(self, artifact: Path) -> None:
+        try:
+            # kept open: set_threads reads it again when ``artifact`` is no longer valid
+            self._file = os.open(artifact, os.O_RDONLY | os.O_CLOEXEC)
+            self._compute = self._open(self._path, self.options.threads)
+        except Exception as e:
+            self.close()
+            raise e if isinstance(e, BlockFlowError) else self._not_loaded(e) from e
+
+    def run(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        compute = self._compute
+        if compute is None:
+            raise BlockError("LOAD_FAILED", "the engine is not loaded", where=self.block.name)
+        contract = self.block.contract
+        dtype = str(x.dtype).removeprefix("torch.")
+        dims = contract.output_dims(contract.input.bind(dtype, x.shape, where=self.block.name))
+        if out is None:
+            out = torch.empty(dims, dtype=self._dtype)
+        elif tuple(out.shape) != dims or out.dtype != self._dtype or not out.is_contiguous():
+            raise self._mismatch(f"the slot is {out.dtype}{list(out.shape)}, not {list(dims)}")
+        if not x.is_contiguous():
+            x = x.contiguous()
+        try:
+            compute(x, out)
+        except Exception as e:
+            raise self._failed(x, dims, e) from e
+        return out
+
+    def set_threads(self, threads: int) -> None:
+        if self._compute is None:
+            return
+        pinned = self.block.variants.get(self.variant or "")
+        try:
+            if pinned is not None and self._digest() != pinned.digest:
+                raise ValueError("the file was altered since it was loaded")
+            self._compute = self._open(self._path, threads)
+        except Exception as e:
+            raise self._not_loaded(e) from e
+
+    @property
+    def copies_out(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._compute = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    @property
+    def _path(self) -> Path:
+        return Path(f"/proc/self/fd/{self._file}")
+
+    def _digest(self) -> str:
+        with self._path.open("rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()
+
+    def _failed(self, x: Tensor, dims: tuple[int, ...], e: Exception) -> BlockError:
+        """Find out whether the computation failed or only its result does not fit the slot."""
+        try:
+            made = self._probe(x)
+        except Exception:
+            made = dims
+        if made != dims:
+            return self._mismatch(f"dims are {list(made)}, the contract says {list(dims)}")
+        return BlockError(
+            "BLOCK_FAILED",
+            f"block {self.block.name!r} failed: {reason(e)}",
+            where=self.block.name,
+        )
+
+    def _mismatch(self, why: str) -> BlockError:
+        return BlockError(
+            "OUTPUT_MISMATCH",
+            f"block {self.block.name!r}: {why}",
+            where=self.block.name,
+            hint="the variant does not keep its manifest's contract: convert the block again",
+        )
+
+    def _not_loaded(self, e: Exception) -> BlockError:
+        what = self.variant or self.block.format
+        return BlockError(
+            "LOAD_FAILED",
+            f"block {self.block.name!r} ({what}) cannot be loaded: {reason(e)}",
+            where=self.block.name,
+            hint=f"make the file anew: blockflow convert {self.block.name} --to {what}",
+        )
+
+
+def reason(e: Exception) -> str:
+    """The useful line of a native framework's message: the last one that says something."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    return f"{type(e).__name__}: {(lines[-1] if lines else '')[:500]}"

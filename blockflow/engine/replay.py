@@ -1,0 +1,122 @@
+"""Replay: run a module by something prepared for its input's dims; plainly where that fails.
+
+Two preparations, both for CUDA devices: a recorded CUDA graph, which replaces the launches of many
+small kernels by one, and torch.compile, which fuses them. Neither may make a block fail that runs
+without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor, nn
+
+from blockflow.engine.torch_engine import Forward
+
+_LOG = logging.getLogger("blockflow.engine")
+
+GRAPHS_KEPT = 32
+"""A graph holds memory for all its activations; further dims run eagerly."""
+
+Prepare = Callable[[Forward, Tensor], Forward]
+"""``prepare(forward, example)`` -> the same function, quicker, for inputs like the example."""
+
+
+class Replay:
+    """``forward``, prepared per key of the input.
+
+    Args:
+        what: names the preparation in the log.
+        forward: the plain function.
+        prepare: may raise anything; the reason is logged once per key and ``forward`` used.
+        key: inputs with the same key share one preparation.
+        most: how many are kept.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        forward: Forward,
+        prepare: Prepare,
+        key: Callable[[Tensor], Hashable],
+        most: int = GRAPHS_KEPT,
+    ) -> None:
+        self._what = what
+        self._plain = forward
+        self._prepare = prepare
+        self._key = key
+        self._most = most
+        self._ready: dict[Hashable, Forward] = {}
+        self._full = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        key = self._key(x)
+        run = self._ready.get(key)
+        if run is None:
+            run = self._make(key, x)
+        return run(x)
+
+    def _make(self, key: Hashable, x: Tensor) -> Forward:
+        if len(self._ready) >= self._most:
+            if not self._full:
+                _LOG.warning(
+                    "%s: %d are kept; inputs %s and other new ones run eagerly",
+                    self._what,
+                    self._most,
+                    list(x.shape),
+                )
+            self._full = True
+            return self._plain
+        try:
+            made = self._prepare(self._plain, x)
+        except Exception as e:
+            _LOG.warning("%s failed for %s, runs eagerly: %s", self._what, list(x.shape), e)
+            made = self._plain
+        self._ready[key] = made
+        return made
+
+
+def graphed(forward: Forward) -> Replay:
+    """By CUDA graphs, one per input dims."""
+    return Replay("cuda_graph", forward, record_graph, _dims)
+
+
+def compiled(module: nn.Module) -> Replay:
+    """By torch.compile, once for all dims."""
+    return Replay("compile", module, compile_once, lambda x: x.dtype)
+
+
+def record_graph(forward: Forward, example: Tensor) -> Forward:
+    """Capture one forward. The result is cloned: the next replay writes to the same memory."""
+    given = example.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # libraries choose their kernels and work space here
+        for _ in range(3):
+            forward(given)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # Thread-local: a worker's other threads wait for events of their own meanwhile, which a global
+    # capture would forbid.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = forward(given)
+
+    def replay(x: Tensor) -> Tensor:
+        given.copy_(x)
+        graph.replay()
+        return result.clone()
+
+    return replay
+
+
+def compile_once(forward: Forward, example: Tensor) -> Forward:
+    """Compile for all dims, and find out now whether that works."""
+    made: Forward = torch.compile(forward, dynamic=True)
+    made(example)
+    return made
+
+
+def _dims(x: Tensor) -> Hashable:
+    return (x.dtype, *x.shape)

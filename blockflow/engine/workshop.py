@@ -1,0 +1,244 @@
+"""EngineWorkshop: writes the variants of a block and runs them; the frameworks' side of converting.
+
+See :mod:`blockflow.repository.convert`, which stores what is made here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockflow.core.engines import ENGINES
+from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
+from blockflow.core.model import BlockInfo, Variant
+from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.frameworks import installed, onnxruntime
+from blockflow.engine.program import refuse_pickles
+from blockflow.engine.registry import create_engine, missing_extra
+
+Run = Callable[[Tensor], Tensor]
+
+_WEIGHTED = ("Conv", "Gemm", "MatMul")
+_AROUND_CONVOLUTIONS = ("Add", "Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool")
+"""ONNX operators that are quantised; the second kind so that tensors stay 8 bits wide in between
+(in a transformer that would cost accuracy for nothing)."""
+
+
+class EngineWorkshop:
+    """Stateless; its methods are those of :class:`blockflow.repository.convert.Workshop`."""
+
+    def make(
+        self, kind: str, block: BlockInfo, source: Path, samples: Sequence[Tensor], target: Path
+    ) -> None:
+        """Write the variant ``kind`` of the exported program ``source`` to ``target``.
+
+        Raises:
+            ExportError: EXPORT_FAILED with the framework's reason.
+            SystemError_: MISSING_EXTRA.
+        """
+        if block.format != "pt2":
+            raise ExportError(
+                "EXPORT_FAILED",
+                f"a block of format {block.format!r} cannot be converted",
+                where=block.name,
+                hint="only exported programs can: export the model as pt2",
+            )
+        example = _example(block)
+        writers: Mapping[str, Callable[[], None]] = {
+            "onnx": partial(_write_onnx, source, target),
+            "onnx-int8": partial(_write_int8, source, target, samples),
+            "aoti": partial(_write_package, source, target, example),
+        }
+        try:
+            with warnings.catch_warnings(), _quiet(), torch.no_grad():
+                warnings.simplefilter("ignore")
+                writers[kind]()
+        except BlockFlowError as e:
+            e.where = e.where or block.name
+            raise
+        except Exception as e:
+            text = " ".join(str(e).split())
+            raise ExportError(
+                "EXPORT_FAILED",
+                f"cannot be written as {kind}: {type(e).__name__}: {text[:500]}",
+                where=block.name,
+            ) from e
+
+    @contextmanager
+    def runners(
+        self, kind: str | None, block: BlockInfo, file: Path
+    ) -> Iterator[Mapping[str, Run]]:
+        """Every engine that is installed here and is for that form of the block, loaded, by name.
+
+        One that cannot load it raises LOAD_FAILED when it is run.
+
+        Raises:
+            SystemError_: MISSING_EXTRA when there is none.
+        """
+        runs: dict[str, Run] = {}
+        engines: dict[str, Engine] = {}
+        try:
+            for name, precision in _candidates(kind, block):
+                made = create_engine(
+                    _as_stored(kind, block), EngineOptions(precision=precision), name
+                )
+                engines[name] = made
+                try:
+                    made.load(file)
+                    made.warm_up()  # as a worker does: what it spoils is found here
+                    runs[name] = made.run
+                except BlockError as e:
+                    runs[name] = partial(_unable, e)
+            yield runs
+        finally:
+            for made in engines.values():
+                made.close()
+
+
+def _unable(why: BlockError, _x: Tensor) -> Tensor:
+    raise why
+
+
+def _candidates(kind: str | None, block: BlockInfo) -> list[tuple[str, str]]:
+    if kind is None:
+        return [("auto", "fp32")]
+    able = [
+        (name, precision)
+        for name, k in ENGINES.items()
+        for precision, files in k.files.items()
+        if kind in files and precision in ("fp32", "int8")
+    ]
+    lacking = {name: missing_extra(block, name) for name, _ in able}
+    found = [(name, precision) for name, precision in able if lacking[name] is None]
+    if not found:
+        raise next(e for e in lacking.values() if e is not None)
+    return found
+
+
+def _as_stored(kind: str | None, block: BlockInfo) -> BlockInfo:
+    """The block as it will be once the variant is pinned."""
+    if kind is None:
+        return block
+    return replace(block, variants={kind: Variant("unset", "0" * 64, 0)})
+
+
+def _example(block: BlockInfo) -> Tensor:
+    """Zeros with several rows: compilers take 1 for a constant."""
+    spec = block.contract.input
+    binding = {n: max(spec.ranges.get(n, (1, 8))[0], 2) for n in spec.dynamic}
+    return torch.zeros(spec.resolve({**binding, "rows": 2}), dtype=getattr(torch, spec.dtype))
+
+
+def _read(source: Path) -> torch.export.ExportedProgram:
+    with source.open("rb") as f:
+        refuse_pickles(f)
+        f.seek(0)
+        return torch.export.load(f)
+
+
+def _write_onnx(source: Path, target: Path) -> None:
+    for package in ("onnx", "onnxscript"):
+        _need(package, "onnx")
+    program = _read(source)
+    # one file: external data would lie outside what the digest covers
+    torch.onnx.export(
+        program, (), os.fspath(target), dynamo=True, external_data=False, verbose=False
+    )
+
+
+def _write_int8(source: Path, target: Path, samples: Sequence[Tensor]) -> None:
+    """Static quantisation: 8-bit weights per channel, activations by the ranges of the samples.
+
+    Weights use 7 of the 8 bits: without VNNI instructions, sums of two products of 8-bit numbers
+    are kept in 16 bits and would saturate (ONNX Runtime, "Quantize ONNX models"; measured: errors
+    grow tenfold). Products of two activations stay in fp32: attention over 512 tokens lost a
+    quarter of the output's range, and ONNX Runtime 1.31 computes them wrongly for one token.
+    """
+    _need("onnxruntime", "onnxruntime")
+    onnxruntime()
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    with tempfile.TemporaryDirectory(prefix="blockflow-int8-") as folder:
+        plain, ready = Path(folder) / "plain.onnx", Path(folder) / "ready.onnx"
+        _write_onnx(source, plain)
+        quant_pre_process(plain, ready, skip_symbolic_shape=True)
+        graph = import_module("onnx").load(ready).graph
+        weights = {w.name for w in graph.initializer}
+        products = [n for n in graph.node if n.op_type == "MatMul" and n.input[1] not in weights]
+        convolves = any(n.op_type == "Conv" for n in graph.node)
+        quantization.quantize_static(
+            ready,
+            target,
+            _reader(quantization.CalibrationDataReader, graph.input[0].name, samples),
+            op_types_to_quantize=[*_WEIGHTED, *(_AROUND_CONVOLUTIONS if convolves else ())],
+            nodes_to_exclude=[n.name for n in products],
+            quant_format=quantization.QuantFormat.QDQ,
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+            per_channel=True,
+            reduce_range=True,
+        )
+
+
+def _reader(base: Any, name: str, samples: Sequence[Tensor]) -> Any:
+    left = iter(samples)
+
+    class Reader(base):  # type: ignore[misc]  # the package is an optional import
+        def get_next(self) -> dict[str, Any] | None:
+            x = next(left, None)
+            return None if x is None else {name: x.numpy()}
+
+    return Reader()
+
+
+def _write_package(source: Path, target: Path, example: Tensor) -> None:
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"there is no C++ compiler {compiler!r} on this machine",
+            hint="install g++ (or name another by CXX), or convert to onnx, which needs none",
+        )
+    from torch._inductor import aoti_compile_and_package
+
+    program = _read(source)
+    program.example_inputs = ((example,), {})
+    package = target.with_suffix(".pt2")  # the packager insists on the ending
+    # threads are asked for at each run, not compiled in
+    configs = {"cpp.dynamic_threads": True}
+    aoti_compile_and_package(program, package_path=os.fspath(package), inductor_configs=configs)
+    package.rename(target)
+
+
+def _need(package: str, extra: str) -> None:
+    if not installed(package):
+        raise SystemError_(
+            "MISSING_EXTRA",
+            f"the conversion needs the package {package!r}",
+            hint=f"pip install 'blockflow[{extra}]'",
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter logs about packages that are not there, and the quantiser about what it does."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,252 @@
+"""Convert: make a further form (variant) of a stored block, verify it, and pin it in the manifest.
+
+What needs a framework (writing the form, running it) is given by the caller as a :class:`Workshop`;
+the engine room has one. A failure at any point leaves the repository as it was.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from blockflow.core.errors import BlockError, BlockFlowError, ExportError
+from blockflow.core.model import ROWS, BlockInfo
+from blockflow.repository.artifact import one_thread
+from blockflow.repository.machine import fingerprint
+from blockflow.repository.manifest import VariantForm
+from blockflow.repository.pieces import tools
+from blockflow.repository.probe import check_bindings, example_input
+from blockflow.repository.report import Progress, silent
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.samples import Samples, seeded_samples
+
+TOLERANCE: Mapping[str, float] = {"onnx": 1e-4, "aoti": 1e-4, "onnx-int8": 0.1}
+"""Largest difference allowed, as a part of the largest reference value."""
+
+MACHINE_BOUND = frozenset({"aoti"})
+"""Variants that hold machine code."""
+
+_COMPARED = 32
+
+Run = Callable[[Tensor], Tensor]
+
+
+class Workshop(Protocol):
+    """Makes variants and runs blocks."""
+
+    def make(
+        self, kind: str, block: BlockInfo, source: Path, samples: Sequence[Tensor], target: Path
+    ) -> None:
+        """Write the variant ``kind`` of the reference artifact ``source`` to ``target``."""
+
+    def runners(
+        self, kind: str | None, block: BlockInfo, file: Path
+    ) -> AbstractContextManager[Mapping[str, Run]]:
+        """Every engine that is here and is for that form (None: the artifact), by name.
+
+        One that cannot load the file raises LOAD_FAILED when it is run.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """One variant that was made.
+
+    Attributes:
+        block, variant: which.
+        digest, file_bytes: of the file.
+        errors: engine -> largest difference to the reference, as a part of its largest value.
+        refused: engines that are here and cannot load the file, with their reasons.
+        tolerance: what was allowed.
+        checked: dims of the inputs that were compared.
+        calibration: where the calibration's inputs came from; '' = none was needed.
+        warning: what the reader should know; '' = nothing.
+    """
+
+    block: str
+    variant: str
+    digest: str
+    file_bytes: int
+    errors: dict[str, float]
+    refused: dict[str, str]
+    tolerance: float
+    checked: tuple[str, ...]
+    calibration: str
+    warning: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return asdict(self)
+
+
+def convert_block(
+    repository: BlockRepository,
+    name: str,
+    kind: str,
+    workshop: Workshop,
+    *,
+    samples: Samples | None = None,
+    tolerance: float | None = None,
+    progress: Progress = silent,
+) -> ConvertReport:
+    """Make one variant of one block.
+
+    Args:
+        repository: where the block is, and where the variant goes.
+        name: the block.
+        kind: a key of :data:`TOLERANCE`.
+        workshop: what knows the frameworks.
+        samples: inputs to calibrate ``onnx-int8`` with; None makes random ones, with a warning.
+        tolerance: instead of the kind's own.
+        progress: told what is being done.
+
+    Raises:
+        ExportError: EXPORT_FAILED when the form cannot be made; EXPORT_MISMATCH when it differs
+            from the reference by more than the tolerance.
+        RepositoryError: as :class:`BlockRepository`.
+        SystemError_: MISSING_EXTRA, NO_SPACE.
+    """
+    if kind not in TOLERANCE:
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"unknown variant {kind!r}",
+            where=name,
+            hint=f"known: {', '.join(TOLERANCE)}",
+        )
+    block = repository.info(name)
+    calibrates = kind == "onnx-int8"
+    if calibrates and samples is None:
+        samples = seeded_samples(block.contract.input)
+    given = list(samples.inputs) if samples is not None and calibrates else []
+    allowed = TOLERANCE[kind] if tolerance is None else tolerance
+    with tempfile.TemporaryDirectory(prefix="blockflow-convert-") as folder, one_thread():
+        target = Path(folder) / f"{name}.{kind}"
+        with repository.artifact(name, digest=block.digest) as source:
+            progress(f"converting {name} to {kind}", 0.1)
+            workshop.make(kind, block, source, given, target)
+            progress(f"verifying {name}", 0.7)
+            # real inputs were given to say what range counts: random ones lie outside of it
+            real = samples is not None and not samples.seeded and calibrates
+            inputs = _of_samples(given) if real else [*_checks(block), *given]
+            with (
+                workshop.runners(None, block, source) as reference,
+                workshop.runners(kind, block, target) as made,
+            ):
+                (run,) = reference.values()
+                expected = [run(x) for x in inputs]
+                errors, refused = _compare(name, made, inputs, expected, allowed)
+        progress(f"storing {name}", 0.95)
+        form = VariantForm(
+            file="unset",
+            digest="0" * 64,
+            bytes=0,
+            machine=fingerprint() if kind in MACHINE_BOUND else "",
+            error=max(errors.values()),
+            tolerance=allowed,
+            calibration=samples.origin if samples is not None and calibrates else "",
+            tools=tools(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        info = repository.save_variant(name, kind, form, target, digest=block.digest)
+    pinned = info.variants[kind]
+    seeded = calibrates and samples is not None and samples.seeded
+    return ConvertReport(
+        block=name,
+        variant=kind,
+        digest=pinned.digest,
+        file_bytes=pinned.bytes,
+        errors=errors,
+        refused=refused,
+        tolerance=allowed,
+        checked=tuple(dict.fromkeys("x".join(map(str, x.shape)) for x in inputs)),
+        calibration=form.calibration,
+        warning="calibrated on random inputs: expect errors on real ones; give --calibrate"
+        if seeded
+        else "",
+    )
+
+
+def _checks(block: BlockInfo) -> Iterator[Tensor]:
+    """1, 3 and 8 rows, the ends of every dynamic dim, and several rows of the largest."""
+    spec = block.contract.input
+    bindings = check_bindings(spec)
+    if spec.dynamic:
+        bindings.append({**{n: spec.ranges.get(n, (1, 64))[1] for n in spec.dynamic}, ROWS: 3})
+    for i, binding in enumerate(bindings):
+        yield example_input(spec, binding, seed=100 + i)
+
+
+def _of_samples(samples: Sequence[Tensor]) -> list[Tensor]:
+    """1, 3 and 8 rows of the first, and the first few as they are."""
+    first = samples[0]
+    rows = [first[torch.arange(n) % len(first)] for n in (1, 3, 8)]
+    return [*rows, *samples[:_COMPARED]]
+
+
+def _compare(
+    name: str,
+    made: Mapping[str, Run],
+    inputs: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    allowed: float,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """(largest error by engine, reason by engine that cannot load it); one engine must."""
+    errors: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for engine, run in made.items():
+        try:
+            errors[engine] = _worst(name, engine, run, inputs, expected, allowed)
+        except BlockError as e:  # LOAD_FAILED: not this engine's kind of block
+            refused[engine] = e.message
+    if not errors:
+        why = "; ".join(f"{engine}: {reason}" for engine, reason in refused.items())
+        raise ExportError("EXPORT_FAILED", f"no engine here runs it: {why}", where=name)
+    return errors, refused
+
+
+def _worst(
+    name: str,
+    engine: str,
+    run: Run,
+    inputs: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    allowed: float,
+) -> float:
+    worst = 0.0
+    for x, reference in zip(inputs, expected, strict=True):
+        try:
+            y = run(x)
+        except BlockFlowError as e:
+            if e.code == "LOAD_FAILED":
+                raise
+            raise _mismatch(name, engine, f"fails on {list(x.shape)}: {e.message}") from e
+        error = relative_error(y, reference)
+        # a NaN compares false with everything: "not <=" refuses it
+        if not error <= allowed:
+            why = f"differs by {error:.3g} on {list(x.shape)}, allowed is {allowed:.3g}"
+            raise _mismatch(name, engine, why)
+        worst = max(worst, error)
+    return worst
+
+
+def relative_error(y: Tensor, reference: Tensor) -> float:
+    """Largest difference, as a part of the largest reference value (1e-12 at least)."""
+    scale = max(1e-12, float(reference.double().abs().max()))
+    return float((y.double() - reference.double()).abs().max()) / scale
+
+
+def _mismatch(name: str, engine: str, why: str) -> ExportError:
+    return ExportError(
+        "EXPORT_MISMATCH",
+        f"the converted block, run by {engine}, {why}",
+        where=name,
+        hint="int8: give --calibrate with real inputs; or allow more with --tolerance",
+    )

@@ -1,0 +1,267 @@
+"""Conversion: what is checked before a variant is stored. The workshop is a stand-in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from blockflow.cli.main import main
+from blockflow.core.errors import BlockError, BlockFlowError, ExportError, RepositoryError
+from blockflow.core.model import BlockInfo, TensorSpec
+from blockflow.engine.workshop import EngineWorkshop
+from blockflow.repository.convert import convert_block, relative_error
+from blockflow.repository.machine import fingerprint
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.samples import Samples, load_samples, seeded_samples
+from tests.unit.test_repository_variants import SPEC, save_block
+
+Run = Callable[[Tensor], Tensor]
+
+
+class Bench:
+    """Makes files of a few bytes; the reference doubles, the variant does what it is told."""
+
+    def __init__(self, **engines: Run) -> None:
+        self._engines = engines or {"one": lambda x: x * 2}
+        self.samples: list[Tensor] = []
+        self.seen: list[tuple[int, ...]] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def make(
+        self, kind: str, block: BlockInfo, source: Path, samples: Sequence[Tensor], target: Path
+    ) -> None:
+        assert source.read_bytes() == b"reference"
+        self.samples = list(samples)
+        target.write_bytes(f"{kind} of {block.name}".encode())
+        self.meanwhile()
+
+    @contextmanager
+    def runners(
+        self, kind: str | None, block: BlockInfo, file: Path
+    ) -> Iterator[Mapping[str, Run]]:
+        def reference(x: Tensor) -> Tensor:
+            self.seen.append(tuple(x.shape))
+            return x * 2
+
+        assert file.exists()
+        yield {"reference": reference} if kind is None else self._engines
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> BlockRepository:
+    made = BlockRepository(tmp_path / "blocks")
+    save_block(made, "b")
+    return made
+
+
+def test_a_variant_is_verified_and_stored(repository: BlockRepository) -> None:
+    bench = Bench(one=lambda x: x * 2, two=lambda x: x * 2.0001)
+    report = convert_block(repository, "b", "onnx", bench)
+    assert bench.seen == [(1, 2), (3, 2), (8, 2)] and bench.samples == []
+    assert report.errors["one"] == 0 and 0 < report.errors["two"] < 1e-4
+    assert (report.calibration, report.warning, report.tolerance) == ("", "", 1e-4)
+    with repository.artifact("b", digest=report.digest, variant="onnx") as path:
+        assert path.read_bytes() == b"onnx of b"
+    stored = repository.manifest("b").variants["onnx"]
+    assert stored.error == report.errors["two"] and stored.machine == "" and stored.tools
+
+
+def test_machine_code_is_bound_to_this_machine(repository: BlockRepository) -> None:
+    convert_block(repository, "b", "aoti", Bench())
+    assert repository.info("b").variants["aoti"].machine == fingerprint()
+
+
+def _fails(x: Tensor) -> Tensor:
+    raise BlockError("BLOCK_FAILED", "a kernel is missing")
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (lambda x: x * 2.01, "differs by"),
+        (lambda x: x * float("nan"), "differs by nan"),
+        (lambda x: x * 2 if len(x) < 8 else x, "on [8, 2]"),
+        (_fails, "a kernel is missing"),
+    ],
+)
+def test_what_differs_is_not_stored(repository: BlockRepository, run: Run, says: str) -> None:
+    before = repository.manifest("b")
+    with pytest.raises(ExportError) as e:
+        convert_block(repository, "b", "onnx", Bench(good=lambda x: x * 2, bad=run))
+    assert e.value.code == "EXPORT_MISMATCH" and says in e.value.message
+    assert "bad" in e.value.message
+    assert repository.manifest("b") == before
+    assert len(list((repository.root / "b").iterdir())) == 2
+
+
+def _unloadable(x: Tensor) -> Tensor:
+    raise BlockError("LOAD_FAILED", "no kernel for this dtype")
+
+
+def test_an_engine_that_cannot_load_it_is_told(repository: BlockRepository) -> None:
+    report = convert_block(repository, "b", "onnx", Bench(a=_unloadable, b=lambda x: x * 2))
+    assert report.refused == {"a": "no kernel for this dtype"} and set(report.errors) == {"b"}
+    with pytest.raises(ExportError) as e:
+        convert_block(repository, "b", "onnx-int8", Bench(a=_unloadable))
+    assert "no kernel for this dtype" in e.value.message
+    assert set(repository.info("b").variants) == {"onnx"}
+
+
+def test_the_tolerance_can_be_given(repository: BlockRepository) -> None:
+    report = convert_block(repository, "b", "onnx", Bench(a=lambda x: x * 2.01), tolerance=0.1)
+    assert report.tolerance == 0.1 and repository.manifest("b").variants["onnx"].tolerance == 0.1
+
+
+def test_int8_is_calibrated(repository: BlockRepository) -> None:
+    bench = Bench()
+    report = convert_block(repository, "b", "onnx-int8", bench)
+    assert len(bench.samples) >= 8 and "random" in report.warning
+    assert "seeded" in report.calibration
+    given = Samples([torch.ones(2, 2), torch.ones(5, 2)], "2 inputs from x", False)
+    report = convert_block(repository, "b", "onnx-int8", bench, samples=given)
+    assert bench.samples == given.inputs and report.warning == ""
+    assert repository.manifest("b").variants["onnx-int8"].calibration == "2 inputs from x"
+    assert (5, 2) in bench.seen  # what it was calibrated on is compared, too
+
+
+def test_a_block_that_is_replaced_meanwhile(repository: BlockRepository) -> None:
+    bench = Bench()
+    bench.meanwhile = lambda: save_block(repository, "b", b"another model")
+    with pytest.raises(RepositoryError) as e:
+        convert_block(repository, "b", "onnx", bench)
+    assert e.value.code == "DIGEST_MISMATCH" and not repository.info("b").variants
+
+
+def test_an_unknown_kind_or_block(repository: BlockRepository) -> None:
+    with pytest.raises(ExportError) as e:
+        convert_block(repository, "b", "tflite", Bench())
+    assert "onnx" in e.value.hint
+    with pytest.raises(RepositoryError):
+        convert_block(repository, "c", "onnx", Bench())
+
+
+def test_relative_error() -> None:
+    assert relative_error(torch.tensor([1.0, -8.0]), torch.tensor([1.5, -8.0])) == 0.5 / 8
+    assert relative_error(torch.zeros(2), torch.zeros(2)) == 0
+
+
+# --- samples -------------------------------------------------------------------------------------
+
+
+def test_samples_from_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((2, 2), np.float32))
+    save_file({"x": torch.zeros(3, 2), "y": torch.zeros(1, 2)}, tmp_path / "b.safetensors")
+    (tmp_path / "notes.txt").write_text("not a sample")
+    found = load_samples(tmp_path, SPEC)
+    assert [tuple(x.shape) for x in found.inputs] == [(2, 2), (3, 2), (1, 2)]
+    assert not found.seeded and found.origin.startswith("3 inputs")
+    assert len(load_samples(tmp_path / "a.npy", SPEC).inputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("wrong-dims.npy", np.ones((2, 3), np.float32)),
+        ("wrong-type.npy", np.ones((2, 2), np.float64)),
+        ("objects.npy", np.array([{}], dtype=object)),
+        ("text.txt", None),
+    ],
+)
+def test_samples_that_cannot_be_used(tmp_path: Path, name: str, array: object) -> None:
+    file = tmp_path / name
+    if array is None:
+        file.write_text("x")
+    else:
+        np.save(file, array, allow_pickle=True)
+    with pytest.raises(ExportError) as e:
+        load_samples(file, SPEC)
+    assert e.value.code == "EXPORT_FAILED" and name in e.value.where
+    with pytest.raises(ExportError):
+        load_samples(tmp_path / "not-there.npy", SPEC)
+
+
+def test_an_empty_folder_has_no_samples(tmp_path: Path) -> None:
+    with pytest.raises(ExportError):
+        load_samples(tmp_path, SPEC)
+
+
+def test_seeded_samples_are_the_same_every_time() -> None:
+    spec = TensorSpec("int64", ("rows", "length"), {"length": (1, 32)})
+    one, two = seeded_samples(spec), seeded_samples(spec)
+    assert one.seeded and len(one.inputs) >= 8
+    assert all(torch.equal(a, b) for a, b in zip(one.inputs, two.inputs, strict=True))
+    assert {1, 32} <= {x.shape[1] for x in one.inputs}
+
+
+# --- the workshop and the command ----------------------------------------------------------------
+
+
+def test_only_exported_programs_are_converted(repository: BlockRepository, tmp_path: Path) -> None:
+    data = repository.info("b").to_dict() | {"format": "torchscript-traced"}
+    with pytest.raises(ExportError) as e:
+        EngineWorkshop().make("onnx", BlockInfo.from_dict(data), tmp_path, (), tmp_path / "x")
+    assert "pt2" in e.value.hint
+
+
+def test_no_compiler_is_said_so(
+    repository: BlockRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ExportError) as e:
+        EngineWorkshop().make("aoti", repository.info("b"), tmp_path, (), tmp_path / "x")
+    assert "no-such-compiler" in e.value.message and "g++" in e.value.hint
+    assert e.value.where == "b"
+
+
+def test_a_missing_exporter_is_named(
+    repository: BlockRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(BlockFlowError) as e:
+        EngineWorkshop().make("onnx", repository.info("b"), tmp_path, (), tmp_path / "x")
+    assert e.value.code == "MISSING_EXTRA" and "blockflow[onnx]" in e.value.hint
+
+
+def test_what_cannot_be_read_is_the_exports_error(
+    repository: BlockRepository, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxscript")
+    file = tmp_path / "artifact"
+    file.write_bytes(b"not a program")
+    with pytest.raises(ExportError) as e:
+        EngineWorkshop().make("onnx", repository.info("b"), file, (), tmp_path / "x")
+    assert e.value.code == "EXPORT_FAILED"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    blocks = str(tmp_path / "blocks")
+    factory = tmp_path / "small.py"
+    factory.write_text("from torch import nn\ndef make():\n    return nn.Linear(2, 3)\n")
+    import sys
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        export = ["export", "small:make", "--input", "float32[rows,2]", "-r", blocks, "--json"]
+        assert main([*export, "--prefix", "s", "--variants", "onnx"]) == 0
+    finally:
+        sys.path.remove(str(tmp_path))
+    (made,) = json.loads(capsys.readouterr().out)["variants"]
+    assert made["variant"] == "onnx" and max(made["errors"].values()) < 1e-4
+    np.save(tmp_path / "x.npy", np.ones((4, 2), np.float32))
+    calibrate = ["--calibrate", str(tmp_path / "x.npy"), "--tolerance", "0.5"]
+    assert main(["convert", "s", "--to", "onnx-int8", "-r", blocks, *calibrate, "--json"]) == 0
+    (made,) = json.loads(capsys.readouterr().out)["variants"]
+    assert made["calibration"] == "1 inputs from x.npy" and made["warning"] == ""
+    assert set(BlockRepository(blocks).info("s").variants) == {"onnx", "onnx-int8"}
+    assert main(["convert", "s", "--to", "tflite", "-r", blocks]) == 2
+    assert main(["convert", "t", "--to", "onnx", "-r", blocks]) == 2

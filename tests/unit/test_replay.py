@@ -1,0 +1,122 @@
+"""Prepared runs (CUDA graphs, torch.compile) with a stand-in for the preparation."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import BlockError
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.engine import exported
+from blockflow.engine.base import EngineOptions
+from blockflow.engine.exported import ExportedEngine
+from blockflow.engine.replay import Replay, compiled, graphed
+from blockflow.engine.torch_engine import Forward
+
+SPEC = TensorSpec("float32", ("rows", 2))
+INFO = BlockInfo("b", "1", "0" * 64, "pt2", Contract(SPEC, SPEC), 0, 0)
+
+
+class Recorder:
+    """Prepares by noting the dims; what it prepares doubles, as the plain function does."""
+
+    def __init__(self, fails: tuple[int, ...] = ()) -> None:
+        self.prepared: list[tuple[int, ...]] = []
+        self.replays = 0
+        self._fails = fails
+
+    def __call__(self, forward: Forward, example: Tensor) -> Forward:
+        self.prepared.append(tuple(example.shape))
+        if len(example) in self._fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        def replay(x: Tensor) -> Tensor:
+            self.replays += 1
+            return forward(x)
+
+        return replay
+
+
+def made(recorder: Recorder, most: int = 3) -> Replay:
+    return Replay("test", lambda x: x * 2, recorder, lambda x: tuple(x.shape), most)
+
+
+def test_one_preparation_per_dims() -> None:
+    recorder = Recorder()
+    run = made(recorder)
+    for rows in (1, 3, 1, 3, 1):
+        x = torch.randn(rows, 2)
+        assert torch.equal(run(x), x * 2)
+    assert recorder.prepared == [(1, 2), (3, 2)]
+    assert recorder.replays == 5
+
+
+def test_a_failed_preparation_runs_plainly_and_is_not_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder = Recorder(fails=(2,))
+    run = made(recorder)
+    with caplog.at_level(logging.WARNING, "blockflow.engine"):
+        for _ in range(3):
+            assert torch.equal(run(torch.ones(2, 2)), torch.full((2, 2), 2.0))
+    assert recorder.prepared == [(2, 2)] and recorder.replays == 0
+    assert len(caplog.records) == 1 and "stream is capturing" in caplog.text
+    run(torch.ones(1, 2))
+    assert recorder.replays == 1
+
+
+def test_the_number_kept_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    run = made(recorder, most=2)
+    with caplog.at_level(logging.WARNING, "blockflow.engine"):
+        for rows in (1, 2, 3, 4, 3):
+            assert run(torch.ones(rows, 2)).shape == (rows, 2)
+    assert recorder.prepared == [(1, 2), (2, 2)]
+    assert len(caplog.records) == 1 and "2 are kept" in caplog.text
+
+
+def test_without_a_gpu_both_fall_back() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    x = torch.ones(2, 2)
+    assert torch.equal(graphed(lambda x: x * 2)(x), x * 2)
+
+
+def test_compile_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_kw: object) -> Forward:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    x = torch.ones(2, 2)
+    assert torch.equal(compiled(nn.Identity())(x), x)
+
+
+def test_the_engine_uses_what_its_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    def stand_in(what: str) -> object:
+        return lambda forward: (used.append(what), forward)[1]
+
+    for what in ("graphed", "compiled"):
+        monkeypatch.setattr(exported, what, stand_in(what))
+
+    def functions(**use: bool) -> object:
+        engine = ExportedEngine(INFO, EngineOptions(device="cuda:0", extra=use))
+        return engine._functions(nn.Identity())[1]
+
+    assert functions(cuda_graph=True) is None  # the result is in the graph's memory: one copy
+    assert functions(compile=True) is None
+    assert functions(compile=True, cuda_graph=True) is None
+    assert used == ["graphed", "compiled", "compiled", "graphed"]
+
+
+def test_on_a_cpu_they_are_refused() -> None:
+    engine = ExportedEngine(INFO, EngineOptions(extra={"compile": True}))
+    with pytest.raises(ValueError, match="CUDA"):
+        engine._functions(nn.Identity())
+    assert engine.copies_out == 1
+    with pytest.raises(BlockError):
+        engine.run(torch.zeros(1, 2))

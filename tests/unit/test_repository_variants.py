@@ -1,0 +1,162 @@
+"""Variants and choices in a repository: pinned, checked, replaced, and never stale."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from blockflow.core.errors import RepositoryError
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.repository.manifest import Choice, Manifest, VariantForm, contract_form
+from blockflow.repository.repository import BlockRepository
+
+SPEC = TensorSpec("float32", ("rows", 2))
+WHEN = datetime.now(UTC).isoformat()
+
+
+def save_block(repository: BlockRepository, name: str, data: bytes = b"reference") -> BlockInfo:
+    """A block of format pt2 that nothing could load."""
+    manifest = Manifest(
+        name=name,
+        version="1",
+        format="pt2",
+        artifact="unset",
+        sha256="0" * 64,
+        size=0,
+        contract=contract_form(Contract(SPEC, SPEC)),
+        parameters=0,
+        state_bytes=0,
+        created=WHEN,
+    )
+    return repository.save(manifest, data)
+
+
+def form(machine: str = "") -> VariantForm:
+    return VariantForm(
+        file="unset",
+        digest="0" * 64,
+        bytes=0,
+        machine=machine,
+        error=1e-6,
+        tolerance=1e-4,
+        created=WHEN,
+    )
+
+
+def choice() -> Choice:
+    return Choice(
+        engine="openvino",
+        precision="fp32",
+        ms=1.0,
+        reference_ms=2.0,
+        error=1e-6,
+        tolerance=1e-2,
+        when=WHEN,
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> BlockRepository:
+    return BlockRepository(tmp_path)
+
+
+def test_a_variant_is_pinned_beside_the_artifact(repository: BlockRepository) -> None:
+    info = save_block(repository, "b")
+    after = repository.save_variant("b", "onnx", form(), b"an onnx file", digest=info.digest)
+    assert repository.info("b") == after
+    assert after.digest == info.digest
+    pinned = after.variants["onnx"]
+    assert pinned.file.endswith(".onnx") and pinned.bytes == len(b"an onnx file")
+    with repository.artifact("b", digest=pinned.digest, variant="onnx") as path:
+        assert path.read_bytes() == b"an onnx file"
+    with repository.artifact("b", digest=info.digest) as path:
+        assert path.read_bytes() == b"reference"
+    stored = json.loads((repository.root / "b" / "manifest.json").read_text())
+    assert stored["variants"]["onnx"]["digest"] == pinned.digest
+
+
+def test_a_new_variant_replaces_the_old_file(repository: BlockRepository) -> None:
+    info = save_block(repository, "b")
+    for data in (b"one", b"two"):
+        repository.save_variant("b", "onnx", form(), data, digest=info.digest)
+    repository.save_variant("b", "aoti", form("m"), b"code", digest=info.digest)
+    files = {p.name for p in (repository.root / "b").iterdir()}
+    assert files == {"manifest.json", *repository.manifest("b").files}
+    assert len(files) == 4
+
+
+def test_a_missing_or_altered_variant(repository: BlockRepository) -> None:
+    info = save_block(repository, "b")
+    with pytest.raises(RepositoryError) as e, repository.artifact("b", variant="onnx"):
+        pass
+    assert e.value.code == "ARTIFACT_MISSING" and "convert b --to onnx" in e.value.hint
+    info = repository.save_variant("b", "onnx", form(), b"an onnx file", digest=info.digest)
+    file = repository.root / "b" / info.variants["onnx"].file
+    file.write_bytes(b"an onnx fill")
+    with pytest.raises(RepositoryError) as e:
+        repository.verify("b", variant="onnx")
+    assert e.value.code == "DIGEST_MISMATCH"
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+    with pytest.raises(RepositoryError) as e:
+        repository.verify("b", variant="onnx")
+    assert e.value.code == "ARTIFACT_MISSING"
+    repository.verify("b")  # the artifact itself is as it was
+
+
+def test_what_was_made_of_another_artifact_is_not_kept(repository: BlockRepository) -> None:
+    old = save_block(repository, "b")
+    repository.save_variant("b", "onnx", form(), b"an onnx file", digest=old.digest)
+    repository.save_choice("b", "machine", choice(), digest=old.digest)
+    profile = repository.root / "b" / "profile-machine.json"
+    profile.write_text("{}")
+    new = save_block(repository, "b", b"another model")
+    assert not new.variants and not new.choices
+    assert not list((repository.root / "b").glob("*.onnx"))
+    assert profile.exists()  # its owner judges it
+    for save in (
+        lambda: repository.save_variant("b", "onnx", form(), b"x", digest=old.digest),
+        lambda: repository.save_choice("b", "machine", choice(), digest=old.digest),
+    ):
+        with pytest.raises(RepositoryError) as e:
+            save()
+        assert e.value.code == "DIGEST_MISMATCH"
+    assert not repository.info("b").variants
+
+
+def test_choices_are_kept_per_machine(repository: BlockRepository) -> None:
+    info = save_block(repository, "b")
+    for machine in ("one", "two"):
+        info = repository.save_choice("b", machine, choice(), digest=info.digest)
+    assert set(info.choices) == {"one", "two"}
+    assert info.choices["one"]["engine"] == "openvino"
+    again = repository.save_variant("b", "onnx", form(), b"x", digest=info.digest)
+    assert set(again.choices) == {"one", "two"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("file", "../escape"),
+        ("file", "manifest.json"),
+        ("digest", "short"),
+        ("bytes", -1),
+        ("error", float("nan")),
+        ("unknown", 1),
+    ],
+)
+def test_a_corrupt_variant_is_a_corrupt_manifest(
+    repository: BlockRepository, field: str, value: object
+) -> None:
+    info = save_block(repository, "b")
+    repository.save_variant("b", "onnx", form(), b"x", digest=info.digest)
+    file = repository.root / "b" / "manifest.json"
+    data = json.loads(file.read_text())
+    data["variants"]["onnx"][field] = value
+    file.write_text(json.dumps(data))
+    with pytest.raises(RepositoryError) as e:
+        repository.info("b")
+    assert e.value.code == "CORRUPT_MANIFEST"

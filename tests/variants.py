@@ -1,0 +1,39 @@
+"""Blocks with variants for tests; what this machine cannot make or run is skipped, visibly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.util import find_spec
+
+import pytest
+
+from blockflow.core.engines import ENGINES
+from blockflow.core.model import BlockInfo
+from blockflow.engine.workshop import EngineWorkshop
+from blockflow.repository.convert import convert_block
+from blockflow.repository.export import export_model
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+
+
+def skip_without(kind: str, engine: str) -> None:
+    """Skip the test where ``kind`` cannot be made or ``engine`` is not installed."""
+    needed = ["onnx", "onnxscript"] if kind.startswith("onnx") else []
+    needed += ["onnxruntime"] if kind == "onnx-int8" else []
+    needed += [extra] if (extra := ENGINES[engine].extra) else []
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)} (pip install 'blockflow[engines]')")
+    if kind == "aoti" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler")
+
+
+def variant_of(
+    repository: BlockRepository, loaded: LoadedModel, name: str, kind: str, engine: str
+) -> BlockInfo:
+    """Export a model as one block and convert it."""
+    skip_without(kind, engine)
+    export_model(loaded, repository, names=[name])
+    convert_block(repository, name, kind, EngineWorkshop(), tolerance=0.5)
+    return repository.info(name)
