@@ -1,0 +1,172 @@
+"""The process that measures: one candidate, loaded and run as a worker would.
+
+It is a fresh process with the workers' allocator settings and its own cores. It obeys one question
+at a time, a JSON object per line over a Unix socket, and knows nothing of tables or confidence.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from blockflow.bench.profiling.plan import Cell, binding_of, is_warm
+from blockflow.core.errors import BlockError, BlockFlowError
+from blockflow.core.launchspec import StageSpec
+from blockflow.repository.convert import relative_error
+from blockflow.repository.probe import example_input
+from blockflow.repository.repository import BlockRepository
+from blockflow.worker.failpoints import FailPoints
+from blockflow.worker.runner import Runner, make_engines
+from blockflow.worker.stage import Stage
+
+_MOST_WARM_RUNS = 30
+
+
+class Bench:
+    """Loaded blocks in a row, and the runs that are asked for.
+
+    Args:
+        stages: the chain, in order; one for a single block.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        self._held: tuple[Cell, torch.Tensor, list[torch.Tensor | None]] | None = None
+
+    def measure(self, cell: Cell, runs: int, limit_s: float, *, first: bool) -> list[list[float]]:
+        """Milliseconds of each block in each of ``runs`` forwards, fewer if ``limit_s`` is over.
+
+        Before them one unmeasured forward wakes the core; on the ``first`` visit to a cell as many
+        as it takes to be warm.
+        """
+        x, outs = self._inputs(cell)
+        begin = time.monotonic()
+        warm: list[float] = []
+        while len(warm) < (_MOST_WARM_RUNS if first else 1) and not is_warm(warm):
+            warm.append(sum(self._forward(x, outs)[0]))
+            if time.monotonic() - begin > limit_s:
+                break
+        times: list[list[float]] = []
+        begin = time.monotonic()
+        while len(times) < runs:
+            times.append(self._forward(x, outs)[0])
+            if time.monotonic() - begin > limit_s:
+                break
+        return times
+
+    def output(self, cell: Cell) -> torch.Tensor:
+        """The result for the seeded input of a cell."""
+        x, _ = self._inputs(cell)
+        return self._forward(x, [None] * len(self._stages))[1]
+
+    def _forward(
+        self, x: torch.Tensor, outs: Sequence[torch.Tensor | None]
+    ) -> tuple[list[float], torch.Tensor]:
+        times = []
+        with torch.inference_mode():
+            for stage, out in zip(self._stages, outs, strict=True):
+                start = time.monotonic_ns()
+                x = stage.engine.run(x, out)
+                times.append((time.monotonic_ns() - start) / 1e6)
+        return times, x
+
+    def _inputs(self, cell: Cell) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """Seeded input and, for engines that write there, the output's place, as in a worker."""
+        if self._held is None or self._held[0] != cell:
+            spec = self._stages[0].contract.input
+            binding = binding_of(spec, cell)
+            x = example_input(spec, binding, seed=cell.rows)
+            outs: list[torch.Tensor | None] = []
+            dims: tuple[int, ...] = tuple(x.shape)
+            for stage in self._stages:
+                contract = stage.contract
+                dims = contract.output_dims(
+                    contract.input.bind(contract.input.dtype, dims, where=stage.name)
+                )
+                writes = stage.engine.copies_out == 0
+                dtype = getattr(torch, contract.output.dtype)
+                outs.append(torch.empty(dims, dtype=dtype) if writes else None)
+            self._held = (cell, x, outs)
+        return self._held[1:]
+
+
+def error_of(y: torch.Tensor, reference: torch.Tensor) -> float | None:
+    """The largest difference as a part of the largest reference value; None where either is not
+    finite or the dims differ (JSON knows no infinity)."""
+    if y.shape != reference.shape or not (y.isfinite().all() and reference.isfinite().all()):
+        return None
+    return relative_error(y, reference)
+
+
+def answer(bench: Bench, question: Mapping[str, Any]) -> dict[str, Any]:
+    """Obey one question; errors of the block become ``{"error": ...}``."""
+    try:
+        if question["op"] == "measure":
+            cell = Cell(*question["cell"])
+            runs, limit_s = int(question["runs"]), float(question["limit_s"])
+            return {"times": bench.measure(cell, runs, limit_s, first=question["first"])}
+        return {"errors": _compare(bench, question)}
+    except BlockFlowError as e:
+        return {"error": e.to_dict()}
+    except Exception as e:  # a framework's own: it is this candidate's failure, not ours
+        return {"error": BlockError("BLOCK_FAILED", f"{type(e).__name__}: {e}"[:500]).to_dict()}
+
+
+def _compare(bench: Bench, question: Mapping[str, Any]) -> list[float | None]:
+    """The error against the stored outputs of each cell; None: not finite.
+
+    ``reference`` stores them instead.
+    """
+    errors: list[float | None] = []
+    for i, values in enumerate(question["cells"]):
+        path = Path(question["folder"]) / f"reference-{i}.npy"
+        y = bench.output(Cell(*values))
+        if question["op"] == "reference":
+            np.save(path, y.double().numpy())
+            errors.append(error_of(y, y))
+        else:
+            errors.append(error_of(y, torch.from_numpy(np.load(path, allow_pickle=False))))
+    return errors
+
+
+def load(spec: Mapping[str, Any]) -> list[Stage]:
+    """The stages of ``spec``, loaded by a worker's own code.
+
+    Raises:
+        BlockFlowError: why a block cannot be loaded.
+    """
+    specs = [StageSpec.from_dict(s) for s in spec["stages"]]
+    stages = make_engines(specs, "cpu", int(spec["threads"]))
+    points = FailPoints.from_environment(Path(spec["run_dir"]), specs)
+    loaded = Runner(stages, points).load(BlockRepository(spec["repository"]))
+    if loaded.error is not None:
+        raise loaded.error
+    return [stages[s.stage] for s in specs]
+
+
+def main(spec: Mapping[str, Any]) -> int:
+    """Entry: connect, load, say so, obey until the other side closes."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(spec["socket"])
+        with s.makefile("rw", encoding="utf-8") as stream:
+
+            def say(message: Mapping[str, Any]) -> None:
+                stream.write(json.dumps(message) + "\n")
+                stream.flush()
+
+            try:
+                bench = Bench(load(spec))
+            except BlockFlowError as e:
+                say({"error": e.to_dict()})
+                return 0
+            say({"ready": True})
+            for line in stream:
+                say(answer(bench, json.loads(line)))
+    return 0

@@ -1,0 +1,118 @@
+"""Stored: the profiles and the choice that lie with a block, and whether they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from blockflow.bench.profiling.report import profile_table
+from blockflow.core.engines import select
+from blockflow.core.errors import BlockFlowError, RepositoryError
+from blockflow.repository.profiles import ProfileRecord, ProfileStore
+from blockflow.repository.repository import BlockRepository
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """A block's records, each with the reasons why it does not hold (none: it holds).
+
+    ``choices`` are the manifest's, by machine; ``machine`` is this one's fingerprint; ``auto`` is
+    what runs the block here unless a topology says otherwise: engine and precision.
+    """
+
+    block: str
+    machine: str
+    records: tuple[tuple[ProfileRecord, tuple[str, ...]], ...]
+    choices: Mapping[str, Mapping[str, Any]]
+    auto: tuple[str, str] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "block": self.block,
+            "machine": self.machine,
+            "choice": self.choices.get(self.machine),
+            "profiles": [
+                {"fresh": not reasons, "reasons": list(reasons), **record.to_dict()}
+                for record, reasons in self.records
+            ],
+        }
+
+
+def stored(repository: BlockRepository, block: str) -> Shelf:
+    """What lies with a block. Raises RepositoryError: the block cannot be read."""
+    info = repository.info(block)
+    store = ProfileStore(repository.root)
+    records = [(r, tuple(store.reasons(r, repository.info))) for r in store.records(block)]
+    auto = None
+    with suppress(BlockFlowError):
+        chosen = select(info, machine=store.machine)
+        auto = chosen.engine, chosen.precision
+    return Shelf(block, store.machine, tuple(records), info.choices, auto)
+
+
+def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
+    """For a person: all records with their state, the table of what ``auto`` runs, the choice."""
+    if shelf.records:
+        table = Table(title=f"profiles of {escape(shelf.block)}", title_justify="left")
+        for head in ("of", "engine", "threads", "rows", "measured", "state"):
+            table.add_column(head, overflow="fold")
+        for record, reasons in shelf.records:
+            key, measured = record.key, record.profile
+            threads = measured.threads_measured()
+            table.add_row(
+                escape(key.name),
+                escape(f"{key.engine} {key.precision}{_options(key.options)}"),
+                _list(threads),
+                _list(measured.rows_measured(threads[0]) if threads else ()),
+                record.when[:16].replace("T", " "),
+                escape(f"stale: {'; '.join(reasons)}") if reasons else "holds",
+            )
+        yield table
+    for record, reasons in shelf.records:
+        key = record.key
+        if not reasons and (len(key.blocks) > 1 or (key.engine, key.precision) == shelf.auto):
+            title = f"{key.name}: {key.engine} {key.precision}{_options(key.options)}"
+            yield profile_table(title, record.profile.points)
+    choice = shelf.choices.get(shelf.machine)
+    if choice is not None:
+        yield escape(
+            f"{shelf.block}: auto is {choice['engine']} {choice['precision']} here, "
+            f"{choice['ms']:.4g} ms/row against {choice['reference_ms']:.4g}, "
+            f"error {choice['error']:.2g}"
+        )
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return "".join(f" {k}={v}" for k, v in sorted(options.items()))
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def problem(shelves: Sequence[Shelf]) -> BlockFlowError | None:
+    """The first block without a profile that holds, as an error with the command that helps."""
+    for shelf in shelves:
+        if any(not reasons for _, reasons in shelf.records):
+            continue
+        if not shelf.records:
+            return RepositoryError(
+                "NO_PROFILE",
+                f"{shelf.block} was not profiled",
+                where=shelf.block,
+                hint=f"measure it: blockflow profile {shelf.block}",
+            )
+        record, reasons = shelf.records[0]
+        return RepositoryError(
+            "STALE_PROFILE",
+            f"no profile of {shelf.block} holds: {'; '.join(reasons)}",
+            where=shelf.block,
+            hint=f"measure it again: {record.key.command}",
+        )
+    return None

@@ -1,0 +1,151 @@
+"""What a benchmark may say: percentiles, medians with intervals, paired ratios, verdicts. Pure.
+
+A machine that others share drifts, so two ways are compared by pairs: both sides of a ratio are
+measured in the same round, and the median of the ratios is the figure. Its interval comes from the
+percentile bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13),
+with a fixed seed, so that the same samples always give the same interval.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LEVEL = 0.95
+"""Share of the bootstrap's medians that an interval holds."""
+
+_RESAMPLES = 2000
+_SEED = 20240229
+_MANY = 1000
+_Z = 1.96
+"""Standard deviations on either side that hold ``LEVEL`` of a normal variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median and the bounds of its interval (``LEVEL``), from ``n`` samples or pairs.
+
+    With fewer than five samples no interval means much: the bounds are then the extremes.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def relative_width(self) -> float:
+        """Half the interval as a share of the value: 0.02 reads as "plus or minus 2%"."""
+        return (self.high - self.low) / 2 / abs(self.value) if self.value else 0.0
+
+
+class Verdict(enum.StrEnum):
+    """What a figure says about a goal."""
+
+    MET = "met"
+    MISSED = "missed"
+    NOISE = "within noise"
+
+
+def percentile(samples: Sequence[float], p: float) -> float:
+    """The sample at percentile ``p`` (0..100) by the nearest rank; samples need no order.
+
+    Raises:
+        ValueError: there are no samples.
+    """
+    if not samples:
+        raise ValueError("no samples")
+    ordered = sorted(samples)
+    rank = max(1, -(-len(ordered) * p // 100))
+    return ordered[int(rank) - 1]
+
+
+def median_interval(samples: Sequence[float]) -> Interval:
+    """The median with its interval.
+
+    Raises:
+        ValueError: there are no samples.
+    """
+    if not len(samples):
+        raise ValueError("no samples")
+    values = np.asarray(samples, dtype=np.float64)
+    middle = float(np.median(values))
+    if len(values) < 5:
+        return Interval(middle, float(values.min()), float(values.max()), len(values))
+    tail = (1 - LEVEL) / 2 * 100
+    if len(values) > _MANY:
+        # The bootstrap's medians then lie as a normal variable's ranks do: no need to draw them.
+        half = _Z * len(values) ** 0.5 / 2
+        ranks = (len(values) / 2 - half, len(values) / 2 + half)
+        low, high = np.sort(values)[[int(ranks[0]), int(np.ceil(ranks[1]))]]
+        return Interval(middle, float(low), float(high), len(values))
+    draws = np.random.default_rng(_SEED).integers(0, len(values), (_RESAMPLES, len(values)))
+    medians = np.median(values[draws], axis=1)
+    low, high = np.percentile(medians, [tail, 100 - tail])
+    return Interval(middle, float(low), float(high), len(values))
+
+
+def ratio_interval(base: Sequence[float], other: Sequence[float]) -> Interval:
+    """Median of ``other / base``, pair by pair: ``base[i]`` and ``other[i]`` are of one round.
+
+    Raises:
+        ValueError: different lengths, no pairs, or a base that is not positive.
+    """
+    if len(base) != len(other):
+        raise ValueError(f"{len(base)} and {len(other)} samples are not pairs")
+    if any(b <= 0 for b in base):
+        raise ValueError("a ratio needs positive values below the line")
+    return median_interval([o / b for b, o in zip(base, other, strict=True)])
+
+
+def difference_interval(base: Sequence[float], other: Sequence[float]) -> Interval:
+    """Median of ``other - base``, pair by pair.
+
+    Raises:
+        ValueError: different lengths or no pairs.
+    """
+    if len(base) != len(other):
+        raise ValueError(f"{len(base)} and {len(other)} samples are not pairs")
+    return median_interval([o - b for b, o in zip(base, other, strict=True)])
+
+
+def noise_of(same: Interval) -> float:
+    """How far apart two equal things looked: ``same`` is the ratio of a way to itself.
+
+    The farther bound from 1, as a share: nothing smaller can be told apart in this run.
+    """
+    return max(abs(same.low - 1), abs(same.high - 1))
+
+
+def judge(figure: Interval, goal: float, noise: float = 0.0, *, at_least: bool = False) -> Verdict:
+    """Whether ``figure`` reaches ``goal``, or whether this run cannot tell.
+
+    Args:
+        figure: a ratio or a duration, with its interval.
+        goal: the most that it may be (with ``at_least``: the least).
+        noise: the run's own (:func:`noise_of`): a band of this share around the goal in which
+            nothing is concluded, beside the interval itself.
+        at_least: the goal is a lower bound.
+    """
+    below, above = goal * (1 - noise), goal * (1 + noise)
+    if figure.high <= below:
+        return Verdict.MISSED if at_least else Verdict.MET
+    if figure.low > above:
+        return Verdict.MET if at_least else Verdict.MISSED
+    return Verdict.NOISE
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Slope of the least-squares line through the points.
+
+    Raises:
+        ValueError: fewer than two different ``xs``.
+    """
+    x, y = np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)
+    spread = x - x.mean() if len(x) else x
+    if len(x) != len(y) or not spread.any():
+        raise ValueError("a slope needs at least two points")
+    return float((spread * (y - y.mean())).sum() / (spread * spread).sum())

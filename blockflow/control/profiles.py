@@ -1,0 +1,84 @@
+"""Profiles for workers: the Manager hands each stage the measured profile that holds, if any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blockflow.control.events import Launch
+from blockflow.core.engines import select
+from blockflow.core.errors import BlockFlowError, RepositoryError
+from blockflow.core.model import BlockInfo
+from blockflow.core.specs import BlockSpec
+from blockflow.core.topology import Topology
+from blockflow.repository.profiles import ProfileRecord, ProfileStore
+
+
+class ProfileShelf:
+    """Looks up profiles as they are needed, so that one measured meanwhile is found.
+
+    Args:
+        repository: folder of the block repository.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self._store = ProfileStore(repository)
+
+    def attach(self, order: Launch) -> Launch:
+        """The order with ``profile`` in each stage on the CPU that has one."""
+        if "stages" not in order.spec:
+            return order
+        stages = [self.with_profile(s, order.spec["device"]) for s in order.spec["stages"]]
+        return replace(order, spec={**order.spec, "stages": stages})
+
+    def with_costs(self, topology: Topology) -> Topology:
+        """``topology`` with the measured cost of each block that has a profile."""
+        costs: dict[str, float] = {}
+        for name, spec in topology.blocks.items():
+            asked = spec.engine, spec.precision, spec.options, spec.device
+            with suppress(BlockFlowError, ValueError):  # not measured, or not with one thread
+                costs[name] = self._find(topology.infos[name], *asked).profile.ms(1)
+        return replace(topology, costs=costs)
+
+    def state(self, spec: BlockSpec, info: BlockInfo) -> dict[str, Any]:
+        """Whether a deployed block has a profile that holds: what its REST document says."""
+        try:
+            found = self._find(info, spec.engine, spec.precision, spec.options, spec.device)
+        except BlockFlowError as e:
+            return {"fresh": False, "reason": e.message, "command": e.hint}
+        return {
+            "fresh": True,
+            "engine": found.profile.engine,
+            "precision": found.profile.precision,
+            "when": found.when,
+            "threads": list(found.profile.threads_measured()),
+            "points": len(found.profile.points),
+        }
+
+    def with_profile(self, stage: Mapping[str, Any], device: str) -> dict[str, Any]:
+        """A :meth:`StageSpec.to_dict` with the profile that holds for it, if there is one."""
+        info = BlockInfo.from_dict(stage["block"])
+        asked = stage["engine"], stage["precision"]
+        try:
+            found = self._find(info, *asked, stage["options"], device)
+        except BlockFlowError:
+            return dict(stage)  # a policy that needs one says so itself, with the command
+        return {**stage, "profile": found.profile.to_dict()}
+
+    def _find(
+        self,
+        info: BlockInfo,
+        engine: str,
+        precision: str,
+        options: Mapping[str, Any],
+        device: str,
+    ) -> ProfileRecord:
+        if device != "cpu":
+            raise RepositoryError("NO_PROFILE", "profiles are of the CPU", where=info.name)
+        chosen = select(
+            info, engine, precision, options, device=device, machine=self._store.machine
+        )
+        return self._store.fresh([info], [chosen])

@@ -1,0 +1,254 @@
+"""repository/profiles: stored whole, found again, refused when they do not hold."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.core.engines import Selection
+from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
+from blockflow.core.model import BlockInfo, TensorSpec
+from blockflow.core.profile import StageProfile
+from blockflow.repository import profiles as module
+from blockflow.repository.echo import save_echo
+from blockflow.repository.profiles import (
+    ProfileKey,
+    ProfileRecord,
+    ProfileStore,
+    chain_digest,
+    ran_by,
+    staleness,
+)
+from blockflow.repository.repository import BlockRepository
+from tests.unit.test_profile_table import point
+
+SPEC = TensorSpec("float32", ("rows", 4))
+FACTS = {"cpu": "X", "torch": "2.13"}
+ECHO = Selection("echo", "fp32", {}, None)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> BlockRepository:
+    repository = BlockRepository(tmp_path / "blocks")
+    for name in ("a", "b"):
+        save_echo(repository, name, SPEC)
+    return repository
+
+
+@pytest.fixture
+def store(repository: BlockRepository) -> ProfileStore:
+    return ProfileStore(repository.root, "m1", FACTS)
+
+
+def record(store: ProfileStore, infos: list[BlockInfo], **more: Any) -> ProfileRecord:
+    selections = [ECHO] * len(infos)
+    key = ProfileKey.of([i.name for i in infos], selections)
+    values: dict[str, Any] = {
+        "key": key,
+        "profile": StageProfile(
+            key.name, chain_digest(infos), "echo", "fp32", store.machine, (point(1, 2.0),)
+        ),
+        "parts": (),
+        "ran": ran_by(infos, selections),
+        "facts": FACTS,
+        "settings": {"confidence": 0.02},
+        "complete": True,
+        "when": "2026-01-01T00:00:00+00:00",
+    }
+    return ProfileRecord(**{**values, **more})
+
+
+def test_what_is_saved_is_found_fresh(store: ProfileStore, repository: BlockRepository) -> None:
+    info = repository.info("a")
+    saved = record(store, [info])
+    path = store.save(saved)
+    assert path.parent == repository.root / "a" / "profiles"
+    assert store.load(saved.key) == saved
+    assert store.fresh([info], [ECHO]) == saved
+    assert store.reasons(saved, repository.info) == []
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # no half-written file
+
+
+def test_a_profile_is_no_block_and_survives_an_export(
+    store: ProfileStore, repository: BlockRepository
+) -> None:
+    info = repository.info("a")
+    store.save(record(store, [info]))
+    assert repository.names() == ["a", "b"]
+    save_echo(repository, "a", SPEC)
+    assert repository.verify("a").sha256 == info.digest
+    assert store.fresh([info], [ECHO])
+
+
+def test_none_at_all_is_said_with_the_command(
+    store: ProfileStore, repository: BlockRepository
+) -> None:
+    with pytest.raises(RepositoryError) as e:
+        store.fresh([repository.info("a")], [ECHO])
+    assert e.value.code == "NO_PROFILE"
+    assert "blockflow profile a --engines echo --precisions fp32" in e.value.hint
+
+
+def stale(store: ProfileStore, info: BlockInfo) -> RepositoryError:
+    with pytest.raises(RepositoryError) as e:
+        store.fresh([info], [ECHO])
+    assert e.value.code == "STALE_PROFILE"
+    assert "blockflow profile a" in e.value.hint
+    return e.value
+
+
+def test_each_reason_is_named(store: ProfileStore, repository: BlockRepository) -> None:
+    info = repository.info("a")
+    saved = record(store, [info])
+    store.save(saved)
+    assert "artifact: measured" in stale(store, replace(info, digest="cd" * 32)).message
+    later = ProfileStore(repository.root, "m1", {**FACTS, "torch": "2.14", "openvino": "1"})
+    text = stale(later, info).message
+    assert "torch: measured on 2.13, now 2.14" in text
+    assert "openvino: measured on none, now 1" in text
+    store.save(replace(saved, complete=False))
+    assert "interrupted" in stale(store, info).message
+    store.save(replace(saved, ran={"a": "openvino fp32 xyz"}))
+    assert "variant" in stale(store, info).message
+
+
+def test_another_machines_profile_is_stale_not_absent(
+    store: ProfileStore, repository: BlockRepository
+) -> None:
+    info = repository.info("a")
+    other = ProfileStore(repository.root, "m2", {**FACTS, "cpu": "Y"})
+    other.save(record(other, [info], facts={**FACTS, "cpu": "Y"}))
+    assert "cpu: measured on Y, now X" in stale(store, info).message
+    store.save(record(store, [info]))
+    assert store.fresh([info], [ECHO]).profile.machine == "m1"
+    assert len(store.records("a")) == 2
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b"7", b'{"schema_version": 2}', b'{"schema_version": 1}', b"[" * 100_000],
+)
+def test_an_unreadable_file_is_stale(
+    store: ProfileStore, repository: BlockRepository, raw: bytes
+) -> None:
+    info = repository.info("a")
+    path = store.save(record(store, [info]))
+    path.write_bytes(raw)
+    assert "cannot be read" in stale(store, info).message
+    assert store.records("a") == []
+
+
+def test_a_torn_file_is_stale_at_every_tenth_byte(
+    store: ProfileStore, repository: BlockRepository
+) -> None:
+    info = repository.info("a")
+    path = store.save(record(store, [info]))
+    whole = path.read_bytes()
+    for cut in range(0, len(whole) - 2, 10):
+        path.write_bytes(whole[:cut])
+        stale(store, info)
+
+
+def test_a_huge_file_is_not_read(
+    store: ProfileStore, repository: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = repository.info("a")
+    path = store.save(record(store, [info]))
+    monkeypatch.setattr(module, "MAX_BYTES", path.stat().st_size - 1)
+    assert "larger than" in stale(store, info).message
+
+
+def test_links_are_not_followed(
+    store: ProfileStore, repository: BlockRepository, tmp_path: Path
+) -> None:
+    info = repository.info("a")
+    path = store.save(record(store, [info]))
+    outside = tmp_path / "outside.json"
+    os.replace(path, outside)
+    path.symlink_to(outside)
+    assert "cannot be read" in stale(store, info).message
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.symlink_to(tmp_path)
+    with pytest.raises(BlockFlowError):
+        store.save(record(store, [info]))
+    assert store.records("a") == []
+
+
+@pytest.mark.parametrize("name", ["../a", "a/b", "", "nope"])
+def test_a_folder_that_is_none(store: ProfileStore, repository: BlockRepository, name: str) -> None:
+    info = replace(repository.info("a"), name=name)
+    assert store.records(name) == []
+    with pytest.raises(RepositoryError) as e:
+        store.save(record(store, [info]))
+    assert e.value.code == "UNKNOWN_BLOCK"
+
+
+def test_a_full_disk_is_said(
+    store: ProfileStore, repository: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = repository.info("a")
+    saved = record(store, [info])
+    store.save(saved)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "replace", full)
+    with pytest.raises(SystemError_) as e:
+        store.save(replace(saved, when="later"))
+    assert e.value.code == "NO_SPACE"
+    assert store.load(saved.key) == saved
+
+
+def test_chains_and_options_have_files_of_their_own(
+    store: ProfileStore, repository: BlockRepository
+) -> None:
+    a, b = repository.info("a"), repository.info("b")
+    store.save(record(store, [a]))
+    chained = record(store, [a, b])
+    store.save(chained)
+    assert store.load(chained.key) == chained
+    assert chained.key.name == "a+b"
+    assert "--chain a,b" in chained.key.command
+    assert store.fresh([a, b], [ECHO, ECHO]) == chained
+    with_options = ProfileKey(("a",), "exported", "fp32", {"memory_format": "channels_last"})
+    files = {
+        k.file("m1")
+        for k in (
+            with_options,
+            chained.key,
+            ProfileKey(("a",), "exported", "fp32"),
+            ProfileKey(("a",), "exported", "bf16"),
+            replace(chained.key, blocks=("a", "c")),
+        )
+    }
+    assert len(files) == 5
+    assert '--option memory_format="channels_last"' in with_options.command
+
+
+def test_mixed_engines_of_a_chain_are_auto() -> None:
+    key = ProfileKey.of(["a", "b"], [ECHO, Selection("exported", "fp32", {}, None)])
+    assert (key.engine, key.precision, key.options) == ("auto", "auto", {})
+
+
+def test_a_block_that_is_gone_is_a_reason(store: ProfileStore, repository: BlockRepository) -> None:
+    saved = record(store, [repository.info("a")])
+
+    def lookup(name: str) -> BlockInfo:
+        raise RepositoryError("UNKNOWN_BLOCK", f"no block {name!r}")
+
+    assert store.reasons(saved, lookup) == ["no block 'a'"]
+
+
+def test_records_survive_json(store: ProfileStore, repository: BlockRepository) -> None:
+    a, b = repository.info("a"), repository.info("b")
+    part = StageProfile("b", b.digest, "echo", "fp32", "m1", (point(1, 1.0),))
+    saved = record(store, [a, b], parts=(part, part))
+    assert ProfileRecord.from_dict(json.loads(json.dumps(saved.to_dict()))) == saved
+    assert staleness(saved, saved.profile.digest, saved.ran, FACTS) == []

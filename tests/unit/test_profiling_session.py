@@ -1,0 +1,422 @@
+"""bench/profiling: sessions, candidates and choices with made-up measurers."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.bench.profiling import candidates as candidates_module
+from blockflow.bench.profiling.candidates import Candidate, candidates, parse_option, reference
+from blockflow.bench.profiling.choice import Judged, choose
+from blockflow.bench.profiling.measurer import Measurer
+from blockflow.bench.profiling.plan import Cell, Effort, cells_of
+from blockflow.bench.profiling.session import Session
+from blockflow.core.engines import Selection
+from blockflow.core.errors import BlockError, BlockFlowError, RequestError, SystemError_
+from blockflow.core.model import BlockInfo, Contract, TensorSpec, Variant
+from blockflow.repository.echo import save_echo
+from blockflow.repository.profiles import ProfileStore
+from blockflow.repository.repository import BlockRepository
+
+SPEC = TensorSpec("float32", ("rows", 4))
+EFFORT = Effort(confidence=0.05, seconds=1.0)
+CELLS = cells_of([1, 2], [1, 4], [None])
+CHECK = [Cell(1, 1), Cell(1, 3)]
+
+
+def candidate(engine: str, precision: str = "fp32", reason: str = "") -> Candidate:
+    selections = () if reason else (Selection(engine, precision, {}, None),)
+    return Candidate(engine, precision, {}, selections, reason)
+
+
+REFERENCE, FAST, ROUGH, BROKEN = map(candidate, ("exported", "openvino", "rough", "broken"))
+
+
+class Lab:
+    """Opens made-up measurers and keeps a log of what was asked."""
+
+    def __init__(self) -> None:
+        self.row_ms = {"exported": 10.0, "openvino": 5.0, "rough": 2.0, "broken": 1.0}
+        self.error = {"exported": 0.0, "openvino": 1e-5, "rough": 0.5, "broken": 0.0}
+        self.fails: dict[str, Callable[[str, Cell | None], None]] = {}
+        self.log: list[tuple[str, str, Any]] = []
+        self.alive = 0
+        self.random = random.Random(7)
+
+    def open(self, asked: Candidate, threads: int) -> Measurer:
+        self.log.append(("open", asked.engine, threads))
+        self.trouble(asked.engine, "open", None)
+        self.alive += 1
+        return _Made(self, asked.engine)
+
+    def trouble(self, engine: str, what: str, cell: Cell | None) -> None:
+        if engine in self.fails:
+            self.fails[engine](what, cell)
+
+    def measured(self) -> list[tuple[str, Cell]]:
+        return [(e, c) for what, e, c in self.log if what == "measure"]
+
+
+class _Made(Measurer):
+    def __init__(self, lab: Lab, engine: str) -> None:
+        self.lab, self.engine = lab, engine
+
+    def measure(self, cell: Cell, runs: int, limit_s: float, *, first: bool) -> list[list[float]]:
+        self.lab.log.append(("measure", self.engine, cell))
+        self.lab.trouble(self.engine, "measure", cell)
+        ms = self.lab.row_ms[self.engine] * cell.rows / cell.threads
+        return [[ms * self.lab.random.uniform(0.98, 1.02)] for _ in range(runs)]
+
+    def errors(self, cells: Sequence[Cell], *, store: bool = False) -> list[float]:
+        self.lab.log.append(("store" if store else "compare", self.engine, list(cells)))
+        self.lab.trouble(self.engine, "errors", None)
+        return [self.lab.error[self.engine] * (i + 1) / len(cells) for i in range(len(cells))]
+
+    def close(self) -> None:
+        self.lab.alive -= 1
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.left: list[float] = []
+
+    def start(self, seconds: float) -> None:
+        self.left.append(seconds)
+
+    def step(self, candidate: Candidate, cell: Cell, left_s: float) -> None:
+        self.left.append(left_s)
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ProfileStore:
+    save_echo(BlockRepository(tmp_path), "a", SPEC)
+    return ProfileStore(tmp_path, "m1", {"cpu": "X"})
+
+
+@pytest.fixture
+def info(store: ProfileStore) -> BlockInfo:
+    return BlockRepository(store.root).info("a")
+
+
+def session(info: BlockInfo, store: ProfileStore, lab: Lab, **kw: Any) -> Session:
+    return Session([info], store, lab.open, kw.pop("effort", EFFORT), Watcher(), **kw)
+
+
+def raises(error: BaseException, at: str, cell: Cell | None = None) -> Callable[..., None]:
+    def trouble(what: str, where: Cell | None) -> None:
+        if what == at and (cell is None or where == cell):
+            raise error
+
+    return trouble
+
+
+def test_every_cell_is_measured_and_stored(info: BlockInfo, store: ProfileStore, lab: Lab) -> None:
+    (outcome,) = session(info, store, lab).run([REFERENCE], CELLS)
+    assert set(outcome.points) == set(CELLS)
+    assert outcome.points[Cell(2, 4)].p50_ms == pytest.approx(20, rel=0.05)
+    record = store.fresh([info], REFERENCE.selections)
+    assert record.profile.points == tuple(outcome.points[c] for c in CELLS)
+    assert record.profile.digest == info.digest
+    assert lab.alive == 0
+    assert [e[2] for e in lab.log if e[0] == "open"] == [1, 2]  # a process per thread count
+
+
+def test_candidates_take_turns(info: BlockInfo, store: ProfileStore, lab: Lab) -> None:
+    session(info, store, lab).run([REFERENCE, FAST], CELLS[:1])
+    order = [e for e, _ in lab.measured()]
+    assert order[:6] == ["exported", "openvino"] * 3
+
+
+def test_an_interrupted_session_goes_on(info: BlockInfo, store: ProfileStore, lab: Lab) -> None:
+    lab.fails["exported"] = raises(KeyboardInterrupt(), "measure", Cell(1, 4))
+    with pytest.raises(KeyboardInterrupt):
+        session(info, store, lab).run([REFERENCE], CELLS)
+    assert lab.alive == 0
+    with pytest.raises(BlockFlowError, match="interrupted"):
+        store.fresh([info], REFERENCE.selections)
+    lab.fails.clear()
+    lab.log.clear()
+    (outcome,) = session(info, store, lab).run([REFERENCE], CELLS)
+    assert outcome.reused == 1
+    assert Cell(1, 1) not in {c for _, c in lab.measured()}
+    assert store.fresh([info], REFERENCE.selections)
+
+
+def test_what_is_there_is_not_measured_again_unless_asked(
+    info: BlockInfo, store: ProfileStore, lab: Lab
+) -> None:
+    session(info, store, lab).run([REFERENCE], CELLS)
+    before = store.fresh([info], REFERENCE.selections)
+    lab.log.clear()
+    (outcome,) = session(info, store, lab).run([REFERENCE], CELLS)
+    assert (outcome.reused, lab.log) == (4, [])
+    assert store.fresh([info], REFERENCE.selections) == before
+    session(info, store, lab, again=True).run([REFERENCE], CELLS[:1])
+    assert {c for _, c in lab.measured()} == {CELLS[0]}
+    assert len(store.fresh([info], REFERENCE.selections).profile.points) == 4
+
+
+def test_more_confidence_measures_all_of_it_again(
+    info: BlockInfo, store: ProfileStore, lab: Lab
+) -> None:
+    session(info, store, lab).run([REFERENCE], CELLS)
+    lab.log.clear()
+    stricter = Effort(confidence=0.01, seconds=1.0)
+    (outcome,) = session(info, store, lab, effort=stricter).run([REFERENCE], CELLS[:2])
+    assert outcome.reused == 0
+    assert set(outcome.points) == set(CELLS[:2])
+
+
+@pytest.mark.parametrize("change", ["digest", "facts", "torn"])
+def test_a_stale_record_is_measured_anew(
+    info: BlockInfo, store: ProfileStore, lab: Lab, change: str
+) -> None:
+    session(info, store, lab).run([REFERENCE], CELLS)
+    if change == "digest":
+        info = replace(info, digest="cd" * 32)
+    elif change == "facts":
+        store = ProfileStore(store.root, "m1", {"cpu": "Z"})
+    else:
+        (path,) = (store.root / "a" / "profiles").iterdir()
+        path.write_text("{")
+    (outcome,) = session(info, store, lab).run([REFERENCE], CELLS)
+    assert outcome.reused == 0
+    assert store.fresh([info], REFERENCE.selections)
+
+
+def test_a_candidate_that_cannot_load_has_its_reason(
+    info: BlockInfo, store: ProfileStore, lab: Lab
+) -> None:
+    lab.fails["broken"] = raises(BlockError("LOAD_FAILED", "bad file", hint="mend it"), "open")
+    absent = candidate("absent", reason="not installed")
+    good, bad, none = session(info, store, lab).run([REFERENCE, BROKEN, absent], CELLS)
+    assert not good.reason
+    assert bad.reason == "bad file -- mend it"
+    assert none.reason == "not installed"
+    assert [e[2] for e in lab.log if e[:2] == ("open", "broken")] == [1]  # not tried again
+    assert store.load(good_key(info, REFERENCE)) is not None
+    assert len(store.records("a")) == 1
+
+
+def good_key(info: BlockInfo, of: Candidate) -> Any:
+    from blockflow.repository.profiles import ProfileKey
+
+    return ProfileKey.of([info.name], of.selections)
+
+
+def test_a_candidate_that_dies_on_the_way_keeps_what_it_had(
+    info: BlockInfo, store: ProfileStore, lab: Lab
+) -> None:
+    lab.fails["broken"] = raises(BlockError("BLOCK_FAILED", "gone"), "measure", Cell(1, 4))
+    good, bad = session(info, store, lab).run([REFERENCE, BROKEN], CELLS)
+    assert bad.reason == "at 4 rows: gone"
+    assert set(bad.points) == {Cell(1, 1)}
+    assert set(good.points) == set(CELLS)
+    assert lab.alive == 0
+
+
+def test_a_comparison_is_of_the_same_minutes(
+    info: BlockInfo, store: ProfileStore, lab: Lab
+) -> None:
+    session(info, store, lab).run([REFERENCE], CELLS)
+    lab.log.clear()
+    outcomes = session(info, store, lab).run([REFERENCE, FAST], CELLS, CHECK)
+    assert {c for e, c in lab.measured() if e == "exported"} == set(CELLS)
+    assert [o.reused for o in outcomes] == [0, 0]
+    lab.log.clear()
+    outcomes = session(info, store, lab).run([REFERENCE, FAST], CELLS, CHECK)
+    assert [o.reused for o in outcomes] == [4, 4]
+    assert lab.measured() == []  # the errors are compared anew, the times are paired already
+    assert [o.error for o in outcomes] == [0.0, 1e-5]
+    assert [e[:2] for e in lab.log if e[0] in ("store", "compare")] == [
+        ("store", "exported"),
+        ("compare", "openvino"),
+    ]
+
+
+def test_a_chain_has_its_parts(store: ProfileStore, lab: Lab) -> None:
+    repository = BlockRepository(store.root)
+    save_echo(repository, "b", SPEC)
+    infos = [repository.info("a"), repository.info("b")]
+    both = replace(REFERENCE, selections=REFERENCE.selections * 2)
+
+    class Two(_Made):
+        def measure(self, cell: Cell, runs: int, limit_s: float, *, first: bool) -> Any:
+            return [[3.0, 1.0] for _ in range(runs)]
+
+    def open_(asked: Candidate, threads: int) -> Measurer:
+        lab.alive += 1
+        return Two(lab, asked.engine)
+
+    (outcome,) = Session(infos, store, open_, EFFORT, Watcher()).run([both], CELLS)
+    assert outcome.points[CELLS[0]].p50_ms == 4.0
+    record = store.fresh(infos, both.selections)
+    assert [p.block for p in record.parts] == ["a", "b"]
+    assert [p.points[0].p50_ms for p in record.parts] == [3.0, 1.0]
+    lab.log.clear()
+    (again,) = Session(infos, store, open_, EFFORT, Watcher()).run([both], CELLS)
+    assert again.reused == 4
+    assert again.parts[1][CELLS[0]].p50_ms == 1.0
+
+
+def test_the_remaining_time_falls(info: BlockInfo, store: ProfileStore, lab: Lab) -> None:
+    watcher = Watcher()
+    Session([info], store, lab.open, EFFORT, watcher).run([REFERENCE], CELLS)
+    assert watcher.left[0] == 4 * EFFORT.seconds
+    assert watcher.left[-1] < watcher.left[1]
+
+
+# --- choices ------------------------------------------------------------------------------------
+
+
+def judged(info: BlockInfo, store: ProfileStore, lab: Lab, *others: Candidate) -> list[Judged]:
+    outcomes = session(info, store, lab).run([REFERENCE, *others], CELLS, CHECK)
+    return choose(outcomes, CELLS, 1e-2)
+
+
+def chosen(found: Sequence[Judged]) -> str:
+    (one,) = [j.outcome.candidate.engine for j in found if j.chosen]
+    return one
+
+
+def test_the_fastest_within_the_tolerance_is_chosen(
+    info: BlockInfo, store: ProfileStore, lab: Lab
+) -> None:
+    found = judged(info, store, lab, FAST, ROUGH)
+    assert chosen(found) == "openvino"
+    assert found[1].ratio == pytest.approx(0.5, rel=0.05)
+    assert found[0].row_ms == pytest.approx(10 / math.sqrt(2), rel=0.05)
+    assert "exceeds the tolerance" in found[2].verdict
+    assert found[0].verdict == "slower"
+
+
+def test_of_the_equally_fast_the_most_exact_is_chosen(
+    info: BlockInfo, store: ProfileStore, lab: Lab
+) -> None:
+    lab.row_ms["openvino"] = 9.95
+    found = judged(info, store, lab, FAST)
+    assert chosen(found) == "exported"
+    assert found[1].verdict == "as fast, less exact"
+
+
+@pytest.mark.parametrize("error", [math.inf, math.nan, 0.011])
+def test_wrong_outputs_are_never_chosen(
+    info: BlockInfo, store: ProfileStore, lab: Lab, error: float
+) -> None:
+    lab.error["openvino"] = error
+    found = judged(info, store, lab, FAST)
+    assert chosen(found) == "exported"
+    assert not found[1].chosen
+
+
+@pytest.mark.parametrize("at", ["open", "measure", "errors"])
+def test_a_candidate_that_fails_is_not_chosen(
+    info: BlockInfo, store: ProfileStore, lab: Lab, at: str
+) -> None:
+    lab.fails["openvino"] = raises(BlockError("BLOCK_FAILED", "no"), at)
+    found = judged(info, store, lab, FAST)
+    assert chosen(found) == "exported"
+    assert "no" in found[1].verdict
+
+
+@pytest.mark.parametrize("at", ["open", "measure", "errors"])
+def test_without_the_reference_nothing_is_chosen(
+    info: BlockInfo, store: ProfileStore, lab: Lab, at: str
+) -> None:
+    lab.fails["exported"] = raises(BlockError("BLOCK_FAILED", "no"), at)
+    outcomes = session(info, store, lab).run([REFERENCE, FAST], CELLS, CHECK)
+    if at != "measure":
+        assert outcomes[1].error is None  # never compared with itself
+    with pytest.raises(BlockError, match="cannot be compared with"):
+        choose(outcomes, CELLS, 1e-2)
+
+
+def test_a_reference_that_is_not_finite_is_none(
+    info: BlockInfo, store: ProfileStore, lab: Lab
+) -> None:
+    lab.error["exported"] = math.inf
+    outcomes = session(info, store, lab).run([REFERENCE], CELLS, CHECK)
+    with pytest.raises(BlockError, match="not finite"):
+        choose(outcomes, CELLS, 1e-2)
+
+
+# --- candidates ---------------------------------------------------------------------------------
+
+IMAGE = TensorSpec("float32", ("rows", 3, 8, 8))
+
+
+def block(format_: str = "pt2", spec: TensorSpec = SPEC, **variants: str) -> BlockInfo:
+    found = {k.replace("_", "-"): Variant(f"{k}.x", v, 1) for k, v in variants.items()}
+    return BlockInfo("a", "1", "ab" * 32, format_, Contract(spec, spec), 0, 0, found)
+
+
+def by_label(found: Sequence[Candidate]) -> dict[str, Candidate]:
+    return {c.label: c for c in found}
+
+
+def test_all_engines_are_listed_with_what_they_lack() -> None:
+    found = by_label(candidates([block()], ["all"], ["all"], "m1"))
+    assert not found["exported fp32"].reason
+    assert not found["exported bf16"].reason
+    assert "blockflow convert a --to onnx" in found["openvino fp32"].reason
+    assert "does not load" in found["torchscript fp32"].reason
+    assert not any(label.startswith("echo") for label in found)
+
+
+def test_variants_and_layouts_are_tried() -> None:
+    found = by_label(candidates([block(spec=IMAGE, onnx="cd" * 32)], ["all"], ["all"], "m1"))
+    assert not found["openvino fp32"].reason
+    assert found["openvino fp32"].selections[0].variant == "onnx"
+    assert not found["exported fp32 (memory_format=channels_last)"].reason
+    assert "torchscript fp32 (memory_format=channels_last)" not in found
+
+
+def test_a_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(info: BlockInfo, engine: str) -> BlockFlowError | None:
+        if engine != "openvino":
+            return None
+        return SystemError_(
+            "MISSING_EXTRA", "no openvino", hint="pip install 'blockflow[openvino]'"
+        )
+
+    monkeypatch.setattr(candidates_module, "missing_extra", lacking)
+    found = by_label(candidates([block(onnx="cd" * 32)], ["openvino"], ["fp32"], "m1"))
+    assert found["openvino fp32"].reason == "no openvino -- pip install 'blockflow[openvino]'"
+
+
+def test_auto_is_what_a_topology_would_run() -> None:
+    (own,) = candidates([block()], ["auto"], ["all"], "m1")
+    assert own.label == "exported fp32"
+    choice = {"engine": "openvino", "precision": "fp32", "options": {}}
+    chosen_here = replace(block(onnx="cd" * 32), choices={"m1": choice})
+    (auto,) = candidates([chosen_here], ["auto"], ["all"], "m1")
+    assert auto.label == "openvino fp32"
+    (elsewhere,) = candidates([chosen_here], ["auto"], ["all"], "m2")
+    assert elsewhere.label == "exported fp32"
+    assert reference(chosen_here, "m1").label == "exported fp32"
+
+
+def test_options_and_names_are_checked() -> None:
+    assert parse_option("memory_format=channels_last") == ("memory_format", "channels_last")
+    assert parse_option("spin=true") == ("spin", True)
+    for wrong in ("x", "=1", "x="):
+        with pytest.raises(RequestError):
+            parse_option(wrong)
+    (refused,) = candidates([block()], ["exported"], ["fp32"], "m1", {"nonsense": 1})
+    assert "unknown option 'nonsense'" in refused.reason
+    for engines, precisions in ((["exportd"], ["fp32"]), (["exported"], ["fp31"])):
+        with pytest.raises(RequestError) as e:
+            candidates([block()], engines, precisions, "m1")
+        assert e.value.code == "INVALID_REQUEST"
+        assert "did you mean" in e.value.hint
