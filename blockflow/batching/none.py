@@ -6,7 +6,10 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.options import option_problems
 from blockflow.batching.policy import Decision, Policy, Query, Run
+from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import Problem
 
 
@@ -19,17 +22,20 @@ class NonePolicy(Policy):
 
     NAME: ClassVar[str] = "none"
 
-    def __init__(self, stages: Sequence[int], options: Mapping[str, Any]) -> None:
-        super().__init__(stages, options)
+    def __init__(
+        self,
+        stages: Sequence[int],
+        options: Mapping[str, Any],
+        facts: Mapping[int, StageFacts] | None = None,
+        shares: Sequence[TaskShare] = (),
+    ) -> None:
+        super().__init__(stages, options, facts, shares)
         self._order: list[tuple[int, int]] = []  # (arrival, key); keys that are gone are skipped
         self._waiting: dict[int, Query] = {}
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        return [
-            Problem(f"{path}.{name}", f"policy 'none' has no option {name!r}", "leave it out")
-            for name in options
-        ]
+        return option_problems("policy 'none'", options, {}, path)
 
     def arrive(self, query: Query, now: int) -> None:
         self._waiting[query.key] = query

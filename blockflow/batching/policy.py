@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import Problem
 
 
@@ -31,8 +33,12 @@ class Query(NamedTuple):
         arrival_ns: when it came into this worker (monotonic).
         ready_ns: when it began to wait at this stage.
         deadline_ns: no block starts it after this time; the worker takes it away then.
-        shape: dims after the rows. Only queries of one shape can share a batch.
+        shape: dims after the rows. Only queries of one shape can share a batch, unless the policy
+            pads.
         first: it came from outside; False when it has done another stage of this worker.
+        task: index into the policy's shares; one that is out of range counts as 0.
+        ahead: stages of this worker that it has still to run after this one, in the order of the
+            worker's blocks; None = unknown (all later ones are assumed).
     """
 
     key: int
@@ -43,14 +49,22 @@ class Query(NamedTuple):
     deadline_ns: int
     shape: tuple[int, ...] = ()
     first: bool = True
+    task: int = 0
+    ahead: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run these waiting queries through ``stage`` as one batch, in this order."""
+    """Run these waiting queries through ``stage`` as one batch, in this order.
+
+    ``pad_to``: dims after the rows that every input is padded to at its far ends, with the block's
+    own padding value; each query's share of the output is cut back to its own extent. Empty when
+    all have one shape. A policy pads only where the block says that padding changes no result.
+    """
 
     stage: int
     keys: tuple[int, ...]
+    pad_to: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +86,40 @@ class Policy(ABC):
     further ``decide`` calls may come only if the worker can run batches side by side.
 
     Args:
-        stages: the stages it schedules, in the order of the worker's blocks.
+        stages: the stages it schedules, in the order of the worker's blocks, which is an order in
+            which every path visits them.
         options: its options from the topology, already checked by :meth:`problems`.
+        facts: what is known of each stage; a stage that is missing has the defaults.
+        shares: of the tasks; index 0 is the share of queries whose task is not told.
     """
 
     NAME: ClassVar[str]
 
-    def __init__(self, stages: Sequence[int], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        stages: Sequence[int],
+        options: Mapping[str, Any],
+        facts: Mapping[int, StageFacts] | None = None,
+        shares: Sequence[TaskShare] = (),
+    ) -> None:
         self.stages = tuple(stages)
         self.options = dict(options)
+        known = facts or {}
+        self.facts = {s: known.get(s) or StageFacts() for s in self.stages}
+        self.shares = tuple(shares) or (TaskShare(),)
 
     @classmethod
     @abstractmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
         """What is wrong with ``options``; ``path`` is their JSON path."""
+
+    @classmethod
+    def unfit(
+        cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
+    ) -> list[Problem]:
+        """Why valid ``options`` cannot work for these stages (a missing profile, a bound that
+        cannot be met). Stages as in :meth:`__init__`."""
+        return []
 
     @abstractmethod
     def arrive(self, query: Query, now: int) -> None:
@@ -99,7 +133,8 @@ class Policy(ABC):
     def done(self, stage: int, keys: Sequence[int], now: int) -> None:
         """A batch has left ``stage``; ``keys`` are those that did not fail.
 
-        Those that go on within this worker arrive again right after this call.
+        Those that go on within this worker arrive again right after this call, before the next
+        :meth:`decide`. Branches of their paths arrive with them, under keys of their own.
         """
 
     @abstractmethod

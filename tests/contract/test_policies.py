@@ -8,25 +8,40 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_rig import MS, TinyWorker, Walk, facts_for, query
 
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import POLICIES, create_policy, policy_problems
+from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import TopologyError
 
-MS = 1_000_000
+STAGES = (1, 2, 3)
+SHARES = (TaskShare(), TaskShare(weight=2.0), TaskShare(priority=1, max_batch_rows=3))
 
 # A policy that needs options to be made gets them here; (name, options).
-CASES: Sequence[tuple[str, Mapping[str, Any]]] = [("none", {})]
+CASES: Sequence[tuple[str, Mapping[str, Any]]] = [
+    ("none", {}),
+    ("window", {}),
+    ("window", {"max_rows": 4, "max_delay_ms": 7}),
+    ("window", {"max_delay_ms": 3, "classes": [4, 8, 64]}),
+    ("lbci", {"t_opt_ms": 60}),
+    ("lbci", {"t_opt_ms": 25, "n_max": 6, "join": "gain"}),
+    ("dvabatch", {}),
+    ("dvabatch", {"buffer_pairs": 1, "policies": ["load", "operator"]}),
+    ("dvabatch", {"policies": ["load", "input", "operator"], "bs_max": 6, "join": "always"}),
+    ("dvabatch", {"policies": ["input"], "window_ms": "stage1", "classes": [4, 8, 64]}),
+    (
+        "dvabatch",
+        {"t_comp_wait_ms": 5, "last_join_stage": 1, "window_ms": 2, "buffer_pairs": 3},
+    ),
+]
+IDS = [f"{name}-{i}" for i, (name, _) in enumerate(CASES)]
 
-pytestmark = pytest.mark.parametrize(("name", "options"), CASES)
+pytestmark = pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
 
 
 def make(name: str, options: Mapping[str, Any], stages: Sequence[int] = (1,)) -> Policy:
-    return create_policy({"policy": name, **options}, stages)
-
-
-def query(key: int, now: int, *, stage: int = 1, rows: int = 1, shape: Any = (4,)) -> Query:
-    return Query(key, stage, rows, now, now, now + 1000 * MS, shape)
+    return create_policy({"policy": name, **options}, stages, facts_for(stages), SHARES)
 
 
 def run_out(policy: Policy, now: int) -> list[Run]:
@@ -56,13 +71,14 @@ def test_nothing_to_do(name: str, options: Mapping[str, Any]) -> None:
     assert list(policy.waiting()) == []
     policy.drop(7, 0)  # was never here
     policy.done(1, [7], 0)  # a batch that another policy has started
+    policy.done(1, [], 0)
     assert policy.decide(0) is None
 
 
 def test_each_query_runs_once(name: str, options: Mapping[str, Any]) -> None:
     policy = make(name, options)
     for key in range(20):
-        policy.arrive(query(key, key * MS, rows=1 + key % 3), key * MS)
+        policy.arrive(query(key, key * MS, rows=1 + key % 3, task=key % 4), key * MS)
     assert [q.key for q in policy.waiting()] == list(range(20))
     runs = run_out(policy, 20 * MS)
     assert sorted(k for r in runs for k in r.keys) == list(range(20))
@@ -83,13 +99,19 @@ def test_a_dropped_query_never_runs(name: str, options: Mapping[str, Any]) -> No
 def test_a_batch_has_one_shape_and_one_stage(name: str, options: Mapping[str, Any]) -> None:
     policy = make(name, options, stages=(1, 2))
     queries = {
-        key: query(key, 0, stage=1 + key % 2, shape=(4,) if key % 3 else (8,)) for key in range(12)
+        key: query(key, 0, stage=1 + key % 2, shape=(4, 7) if key % 3 else (8, 7))
+        for key in range(12)
     }
     for q in queries.values():
         policy.arrive(q, 0)
     for run in run_out(policy, 0):
         assert {queries[k].stage for k in run.keys} == {run.stage}
-        assert len({queries[k].shape for k in run.keys}) == 1
+        shapes = {queries[k].shape for k in run.keys}
+        if run.pad_to:
+            assert "classes" in options and len(shapes) > 1
+            assert run.pad_to == tuple(map(max, zip(*shapes, strict=True)))
+        else:
+            assert len(shapes) == 1
 
 
 def test_a_query_goes_from_stage_to_stage(name: str, options: Mapping[str, Any]) -> None:
@@ -98,6 +120,40 @@ def test_a_query_goes_from_stage_to_stage(name: str, options: Mapping[str, Any])
     assert run_out(policy, 0) == [Run(1, (1,))]
     policy.arrive(Query(1, 2, 1, 0, MS, 1000 * MS, (9,), first=False), MS)
     assert run_out(policy, MS) == [Run(2, (1,))]
+
+
+def test_a_query_can_enter_at_any_stage_and_arrive_from_another_policy(
+    name: str, options: Mapping[str, Any]
+) -> None:
+    policy = make(name, options, STAGES)
+    policy.arrive(query(1, 0, stage=3), 0)
+    policy.arrive(Query(2, 2, 2, 0, 0, 1000 * MS, (4,), first=False), 0)
+    policy.arrive(query(3, 0, stage=2, rows=40), 0)  # larger than any batch: runs by itself
+    runs = run_out(policy, 0)
+    assert sorted((r.stage, r.keys) for r in runs) == [(2, (2,)), (2, (3,)), (3, (1,))]
+
+
+def test_a_failed_or_expired_batch_mate_is_forgotten(name: str, options: Mapping[str, Any]) -> None:
+    policy = make(name, options, stages=(1, 2))
+    for key in (1, 2, 3):
+        policy.arrive(query(key, 0, deadline_ms=50_000), 0)
+    worker = TinyWorker(policy, {k: Walk((1, 2)) for k in (1, 2, 3)})
+    worker.fail = {2}
+    worker.run_out(0)
+    assert worker.left == {1, 3} and worker.failed == {2}
+
+
+def test_a_whole_batch_can_fail(name: str, options: Mapping[str, Any]) -> None:
+    policy = make(name, options, stages=(1, 2))
+    policy.arrive(query(1, 0), 0)
+    decision = policy.decide(10 * MS)
+    if isinstance(decision, WaitUntil):
+        decision = policy.decide(decision.at_ns + 10 * MS)
+    assert decision == Run(1, (1,))
+    policy.done(1, [], 20 * MS)
+    assert policy.decide(30 * MS) is None
+    policy.arrive(query(2, 30 * MS), 30 * MS)
+    assert run_out(policy, 60 * MS) == [Run(1, (2,))]
 
 
 def test_unknown_options_are_found(name: str, options: Mapping[str, Any]) -> None:
@@ -109,43 +165,79 @@ def test_unknown_options_are_found(name: str, options: Mapping[str, Any]) -> Non
     assert policy_problems({"policy": name, **options}, "$") == []
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    events=st.lists(
-        st.tuples(st.sampled_from("aadtx"), st.integers(1, 4), st.integers(0, 30)), max_size=60
-    )
+# --- any course of events ------------------------------------------------------------------------
+
+ARRIVAL = st.tuples(
+    st.integers(1, 4),  # rows
+    st.sampled_from([(1, 2, 3), (1, 2, 3), (1, 2), (1, 3), (2, 3), (1, 2, (3, 4)), (1, (3, 4))]),
+    st.sampled_from([4, 4, 6, 8]),  # length
+    st.integers(0, 3),  # task
+    st.sampled_from([1000, 1000, 60, 15]),  # deadline, ms
 )
-def test_any_order_of_events(
-    name: str, options: Mapping[str, Any], events: list[tuple[str, int, int]]
+EVENT = st.one_of(
+    st.tuples(st.just("arrive"), ARRIVAL),
+    st.tuples(st.just("arrive"), ARRIVAL),
+    st.tuples(st.just("decide"), st.none()),
+    st.tuples(st.just("decide"), st.none()),
+    st.tuples(st.just("done"), st.integers(0, 3)),
+    st.tuples(st.just("fail"), st.integers(0, 3)),
+    st.tuples(st.just("drop"), st.integers(0, 30)),
+    st.tuples(st.just("change"), st.integers(0, len(CASES) - 1)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    events=st.lists(st.tuples(EVENT, st.integers(0, 9)), max_size=70),
+    lanes=st.integers(1, 2),
+)
+def test_any_course_of_events(
+    name: str,
+    options: Mapping[str, Any],
+    events: list[tuple[tuple[str, Any], int]],
+    lanes: int,
 ) -> None:
-    policy = make(name, options)
+    """A tree of four stages, early exits, forks, failures, drops, policies changed in flight and
+    batches side by side: every query leaves exactly once, no batch is larger than it may be, and
+    when nothing comes any more everything has left."""
+    stages = (1, 2, 3, 4)
+    worker = TinyWorker(make(name, options, stages), {}, lanes=lanes)
     now = 0
-    waiting: set[int] = set()
-    running: Run | None = None
-    ran: list[int] = []
-    for key, (what, rows, dt) in enumerate(events):
+    for key, ((what, arg), dt) in enumerate(events):
         now += dt * MS
-        if what == "a":
-            policy.arrive(query(key, now, rows=rows), now)
-            waiting.add(key)
-        elif what == "x" and waiting:
-            gone = sorted(waiting)[rows % len(waiting)]
-            policy.drop(gone, now)
-            waiting.discard(gone)
-        elif what == "d" and running is not None:
-            policy.done(running.stage, running.keys, now)
-            running = None
-        elif what == "t" and running is None:
-            decision = policy.decide(now)
-            if isinstance(decision, Run):
-                assert set(decision.keys) <= waiting
-                assert len(set(decision.keys)) == len(decision.keys)
-                waiting -= set(decision.keys)
-                ran += decision.keys
-                running = decision
-        assert {q.key for q in policy.waiting()} == waiting
-    if running is not None:
-        policy.done(running.stage, running.keys, now)
-    ran += [k for r in run_out(policy, now) for k in r.keys]
-    assert len(ran) == len(set(ran))
-    assert waiting <= set(ran)
+        if what == "arrive":
+            rows, path, length, task, deadline = arg
+            worker.enter(key, Walk(path), rows, length, task, now + deadline * MS, now)
+        elif what == "decide":
+            worker.decide(now)
+        elif what in ("done", "fail"):
+            worker.finish(arg, now, fail=what == "fail")
+        elif what == "drop":
+            worker.drop(arg, now)
+        elif what == "change":
+            worker.change(make(*CASES[arg], stages), now)
+        worker.check()
+    worker.run_out(now)
+    assert not worker.waiting and not worker.running
+    assert list(worker.policy.waiting()) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_policy_that_is_left_alone_keeps_its_pace(
+    name: str, options: Mapping[str, Any], data: st.DataObject
+) -> None:
+    """The engine is never left idle for ever: while something waits there is a batch to run now
+    or at a stated time."""
+    worker = TinyWorker(make(name, options, STAGES), {})
+    now = 0
+    for key in range(data.draw(st.integers(1, 12))):
+        now += data.draw(st.integers(0, 12)) * MS
+        worker.enter(key, Walk(STAGES), data.draw(st.integers(1, 3)), 4, 0, now + 10**10, now)
+        if not worker.running:
+            decision = worker.decide(now)
+            assert decision is not None
+        elif data.draw(st.booleans()):
+            worker.finish(0, now, fail=False)
+    worker.run_out(now)
+    assert worker.left == set(range(len(worker.walks)))

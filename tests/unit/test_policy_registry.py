@@ -1,12 +1,21 @@
-"""The registry's own errors, and what `none` promises beyond the contract."""
+"""The registry's own errors, checks against profiles, and what `none` promises beyond the
+contract."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+import pytest
+from policy_rig import facts_for, profile
+
+from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Query, Run
 from blockflow.batching.registry import create_policy, policy_problems
 from blockflow.core.errors import TopologyError
+
+PATH = "$.blocks[0].batching"
 
 
 @pytest.mark.parametrize("name", ["nope", "", None, 3, ["none"]])
@@ -16,6 +25,100 @@ def test_unknown_policy(name: object) -> None:
     with pytest.raises(TopologyError) as err:
         create_policy({"policy": name}, (1,))
     assert err.value.code == "INVALID_TOPOLOGY" and err.value.problems
+
+
+@pytest.mark.parametrize(
+    ("spec", "option", "says"),
+    [
+        ({"policy": "window", "max_rows": 0}, "max_rows", "0 is not an integer from 1"),
+        ({"policy": "window", "max_rows": True}, "max_rows", "True is not"),
+        ({"policy": "window", "max_delay_ms": -1}, "max_delay_ms", "-1 is not a number from 0"),
+        ({"policy": "window", "max_delay_ms": float("nan")}, "max_delay_ms", "nan is not"),
+        ({"policy": "window", "max_delay_ms": "5"}, "max_delay_ms", "'5' is not a number"),
+        ({"policy": "window", "classes": [8, 8]}, "classes", "growing integers"),
+        ({"policy": "window", "classes": []}, "classes", "growing integers"),
+        ({"policy": "window", "classes": [0, 4]}, "classes", "growing integers"),
+        ({"policy": "window", "max_row": 3}, "max_row", "no option 'max_row'"),
+        ({"policy": "none", "max_rows": 3}, "max_rows", "no option 'max_rows'"),
+        ({"policy": "lbci"}, "t_opt_ms", "needs 't_opt_ms'"),
+        ({"policy": "lbci", "t_opt_ms": 0}, "t_opt_ms", "0 is not a number above 0"),
+        ({"policy": "lbci", "t_opt_ms": 9, "join": "never"}, "join", "one of 'always', 'gain'"),
+        ({"policy": "dvabatch", "policies": []}, "policies", "a list of"),
+        ({"policy": "dvabatch", "policies": ["load", "load"]}, "policies", "a list of"),
+        ({"policy": "dvabatch", "policies": "load"}, "policies", "a list of"),
+        ({"policy": "dvabatch", "buffer_pairs": 0}, "buffer_pairs", "0 is not an integer"),
+        ({"policy": "dvabatch", "window_ms": "stage2"}, "window_ms", "or one of 'stage1'"),
+    ],
+)
+def test_wrong_options(spec: Mapping[str, Any], option: str, says: str) -> None:
+    (problem,) = policy_problems(spec, PATH)
+    assert problem.path == f"{PATH}.{option}" and says in problem.message
+
+
+def test_all_findings_at_once_with_the_near_name() -> None:
+    found = policy_problems({"policy": "window", "max_rowz": 3, "max_delay_ms": "x"}, PATH)
+    assert [p.path for p in found] == [f"{PATH}.max_rowz", f"{PATH}.max_delay_ms"]
+    assert "max_rows" in found[0].hint
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"policy": "lbci", "t_opt_ms": 50},
+        {"policy": "dvabatch", "policies": ["operator"]},
+        {"policy": "dvabatch", "window_ms": "stage1"},
+        {"policy": "dvabatch", "join": "gain"},
+    ],
+    ids=str,
+)
+def test_a_missing_profile_names_the_command(spec: Mapping[str, Any]) -> None:
+    assert policy_problems(spec, PATH) == [], "the options themselves are right"
+    stages = [
+        StageFacts("trunk1", 8),
+        StageFacts("trunk2", 8, 2, profile({1: 5.0}, threads=1)),  # measured for other threads
+        StageFacts("trunk3", 8, 1, profile({1: 5.0})),
+    ]
+    (problem,) = policy_problems(spec, PATH, stages)
+    assert problem.path == PATH and "trunk1, trunk2" in problem.message
+    assert problem.hint == "run: blockflow profile trunk1 trunk2"
+    with pytest.raises(TopologyError, match="blockflow profile"):
+        create_policy(spec, (1, 2))
+
+
+def test_an_impossible_bound_is_named() -> None:
+    stages = [StageFacts(f"b{i}", 8, 1, profile({1: 20.0, 2: 30.0}, spread=0.1)) for i in (1, 2)]
+    (problem,) = policy_problems({"policy": "lbci", "t_opt_ms": 43}, PATH, stages)
+    assert problem.path == f"{PATH}.t_opt_ms"
+    assert "43 ms" in problem.message and "40 ms" in problem.message and "44" in problem.hint
+    assert policy_problems({"policy": "lbci", "t_opt_ms": 45}, PATH, stages) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "option"),
+    [
+        ({"policy": "window", "max_rows": 13}, "max_rows"),
+        ({"policy": "lbci", "t_opt_ms": 60, "n_max": 13}, "n_max"),
+        ({"policy": "dvabatch", "bs_max": 13}, "bs_max"),
+    ],
+)
+def test_more_rows_than_the_worker_is_laid_out_for(spec: Mapping[str, Any], option: str) -> None:
+    (problem,) = policy_problems(spec, PATH, list(facts_for((1,)).values()))
+    assert problem.path == f"{PATH}.{option}" and "12" in problem.message
+    # Nothing is known of the stage: the policy's own bound stands.
+    assert policy_problems(spec, PATH) == []
+
+
+def test_classes_need_a_variable_dim_that_may_be_padded() -> None:
+    spec = {"policy": "window", "classes": [8, 32]}
+    (stage,) = facts_for((1,)).values()
+    for facts, says in (
+        (replace(stage, length_dims=()), "no block here has a variable dim"),
+        (replace(stage, pads=False), "does not promise"),
+        (stage, "takes lengths up to 64"),
+    ):
+        (problem,) = policy_problems(spec, PATH, [facts])
+        assert problem.path == f"{PATH}.classes" and says in problem.message
+    assert policy_problems({"policy": "window", "classes": [8, 64]}, PATH, [stage]) == []
 
 
 def test_none_runs_the_oldest_first_whatever_its_stage() -> None:

@@ -1,0 +1,123 @@
+"""Convoy: queries that travel through a worker's stages together; Convoys: the books of them all.
+
+A query of a convoy waits at a stage, or runs, or has just landed: its batch is done, and it either
+arrives again at its next stage before the next decision or has left the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from blockflow.batching.policy import Query
+
+
+class Convoy:
+    """Queries that a policy moves together.
+
+    Attributes:
+        waiting: by key, those that wait, in the order of a batch.
+        running: by key, those in the batch that runs.
+        landed: keys that have run and may arrive again.
+        stage: where it runs or ran last.
+    """
+
+    __slots__ = ("landed", "running", "stage", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, Query] = {}
+        self.running: dict[int, Query] = {}
+        self.landed: set[int] = set()
+        self.stage = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows that wait or run."""
+        return sum(q.rows for q in self.waiting.values()) + sum(
+            q.rows for q in self.running.values()
+        )
+
+    @property
+    def empty(self) -> bool:
+        return not (self.waiting or self.running or self.landed)
+
+
+class Convoys:
+    """Who travels with whom."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, Convoy] = {}
+        self._running: list[Convoy] = []
+        self._landed: list[Convoy] = []
+
+    def __iter__(self) -> Iterator[Query]:
+        """All queries that wait in some convoy."""
+        return (c.waiting[key] for key, c in self._of.items() if key in c.waiting)
+
+    def join(self, convoy: Convoy, queries: Iterable[Query]) -> None:
+        """Let waiting queries travel in ``convoy`` from now on."""
+        for query in queries:
+            before = self._of.get(query.key)
+            if before is not None:
+                before.waiting.pop(query.key, None)
+            convoy.waiting[query.key] = query
+            self._of[query.key] = convoy
+
+    def start(self, convoy: Convoy, queries: Sequence[Query]) -> None:
+        """These of its queries run as one batch."""
+        convoy.stage = queries[0].stage
+        if len(queries) == len(convoy.waiting):
+            convoy.running, convoy.waiting = convoy.waiting, {}
+        else:
+            for query in queries:
+                convoy.running[query.key] = convoy.waiting.pop(query.key)
+        self._running.append(convoy)
+
+    def done(self, stage: int, keys: Sequence[int]) -> Convoy | None:
+        """The convoy whose batch has left ``stage``; None when it is none of ours.
+
+        A batch without survivors names no key: it is the oldest that runs at the stage.
+        """
+        for convoy in self._running:
+            if convoy.stage == stage and (not keys or keys[0] in convoy.running):
+                break
+        else:
+            return None
+        self._running.remove(convoy)
+        convoy.landed = convoy.running.keys() & set(keys)
+        for key in convoy.running.keys() - convoy.landed:
+            self._of.pop(key, None)
+        convoy.running = {}
+        self._landed.append(convoy)
+        return convoy
+
+    def arrive(self, query: Query) -> bool:
+        """True when ``query`` goes on in the convoy that it landed with."""
+        if query.first or not self._landed:
+            return False
+        convoy = self._of.get(query.key)
+        if convoy is None or query.key not in convoy.landed:
+            # A branch of a path that has just forked travels with the trunk's last convoy.
+            convoy = self._landed[-1]
+            if query.key in self._of:
+                return False
+        convoy.landed.discard(query.key)
+        convoy.waiting[query.key] = query
+        self._of[query.key] = convoy
+        return True
+
+    def settle(self) -> list[Convoy]:
+        """Convoys that have landed since the last call; what has not arrived has left."""
+        settled, self._landed = self._landed, []
+        for convoy in settled:
+            for key in convoy.landed:
+                self._of.pop(key, None)
+            convoy.landed = set()
+        return settled
+
+    def drop(self, key: int) -> Convoy | None:
+        """A waiting query is gone; the convoy that has lost it, unless it is yet to settle."""
+        convoy = self._of.get(key)
+        if convoy is None or key not in convoy.waiting:
+            return None
+        del convoy.waiting[key], self._of[key]
+        return None if convoy in self._landed else convoy

@@ -1,0 +1,110 @@
+"""Costs: predicted times of batches on the stages of a worker, from their profiles.
+
+Nanoseconds by rows, as plain lists: a policy looks at dozens of candidates within microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from blockflow.batching.facts import StageFacts
+from blockflow.core.profile import fit_curve, interpolate
+
+Route = tuple[int, ...]
+"""Stages that a batch runs one after the other."""
+
+Line = list[int]
+"""``line[b]``: nanoseconds of a batch of b rows; ``line[0]`` is 0."""
+
+_NS = 1_000_000
+_KEPT = 4096
+_LONGEST = 1024
+"""Lines are this long at most; beyond it times grow in proportion."""
+_WORST_FIT = 0.25
+"""A curve that misses a measured point by more than this is not used."""
+
+
+def at(line: Sequence[int], rows: int) -> int:
+    """``line`` at ``rows``; beyond its end in proportion."""
+    if rows < len(line):
+        return line[rows]
+    return line[-1] * rows // (len(line) - 1)
+
+
+class Costs:
+    """Times by stage, rows and length.
+
+    Args:
+        facts: of the stages. Without a profile of each of them nothing is known.
+        top: rows of the largest batch that will be asked for.
+    """
+
+    def __init__(self, facts: Mapping[int, StageFacts], top: int) -> None:
+        self._facts = dict(facts)
+        self.known = bool(facts) and all(measured(f) for f in facts.values())
+        self._top = min(top, _LONGEST)
+        self._lines: dict[tuple[Route, int | None], Line] = {}
+
+    def line(self, route: Route, length: int | None = None) -> Line:
+        """Times of a batch through all stages of ``route``, by the measured tables."""
+        key = (route, length)
+        line = self._lines.get(key)
+        if line is None:
+            if len(self._lines) >= _KEPT:
+                self._lines.clear()
+            if len(route) == 1:
+                line = self._stage(route[0], length)
+            else:
+                parts = [self.line((stage,), length) for stage in route]
+                line = [sum(times) for times in zip(*parts, strict=True)] or [0] * (self._top + 1)
+            self._lines[key] = line
+        return line
+
+    def fluctuation(self, route: Route) -> float:
+        """LBCI's ``r_max``: the largest over the route's stages."""
+        found = (self._facts[stage] for stage in route)
+        spreads = (f.profile.r_max(f.threads) for f in found if f.profile and measured(f))
+        return max(spreads, default=0.0)
+
+    def _stage(self, stage: int, length: int | None) -> Line:
+        points = self._points(stage, length)
+        if not points:
+            return [0] * (self._top + 1)
+        return [0, *(round(interpolate(points, b) * _NS) for b in range(1, self._top + 1))]
+
+    def _points(self, stage: int, length: int | None) -> list[tuple[int, float]]:
+        """(rows, ms) as measured; nothing without a profile."""
+        f = self._facts[stage]
+        if f.profile is None:
+            return []
+        rows = f.profile.rows_measured(f.threads)
+        return [(b, f.profile.ms(b, f.threads, length)) for b in rows]
+
+
+class FittedCosts(Costs):
+    """Times by LBCI's four-parameter curve, fitted to each stage once: ``g`` of a route is the sum
+    of its stages' curves. (LBCI, section 3.2 and equation 6)
+
+    The table itself counts where a curve misses a point by more than a quarter, and for stages
+    of a variable length: a fit takes milliseconds, and there would be one for each length.
+    """
+
+    def __init__(self, facts: Mapping[int, StageFacts], top: int) -> None:
+        super().__init__(facts, top)
+        self._curves: dict[int, Line] = {}
+        for stage, f in self._facts.items():
+            points = [] if f.length_dims else self._points(stage, None)
+            if points:
+                curve = fit_curve([b for b, _ in points], [ms for _, ms in points])
+                if curve.max_error <= _WORST_FIT:
+                    times = (round(curve.total(b) * _NS) for b in range(1, self._top + 1))
+                    self._curves[stage] = [0, *times]
+
+    def _stage(self, stage: int, length: int | None) -> Line:
+        curve = self._curves.get(stage)
+        return super()._stage(stage, length) if curve is None else curve
+
+
+def measured(facts: StageFacts) -> bool:
+    """Whether there is a profile for the threads that the stage runs with."""
+    return facts.profile is not None and facts.threads in facts.profile.threads_measured()

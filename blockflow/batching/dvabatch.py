@@ -1,0 +1,327 @@
+"""DvabatchPolicy: batches with many entries and many exits.
+
+Cui et al., "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of
+DNN Services on GPUs" (USENIX ATC 2022). Three meta-operations on the batches under way (new,
+stretch, split: batch_table.py), run by stage executors (stage.py), serve three kinds of diversity:
+
+* ``load``: newcomers stretch the newest batch and catch up with it, instead of waiting for its end.
+* ``input``: queries of like length form batches, padded to their longest; no more rows are under
+  way than one batch may have.
+* ``operator``: a batch that would do the remaining stages in halves as fast as whole is halved; the
+  halves run one after the other, so that the first one's queries leave early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from blockflow.batching.batch_table import BatchTable, Part
+from blockflow.batching.costs import at
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.joining import gain
+from blockflow.batching.options import Either, Integer, Kind, Number, OneOf, SomeOf, option_problems
+from blockflow.batching.policy import Decision, Query, Run, WaitUntil
+from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, missing_profiles
+from blockflow.batching.room import Group
+from blockflow.batching.shares import TaskShare
+from blockflow.batching.stage import Pipeline
+from blockflow.core import limits
+from blockflow.core.errors import Problem
+
+STAGE1 = "stage1"
+_KINDS: Mapping[str, Kind] = {
+    "bs_max": Integer(1, limits.MAX_ROWS),
+    "policies": SomeOf(("load", "input", "operator")),
+    "last_join_stage": Integer(1, limits.MAX_PATH_NODES),
+    "t_comp_wait_ms": Number(0, limits.MAX_DEADLINE_MS, above=True),
+    "buffer_pairs": Integer(1, 8),
+    "window_ms": Either((Number(0, limits.MAX_DEADLINE_MS), OneOf((STAGE1,)))),
+    "join": OneOf(("always", "gain")),
+    "classes": CLASSES,
+}
+
+
+class DvabatchPolicy(QueueingPolicy):
+    """New, stretch and split over the stages of one worker.
+
+    One stretch is under way at a time: two batches that both rest for newcomers could wait for each
+    other's buffers for ever.
+    """
+
+    NAME: ClassVar[str] = "dvabatch"
+    ROWS_OPTION: ClassVar[str] = "bs_max"
+
+    def __init__(
+        self,
+        stages: Sequence[int],
+        options: Mapping[str, Any],
+        facts: Mapping[int, StageFacts] | None = None,
+        shares: Sequence[TaskShare] = (),
+    ) -> None:
+        super().__init__(stages, options, facts, shares)
+        self._bs_max = options.get("bs_max", max(self._max_rows.values()))
+        kinds = options.get("policies", ("load",))
+        self._load, self._input = "load" in kinds, "input" in kinds
+        self._operator = "operator" in kinds
+        self._last_join = options.get("last_join_stage", len(self.stages))
+        self._t_comp_wait = round(options.get("t_comp_wait_ms", limits.MAX_DEADLINE_MS) * MS)
+        self._window = options.get("window_ms", 0)
+        by_default = "gain" if self._costs.known else "always"
+        self._by_gain = options.get("join", by_default) == "gain"
+        self._table = BatchTable()
+        self._pipeline = Pipeline(len(self.stages), options.get("buffer_pairs", 2))
+        self._groups: dict[int, Group] = {}  # by batch id: where its queries come from
+
+    @classmethod
+    def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        return option_problems(f"policy {cls.NAME!r}", options, _KINDS, path)
+
+    @classmethod
+    def unfit(
+        cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
+    ) -> list[Problem]:
+        problems = super().unfit(options, stages, path)
+        needs = (
+            "operator" in options.get("policies", ())
+            or options.get("window_ms") == STAGE1
+            or options.get("join") == "gain"
+        )
+        return problems + (missing_profiles(cls.NAME, stages, path) if needs else [])
+
+    def drop(self, key: int, now: int) -> None:
+        if self._room.remove(key) is not None:
+            return
+        convoy = self._convoys.drop(key)
+        if isinstance(convoy, Part) and convoy.empty:
+            self._dissolve(convoy)
+
+    def done(self, stage: int, keys: Sequence[int], now: int) -> None:
+        part = self._convoys.done(stage, keys)
+        if isinstance(part, Part) and part.pair is not None:
+            self._pipeline.finish(part.level, part.pair)
+
+    def decide(self, now: int) -> Decision:
+        for convoy in self._convoys.settle():
+            if isinstance(convoy, Part):
+                self._landed(convoy)
+        if len(self._room) and self._load:
+            self._stretch(now)
+        for row in self._table:
+            for part in row.parts:
+                pair = self._pair_of(part) if part.waiting else None
+                if pair is not None:
+                    return self._start(part, pair)
+        return self._new(now) if len(self._room) else None
+
+    # --- parts at a boundary ---------------------------------------------------------------------
+
+    def _landed(self, part: Part) -> None:
+        """A part has run a stage: who goes on waits before a later one, in one part or several."""
+        part.level += 1
+        part.at = part.level
+        levels = sorted({self._position[q.stage] for q in part.waiting.values()})
+        if not levels:  # all have left the worker, or failed
+            self._dissolve(part)
+            return
+        for level in levels[1:]:
+            # Ways part here: that is a split, whose branches need not go one after the other.
+            going = [q for q in part.waiting.values() if self._position[q.stage] == level]
+            self._convoys.join(self._table.split(part, level), going)
+        part.level = nearest = levels[0]
+        if nearest < part.at and part.pair is not None:
+            # The worker's blocks stand in another order than this path visits them.
+            self._pipeline.vacate(part.at, part.pair)
+            part.pair = None
+        for other in part.row.parts:
+            if other is not part and other.level == part.level and not other.running:
+                self._merge(other, part)
+                return
+
+    def _merge(self, part: Part, behind: Part) -> None:
+        self._convoys.join(part, list(behind.waiting.values()))
+        self._dissolve(behind)
+
+    def _dissolve(self, part: Part) -> None:
+        self._table.remove(part)
+        if not part.row.parts:
+            self._groups.pop(part.row.id, None)
+        if part.pair is not None:
+            self._pipeline.vacate(part.at, part.pair)
+
+    def _pair_of(self, part: Part) -> int | None:
+        """The buffer pair on which ``part`` can run now. None while it waits for the rest of its
+        batch, for the batch that it was split from, or for a legal pair."""
+        row, pipeline = part.row, self._pipeline
+        if part.running or not row.complete_before(part):
+            return None
+        if row.serial and not self._table.first_of_origin(row):
+            return None
+        if part.pair is None:
+            part.pair, part.at = pipeline.enter(part.level), part.level
+        if part.pair is None:
+            return None
+        while part.at < part.level:
+            if not pipeline.skip(part.at, part.pair):
+                return None
+            part.at += 1
+        return part.pair if pipeline.can_start(part.level, part.pair) else None
+
+    def _start(self, part: Part, pair: int) -> Run:
+        queries = self._fitting(list(part.waiting.values()))
+        self._leave(part, queries)
+        while self._operator and len(part.row.parts) == 1:
+            half = self._half(queries)
+            if half == len(queries):
+                break
+            queries = queries[:half]
+            self._leave(part, queries)
+        self._convoys.start(part, queries)
+        self._pipeline.start(part.level, pair)
+        return self._run(queries)
+
+    def _leave(self, part: Part, queries: Sequence[Query]) -> None:
+        """Who of ``part`` is not among ``queries`` becomes a batch of its own, to run after it."""
+        if len(queries) == len(part.waiting):
+            return
+        going = {q.key for q in queries}
+        stay = [q for q in part.waiting.values() if q.key not in going]
+        self._convoys.join(self._table.split(part, part.level, serial=True), stay)
+
+    def _half(self, queries: Sequence[Query]) -> int:
+        """How many of ``queries`` should run first: about half of their rows if
+        ``T_remain(i, n) >= 2 T_remain(i, n / 2)``, else all. (With an odd number of rows, or
+        requests of several, the two real parts' times are added instead of doubling one.)"""
+        total = sum(q.rows for q in queries)
+        if len(queries) < 2:
+            return len(queries)
+        head = count = 0
+        while count < len(queries) - 1 and 2 * (head + queries[count].rows) <= total + 1:
+            head += queries[count].rows
+            count += 1
+        if count == 0:
+            head, count = queries[0].rows, 1
+        line = self._costs.line(self._routes(queries), self._length(queries))
+        pays = at(line, total) >= at(line, head) + at(line, total - head)
+        return count if pays else len(queries)
+
+    # --- stretch and new -------------------------------------------------------------------------
+
+    def _stretch(self, now: int) -> None:
+        """Let waiting queries join the newest batch, if it can still be joined."""
+        row = self._table.newest
+        if row is None or any(len(r.parts) > 1 for r in self._table):
+            return
+        part = row.parts[0]
+        group = self._groups[row.id]
+        entry = self._position[group[0]]
+        boundary = part.level + bool(part.running)
+        if (
+            part.pair is None
+            or not entry < boundary <= min(self._last_join, len(self.stages) - 1)
+            or now - row.created_ns >= self._t_comp_wait
+            or not self._room.rows(group)
+            or row.size >= self._bs_max
+        ):
+            return
+        aboard = [*part.running.values(), *part.waiting.values()]
+        urgent = self._room.most_urgent(group)
+        route = self._route(urgent)
+        stage = self.stages[boundary]
+        if stage not in route:
+            return
+        k = route.index(stage)
+        length = self._length((urgent,))
+        catch_up = self._costs.line(route[:k], length)
+        rest = self._costs.line(route[k:], self._length(aboard))
+        rows = row.size
+        bound = min(q.deadline_ns for q in aboard)
+        active = self._active_rows() if self._input else rows
+
+        def admit(total: int, query: Query) -> bool:
+            joining = total - rows
+            if self._input and active + joining > self._bs_max:
+                return False
+            end = now + at(catch_up, joining) + at(rest, total)
+            if end > bound >= now + at(rest, rows):
+                return False
+            return stage in self._route(query)
+
+        joining = self._room.pick(group, min(self._bs_max, self._limit(route)), admit, aboard)
+        if not joining:
+            return
+        if self._by_gain:
+            n = sum(q.rows for q in joining)
+            lines = (catch_up, rest, self._costs.line(route, length))
+            if gain(lines, rows, n, self._room.rows(group) - n, self._arrivals.rate(now)) < 0:
+                return
+        pair = self._pipeline.enter(entry, avoid=(part.pair,))
+        if pair is None:
+            return
+        self._room.serve(group, joining)
+        behind = self._table.stretch(row, entry)
+        behind.pair = pair
+        self._convoys.join(behind, joining)
+
+    def _new(self, now: int) -> Decision:
+        """A new batch, if its first executor can run it at once."""
+        due, soonest = self._due(now)
+        active = self._active_rows() if self._input else 0
+        if active >= self._bs_max:
+            return None
+        group = self._room.first(due)
+        if group is None:
+            return None if soonest is None else WaitUntil(soonest)
+        level = self._position[group[0]]
+        if self._pipeline.working(level):
+            return None
+        urgent = self._room.most_urgent(group)
+        route = self._route(urgent)
+        line = self._costs.line(route, self._length((urgent,)))
+        limit = min(self._bs_max - active, self._limit(route))
+        if active and urgent.rows > limit:
+            return None
+        queries = self._room.pick(group, limit, self._in_time(group, now, line, limit))
+        if self._operator:
+            # Before the first stage nothing has to be split: who should run later goes on waiting.
+            while (half := self._half(queries)) < len(queries):
+                queries = queries[:half]
+        pair = self._pipeline.enter(level) if queries else None
+        if pair is None:
+            return None
+        self._room.serve(group, queries)
+        part = self._table.new(level, now)
+        part.pair = pair
+        self._groups[part.row.id] = group
+        self._convoys.join(part, queries)
+        return self._start(part, pair)
+
+    def _due(self, now: int) -> tuple[list[Group], int | None]:
+        """Groups whose window is over, and when the next one's will be."""
+        if not self._window:
+            return list(self._room.groups), None
+        due: list[Group] = []
+        soonest: int | None = None
+        for group in self._room.groups:
+            end = self._room.since(group) + self._window_ns(group)
+            if end <= now or self._room.inner(group) or self._room.rows(group) >= self._bs_max:
+                due.append(group)
+            elif soonest is None or end < soonest:
+                soonest = end
+        return due, soonest
+
+    def _window_ns(self, group: Group) -> int:
+        """The window of a group; by the paper, what stage 1 takes for the largest batch. It ends
+        early enough for the most urgent query's deadline."""
+        urgent = self._room.most_urgent(group)
+        length = self._length((urgent,))
+        if self._window == STAGE1:
+            window = at(self._costs.line(self.stages[:1], length), self._bs_max)
+        else:
+            window = round(self._window * MS)
+        work = at(self._costs.line(self._route(urgent), length), self._room.rows(group))
+        slack = urgent.deadline_ns - work - self._room.since(group)
+        return min(window, slack)
+
+    def _active_rows(self) -> int:
+        return sum(row.size for row in self._table)

@@ -1,0 +1,59 @@
+"""StageFacts: what a policy may know of a stage: its limits, its variable dim, its profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockflow.core import limits
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.profile import StageProfile
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """One stage as a policy sees it.
+
+    Attributes:
+        block: its name, for findings.
+        max_rows: rows of the largest batch that the worker is laid out for; None = not known.
+        threads: intra-op threads that it runs with (which column of the profile counts).
+        profile: measured times; None when the repository holds no fresh ones.
+        length_dims: where the first variable dim (a sequence's length) stands in a query's shape;
+            empty for fixed dims.
+        lengths: its smallest and largest value.
+        pads: the block promises that padding along that dim changes no result.
+    """
+
+    block: str = ""
+    max_rows: int | None = None
+    threads: int = 1
+    profile: StageProfile | None = None
+    length_dims: tuple[int, ...] = ()
+    lengths: tuple[int, int] = (1, limits.MAX_DIM)
+    pads: bool = False
+
+    @classmethod
+    def of(cls, spec: StageSpec, threads: int = 1, *, pads: bool = False) -> StageFacts:
+        """From a launch's stage.
+
+        Raises:
+            ValueError: the attached profile is not one.
+        """
+        taken = spec.block.contract.input
+        name = taken.dynamic[0] if taken.dynamic else None
+        profile = None if spec.profile is None else StageProfile.from_dict(spec.profile)
+        anything = (1, limits.MAX_DIM)
+        return cls(
+            block=spec.block.name,
+            max_rows=spec.max_rows,
+            threads=threads,
+            profile=profile,
+            length_dims=tuple(i for i, d in enumerate(taken.dims[1:]) if d == name),
+            lengths=anything if name is None else taken.ranges.get(name, anything),
+            pads=pads and name is not None,
+        )
+
+    def length(self, shape: tuple[int, ...]) -> int | None:
+        """The variable dim's value in ``shape``; None for fixed dims."""
+        dims = self.length_dims
+        return shape[dims[0]] if dims and dims[0] < len(shape) else None

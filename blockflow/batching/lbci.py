@@ -1,0 +1,252 @@
+"""LbciPolicy: layered batch inference: newcomers join a batch under way at a block boundary.
+
+Zhao et al., "Layered Batch Inference Optimization Method for Convolutional Neural Networks Based on
+CPU" (ANIT 2023), section 3. With g(b) the predicted time of a batch of b rows through the whole
+chain, fitted to the profile, and r[p, q] the share of its first q stages at p rows (so that
+g(p) r[p, q] is the time of the first q stages):
+
+    t_OPT  = t_opt / (1 + r_max)
+    N_opt  = the largest b with g(b) <= t_OPT
+    t_add  = g(N_add) r[N_add, k]                            newcomers catch up with stage k
+    t_rest = g(N_d + N_add) (1 - r[N_d + N_add, k])          all go on together
+    N_add  = the largest with t_wait + t_done + t_add + t_rest < t_opt and N_d + N_add <= N_opt
+
+The paper prints t_OPT = t_opt r_max, which would shrink a bound of 500 ms to a few, and multiplies
+by the batch once too often in its equations 4 and 5, whose g is the total (its equation 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from blockflow.batching.convoy import Convoy
+from blockflow.batching.costs import Costs, FittedCosts, Route, at
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.joining import gain
+from blockflow.batching.options import Integer, Kind, Number, OneOf, option_problems
+from blockflow.batching.policy import Decision, Query, Run
+from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, missing_profiles
+from blockflow.batching.room import Group
+from blockflow.batching.shares import TaskShare
+from blockflow.core import limits
+from blockflow.core.errors import Problem
+
+_KINDS: Mapping[str, Kind] = {
+    "t_opt_ms": Number(0, limits.MAX_DEADLINE_MS, above=True),
+    "n_max": Integer(1, limits.MAX_ROWS),
+    "join": OneOf(("always", "gain")),
+    "classes": CLASSES,
+}
+
+
+def n_opt(costs: Costs, route: Route, length: int | None, t_opt: int, n_max: int) -> int:
+    """``N_opt``: the largest batch of at most ``n_max`` rows within the strict bound; 0 when one
+    row exceeds it. ``t_opt`` in ns. (LBCI, section 3.2)"""
+    g = costs.line(route, length)
+    strict = t_opt / (1 + costs.fluctuation(route))
+    # Looked at one by one: a fitted g may fall somewhere.
+    fits = (b for b in range(min(n_max, len(g) - 1), 0, -1) if g[b] <= strict)
+    return next(fits, 0)
+
+
+class _Batch(Convoy):
+    """A batch under way.
+
+    Attributes:
+        group: where and with which shape it began; newcomers come from there.
+        started_ns: when it began.
+        may_join: newcomers may still be asked for.
+        newcomers: those that are catching up.
+    """
+
+    __slots__ = ("group", "may_join", "newcomers", "started_ns")
+
+    def __init__(self, group: Group, started_ns: int) -> None:
+        super().__init__()
+        self.group = group
+        self.started_ns = started_ns
+        self.may_join = True
+        self.newcomers: Convoy | None = None
+
+
+class LbciPolicy(QueueingPolicy):
+    """Batches of at most N_opt rows; a smaller one takes newcomers in, once, if the bound allows.
+
+    Several batches are under way only when the worker can run them side by side.
+    """
+
+    NAME: ClassVar[str] = "lbci"
+    ROWS_OPTION: ClassVar[str] = "n_max"
+    COSTS: ClassVar[type[Costs]] = FittedCosts
+
+    def __init__(
+        self,
+        stages: Sequence[int],
+        options: Mapping[str, Any],
+        facts: Mapping[int, StageFacts] | None = None,
+        shares: Sequence[TaskShare] = (),
+    ) -> None:
+        super().__init__(stages, options, facts, shares)
+        self._t_opt = round(options["t_opt_ms"] * MS)
+        self._by_gain = options.get("join", "always") == "gain"
+        self._batches: list[_Batch] = []
+        self._known_n_opt: dict[tuple[Route, int | None], int] = {}
+
+    @classmethod
+    def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        return option_problems(f"policy {cls.NAME!r}", options, _KINDS, path, ("t_opt_ms",))
+
+    @classmethod
+    def unfit(
+        cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
+    ) -> list[Problem]:
+        problems = super().unfit(options, stages, path)
+        missing = missing_profiles(cls.NAME, stages, path)
+        if missing:
+            return problems + missing
+        costs = FittedCosts(dict(enumerate(stages)), 1)
+        route = tuple(range(len(stages)))
+        bound = options["t_opt_ms"]
+        one = at(costs.line(route), 1) / MS
+        strict = one * (1 + costs.fluctuation(route))
+        if bound < strict:
+            problems.append(
+                Problem(
+                    f"{path}.t_opt_ms",
+                    f"t_opt of {bound:g} ms cannot be met: one sample takes {one:.3g} ms by the "
+                    f"profile, {strict:.3g} ms with its fluctuation",
+                    f"at least {strict:.3g}",
+                )
+            )
+        return problems
+
+    def decide(self, now: int) -> Decision:
+        self._convoys.settle()
+        over = False
+        for batch in self._batches:
+            run = self._advance(batch, now)
+            if run is not None:
+                return run
+            over = over or batch.empty
+        if over:
+            self._batches = [b for b in self._batches if not b.empty or b.newcomers is not None]
+        return self._begin(now) if len(self._room) else None
+
+    # --- a batch under way -----------------------------------------------------------------------
+
+    def _advance(self, batch: _Batch, now: int) -> Run | None:
+        """Its next run; None when it runs already, or is over."""
+        newcomers = batch.newcomers
+        if batch.running or (newcomers is not None and newcomers.running):
+            return None
+        if newcomers is not None:
+            here = self._foremost(batch)
+            behind = self._foremost(newcomers)
+            if behind is not None and (here is None or self._before(behind, here)):
+                return self._go(newcomers, behind)
+            self._convoys.join(batch, list(newcomers.waiting.values()))
+            batch.newcomers = None
+        stage = self._foremost(batch)
+        if stage is None:
+            return None
+        if batch.may_join and stage != batch.group[0]:
+            joining = self._choose(batch, stage, now)
+            if joining:
+                batch.newcomers = Convoy()
+                self._convoys.join(batch.newcomers, joining)
+                return self._go(batch.newcomers, joining[0].stage)
+        return self._go(batch, stage)
+
+    def _foremost(self, convoy: Convoy) -> int | None:
+        """The first stage at which some of ``convoy`` waits."""
+        stages = {q.stage for q in convoy.waiting.values()}
+        return min(stages, key=self._position.__getitem__, default=None)
+
+    def _before(self, one: int, other: int) -> bool:
+        return self._position[one] < self._position[other]
+
+    def _go(self, convoy: Convoy, stage: int) -> Run:
+        """Run what waits at ``stage``, in batches that the stage is laid out for."""
+        queries = self._fitting([q for q in convoy.waiting.values() if q.stage == stage])
+        self._convoys.start(convoy, queries)
+        return self._run(queries)
+
+    def _choose(self, batch: _Batch, stage: int, now: int) -> list[Query]:
+        """The newcomers that may join before ``stage``; section 3.3 of the paper. What the rest
+        takes is predicted for the way of the most urgent of them.
+
+        None although some wait: never ask again for this batch.
+        """
+        aboard = list(batch.waiting.values())
+        if any(q.stage != stage for q in aboard):
+            batch.may_join = False  # it has parted
+            return []
+        if not self._room.rows(batch.group):
+            return []
+        candidate = self._room.most_urgent(batch.group)
+        route = self._route(candidate)
+        if stage not in route:
+            return []
+        k = route.index(stage)
+        length = self._length((candidate,))
+        catch_up = self._costs.line(route[:k], length)
+        rest = self._costs.line(route[k:], self._length(aboard))
+        done = now - batch.started_ns
+        n_d = sum(q.rows for q in aboard)
+        oldest = now
+        bound = min(q.deadline_ns for q in aboard)
+
+        def admit(rows: int, query: Query) -> bool:
+            nonlocal oldest
+            since = min(oldest, query.ready_ns)
+            n_add = rows - n_d
+            add, left = at(catch_up, n_add), at(rest, rows)
+            if (now - since) + done + add + left >= self._t_opt:
+                return False
+            if now + add + left > bound >= now + at(rest, n_d):
+                return False
+            if stage not in self._route(query):
+                return False
+            oldest = since
+            return True
+
+        joining = self._room.pick(batch.group, self._n_opt(route, length), admit, aboard)
+        batch.may_join = False
+        n_add = sum(q.rows for q in joining)
+        behind = self._room.rows(batch.group) - n_add
+        if self._by_gain and joining:
+            lines = (catch_up, rest, self._costs.line(route, length))
+            if gain(lines, n_d, n_add, behind, self._arrivals.rate(now)) < 0:
+                return []
+        self._room.serve(batch.group, joining)
+        return joining
+
+    # --- a new batch -----------------------------------------------------------------------------
+
+    def _begin(self, now: int) -> Run | None:
+        group = self._room.first()
+        if group is None:
+            return None
+        urgent = self._room.most_urgent(group)
+        route, length = self._route(urgent), self._length((urgent,))
+        limit = max(1, self._n_opt(route, length))
+        full = self._room.rows(group) >= limit
+        batch = _Batch(group, now)
+        line = self._costs.line(route, length)
+        queries = self._room.pick(group, limit, self._in_time(group, now, line, limit))
+        self._room.serve(group, queries)
+        batch.may_join = not full
+        self._convoys.join(batch, queries)
+        self._batches.append(batch)
+        return self._go(batch, group[0])
+
+    def _n_opt(self, route: Route, length: int | None) -> int:
+        key = (route, length)
+        found = self._known_n_opt.get(key)
+        if found is None:
+            if len(self._known_n_opt) >= limits.MAX_BLOCKS:
+                self._known_n_opt.clear()
+            found = n_opt(self._costs, route, length, self._t_opt, self._limit(route))
+            self._known_n_opt[key] = found
+        return found

@@ -1,0 +1,140 @@
+"""Kinds of option values, and the findings on a policy's options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import pairwise
+from math import isfinite
+from typing import Any, Protocol
+
+from blockflow.core.errors import Problem
+
+
+class Kind(Protocol):
+    """What values an option takes."""
+
+    def takes(self, value: Any) -> bool: ...
+
+    def __str__(self) -> str:
+        """In words, for a hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    low: int
+    high: int
+
+    def takes(self, value: Any) -> bool:
+        return type(value) is int and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"an integer from {self.low} to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """``above``: the lower bound itself is not allowed."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def takes(self, value: Any) -> bool:
+        if type(value) not in (int, float) or not isfinite(value) or value > self.high:
+            return False
+        return bool(value > self.low if self.above else value >= self.low)
+
+    def __str__(self) -> str:
+        start = f"above {self.low:g}" if self.above else f"from {self.low:g}"
+        return f"a number {start} to {self.high:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    values: tuple[str, ...]
+
+    def takes(self, value: Any) -> bool:
+        return isinstance(value, str) and value in self.values
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(repr(v) for v in self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class SomeOf:
+    """A list of different values out of ``values``, at least one."""
+
+    values: tuple[str, ...]
+
+    def takes(self, value: Any) -> bool:
+        if not isinstance(value, list | tuple) or not value:
+            return False
+        return all(isinstance(v, str) and v in self.values for v in value) and len(
+            set(value)
+        ) == len(value)
+
+    def __str__(self) -> str:
+        return "a list of " + ", ".join(repr(v) for v in self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Ascending:
+    """A list of growing positive integers, at least one."""
+
+    high: int
+
+    def takes(self, value: Any) -> bool:
+        if not isinstance(value, list | tuple) or not value:
+            return False
+        if not all(type(v) is int and 1 <= v <= self.high for v in value):
+            return False
+        return all(a < b for a, b in pairwise(value))
+
+    def __str__(self) -> str:
+        return f"a list of growing integers from 1 to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    kinds: tuple[Kind, ...]
+
+    def takes(self, value: Any) -> bool:
+        return any(kind.takes(value) for kind in self.kinds)
+
+    def __str__(self) -> str:
+        return ", or ".join(str(kind) for kind in self.kinds)
+
+
+def option_problems(
+    owner: str,
+    options: Mapping[str, Any],
+    known: Mapping[str, Kind],
+    path: str,
+    required: Sequence[str] = (),
+) -> list[Problem]:
+    """Unknown options, values of the wrong kind and missing ones, each with its JSON path.
+
+    Args:
+        owner: whose options they are, for the messages.
+        options: as given.
+        known: the kinds by name.
+        path: of the object that holds the options.
+        required: names that must be there.
+    """
+    problems = []
+    for name, value in options.items():
+        kind = known.get(name)
+        if kind is None:
+            close = get_close_matches(str(name), list(known), 3)
+            hint = f"did you mean {', '.join(close)}?" if close else "leave it out"
+            if known and not close:
+                hint = f"known: {', '.join(known)}"
+            problems.append(Problem(f"{path}.{name}", f"{owner} has no option {name!r}", hint))
+        elif not kind.takes(value):
+            problems.append(Problem(f"{path}.{name}", f"{value!r} is not {kind}"))
+    for name in required:
+        if name not in options:
+            problems.append(Problem(f"{path}.{name}", f"{owner} needs {name!r}", str(known[name])))
+    return problems

@@ -1,0 +1,239 @@
+"""QueueingPolicy: what policies share that let queries wait: the room, limits, padding, costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, ClassVar
+
+from blockflow.batching.convoy import Convoys
+from blockflow.batching.costs import Costs, Line, Route, at, measured
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.joining import Arrivals
+from blockflow.batching.options import Ascending
+from blockflow.batching.policy import Policy, Query, Run
+from blockflow.batching.room import Admit, Group, WaitingRoom
+from blockflow.batching.shares import TaskShare
+from blockflow.core import limits
+from blockflow.core.errors import Problem
+
+MS = 1_000_000
+CLASSES = Ascending(limits.MAX_DIM)
+_SHAPES_KEPT = 4096
+
+
+class QueueingPolicy(Policy):
+    """Queries wait in a :class:`WaitingRoom`; batches under way are :class:`Convoys`.
+
+    The option ``classes`` lists upper bounds of lengths. Queries whose lengths fall into one class
+    may share a batch, in which all are padded to the longest of them; without it, or beyond the
+    last class, only queries of one shape do.
+    """
+
+    ROWS_OPTION: ClassVar[str]
+    """The option that bounds a batch's rows; by default the block's own bound does."""
+
+    COSTS: ClassVar[type[Costs]] = Costs
+
+    def __init__(
+        self,
+        stages: Sequence[int],
+        options: Mapping[str, Any],
+        facts: Mapping[int, StageFacts] | None = None,
+        shares: Sequence[TaskShare] = (),
+    ) -> None:
+        super().__init__(stages, options, facts, shares)
+        self._classes: tuple[int, ...] = tuple(options.get("classes", ()))
+        own = options.get(self.ROWS_OPTION)
+        self._max_rows: dict[int, int] = {}
+        for stage, f in self.facts.items():
+            laid_out = f.max_rows or own or limits.DEFAULT_MAX_ROWS
+            self._max_rows[stage] = min(laid_out, own or laid_out)
+        self._position = {stage: i for i, stage in enumerate(self.stages)}
+        self._known_groups: dict[tuple[int, tuple[int, ...]], Group] = {}
+        self._known_routes: dict[tuple[int, Route], Route] = {}
+        self._room = WaitingRoom(self.shares, self._group_of)
+        self._convoys = Convoys()
+        self._arrivals = Arrivals()
+        self._costs = self.COSTS(self.facts, max(self._max_rows.values()))
+
+    @classmethod
+    def unfit(
+        cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
+    ) -> list[Problem]:
+        rows = options.get(cls.ROWS_OPTION, 1)
+        problems = [
+            Problem(
+                f"{path}.{cls.ROWS_OPTION}",
+                f"{rows} rows are over the {f.max_rows} that block {f.block!r} is laid out for",
+                f"at most {f.max_rows}, or raise the block's max_rows",
+            )
+            for f in stages
+            if f.max_rows is not None and rows > f.max_rows
+        ]
+        classes = options.get("classes", ())
+        variable = [f for f in stages if f.length_dims]
+        if classes and not variable:
+            problems.append(Problem(f"{path}.classes", "no block here has a variable dim"))
+        for f in variable if classes else ():
+            if not f.pads:
+                problems.append(
+                    Problem(
+                        f"{path}.classes",
+                        f"block {f.block!r} does not promise that padding changes no result",
+                        "leave classes out: queries of one length then share batches",
+                    )
+                )
+            elif classes[-1] < f.lengths[1]:
+                problems.append(
+                    Problem(
+                        f"{path}.classes",
+                        f"the last class is {classes[-1]}, block {f.block!r} takes lengths up to "
+                        f"{f.lengths[1]}",
+                        f"end the list with {f.lengths[1]}",
+                    )
+                )
+        return problems
+
+    def arrive(self, query: Query, now: int) -> None:
+        if query.first:
+            self._arrivals.add(query.rows, now)
+        elif self._convoys.arrive(query):
+            return
+        self._room.add(query)
+
+    def drop(self, key: int, now: int) -> None:
+        if self._room.remove(key) is None:
+            self._convoys.drop(key)
+
+    def done(self, stage: int, keys: Sequence[int], now: int) -> None:
+        self._convoys.done(stage, keys)
+
+    def waiting(self) -> Iterable[Query]:
+        return sorted(chain(self._room, self._convoys), key=lambda q: (q.arrival_ns, q.key))
+
+    # --- for the policies ------------------------------------------------------------------------
+
+    def _group_of(self, query: Query) -> Group:
+        """Stage and shape; of lengths in one class the shape with the class's bound."""
+        key = (query.stage, query.shape)
+        group = self._known_groups.get(key)
+        if group is None:
+            group = key
+            facts = self.facts.get(query.stage)
+            length = None if facts is None or not facts.pads else facts.length(query.shape)
+            bound = next((c for c in self._classes if length is not None and length <= c), None)
+            if facts is not None and bound is not None:
+                dims = facts.length_dims
+                shape = tuple(bound if i in dims else d for i, d in enumerate(query.shape))
+                group = (query.stage, shape)
+            if len(self._known_groups) >= _SHAPES_KEPT:
+                self._known_groups.clear()
+            self._known_groups[key] = group
+        return group
+
+    def _run(self, queries: Sequence[Query]) -> Run:
+        """One batch of ``queries``, padded if their shapes differ."""
+        first = queries[0].shape
+        pad_to: tuple[int, ...] = ()
+        if self._classes and any(q.shape != first for q in queries):
+            pad_to = tuple(map(max, *(q.shape for q in queries)))
+        return Run(queries[0].stage, tuple([q.key for q in queries]), pad_to)
+
+    def _fitting(self, queries: list[Query]) -> list[Query]:
+        """Of queries that wait at one stage, as many of the first one's group as the stage is laid
+        out for. (Who goes different ways after a shared stage may find narrower ones.)"""
+        first = queries[0]
+        limit = self._max_rows[first.stage]
+        rows = sum([q.rows for q in queries])
+        if rows <= limit and len({q.shape for q in queries}) == 1:
+            return queries
+        group = self._group_of(first)
+        chosen = [first]
+        rows = first.rows
+        for query in queries[1:]:
+            if self._group_of(query) == group and rows + query.rows <= limit:
+                chosen.append(query)
+                rows += query.rows
+        return chosen
+
+    def _route(self, query: Query) -> Route:
+        """The stage of ``query`` and those of this policy that it has still to run."""
+        if query.ahead is None:
+            return self.stages[self._position[query.stage] :]
+        key = (query.stage, query.ahead)
+        route = self._known_routes.get(key)
+        if route is None:
+            if len(self._known_routes) >= _SHAPES_KEPT:
+                self._known_routes.clear()
+            own = (s for s in query.ahead if s in self._position)
+            route = self._known_routes[key] = (query.stage, *own)
+        return route
+
+    def _routes(self, queries: Sequence[Query]) -> Route:
+        """All stages that some of ``queries``, which wait at one stage, run: for a tree, its
+        branches one after another."""
+        if len({q.ahead for q in queries}) == 1:
+            return self._route(queries[0])
+        routes = {self._route(q) for q in queries}
+        return tuple(sorted({s for r in routes for s in r}, key=self._position.__getitem__))
+
+    def _limit(self, route: Route) -> int:
+        """Most rows that every stage of ``route`` takes at once."""
+        return min(self._max_rows[s] for s in route if s in self._max_rows)
+
+    def _length(self, queries: Sequence[Query]) -> int | None:
+        """The longest of ``queries``, which wait at one stage; None for fixed dims."""
+        first = queries[0]
+        if not self.facts[first.stage].length_dims:
+            return None
+        found = (self.facts[q.stage].length(q.shape) for q in queries)
+        return max((n for n in found if n is not None), default=None)
+
+    def _in_time(self, group: Group, now: int, line: Line, limit: int) -> Admit | None:
+        """:func:`in_time` for a new batch of ``group``; None when no deadline is near."""
+        if self._room.most_urgent(group).deadline_ns >= now + at(line, limit):
+            return None
+        return in_time(now, line)
+
+
+def in_time(now: int, line: Line) -> Admit:
+    """Admit queries while nobody misses a deadline because of them.
+
+    A query that the batch would reach in time at the size that it has stays in time: the batch
+    does not grow beyond what its deadline allows. Whoever is late anyhow does not count.
+
+    Args:
+        now: when the batch starts.
+        line: its time by rows, to the end of what is predicted.
+    """
+    bound: int | None = None
+
+    def admit(rows: int, query: Query) -> bool:
+        nonlocal bound
+        end = now + at(line, rows)
+        if bound is not None and end > bound:
+            return False
+        if end <= query.deadline_ns and (bound is None or query.deadline_ns < bound):
+            bound = query.deadline_ns
+        return True
+
+    return admit
+
+
+def missing_profiles(policy: str, stages: Sequence[StageFacts], path: str) -> list[Problem]:
+    """A finding when a stage has no profile for its threads, with the command that makes them."""
+    missing = [f for f in stages if not measured(f)]
+    if not missing:
+        return []
+    names = " ".join(dict.fromkeys(f.block or "BLOCK" for f in missing))
+    threads = sorted({f.threads for f in missing})
+    wanted = ", ".join(map(str, threads))
+    return [
+        Problem(
+            path,
+            f"policy {policy!r} needs a profile of {names.replace(' ', ', ')} "
+            f"({wanted} thread{'s' if threads != [1] else ''}) on this machine",
+            f"run: blockflow profile {names}",
+        )
+    ]

@@ -1,0 +1,231 @@
+"""WaitingRoom: queries that wait, grouped by what can share a batch, taken in a fair order.
+
+The order: higher priority first; among tasks of one priority the one that has had the least service
+for its weight; within a task the earliest deadline. Service is counted as in start-time fair
+queueing (Goyal, Vin and Cheng, 1996): each task has a virtual time that grows by rows / weight with
+what it is served, and a task that was away re-enters at the present virtual time. Over any time in
+which two tasks wait, their rows differ from their weights' proportion by at most about one request
+each; that is what deficit round robin promises (Shreedhar and Varghese, 1995), without a quantum
+that would have to be as large as the largest request.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from blockflow.batching.policy import Query
+from blockflow.batching.shares import TaskShare
+
+Group = tuple[int, tuple[int, ...]]
+"""Stage and shape (or class of shapes): queries of one group can share a batch."""
+
+Admit = Callable[[int, Query], bool]
+"""Whether a batch that would then have so many rows may take this query."""
+
+_Entry = tuple[int, int, int, Query]
+"""(deadline, arrival, key, query): sorted, a task's lane is earliest deadline first."""
+
+
+class _Waiting:
+    """The queries of one group."""
+
+    __slots__ = ("inner", "lanes", "ready", "rows")
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, list[_Entry]] = {}
+        self.ready: dict[int, int] = {}
+        self.rows = 0
+        self.inner = 0
+
+
+class WaitingRoom:
+    """Books of what waits.
+
+    Args:
+        shares: of the tasks.
+        group_of: which group a query belongs to.
+    """
+
+    def __init__(self, shares: Sequence[TaskShare], group_of: Callable[[Query], Group]) -> None:
+        self._shares = tuple(shares)
+        self._group_of = group_of
+        self._rank = [-share.priority for share in self._shares]
+        self._capped = any(share.max_batch_rows for share in self._shares)
+        self._groups: dict[Group, _Waiting] = {}
+        self._queries: dict[int, Query] = {}
+        self._virtual = [0.0] * len(self._shares)
+        self._backlog = [0] * len(self._shares)
+        self._reached: dict[int, float] = {}  # by priority: the virtual time that service is at
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def __iter__(self) -> Iterator[Query]:
+        return iter(self._queries.values())
+
+    @property
+    def groups(self) -> Iterable[Group]:
+        """Groups in which something waits."""
+        return self._groups
+
+    def rows(self, group: Group) -> int:
+        """Rows that wait in a group."""
+        waiting = self._groups.get(group)
+        return waiting.rows if waiting is not None else 0
+
+    def inner(self, group: Group) -> int:
+        """How many queries of the group have done another stage of this worker."""
+        return self._groups[group].inner
+
+    def since(self, group: Group) -> int:
+        """When the group's oldest query began to wait."""
+        return next(iter(self._groups[group].ready.values()))
+
+    def most_urgent(self, group: Group) -> Query:
+        """The group's query with the earliest deadline."""
+        return min(lane[0] for lane in self._groups[group].lanes.values())[3]
+
+    def add(self, query: Query) -> None:
+        group = self._group_of(query)
+        waiting = self._groups.get(group)
+        if waiting is None:
+            waiting = self._groups[group] = _Waiting()
+        task = self._task(query)
+        entry = (query.deadline_ns, query.arrival_ns, query.key, query)
+        lane = waiting.lanes.get(task)
+        if lane is None:
+            waiting.lanes[task] = [entry]
+        elif lane[-1] < entry:
+            lane.append(entry)
+        else:
+            insort(lane, entry)
+        waiting.ready[query.key] = query.ready_ns
+        waiting.rows += query.rows
+        waiting.inner += not query.first
+        self._queries[query.key] = query
+        if self._backlog[task] == 0:
+            reached = self._reached.get(self._shares[task].priority, 0.0)
+            self._virtual[task] = max(self._virtual[task], reached)
+        self._backlog[task] += 1
+
+    def remove(self, key: int) -> Query | None:
+        """Take one query away unserved; None when it does not wait here."""
+        query = self._queries.get(key)
+        if query is None:
+            return None
+        group, task = self._group_of(query), self._task(query)
+        waiting = self._groups[group]
+        lane = waiting.lanes[task]
+        del lane[bisect_left(lane, (query.deadline_ns, query.arrival_ns, key))]
+        if not lane:
+            del waiting.lanes[task]
+        self._forget(waiting, query)
+        self._backlog[task] -= 1
+        if not waiting.ready:
+            del self._groups[group]
+        return query
+
+    def first(self, groups: Iterable[Group] | None = None) -> Group | None:
+        """The group of the query whose turn it is, among ``groups`` (all of them by default)."""
+        best: tuple[int, float, _Entry] | None = None
+        found = None
+        for group in self._groups if groups is None else groups:
+            for task, lane in self._groups[group].lanes.items():
+                rank = (-self._shares[task].priority, self._virtual[task], lane[0])
+                if best is None or rank < best:
+                    best, found = rank, group
+        return found
+
+    def pick(
+        self,
+        group: Group,
+        limit: int,
+        admit: Admit | None = None,
+        aboard: Sequence[Query] = (),
+    ) -> list[Query]:
+        """Queries of ``group`` in the fair order, as many as fit; they go on waiting until
+        :meth:`serve`. The first that does not fit ends it, so that no large request is overtaken
+        for ever by small ones.
+
+        Args:
+            limit: rows of the whole batch. A first query that is larger is picked alone.
+            admit: has the last word on each query.
+            aboard: what the batch has already; with any, the first query has to fit as well.
+        """
+        waiting = self._groups.get(group)
+        if waiting is None:
+            return []
+        rows = sum([q.rows for q in aboard])
+        lanes, virtual, rank = waiting.lanes, self._virtual, self._rank
+        used = self._used(aboard) if self._capped else None
+        order = [(rank[t], virtual[t], t, 0) for t in lanes]
+        heapq.heapify(order)
+        picked: list[Query] = []
+        while order:
+            first, served, task, at = order[0]
+            lane = lanes[task]
+            query = lane[at][3]
+            total = rows + query.rows
+            if rows and total > limit:
+                break
+            if used is not None:
+                cap, already = self._shares[task].max_batch_rows, used[task]
+                if cap and already and already + query.rows > cap:
+                    heapq.heappop(order)
+                    continue
+            if admit is not None and not admit(total, query):
+                break
+            picked.append(query)
+            rows = total
+            if used is not None:
+                used[task] += query.rows
+            if at + 1 < len(lane):
+                served += query.rows / self._shares[task].weight
+                heapq.heapreplace(order, (first, served, task, at + 1))
+            else:
+                heapq.heappop(order)
+        return picked
+
+    def serve(self, group: Group, picked: Sequence[Query]) -> None:
+        """``picked`` by :meth:`pick` just now run: they are gone, and their tasks have had them."""
+        if not picked:
+            return
+        waiting = self._groups[group]
+        counts: dict[int, int] = {}
+        rows = dict.fromkeys(waiting.lanes, 0)
+        last: dict[int, int] = {}
+        for query in picked:
+            task = self._task(query)
+            counts[task] = counts.get(task, 0) + 1
+            rows[task] += query.rows
+            last[task] = query.rows
+            self._forget(waiting, query)
+        for task, count in counts.items():
+            share = self._shares[task]
+            self._virtual[task] += rows[task] / share.weight
+            begun = self._virtual[task] - last[task] / share.weight
+            self._reached[share.priority] = max(self._reached.get(share.priority, 0.0), begun)
+            self._backlog[task] -= count
+            lane = waiting.lanes[task]
+            del lane[:count]
+            if not lane:
+                del waiting.lanes[task]
+        if not waiting.ready:
+            del self._groups[group]
+
+    def _used(self, aboard: Iterable[Query]) -> list[int]:
+        """Rows of each task in a batch."""
+        used = [0] * len(self._shares)
+        for query in aboard:
+            used[self._task(query)] += query.rows
+        return used
+
+    def _task(self, query: Query) -> int:
+        return query.task if 0 <= query.task < len(self._shares) else 0
+
+    def _forget(self, waiting: _Waiting, query: Query) -> None:
+        del self._queries[query.key], waiting.ready[query.key]
+        waiting.rows -= query.rows
+        waiting.inner -= not query.first

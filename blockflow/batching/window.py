@@ -1,0 +1,137 @@
+"""WindowPolicy: collect queries for a while, then run them together to the end.
+
+The usual batching of serving systems: at most so many rows, at most so much delay. ``max_delay_ms``
+0 is the ZeroBatch, a tuned one the DelayBatch of DVABatch's evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from blockflow.batching.convoy import Convoy
+from blockflow.batching.costs import at
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.options import Integer, Kind, Number, option_problems
+from blockflow.batching.policy import Decision, Query, Run, WaitUntil
+from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy
+from blockflow.batching.room import Admit, Group
+from blockflow.batching.shares import TaskShare
+from blockflow.core import limits
+from blockflow.core.errors import Problem
+
+_KINDS: Mapping[str, Kind] = {
+    "max_rows": Integer(1, limits.MAX_ROWS),
+    "max_delay_ms": Number(0, limits.MAX_DEADLINE_MS),
+    "classes": CLASSES,
+}
+_MARGIN = 1.25
+"""Who waits for a window leaves a quarter more time to the deadline than the work should take."""
+_FADES = 0.9
+"""Without a profile the slowest batch counts, and each further one forgets a tenth of it."""
+
+
+class WindowPolicy(QueueingPolicy):
+    """A batch starts when it is full, when its oldest query has waited ``max_delay_ms``, or when a
+    deadline allows no more delay.
+
+    Between the stages of a worker nothing is delayed: what has left one stage runs through the next
+    as it is, and a batch goes to its end before the next one starts.
+    """
+
+    NAME: ClassVar[str] = "window"
+    ROWS_OPTION: ClassVar[str] = "max_rows"
+
+    def __init__(
+        self,
+        stages: Sequence[int],
+        options: Mapping[str, Any],
+        facts: Mapping[int, StageFacts] | None = None,
+        shares: Sequence[TaskShare] = (),
+    ) -> None:
+        super().__init__(stages, options, facts, shares)
+        self._delay = round(options.get("max_delay_ms", 0) * MS)
+        self._started = dict.fromkeys(self.stages, 0)
+        self._spent = dict.fromkeys(self.stages, 0)
+        self._under_way: list[Convoy] = []
+
+    @classmethod
+    def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        return option_problems(f"policy {cls.NAME!r}", options, _KINDS, path)
+
+    def done(self, stage: int, keys: Sequence[int], now: int) -> None:
+        super().done(stage, keys, now)
+        if stage in self._spent and self._started[stage]:
+            spent = now - self._started[stage]
+            self._spent[stage] = max(spent, round(_FADES * self._spent[stage]))
+
+    def decide(self, now: int) -> Decision:
+        self._under_way += [c for c in self._convoys.settle() if c.waiting]
+        while self._under_way:
+            convoy = self._under_way[-1]
+            if convoy.waiting:
+                return self._go(convoy, now)
+            self._under_way.pop()
+        return self._begin(now) if len(self._room) else None
+
+    def _go(self, convoy: Convoy, now: int) -> Run:
+        """Run what waits at the convoy's first stage."""
+        waiting = list(convoy.waiting.values())
+        stage = min((q.stage for q in waiting), key=self._position.__getitem__)
+        queries = self._fitting([q for q in waiting if q.stage == stage])
+        if len(queries) < len(waiting):
+            # Ways part here. Who runs now is a convoy of its own, the others are next.
+            convoy = Convoy()
+            self._convoys.join(convoy, queries)
+        else:
+            self._under_way.pop()
+        self._convoys.start(convoy, queries)
+        self._started[stage] = now
+        return self._run(queries)
+
+    def _begin(self, now: int) -> Decision:
+        room = self._room
+        due: list[Group] = []
+        soonest: int | None = None
+        for group in room.groups:
+            at_ns = self._start_of(group)
+            if at_ns <= now:
+                due.append(group)
+            elif soonest is None or at_ns < soonest:
+                soonest = at_ns
+        group_due = room.first(due)
+        if group_due is None:
+            return None if soonest is None else WaitUntil(soonest)
+        queries = room.pick(group_due, self._max_rows[group_due[0]], self._admit(group_due, now))
+        room.serve(group_due, queries)
+        convoy = Convoy()
+        self._convoys.join(convoy, queries)
+        self._convoys.start(convoy, queries)
+        self._started[group_due[0]] = now
+        return self._run(queries)
+
+    def _start_of(self, group: Group) -> int:
+        """When a batch of this group starts at the latest."""
+        room, stage = self._room, group[0]
+        since = room.since(group)
+        rows = room.rows(group)
+        if not self._delay or rows >= self._max_rows[stage] or room.inner(group):
+            return since
+        urgent = room.most_urgent(group)
+        # Before anything is known of the work, half of the time is left for it.
+        work = round(_MARGIN * self._predicted(urgent, rows)) or (urgent.deadline_ns - since) // 2
+        return min(since + self._delay, urgent.deadline_ns - work)
+
+    def _predicted(self, query: Query, rows: int) -> int:
+        route = self._route(query)
+        if self._costs.known:
+            return at(self._costs.line(route, self._length((query,))), rows)
+        return sum(self._spent.get(s, 0) for s in route)
+
+    def _admit(self, group: Group, now: int) -> Admit | None:
+        """With a profile: who would make others late stays for the next batch."""
+        if not self._costs.known:
+            return None
+        urgent = self._room.most_urgent(group)
+        line = self._costs.line(self._route(urgent), self._length((urgent,)))
+        return self._in_time(group, now, line, self._max_rows[group[0]])

@@ -1,0 +1,108 @@
+"""What a decision costs: microseconds of each policy with many queries in the queue.
+
+``python -m blockflow.bench.decisions`` prints the table. Scheduling must not be felt beside a
+block's compute: at most 50 us with 64 queries waiting is the aim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.policy import Policy, Query, Run, WaitUntil
+from blockflow.batching.registry import create_policy
+from blockflow.batching.shares import TaskShare
+from blockflow.bench.results import Figure, figure_table
+from blockflow.bench.statistics import percentile
+from blockflow.core.profile import Point, StageProfile
+
+SPECS: Sequence[Mapping[str, Any]] = (
+    {"policy": "none"},
+    {"policy": "window"},
+    {"policy": "window", "max_delay_ms": 5},
+    {"policy": "lbci", "t_opt_ms": 400},
+    {"policy": "dvabatch"},
+    {"policy": "dvabatch", "policies": ["load", "input", "operator"]},
+)
+STAGES = (1, 2, 3, 4)
+_MS = 1_000_000
+_FAR = 10**15
+
+
+def measure(spec: Mapping[str, Any], queued: int, tasks: int, decisions: int) -> Figure:
+    """CPU time of ``decide`` alone while ``queued`` queries wait, over whole lives of batches.
+
+    Time goes on by the profile, virtually; each query that leaves is followed by a new one.
+    """
+    policy, now, key = _policy(spec, tasks), 0, 0
+    spent: list[float] = []
+    waiting: dict[int, Query] = {}
+    while len(spent) < decisions:
+        while len(waiting) < queued:
+            waiting[key] = Query(key, 1, 1, now, now, now + _FAR, (8,), True, key % tasks)
+            policy.arrive(waiting[key], now)
+            key += 1
+        begin = time.thread_time_ns()
+        decision = policy.decide(now)
+        spent.append((time.thread_time_ns() - begin) / 1e3)
+        if isinstance(decision, Run):
+            now += _MS
+            policy.done(decision.stage, decision.keys, now)
+            for one in decision.keys:
+                query = waiting.pop(one)
+                if decision.stage < STAGES[-1]:
+                    waiting[one] = query._replace(
+                        stage=decision.stage + 1, ready_ns=now, first=False
+                    )
+                    policy.arrive(waiting[one], now)
+        elif isinstance(decision, WaitUntil):
+            now = decision.at_ns
+    name = " ".join(f"{v}" if k == "policy" else f"{k}={v}" for k, v in spec.items())
+    return Figure(
+        "decision",
+        name,
+        None,
+        None,
+        None,
+        statistics.fmean(spent),
+        "us",
+        len(spent),
+        labels={"queued": queued, "tasks": tasks, "p99_us": round(percentile(spent, 99), 2)},
+    )
+
+
+def _policy(spec: Mapping[str, Any], tasks: int) -> Policy:
+    points = tuple(
+        Point(1, b, None, 10, ms, ms, ms, ms, ms, ms, 0.01, 0)
+        for b, ms in ((1, 10.0), (2, 15.0), (4, 25.0), (8, 45.0), (16, 85.0), (32, 160.0))
+    )
+    profile = StageProfile("block", "0" * 64, "echo", "fp32", "here", points)
+    facts = {s: StageFacts(f"block{s}", 32, 1, profile) for s in STAGES}
+    shares = [TaskShare(weight=1.0 + i % 3) for i in range(tasks)]
+    return create_policy(spec, STAGES, facts, shares)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure all policies and print the table; 0."""
+    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.decisions")
+    parser.add_argument("--queued", type=int, default=64, help="queries in the queue")
+    parser.add_argument("--tasks", type=int, default=8, help="tasks that share the block")
+    parser.add_argument("--decisions", type=int, default=4000, help="decisions per policy")
+    options = parser.parse_args(arguments)
+    console = Console()
+    figures = [measure(spec, options.queued, options.tasks, options.decisions) for spec in SPECS]
+    title = f"Cost of a decision, {options.queued} queued, {options.tasks} tasks"
+    console.print(figure_table(title, figures))
+    for f in figures:
+        console.print(f"{f.mode}: p99 {f.labels['p99_us']} us")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

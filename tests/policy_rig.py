@@ -1,0 +1,201 @@
+"""A worker of plain data that drives a policy as the real one does, and checks what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.policy import Decision, Policy, Query, Run, WaitUntil
+from blockflow.core.profile import Point, StageProfile
+
+MS = 1_000_000
+MAX_ROWS = 12
+
+
+def query(
+    key: int,
+    now: int,
+    *,
+    stage: int = 1,
+    rows: int = 1,
+    shape: tuple[int, ...] = (4,),
+    task: int = 0,
+    deadline_ms: int = 1000,
+    first: bool = True,
+    ahead: tuple[int, ...] | None = None,
+) -> Query:
+    end = now + deadline_ms * MS
+    return Query(key, stage, rows, now, now, end, shape, first, task, ahead)
+
+
+def profile(
+    times: Mapping[int, float], *, block: str = "block", threads: int = 1, spread: float = 0.0
+) -> StageProfile:
+    """Made-up times in ms by rows."""
+    return StageProfile(
+        block,
+        "0" * 64,
+        "echo",
+        "fp32",
+        "here",
+        tuple(
+            Point(threads, rows, None, 10, ms, ms, ms, ms, ms, ms, spread, 0)
+            for rows, ms in times.items()
+        ),
+    )
+
+
+def facts_for(
+    stages: Sequence[int], times: Mapping[int, float] | None = None
+) -> dict[int, StageFacts]:
+    """Stages whose time per row falls with the batch, with a variable dim that may be padded."""
+    made = times or {1: 2.0, 2: 3.0, 4: 5.0, 8: 9.0, 16: 17.0}
+    return {
+        s: StageFacts(f"block{s}", MAX_ROWS, 1, profile(made), (0,), (1, 64), pads=True)
+        for s in stages
+    }
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Stages that a query visits; a tuple at the end is a fork into several."""
+
+    path: tuple[int | tuple[int, ...], ...]
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        return tuple(s for step in self.path for s in (step if isinstance(step, tuple) else [step]))
+
+    def after(self, stage: int) -> tuple[int, ...]:
+        """The stages right after ``stage``."""
+        for i, step in enumerate(self.path[:-1]):
+            if step == stage:
+                follower = self.path[i + 1]
+                return follower if isinstance(follower, tuple) else (follower,)
+        return ()
+
+    def ahead(self, stage: int) -> tuple[int, ...]:
+        if isinstance(self.path[-1], tuple) and stage in self.path[-1]:
+            return ()
+        return self.stages[self.stages.index(stage) + 1 :]
+
+
+@dataclass
+class TinyWorker:
+    """``lanes``: how many batches it runs side by side. ``knows_ahead``: tells where queries go."""
+
+    policy: Policy
+    walks: dict[int, Walk]
+    lanes: int = 1
+    knows_ahead: bool = True
+    waiting: dict[int, Query] = field(default_factory=dict)
+    running: list[tuple[Run, dict[int, Query]]] = field(default_factory=list)
+    left: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    fail: set[int] = field(default_factory=set)
+    runs: list[tuple[int, Run]] = field(default_factory=list)
+    _next: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        self.waiting.update({q.key: q for q in self.policy.waiting()})
+
+    def enter(
+        self, key: int, walk: Walk, rows: int, length: int, task: int, deadline: int, now: int
+    ) -> None:
+        self.walks[key] = walk
+        stage = walk.stages[0]
+        ahead = walk.ahead(stage) if self.knows_ahead else None
+        q = Query(key, stage, rows, now, now, deadline, (length,), True, task, ahead)
+        self.waiting[key] = q
+        self.policy.arrive(q, now)
+
+    def decide(self, now: int) -> Decision:
+        for key in [k for k, q in self.waiting.items() if q.deadline_ns <= now]:
+            self.drop_key(key, now)
+        if len(self.running) >= self.lanes:
+            return None
+        decision = self.policy.decide(now)
+        if isinstance(decision, WaitUntil):
+            assert decision.at_ns > now, "told to wait for what is over"
+        if isinstance(decision, Run):
+            self._take(decision, now)
+        return decision
+
+    def _take(self, run: Run, now: int) -> None:
+        assert run.keys and len(set(run.keys)) == len(run.keys)
+        assert set(run.keys) <= set(self.waiting), "runs what does not wait"
+        batch = {key: self.waiting.pop(key) for key in run.keys}
+        assert {q.stage for q in batch.values()} == {run.stage}
+        shapes = {q.shape for q in batch.values()}
+        if run.pad_to:
+            assert run.pad_to == tuple(map(max, zip(*shapes, strict=True)))
+        else:
+            assert len(shapes) == 1
+        rows = sum(q.rows for q in batch.values())
+        assert rows <= MAX_ROWS or len(batch) == 1, "over-committed"
+        self.running.append((run, batch))
+        self.runs.append((now, run))
+
+    def finish(self, index: int, now: int, *, fail: bool) -> None:
+        if not self.running:
+            return
+        run, batch = self.running.pop(index % len(self.running))
+        gone = {k for k in batch if k in self.fail}
+        if fail:
+            gone.add(run.keys[index % len(run.keys)])
+        self.failed |= gone
+        self.policy.done(run.stage, [k for k in run.keys if k not in gone], now)
+        for key, q in batch.items():
+            if key in gone:
+                continue
+            followers = self.walks[key].after(run.stage)
+            if not followers:
+                self.left.add(key)
+            for i, stage in enumerate(followers):
+                again = key
+                if i:
+                    again, self._next = self._next, self._next + 1
+                    self.walks[again] = self.walks[key]
+                ahead = self.walks[again].ahead(stage) if self.knows_ahead else None
+                follower = q._replace(
+                    key=again, stage=stage, ready_ns=now, first=False, ahead=ahead
+                )
+                self.waiting[again] = follower
+                self.policy.arrive(follower, now)
+
+    def drop(self, index: int, now: int) -> None:
+        if self.waiting:
+            self.drop_key(sorted(self.waiting)[index % len(self.waiting)], now)
+
+    def drop_key(self, key: int, now: int) -> None:
+        del self.waiting[key]
+        self.failed.add(key)
+        self.policy.drop(key, now)
+
+    def change(self, policy: Policy, now: int) -> None:
+        """Another policy takes over what waits, as the scheduler does it."""
+        self.policy = policy
+        for q in sorted(self.waiting.values(), key=lambda q: (q.arrival_ns, q.key)):
+            policy.arrive(q, now)
+
+    def check(self) -> None:
+        assert {q.key: q for q in self.policy.waiting()} == self.waiting
+        order = [(q.arrival_ns, q.key) for q in self.policy.waiting()]
+        assert order == sorted(order)
+
+    def run_out(self, now: int, *, ms_per_run: int = 1) -> None:
+        """Go on until nothing is left; fails when the policy lets something lie."""
+        for _ in range(20_000):
+            decision = self.decide(now)
+            self.check()
+            if isinstance(decision, Run):
+                continue
+            if self.running:
+                now += ms_per_run * MS
+                self.finish(0, now, fail=False)
+            elif isinstance(decision, WaitUntil):
+                now = decision.at_ns
+            else:
+                break
+        assert not self.waiting, f"left lying: {self.waiting}"

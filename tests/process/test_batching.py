@@ -1,0 +1,140 @@
+"""Batching policies in real workers: what shares a block shares its batches; nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockflow.core.model import BlockInfo
+from blockflow.core.profile import Point, StageProfile
+from blockflow.core.routing import RouteTable
+from blockflow.wire.control import Routes, RoutesApplied, SetPolicy, StartFailed, Stats
+from tests.worker_rig import Rig, echo, rig_with_template
+
+MakeRig = Callable[[], AbstractContextManager[Rig]]
+
+
+@pytest.fixture(scope="module")
+def make_rig() -> Iterator[MakeRig]:
+    with rig_with_template() as make:
+        yield make
+
+
+@pytest.fixture
+def rig(make_rig: MakeRig) -> Iterator[Rig]:
+    with make_rig() as one:
+        yield one
+
+
+def rows_of(value: float, rows: int = 1) -> np.ndarray[Any, Any]:
+    return np.full((rows, 4), value, np.float32)
+
+
+def profile(info: BlockInfo, ms: Mapping[int, float]) -> dict[str, Any]:
+    """As if measured: milliseconds by rows, on one thread."""
+    points = tuple(
+        Point(1, rows, None, 30, t, t, t, t, t, t, 0.01, 0) for rows, t in sorted(ms.items())
+    )
+    return StageProfile(info.name, info.digest, "echo", "fp32", "test", points).to_dict()
+
+
+def answers(rig: Rig, expected: Mapping[bytes, float]) -> None:
+    """Each request's own result comes once, whatever it shared a batch with."""
+    left = dict(expected)
+    while left:
+        message, value = rig.result()
+        row = 0
+        for item in message.items:
+            assert (value[row : row + item.rows] == left.pop(item.request_id)).all()
+            row += item.rows
+
+
+def batches(rig: Rig, incarnation: int, rows: int) -> dict[str, int]:
+    """How many batches each block ran ``rows`` rows in, once its figures show all of them."""
+    while True:
+        stages = rig.expect(Stats, incarnation).stages
+        if all(s["rows"] >= rows for s in stages):
+            assert all(s["rows"] == rows for s in stages)
+            return {s["block"]: s["batches"] for s in stages}
+
+
+def test_tasks_share_the_batches_of_their_trunk(rig: Rig) -> None:
+    """While one request is computed others gather; they run as one batch and part afterwards."""
+    rig.start(
+        11,
+        {1: echo(rig, "trunk", delay_ms=100)},
+        stage={"policy": {"policy": "window", "max_rows": 32, "max_delay_ms": 0}},
+        monitor_hz=50.0,
+    )
+    rig.start(12, {2: echo(rig, "head2")})
+    rig.start(13, {3: echo(rig, "head3")})
+    rig.publish()
+    sent = {rig.send(rows_of(k), [1, 2 + k % 2])[0]: float(k) for k in range(12)}
+    answers(rig, sent)
+    assert batches(rig, 11, 12)["trunk"] <= 3
+
+
+def test_a_window_waits_for_company_and_no_longer(rig: Rig) -> None:
+    policy = {"policy": "window", "max_rows": 4, "max_delay_ms": 10_000}
+    rig.start(11, {1: echo(rig, "e")}, stage={"policy": policy}, monitor_hz=50.0)
+    rig.publish()
+    sent = {rig.send(rows_of(k), [1])[0]: float(k) for k in range(4)}
+    answers(rig, sent)  # full: long before the delay has passed
+    (lone,) = rig.send(rows_of(9), [1], remaining_ms=150)
+    answers(rig, {lone: 9.0})  # its deadline does not wait for company either
+    assert batches(rig, 11, 5)["e"] == 2
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"policy": "lbci", "t_opt_ms": 2000},
+        {"policy": "dvabatch", "buffer_pairs": 2},
+        {"policy": "dvabatch", "policies": ["load", "operator"]},
+    ],
+    ids=["lbci", "dvabatch", "dvabatch-operator"],
+)
+def test_newcomers_join_a_batch_under_way(rig: Rig, policy: Mapping[str, Any]) -> None:
+    """A chain in one worker: requests come in the middle of others; each gets its own answer."""
+    blocks = {n: echo(rig, f"s{n}", delay_ms=20) for n in (1, 2, 3)}
+    # Batches cost what one row costs, and a fixed time is half of it: joining pays.
+    costs = {1: 20.0, 2: 20.5, 4: 21.0, 8: 22.0, 16: 24.0, 32: 28.0}
+    launch = {"policy": dict(policy), "profile": profile(blocks[1], costs), "max_rows": 32}
+    rig.start(11, blocks, stage=launch, monitor_hz=50.0)
+    rig.publish()
+    sent: dict[bytes, float] = {}
+    for k in range(40):
+        sent[rig.send(rows_of(k, 1 + k % 3), [1, 2, 3])[0]] = float(k)
+    answers(rig, sent)
+    found = batches(rig, 11, sum(1 + k % 3 for k in range(40)))
+    assert all(count < 40 for count in found.values())
+
+
+def test_a_policy_without_its_profile_says_how_to_get_one(rig: Rig) -> None:
+    rig.launch(11, {1: echo(rig, "e")}, stage={"policy": {"policy": "lbci", "t_opt_ms": 100}})
+    failed = rig.expect(StartFailed, 11)
+    assert failed.error["code"] == "INVALID_TOPOLOGY"
+    assert "blockflow profile" in str(failed.error)
+
+
+def test_policies_and_shares_change_under_load(rig: Rig) -> None:
+    rig.start(11, {n: echo(rig, f"e{n}", delay_ms=2) for n in (1, 2)})
+    rig.publish()
+    sent: dict[bytes, float] = {}
+    policies = ("window", "dvabatch", "none", "window")
+    for k in range(60):
+        sent[rig.send(rows_of(k), [1, 2])[0]] = float(k)
+        if k % 15 == 8:
+            for stage in (1, 2):
+                rig.tell(11, SetPolicy(stage, {"policy": policies[k // 15]}))
+        if k % 15 == 12:
+            shares = ({}, {"weight": 1.0 + k, "priority": k // 15, "max_batch_rows": 4})
+            rig.version += 1
+            table = RouteTable(1, rig.version, dict(rig.routes), {}, shares)
+            rig.tell(11, Routes(table.to_dict()))
+            rig.expect(RoutesApplied, 11)
+    answers(rig, sent)

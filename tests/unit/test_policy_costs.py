@@ -1,0 +1,110 @@
+"""Predicted times: tables, LBCI's curves, what joining is worth; and what a policy knows of a
+stage."""
+
+from __future__ import annotations
+
+import pytest
+from policy_rig import MS, profile
+
+from blockflow.batching.costs import Costs, FittedCosts, at, measured
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.joining import Arrivals, gain
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.profile import Point, StageProfile
+
+FLAT = StageFacts("flat", 32, 1, profile({1: 10.0, 2: 20.0, 4: 40.0}))
+CHEAPER = StageFacts("cheaper", 32, 1, profile({1: 10.0, 2: 12.0, 4: 16.0}, spread=0.2))
+
+
+def test_lines_follow_the_table() -> None:
+    costs = Costs({1: FLAT, 2: CHEAPER}, 8)
+    assert costs.known
+    line = costs.line((1, 2))
+    assert [line[b] // MS for b in range(6)] == [0, 20, 32, 44, 56, 68]
+    assert at(line, 8) == 104 * MS and at(line, 16) == 208 * MS
+    assert costs.fluctuation((1,)) == 0 and costs.fluctuation((1, 2)) == 0.2
+
+
+def test_nothing_is_known_without_a_profile_for_the_threads() -> None:
+    other = StageFacts("other", 32, 2, profile({1: 10.0}))
+    assert not measured(other) and not Costs({1: FLAT, 2: other}, 4).known
+    costs = FittedCosts({1: other, 2: StageFacts()}, 4)
+    assert costs.line((1, 2)) == [0] * 5 and costs.fluctuation((1, 2)) == 0
+    assert not Costs({}, 1).known
+
+
+def test_fitted_lines_follow_the_curve() -> None:
+    s = {b: (20 - 4) / (1 + (b / 3) ** 1.5) + 4 for b in (1, 2, 4, 8, 16, 32)}
+    facts = StageFacts("x", 64, 1, profile({b: b * t for b, t in s.items()}))
+    line = FittedCosts({1: facts}, 64).line((1,))
+    for b in (1, 3, 11, 24, 50):  # measured or not
+        assert line[b] / MS == pytest.approx(b * ((20 - 4) / (1 + (b / 3) ** 1.5) + 4), rel=0.01)
+
+
+def test_a_curve_that_misses_is_not_used() -> None:
+    wild = StageFacts("wild", 8, 1, profile({1: 10.0, 2: 90.0, 4: 20.0, 8: 200.0}))
+    assert FittedCosts({1: wild}, 8).line((1,)) == Costs({1: wild}, 8).line((1,))
+
+
+def test_lengths_count() -> None:
+    points = tuple(
+        Point(1, rows, n, 5, ms, ms, ms, ms, ms, ms, 0.0, 0)
+        for rows, n, ms in ((1, 16, 2.0), (2, 16, 4.0), (1, 64, 8.0), (2, 64, 16.0))
+    )
+    measured_at = StageProfile("enc", "0" * 64, "echo", "fp32", "here", points)
+    facts = StageFacts("enc", 4, 1, measured_at, (0,), (1, 64), pads=True)
+    for costs in (Costs({1: facts}, 4), FittedCosts({1: facts}, 4)):
+        assert costs.line((1,), 16)[2] == 4 * MS
+        assert costs.line((1,), 40)[1] == 5 * MS
+        assert costs.line((1,))[1] == 8 * MS  # the longest, to be safe
+    assert facts.length((40, 3)) == 40 and StageFacts().length((40,)) is None
+
+
+def test_what_joining_is_worth() -> None:
+    def worth(costs: Costs, behind: int, per_ms: float) -> float:
+        lines = (costs.line((1,)), costs.line((2,)), costs.line((1, 2)))
+        return gain(lines, 1, 1, behind, per_ms / MS) / MS
+
+    flat = Costs({1: FLAT, 2: FLAT}, 16)
+    # Apart the first ends at 10 and the other at 10 + 20; together both end at 10 + 20: nothing is
+    # spared, and the first is 20 later.
+    assert worth(flat, 0, 0) == worth(flat, 5, 0.1) == -20
+    cheap = Costs({1: CHEAPER, 2: CHEAPER}, 16)
+    # Together both end at 10 + 12 = 22, apart at 10 and 30: 8 are spared, 12 lost.
+    assert worth(cheap, 0, 0) == 8 - 12
+    # One more waits, and would share a batch of two (24 ms) with the newcomer: 10 + 24/2 - 22 = 0.
+    assert worth(cheap, 1, 0) == -12
+    # None waits; 0.05 come per ms, too few to make the newcomer's batch larger in 10 ms, and 1.5
+    # of them in the 30 ms to its end. They gain, and as many after them.
+    assert worth(cheap, 0, 0.05) == pytest.approx((1 + 2 * 1.5) * 8 - 12)
+
+
+def test_the_rate_of_the_last_arrivals() -> None:
+    arrivals = Arrivals()
+    assert arrivals.rate(5) == 0
+    arrivals.add(7, 10)
+    assert arrivals.rate(20) == 0, "one arrival says nothing"
+    arrivals.add(2, 20)
+    assert arrivals.rate(30) == 2 / 20 and arrivals.rate(10) == 0
+    for i in range(16):
+        arrivals.add(3, 1000 + 10 * i)
+    assert arrivals.rate(1150) == 15 * 3 / 150
+
+
+def test_facts_of_a_stage_that_is_launched() -> None:
+    spec = TensorSpec("int64", ("rows", "length"), {"length": (1, 512)})
+    contract = Contract(spec, TensorSpec("float32", ("rows", 16)))
+    info = BlockInfo("encoder", "1", "0" * 64, "pt2", contract, 1, 4)
+    found = StageFacts.of(
+        StageSpec(3, info, max_rows=8, profile=profile({1: 2.0}).to_dict()), 2, pads=True
+    )
+    assert (found.block, found.max_rows, found.threads) == ("encoder", 8, 2)
+    assert found.length_dims == (0,) and found.lengths == (1, 512) and found.pads
+    assert found.profile == profile({1: 2.0})
+    fixed = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))
+    info = BlockInfo("fixed", "1", "0" * 64, "pt2", fixed, 1, 4)
+    found = StageFacts.of(StageSpec(3, info), pads=True)
+    assert found.length_dims == () and not found.pads and found.profile is None
+    with pytest.raises(ValueError, match="not a profile"):
+        StageFacts.of(StageSpec(3, info, profile={"points": []}))

@@ -1,0 +1,123 @@
+"""`window`: ZeroBatch, DelayBatch, and what deadlines do to them."""
+
+from __future__ import annotations
+
+from policy_rig import MS, TinyWorker, Walk, facts_for, query
+
+from blockflow.batching.policy import Policy, Query, Run, WaitUntil
+from blockflow.batching.registry import create_policy
+
+
+def make(stages: tuple[int, ...] = (1,), *, profiled: bool = False, **options: object) -> Policy:
+    facts = facts_for(stages) if profiled else None
+    return create_policy({"policy": "window", **options}, stages, facts)
+
+
+def test_zero_batch_takes_what_is_there() -> None:
+    policy = make(max_rows=3)
+    for key in range(5):
+        policy.arrive(query(key, 0), 0)
+    assert policy.decide(0) == Run(1, (0, 1, 2))
+    assert policy.decide(0) == Run(1, (3, 4))
+
+
+def test_delay_batch_waits_for_the_oldest() -> None:
+    policy = make(max_rows=3, max_delay_ms=10)
+    policy.arrive(query(1, 2 * MS), 2 * MS)
+    assert policy.decide(3 * MS) == WaitUntil(12 * MS)
+    policy.arrive(query(2, 8 * MS), 8 * MS)
+    assert policy.decide(9 * MS) == WaitUntil(12 * MS)
+    policy.drop(1, 10 * MS)
+    assert policy.decide(10 * MS) == WaitUntil(18 * MS)
+    assert policy.decide(18 * MS) == Run(1, (2,))
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    policy = make(max_rows=3, max_delay_ms=10)
+    policy.arrive(query(1, 0, rows=2), 0)
+    assert isinstance(policy.decide(0), WaitUntil)
+    policy.arrive(query(2, MS, rows=2), MS)
+    assert policy.decide(MS) == Run(1, (1,))  # the next one does not fit any more
+    assert policy.decide(MS) == WaitUntil(11 * MS)
+
+
+def test_nobody_is_held_back_beyond_the_deadline() -> None:
+    policy = make(max_delay_ms=100, profiled=True)
+    policy.arrive(query(1, 0, deadline_ms=20), 0)
+    # One row takes 2 ms by the profile; a quarter more is left to the deadline.
+    assert policy.decide(0) == WaitUntil(round((20 - 2.5) * MS))
+    assert policy.decide(18 * MS) == Run(1, (1,))
+
+
+def test_without_a_profile_the_last_batches_tell_how_long_one_takes() -> None:
+    policy = make(max_delay_ms=100)
+    policy.arrive(query(1, 0, deadline_ms=50), 0)
+    assert policy.decide(0) == WaitUntil(25 * MS)  # nothing known yet
+    policy.arrive(query(2, 0, rows=40), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.done(1, [1], 8 * MS)
+    assert policy.decide(8 * MS) == Run(1, (2,))
+    policy.done(1, [2], 28 * MS)
+    policy.arrive(query(3, 30 * MS, deadline_ms=50), 30 * MS)
+    assert policy.decide(30 * MS) == WaitUntil(80 * MS - 25 * MS)
+
+
+def test_who_is_in_time_in_a_smaller_batch_only_gets_the_smaller_batch() -> None:
+    policy = make(profiled=True)
+    policy.arrive(query(1, 0, deadline_ms=5), 0)
+    for key in range(2, 9):
+        policy.arrive(query(key, 0), 0)
+    # 4 rows take 5 ms, 5 rows take 6.
+    assert policy.decide(0) == Run(1, (1, 2, 3, 4))
+    late = make(profiled=True)
+    late.arrive(query(1, 0, deadline_ms=1), 0)  # too late in any batch: holds nobody back
+    for key in range(2, 9):
+        late.arrive(query(key, 0), 0)
+    assert late.decide(0) == Run(1, (1, 2, 3, 4, 5, 6, 7, 8))
+
+
+def test_a_batch_goes_to_its_end_before_the_next_one_starts() -> None:
+    policy = make((1, 2, 3), max_rows=2)
+    worker = TinyWorker(policy, {})
+    for key in range(3):
+        worker.enter(key, Walk((1, 2, 3)), 1, 4, 0, 10**9, 0)
+    worker.run_out(0)
+    assert [(r.stage, r.keys) for _, r in worker.runs] == [
+        (1, (0, 1)),
+        (2, (0, 1)),
+        (3, (0, 1)),
+        (1, (2,)),
+        (2, (2,)),
+        (3, (2,)),
+    ]
+
+
+def test_forks_are_run_one_after_the_other() -> None:
+    policy = make((1, 2, 3))
+    worker = TinyWorker(policy, {})
+    worker.enter(0, Walk((1, (2, 3))), 1, 4, 0, 10**9, 0)
+    worker.enter(1, Walk((1, 3)), 1, 4, 0, 10**9, 0)
+    worker.run_out(0)
+    assert [(r.stage, len(r.keys)) for _, r in worker.runs] == [(1, 2), (2, 1), (3, 2)]
+
+
+def test_lengths_of_one_class_are_padded_to_the_longest() -> None:
+    policy = make(profiled=True, classes=[8, 16, 64])
+    for key, length in ((1, 3), (2, 8), (3, 9), (4, 5)):
+        policy.arrive(query(key, key, shape=(length, 7)), 4)
+    assert policy.decide(5) == Run(1, (1, 2, 4), (8, 7))
+    assert policy.decide(5) == Run(1, (3,))
+
+
+def test_without_classes_lengths_stay_apart() -> None:
+    policy = make(profiled=True)
+    for key, length in ((1, 3), (2, 8), (3, 3)):
+        policy.arrive(query(key, key, shape=(length,)), 4)
+    assert policy.decide(5) == Run(1, (1, 3))
+    assert policy.decide(5) == Run(1, (2,))
+
+
+def test_what_comes_from_another_policy_does_not_wait() -> None:
+    policy = make(max_delay_ms=50)
+    policy.arrive(Query(1, 1, 1, 0, 0, 10**9, (4,), first=False), 0)
+    assert policy.decide(0) == Run(1, (1,))
