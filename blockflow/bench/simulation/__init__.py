@@ -1,0 +1,1 @@
+"""Simulation of workers, policies and arrivals under virtual time (docs/simulation.md)."""

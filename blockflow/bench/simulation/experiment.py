@@ -1,0 +1,162 @@
+"""Experiment: policies against rates and seeds; every cell is one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blockflow.bench.simulation.arrivals import Arrivals, Mix, parse_arrivals
+from blockflow.bench.simulation.invariants import invariants
+from blockflow.bench.simulation.outcome import Outcome, outcome
+from blockflow.bench.simulation.simulator import Simulator
+from blockflow.bench.simulation.sizes import Sizes, parse_sizes
+from blockflow.bench.simulation.system import SystemModel
+from blockflow.bench.simulation.watch import InvariantBroken, Watches
+from blockflow.bench.simulation.workload import Workload
+from blockflow.core.profile import StageProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run: which policy, which rate (indices), which seed."""
+
+    policy: int
+    rate: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is compared.
+
+    Attributes:
+        system: its policies are replaced by each of ``policies``; an empty mapping among them
+            leaves the system's own.
+        policies: ``{"policy": name, ...options}`` each.
+        rates: queries per second.
+        arrivals: in text form (:func:`~blockflow.bench.simulation.arrivals.parse_arrivals`).
+        rows: in text form (:func:`~blockflow.bench.simulation.sizes.parse_sizes`).
+        lengths: likewise; empty where blocks have no variable dim.
+        duration_s: of one run, in virtual seconds.
+        warmup_s: of that, left out of the figures.
+        seeds: one run per policy, rate and seed.
+        bound_ms: for the share of queries over it.
+        noisy: forwards fluctuate as measured.
+        check: every rule of :mod:`~blockflow.bench.simulation.invariants` is looked after.
+    """
+
+    system: SystemModel
+    policies: Sequence[Mapping[str, Any]]
+    rates: Sequence[float]
+    arrivals: str = "poisson"
+    rows: str = "1"
+    lengths: str = ""
+    duration_s: float = 60.0
+    warmup_s: float = 6.0
+    seeds: Sequence[int] = field(default_factory=lambda: range(1, 21))
+    bound_ms: float = 500.0
+    noisy: bool = True
+    check: bool = False
+
+    def cells(self) -> list[Cell]:
+        """All runs; those that end soon first within a seed, so that progress is even."""
+        return [
+            Cell(p, r, seed)
+            for seed in self.seeds
+            for r in range(len(self.rates))
+            for p in range(len(self.policies))
+        ]
+
+    def mix(self) -> Mix:
+        """What the queries are like."""
+        tasks = [(t.name, t.traffic) for t in self.system.tasks]
+        return Mix(tasks, self.row_sizes(), self.length_sizes())
+
+    def row_sizes(self) -> Sizes:
+        return parse_sizes(self.rows, "--rows")
+
+    def length_sizes(self) -> Sizes | None:
+        return parse_sizes(self.lengths, "--lengths") if self.lengths else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return {
+            "system": self.system.to_dict(),
+            "policies": [dict(p) for p in self.policies],
+            "rates": list(self.rates),
+            "arrivals": self.arrivals,
+            "rows": self.rows,
+            "lengths": self.lengths,
+            "duration_s": self.duration_s,
+            "warmup_s": self.warmup_s,
+            "seeds": list(self.seeds),
+            "bound_ms": self.bound_ms,
+            "noisy": self.noisy,
+            "check": self.check,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Experiment:
+        """Inverse of :meth:`to_dict`."""
+        return cls(**{**data, "system": SystemModel.from_dict(data["system"])})
+
+
+class Runner:
+    """Runs cells of one experiment; what they share is made once.
+
+    Args:
+        experiment: of which.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._arrivals: Arrivals = parse_arrivals(experiment.arrivals)
+        self._mix = experiment.mix()
+        own = experiment.system
+        self._systems = [own.with_policy(p) if p else own for p in experiment.policies]
+
+    def run(self, cell: Cell) -> Outcome:
+        """One run.
+
+        Raises:
+            TopologyError: the policy does not fit the system.
+            InvariantBroken: a defect, with the cell in its message.
+        """
+        e = self._experiment
+        system = self._systems[cell.policy]
+        rate = e.rates[cell.rate]
+        workload = Workload(self._arrivals, self._mix, rate, e.duration_s, cell.seed)
+        watch = Watches(invariants(system, noisy=e.noisy)) if e.check else None
+        simulator = Simulator(system, workload, watch=watch, noisy=e.noisy)
+        try:
+            simulator.run()
+        except InvariantBroken as exc:
+            exc.add_note(f"policy {dict(e.policies[cell.policy])}, rate {rate}, seed {cell.seed}")
+            raise
+        return outcome(simulator, e.warmup_s, e.duration_s, e.bound_ms)
+
+
+def capacity(system: SystemModel, rows: Sizes, lengths: Sizes | None) -> float:
+    """Queries per second that the system serves at most without batching: the yardstick of a load.
+
+    The smaller of what its busiest worker and what its cores can do, by the profiles' medians.
+    """
+    work: dict[str, float] = {}
+    traffic = sum(t.traffic for t in system.tasks)
+    hosts = system.stages()
+    for task in system.tasks:
+        for block in task.path:
+            worker, stage = hosts[block]
+            ms = _mean_ms(stage.profile, worker.threads, rows, lengths) + system.turn_ms
+            work[worker.name] = work.get(worker.name, 0.0) + task.traffic / traffic * ms
+    models = {w.name: w for w in system.workers}
+    alone = min(1000.0 * models[name].replicas / ms for name, ms in work.items())
+    together = 1000.0 * system.cores / sum(ms * models[n].threads for n, ms in work.items())
+    return min(alone, together)
+
+
+def _mean_ms(profile: StageProfile, threads: int, rows: Sizes, lengths: Sizes | None) -> float:
+    if lengths is None:
+        return rows.mean_of(lambda r: profile.ms(r, threads))
+    return rows.mean_of(lambda r: lengths.mean_of(lambda n: profile.ms(r, threads, n)))

@@ -1,0 +1,274 @@
+"""Sources: a simulated system from profile files, from a repository, or from a topology."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockflow.batching.registry import policy_problems
+from blockflow.batching.shares import TaskShare
+from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel, WorkerModel
+from blockflow.bench.simulation.text import Options, nonsense
+from blockflow.core.engines import select
+from blockflow.core.placement import desired_workers, plan_workers
+from blockflow.core.profile import StageProfile
+from blockflow.core.topology import parse_topology
+from blockflow.repository.profiles import ProfileStore
+from blockflow.repository.repository import BlockRepository
+
+MAX_FILE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a system has beside its blocks and tasks; see the fields of the models."""
+
+    cores: int
+    hop_ms: float
+    turn_ms: float
+    credits: int
+    slots: int
+    threads: int
+    replicas: int
+    max_rows: int
+    deadline_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChoice:
+    """A task as the command line names it; an empty path is the topology's."""
+
+    name: str
+    path: tuple[str, ...]
+    traffic: float
+
+
+def parse_task(text: str, where: str = "--task") -> TaskChoice:
+    """``NAME``, ``NAME@TRAFFIC``, ``NAME=a,b,c`` or ``NAME@TRAFFIC=a,b,c``.
+
+    Raises:
+        RequestError: INVALID_REQUEST.
+    """
+    head, _, path = text.partition("=")
+    name, sign, share = (p.strip() for p in head.partition("@"))
+    try:
+        value = float(share) if sign else 1.0
+    except ValueError:
+        value = 0.0
+    if not name or not 0.0 < value < float("inf"):
+        raise nonsense(f"{text!r} is no task", where, "for example digit@2=trunk1,trunk2,head")
+    return TaskChoice(name, tuple(b.strip() for b in path.split(",") if b.strip()), value)
+
+
+def parse_share(text: str, where: str = "--share") -> tuple[str, TaskShare]:
+    """``NAME:weight=2,priority=1,max_batch_rows=4``.
+
+    Raises:
+        RequestError: INVALID_REQUEST.
+    """
+    name, _, rest = text.partition(":")
+    try:
+        return name.strip(), TaskShare.from_dict(Options(rest, where).plain())
+    except ValueError as e:
+        raise nonsense(str(e), where, "for example digit:weight=2") from e
+
+
+def read_profiles(files: Sequence[Path]) -> dict[str, StageProfile]:
+    """Profiles by block, in the order of the files.
+
+    A file holds one profile, a list of them, or a record of ``blockflow profile``; of a chain's
+    record the blocks' parts count.
+
+    Raises:
+        RequestError: INVALID_REQUEST.
+    """
+    out: dict[str, StageProfile] = {}
+    for file in files:
+        for profile in _read(file):
+            if profile.block in out:
+                raise nonsense(f"two profiles of {profile.block!r}", str(file), "give one of them")
+            out[profile.block] = profile
+    return out
+
+
+def _read(file: Path) -> list[StageProfile]:
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise nonsense(f"more than {MAX_FILE_BYTES} bytes", str(file))
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and "profile" in data:
+            data = data.get("parts") or data["profile"]
+        found = [StageProfile.from_dict(p) for p in (data if isinstance(data, list) else [data])]
+    except (OSError, ValueError, RecursionError) as e:
+        raise nonsense(f"no profile can be read: {e}", str(file)) from e
+    if not found:
+        raise nonsense("no profile is in it", str(file))
+    return found
+
+
+def stored_profiles(
+    root: Path, blocks: Sequence[str], spec: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, StageProfile]:
+    """The profiles that hold here and now, by block.
+
+    Args:
+        root: of the repository.
+        blocks: names in it.
+        spec: block -> ``engine``, ``precision`` and ``options``, where they are not ``auto``.
+
+    Raises:
+        RepositoryError: NO_PROFILE or STALE_PROFILE with the command that measures it; what the
+            repository itself finds wrong.
+    """
+    repository, store = BlockRepository(root), ProfileStore(root)
+    out: dict[str, StageProfile] = {}
+    for block in blocks:
+        info = repository.info(block)
+        selection = select(info, **dict((spec or {}).get(block, {})), machine=store.machine)
+        out[block] = store.fresh([info], [selection]).profile
+    return out
+
+
+def plain_system(
+    profiles: Mapping[str, StageProfile],
+    tasks: Sequence[TaskChoice],
+    shares: Mapping[str, TaskShare],
+    costs: Costs,
+    *,
+    apart: bool,
+) -> SystemModel:
+    """All blocks in one worker, or (``apart``) a worker per block.
+
+    Args:
+        profiles: by block.
+        tasks: with their paths; none = one task over all blocks in their order.
+        shares: of tasks at the blocks that they share, by name.
+        costs: the rest.
+        apart: every block has a worker process of its own.
+
+    Raises:
+        RequestError: INVALID_REQUEST: a path that cannot be.
+    """
+    chosen = tasks or [TaskChoice("task", tuple(profiles), 1.0)]
+    for task in chosen:
+        missing = [b for b in task.path if b not in profiles]
+        if missing:
+            known = ", ".join(profiles)
+            raise nonsense(f"no profile of {missing[0]!r}", f"task {task.name}", f"there: {known}")
+        if not task.path:
+            raise nonsense(f"task {task.name!r} has no path", "--task", "NAME=block,block,...")
+        if len(set(task.path)) != len(task.path):
+            raise nonsense("a block stands twice in the path", f"task {task.name}")
+    used = list(dict.fromkeys(b for t in chosen for b in t.path))
+    stages = [StageModel(b, profiles[b], max_rows=costs.max_rows) for b in used]
+    groups = [(s.block, (s,)) for s in stages] if apart else [("worker", tuple(stages))]
+    workers = tuple(
+        WorkerModel(name, members, costs.threads, costs.slots, costs.replicas)
+        for name, members in groups
+    )
+    return _checked(workers, _models(chosen, shares, {}, costs.deadline_ms), costs)
+
+
+def topology_system(
+    file: Path,
+    root: Path,
+    chosen: Sequence[TaskChoice],
+    shares: Mapping[str, TaskShare],
+    costs: Costs,
+) -> SystemModel:
+    """A topology as the control plane would deploy it on ``costs.cores`` cores.
+
+    Its workers, threads, slots, replicas, policies, limits and deadlines count; of ``costs`` only
+    what a topology does not say.
+
+    Args:
+        file: the topology.
+        root: of the repository with its blocks and their profiles.
+        chosen: the tasks that get queries, with their traffic; none = all, alike.
+        shares: of tasks at the blocks that they share, by name.
+        costs: cores, credits, and what passing on costs.
+
+    Raises:
+        TopologyError: it is invalid, or does not fit the cores.
+        RepositoryError: a profile is missing or stale.
+        RequestError: INVALID_REQUEST: a task that it does not have.
+    """
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
+        raise nonsense(f"no topology can be read: {e}", str(file)) from e
+    topology = parse_topology(body, BlockRepository(root).info, policy_problems)
+    specs = desired_workers(topology, range(costs.cores))
+    threads = plan_workers(specs).threads
+    workers = []
+    for spec, count in zip(specs, threads, strict=True):
+        wanted = {
+            s.info.name: {
+                "engine": s.spec.engine,
+                "precision": s.spec.precision,
+                "options": s.spec.options,
+            }
+            for s in spec.stages
+        }
+        found = stored_profiles(root, list(wanted), wanted)
+        stages = tuple(
+            StageModel(
+                s.spec.name,
+                found[s.info.name],
+                s.spec.batching.model_dump(mode="json"),
+                s.max_rows,
+            )
+            for s in spec.stages
+        )
+        workers.append(WorkerModel(spec.name, stages, count, spec.slots, spec.replicas))
+    known = {n: tuple(t.path) for n, t in topology.tasks.items()}
+    for task in chosen:
+        if task.path or task.name not in known:
+            why = "has its path in the topology" if task.path else "is not in the topology"
+            raise nonsense(f"task {task.name!r} {why}", "--task", f"there: {', '.join(known)}")
+    picked = [TaskChoice(t.name, known[t.name], t.traffic) for t in chosen] or [
+        TaskChoice(name, path, 1.0) for name, path in known.items()
+    ]
+    deadlines = {n: float(t.deadline_ms) for n, t in topology.tasks.items()}
+    return _checked(tuple(workers), _models(picked, shares, deadlines, costs.deadline_ms), costs)
+
+
+def _models(
+    chosen: Sequence[TaskChoice],
+    shares: Mapping[str, TaskShare],
+    deadlines: Mapping[str, float],
+    default_ms: float,
+) -> tuple[TaskModel, ...]:
+    names = [t.name for t in chosen]
+    for name in set(shares) - set(names):
+        raise nonsense(f"no task {name!r}", "--share", f"there: {', '.join(names)}")
+    if len(set(names)) != len(names):
+        raise nonsense("a task is named twice", "--task")
+    return tuple(
+        TaskModel(
+            t.name,
+            t.path,
+            t.traffic,
+            shares.get(t.name, TaskShare()),
+            deadlines.get(t.name, default_ms),
+        )
+        for t in chosen
+    )
+
+
+def _checked(
+    workers: tuple[WorkerModel, ...], tasks: tuple[TaskModel, ...], costs: Costs
+) -> SystemModel:
+    for worker in workers:
+        if worker.threads > costs.cores:
+            raise nonsense(f"{worker.threads} threads on {costs.cores} cores", "--threads")
+        for stage in worker.stages:
+            try:
+                stage.profile.ms(1, worker.threads)
+            except ValueError as e:
+                hint = f"blockflow profile {stage.profile.block} --threads {worker.threads}"
+                raise nonsense(str(e), f"block {stage.block}", hint) from e
+    return SystemModel(workers, tasks, costs.cores, costs.hop_ms, costs.turn_ms, costs.credits)

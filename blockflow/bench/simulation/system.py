@@ -1,0 +1,240 @@
+"""SystemModel: what is simulated: workers with their stages, tasks, cores, costs beside compute.
+
+Plain frozen data with a JSON form, so that a process that simulates a part of an experiment gets
+all that it needs as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.shares import TaskShare
+from blockflow.core import limits
+from blockflow.core.model import ROWS, Contract, TensorSpec
+from blockflow.core.profile import StageProfile
+from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
+
+_ANY = TensorSpec("float32", (ROWS,))
+_CONTRACT = Contract(_ANY, _ANY)
+"""Simulated tensors have no contents: all contracts are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageModel:
+    """A block in a worker.
+
+    Attributes:
+        block: its name in the topology.
+        profile: what its batches cost.
+        policy: ``{"policy": name, ...options}``.
+        max_rows: of one batch, and of one query.
+    """
+
+    block: str
+    profile: StageProfile
+    policy: Mapping[str, Any] = field(default_factory=lambda: {"policy": "none"})
+    max_rows: int = limits.DEFAULT_MAX_ROWS
+
+    def facts(self, threads: int) -> StageFacts:
+        """What its policy may know. Tensors here have no contents, so padding changes no result."""
+        lengths = self.profile.lengths_measured(threads)
+        return StageFacts(
+            block=self.block,
+            max_rows=self.max_rows,
+            threads=threads,
+            profile=self.profile,
+            length_dims=(0,) if lengths else (),
+            lengths=(1, lengths[-1] if lengths else limits.MAX_DIM),
+            pads=bool(lengths),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerModel:
+    """A worker process, ``replicas`` of it.
+
+    Attributes:
+        name: of the worker in the topology.
+        stages: the blocks that it hosts, in order; one engine serves them all.
+        threads: cores that one forward of it uses.
+        slots: tensors that it may have out at once; without a free one it stalls.
+        replicas: processes of it.
+    """
+
+    name: str
+    stages: tuple[StageModel, ...]
+    threads: int = 1
+    slots: int = 16
+    replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskModel:
+    """A task.
+
+    Attributes:
+        name: its name.
+        path: of blocks.
+        traffic: its part of the queries, relative to the other tasks.
+        share: what it may claim at blocks that it shares.
+        deadline_ms: of each query, from its arrival at the Dispatcher.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    traffic: float = 1.0
+    share: TaskShare = field(default_factory=TaskShare)
+    deadline_ms: float = float(limits.DEFAULT_DEADLINE_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemModel:
+    """Everything that a query can meet.
+
+    Attributes:
+        workers: all of them.
+        tasks: all of them.
+        cores: that the workers share. More compute than cores is slowed down evenly (processor
+            sharing).
+        hop_ms: from a sender to the next process, the Dispatcher included.
+        turn_ms: what a worker needs between the end of a forward and the next one's start; the
+            output leaves at the end of it.
+        credits: requests that the Dispatcher lets in at once.
+    """
+
+    workers: tuple[WorkerModel, ...]
+    tasks: tuple[TaskModel, ...]
+    cores: int = 1
+    hop_ms: float = 0.0
+    turn_ms: float = 0.0
+    credits: int = 256
+
+    def routes(self) -> RouteTable:
+        """The published routes of such a system: what its Dispatcher plans by."""
+        stages: dict[int, StageRoute] = {}
+        incarnation = 0
+        for worker in self.workers:
+            for replica in range(worker.replicas):
+                incarnation += 1
+                for stage in worker.stages:
+                    number = len(stages) + 1
+                    stages[number] = StageRoute(
+                        number,
+                        stage.block,
+                        f"{worker.name}#{replica}",
+                        incarnation,
+                        f"sim:{incarnation}",
+                        "tensormq",
+                    )
+        tasks = {t.name: TaskRoute(t.name, t.path, _CONTRACT) for t in self.tasks}
+        return RouteTable(1, 1, stages, tasks)
+
+    @property
+    def threads(self) -> int:
+        """Cores that all workers together could use at once."""
+        return sum(w.threads * w.replicas for w in self.workers)
+
+    def stages(self) -> Mapping[str, tuple[WorkerModel, StageModel]]:
+        """Every block with the worker that hosts it."""
+        return {s.block: (w, s) for w in self.workers for s in w.stages}
+
+    def with_policy(self, policy: Mapping[str, Any]) -> SystemModel:
+        """The same system with this policy at every stage."""
+        spec = dict(policy)
+        return replace(
+            self,
+            workers=tuple(
+                replace(w, stages=tuple(replace(s, policy=spec) for s in w.stages))
+                for w in self.workers
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return {
+            "workers": [
+                {
+                    "name": w.name,
+                    "threads": w.threads,
+                    "slots": w.slots,
+                    "replicas": w.replicas,
+                    "stages": [
+                        {
+                            "block": s.block,
+                            "profile": s.profile.to_dict(),
+                            "policy": dict(s.policy),
+                            "max_rows": s.max_rows,
+                        }
+                        for s in w.stages
+                    ],
+                }
+                for w in self.workers
+            ],
+            "tasks": [{**asdict(t), "path": list(t.path)} for t in self.tasks],
+            "cores": self.cores,
+            "hop_ms": self.hop_ms,
+            "turn_ms": self.turn_ms,
+            "credits": self.credits,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SystemModel:
+        """Inverse of :meth:`to_dict`."""
+        workers = tuple(
+            WorkerModel(
+                w["name"],
+                tuple(
+                    StageModel(
+                        s["block"],
+                        StageProfile.from_dict(s["profile"]),
+                        dict(s["policy"]),
+                        s["max_rows"],
+                    )
+                    for s in w["stages"]
+                ),
+                w["threads"],
+                w["slots"],
+                w["replicas"],
+            )
+            for w in data["workers"]
+        )
+        tasks = tuple(
+            TaskModel(**{**t, "path": tuple(t["path"]), "share": TaskShare(**t["share"])})
+            for t in data["tasks"]
+        )
+        return cls(workers, tasks, data["cores"], data["hop_ms"], data["turn_ms"], data["credits"])
+
+
+def chain(
+    profiles: Sequence[StageProfile],
+    *,
+    max_rows: int = limits.DEFAULT_MAX_ROWS,
+    apart: Sequence[int] = (),
+    slots: int = 16,
+    **system: Any,
+) -> SystemModel:
+    """One task over ``profiles`` in this order, in one worker.
+
+    Args:
+        profiles: of the blocks.
+        max_rows: of a batch, at every stage.
+        apart: where another worker begins (indices into ``profiles``); every index but 0 makes a
+            process per block.
+        slots: of every worker.
+        **system: further fields of :class:`SystemModel`.
+    """
+    starts = [0, *sorted(apart), len(profiles)]
+    workers = tuple(
+        WorkerModel(
+            f"worker{i + 1}",
+            tuple(StageModel(p.block, p, max_rows=max_rows) for p in profiles[a:b]),
+            slots=slots,
+        )
+        for i, (a, b) in enumerate(pairwise(starts))
+    )
+    task = TaskModel("task", tuple(p.block for p in profiles))
+    return SystemModel(workers, (task,), **system)

@@ -1,0 +1,94 @@
+"""Watch: who looks at a simulation is told everything here. Looking changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blockflow.bench.simulation.request import Exit, Request
+    from blockflow.bench.simulation.simulator import Simulator
+    from blockflow.bench.simulation.worker import SimWorker
+    from blockflow.worker.ticket import Batch, Ticket
+
+
+class InvariantBroken(RuntimeError):
+    """A rule that must always hold does not: a defect in a policy, or in the simulator.
+
+    Args:
+        rule: its name.
+        now: virtual nanoseconds.
+        what: what happened.
+    """
+
+    def __init__(self, rule: str, now: int, what: str) -> None:
+        super().__init__(f"{rule}: {what} (at {now / 1e6:.6f} ms)")
+        self.what = what
+        self.rule = rule
+        self.now = now
+
+
+class Watch:
+    """Does nothing at any event; a rule overrides what it needs."""
+
+    def began(self, simulator: Simulator) -> None:
+        """Before the first event."""
+
+    def came(self, request: Request, now: int) -> None:
+        """A query is at the Dispatcher."""
+
+    def left(self, request: Request, how: Exit, now: int) -> None:
+        """A query leaves; ``request.exit`` is how it left before, None as it should be."""
+
+    def queued(self, worker: SimWorker, ticket: Ticket, now: int) -> None:
+        """A ticket begins to wait at its stage; the scheduler does not know it yet."""
+
+    def chosen(self, worker: SimWorker, batch: Batch, now: int) -> None:
+        """The policy has named a batch; it may still have to wait for a slot."""
+
+    def started(self, worker: SimWorker, batch: Batch, now: int) -> None:
+        """The engine begins with a batch."""
+
+    def ended(self, worker: SimWorker, batch: Batch, now: int) -> None:
+        """A batch's output leaves the stage; the scheduler does not know it yet."""
+
+    def expired(self, worker: SimWorker, ticket: Ticket, now: int) -> None:
+        """A waiting ticket's deadline has passed."""
+
+    def slots(self, worker: SimWorker, now: int) -> None:
+        """The number of slots out has changed."""
+
+    def rested(self, worker: SimWorker, now: int) -> None:
+        """A worker has done all that it wants to do now."""
+
+    def finished(self, simulator: Simulator, now: int) -> None:
+        """After the last event."""
+
+
+class Watches(Watch):
+    """Several watches as one; each is only called for what it overrides."""
+
+    def __init__(self, watches: Iterable[Watch]) -> None:
+        found = tuple(watches)
+        self.began = _fan(found, "began")  # type: ignore[method-assign]
+        self.came = _fan(found, "came")  # type: ignore[method-assign]
+        self.left = _fan(found, "left")  # type: ignore[method-assign]
+        self.queued = _fan(found, "queued")  # type: ignore[method-assign]
+        self.chosen = _fan(found, "chosen")  # type: ignore[method-assign]
+        self.started = _fan(found, "started")  # type: ignore[method-assign]
+        self.ended = _fan(found, "ended")  # type: ignore[method-assign]
+        self.expired = _fan(found, "expired")  # type: ignore[method-assign]
+        self.slots = _fan(found, "slots")  # type: ignore[method-assign]
+        self.rested = _fan(found, "rested")  # type: ignore[method-assign]
+        self.finished = _fan(found, "finished")  # type: ignore[method-assign]
+
+
+def _fan(watches: Iterable[Watch], event: str) -> Callable[..., None]:
+    own = [w for w in watches if getattr(type(w), event) is not getattr(Watch, event)]
+    calls = tuple(getattr(w, event) for w in own)
+
+    def tell(*args: Any) -> None:
+        for call in calls:
+            call(*args)
+
+    return tell

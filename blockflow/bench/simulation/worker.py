@@ -1,0 +1,331 @@
+"""SimWorker: a worker process under virtual time, around the real Scheduler and its policies.
+
+It does what :class:`blockflow.worker.executor.Executor` does, in the same order: one engine, a slot
+for every output that leaves, a stall without one, expiry before every decision. What comes at one
+instant is taken in before the next decision. Parting an output by next hop is the worker's own
+code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from blockflow.batching.policy import WaitUntil
+from blockflow.bench.simulation.loop import EventLoop
+from blockflow.bench.simulation.request import Request
+from blockflow.bench.simulation.service import Service
+from blockflow.bench.simulation.system import WorkerModel
+from blockflow.bench.simulation.watch import InvariantBroken
+from blockflow.core.routing import PathTree
+from blockflow.wire.data import REQUEST_ID_BYTES, Item
+from blockflow.worker.executor import INBOX_ROWS
+from blockflow.worker.parting import plan_parts
+from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.ticket import Batch, Source, Ticket
+
+if TYPE_CHECKING:
+    from blockflow.bench.simulation.simulator import Simulator
+    from blockflow.bench.simulation.watch import Watch
+
+STALL_NS = 1_000_000
+"""Releases wake nobody: a stalled worker looks for a slot this often."""
+
+
+class Lease:
+    """A slot, or a part of one: ``freed`` is called when all its users have released it."""
+
+    __slots__ = ("_freed", "_users")
+
+    def __init__(self, users: int, freed: Callable[[], None]) -> None:
+        self._users = users
+        self._freed = freed
+
+    def release(self) -> None:
+        """One user less."""
+        self._users -= 1
+        if self._users == 0:
+            self._freed()
+
+
+Message = tuple[Sequence[tuple[Request, int]], Lease | None]
+"""Queries with the path node that receives each, and the slot that their rows lie in."""
+
+
+class SimWorker:
+    """One replica of a worker.
+
+    Args:
+        name: of the replica.
+        model: what it is.
+        numbers: stage numbers, in the order of the model's stages.
+        services: forward times, per stage number.
+        simulator: takes what leaves.
+        loop: the clock.
+        watch: is told everything; None = nobody looks.
+
+    Attributes:
+        batches: rows of a batch -> how many, per stage number.
+        busy_ns: time with a forward under way.
+        stalls: batches that had to wait for a slot.
+        most_slots: most slots out at once.
+        wait_until: when the policies want to be asked again; None = when something happens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: WorkerModel,
+        numbers: Sequence[int],
+        services: Mapping[int, Service],
+        simulator: Simulator,
+        loop: EventLoop,
+        watch: Watch | None,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.stages = dict(zip(numbers, model.stages, strict=True))
+        self.scheduler = Scheduler(
+            {n: dict(s.policy) for n, s in self.stages.items()},
+            {n: s.facts(model.threads) for n, s in self.stages.items()},
+            simulator.shares,
+        )
+        self.slots_out = 0
+        self.most_slots = 0
+        self.stalls = 0
+        self.busy_ns = 0
+        self.batches: dict[int, Counter[int]] = {n: Counter() for n in numbers}
+        self.requests: dict[int, Request] = {}
+        self.running: Batch | None = None
+        self.stalled: Batch | None = None
+        self._stalled_at = 0
+        self._backlog: deque[Message] = deque()
+        self._local = frozenset(numbers)
+        self._items: dict[tuple[int, int, int], Item] = {}
+        self._leaving: set[int] = set()  # ids of those whose output leaves this worker
+        self._services = services
+        self._simulator = simulator
+        self._loop = loop
+        self._watch = watch
+        self._turn_ns = simulator.turn_ns
+        self._stepping = False
+        self._armed: int | None = None
+        self.wait_until: int | None = None
+
+    # --- what happens to it ----------------------------------------------------------------------
+
+    def receive(self, now: int, message: Message) -> None:
+        """A message has come. A full inbox leaves it in the socket."""
+        if self._backlog or self.scheduler.queued_rows() >= INBOX_ROWS:
+            self._backlog.append(message)
+            return
+        self._take(now, message)
+        if self.running is not None:
+            self._arm_for_what_is_due()
+        elif not self._stepping:
+            self._stepping = True
+            self._loop.plan_last(self._step)
+
+    def goes_on(self, ticket: Ticket) -> bool:
+        """The ticket's path goes on in this worker after the stage that it is at."""
+        path, hop = ticket.item.path, ticket.item.hop
+        return any(path.nodes[c].stage in self._local for c in path.children(hop))
+
+    def slot_freed(self) -> None:
+        """A slot is free again; noticed at the next look if one is missing."""
+        self.slots_out -= 1
+        now = self._loop.now
+        if self._watch is not None:
+            self._watch.slots(self, now)
+        if self.stalled is not None:
+            looks = max(1, -(-(now - self._stalled_at) // STALL_NS))
+            self._arm(self._stalled_at + looks * STALL_NS)
+
+    def _step(self, now: int, _: object = None) -> None:
+        """Expire what is too late, start what can be started."""
+        self._stepping = False
+        while True:
+            for ticket in self.scheduler.expire(now):
+                self._expired(ticket, now)
+            self.wait_until = None
+            if self.running is None:
+                if self.stalled is not None:
+                    self._start(self.stalled, now)
+                else:
+                    self._decide(now)
+            if not self._backlog or self.scheduler.queued_rows() >= INBOX_ROWS:
+                break
+            self._take(now, self._backlog.popleft())
+        if self._watch is not None:
+            self._watch.rested(self, now)
+        self._arm_for_what_is_due()
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _take(self, now: int, message: Message) -> None:
+        members, lease = message
+        sources = _sources([request.length for request, _ in members], lease)
+        for request, hop in members:
+            self.requests[request.number] = request
+            plan = request.plan
+            if plan is None:
+                raise InvariantBroken("way", now, f"{request} travels without a plan")
+            item = self._item(plan.tree, hop, request.rows)
+            deadline = request.deadline_ns
+            source, task = sources[request.length], self._simulator.task_index[request.task]
+            self._queue(_ticket(request.number, item, source, task, now, now, deadline), now)
+
+    def _queue(self, ticket: Ticket, now: int) -> None:
+        if self._watch is not None:
+            self._watch.queued(self, ticket, now)
+        self.scheduler.arrive(ticket, now)
+
+    def _decide(self, now: int) -> None:
+        try:
+            decision = self.scheduler.decide(now)
+        except KeyError as exc:
+            raise InvariantBroken(
+                "only what waits runs", now, f"{self.name}: the policy runs key {exc}"
+            ) from exc
+        if isinstance(decision, Batch):
+            if self._watch is not None:
+                self._watch.chosen(self, decision, now)
+            self._start(decision, now)
+        elif isinstance(decision, WaitUntil):
+            if decision.at_ns <= now:
+                raise InvariantBroken(
+                    "waits end later", now, f"{self.name}: told to wait until {decision.at_ns}"
+                )
+            self.wait_until = decision.at_ns
+
+    def _start(self, batch: Batch, now: int) -> None:
+        was_stalled, self.stalled = self.stalled is batch, None
+        late = [t for t in batch.tickets if t.deadline_ns <= now]
+        if late:
+            for ticket in late:
+                self._expired(ticket, now)
+            batch.tickets = tuple(t for t in batch.tickets if t.deadline_ns > now)
+            if not batch.tickets:
+                self.scheduler.done(batch, now)
+                self._decide(now)
+                return
+        leaving = self._leaving
+        leaves = any(id(t.item) in leaving for t in batch.tickets)
+        if leaves and self.slots_out >= self.model.slots:
+            self.stalled = batch
+            if not was_stalled:
+                self._stalled_at = now
+                self.stalls += 1
+            return
+        if leaves:
+            self.slots_out += 1
+            self.most_slots = max(self.most_slots, self.slots_out)
+        batch.started_ns = now
+        self.running = batch
+        rows = batch.rows
+        self.batches[batch.stage][rows] += 1
+        if self._watch is not None:
+            self._watch.started(self, batch, now)
+            self._watch.slots(self, now)
+        shape = batch.pad_to or batch.tickets[0].source.shape
+        work = self._services[batch.stage].draw(rows, shape[0] if shape else None)
+        self._loop.compute(now, work, self.model.threads, self._turn_ns, self._deliver, batch)
+
+    def _item(self, tree: PathTree, hop: int, rows: int) -> Item:
+        """Items differ in nothing that a policy sees but these, so equal ones are shared."""
+        item = self._items.get((id(tree), hop, rows))
+        if item is None:
+            item = Item(bytes(REQUEST_ID_BYTES), 1, 1, tree, hop, rows, 0)
+            self._items[(id(tree), hop, rows)] = item
+            nexts = [tree.nodes[c].stage for c in tree.children(hop)]
+            if tree.nodes[hop].terminal or not self._local.issuperset(nexts):
+                self._leaving.add(id(item))
+        return item
+
+    def _deliver(self, now: int, batch: Batch) -> None:
+        self.running = None
+        batch.compute_to_ns = now - self._turn_ns
+        compute = batch.compute_to_ns - batch.started_ns
+        self.busy_ns += compute
+        requests = self.requests
+        for ticket in batch.tickets:
+            request = requests[ticket.key]
+            request.wait_ns += batch.started_ns - ticket.ready_ns
+            request.compute_ns += compute
+            ticket.source.release()
+        if self._watch is not None:
+            self._watch.ended(self, batch, now)
+        self.scheduler.done(batch, now)
+        parts, stays = plan_parts(batch, self._local)
+        lengths = [requests[t.key].length for t, _, _ in stays]
+        lease = Lease(len(parts) + bool(stays), self.slot_freed) if parts else None
+        for part in parts:
+            members = [(requests.pop(t.key), hop) for t, hop in part.members]
+            self._simulator.send(part.stage, members, lease, now)
+        if stays:
+            sources = _sources(lengths, lease)
+            for (ticket, hop, _), length in zip(stays, lengths, strict=True):
+                item = self._item(ticket.item.path, hop, ticket.item.rows)
+                came, deadline = ticket.arrival_ns, ticket.deadline_ns
+                self._queue(
+                    _ticket(ticket.key, item, sources[length], ticket.task, came, now, deadline),
+                    now,
+                )
+        self._step(now)
+
+    def _expired(self, ticket: Ticket, now: int) -> None:
+        ticket.source.release()
+        if self._watch is not None:
+            self._watch.expired(self, ticket, now)
+        self._simulator.expired(self.requests.pop(ticket.key), now)
+
+    def _arm_for_what_is_due(self) -> None:
+        for at in (self.scheduler.next_deadline(), self.wait_until):
+            if at is not None:
+                self._arm(at)
+
+    def _arm(self, at: int) -> None:
+        """Be called at ``at``, if no earlier call is planned."""
+        if self._armed is None or at < self._armed:
+            self._armed = at
+            self._loop.plan(at, self._wake)
+
+    def _wake(self, now: int, _: object) -> None:
+        if self._armed == now:
+            self._armed = None
+        self._step(now)
+
+
+def _sources(lengths: Sequence[int | None], lease: Lease | None) -> dict[int | None, Source]:
+    """The rows of a tensor by their length (those of a padded batch are cut back to their own)."""
+    on_release = None if lease is None else lease.release
+    first = lengths[0]
+    if lengths.count(first) == len(lengths):  # nearly always
+        shape = () if first is None else (first,)
+        return {first: Source("float32", shape, len(lengths), on_release=on_release)}
+    counts = Counter(lengths)
+    if on_release is not None:
+        on_release = Lease(len(counts), on_release).release
+    return {
+        n: Source("float32", () if n is None else (n,), users, on_release=on_release)
+        for n, users in counts.items()
+    }
+
+
+def _ticket(
+    key: int, item: Item, source: Source, task: int, came_ns: int, now: int, deadline_ns: int
+) -> Ticket:
+    return Ticket(
+        key=key,
+        item=item,
+        stage=item.path.nodes[item.hop].stage,
+        source=source,
+        start=0,
+        arrival_ns=came_ns,
+        received_ns=now,
+        ready_ns=now,
+        deadline_ns=deadline_ns,
+        transit_ns=0,
+        task=task,
+    )

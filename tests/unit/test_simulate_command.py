@@ -1,0 +1,258 @@
+"""``blockflow simulate``: what it prints, stores and refuses; and its helper processes."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.bench.simulation import child, farm
+from blockflow.bench.simulation.example import example_profiles
+from blockflow.bench.simulation.experiment import Cell, Experiment, Runner
+from blockflow.bench.simulation.outcome import Outcome
+from blockflow.bench.simulation.system import chain
+from blockflow.bench.simulation.watch import InvariantBroken
+from blockflow.cli.main import main
+from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.core.model import TensorSpec
+from blockflow.core.profile import StageProfile
+from blockflow.repository.echo import save_echo
+from blockflow.repository.machine import describe, fingerprint
+from blockflow.repository.profiles import ProfileKey, ProfileRecord, ProfileStore, ran_by
+from blockflow.repository.repository import BlockRepository
+
+SHORT = ("--example", "--seeds", "2", "--duration", "2", "--processes", "1")
+POLICIES = ("--policy", "none", "--policy", "window:max_rows=8,max_delay_ms=5")
+PLAN = Experiment(
+    chain(example_profiles()),
+    [{"policy": "none"}, {"policy": "dvabatch"}],
+    [20.0],
+    duration_s=1.0,
+    warmup_s=0.1,
+    seeds=range(1, 4),
+    check=True,
+)
+
+
+def simulate(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    status = main(["simulate", *args])
+    return status, capsys.readouterr().out
+
+
+def document(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    status, out = simulate(capsys, *args, "--json")
+    assert status == 0, out
+    return json.loads(out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    status, out = simulate(capsys, *args, "--json")
+    assert status == 2, out
+    return json.loads(out)["error"]
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+def test_policies_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, *SHORT, *POLICIES, "--load", "0.5,1.1", "--check")
+    assert found["made_up"] is True
+    assert [(e["policy"], e["load"]) for e in found["entries"]] == [
+        ("none", pytest.approx(0.5)),
+        ("window:max_rows=8,max_delay_ms=5", pytest.approx(0.5)),
+        ("none", pytest.approx(1.1)),
+        ("window:max_rows=8,max_delay_ms=5", pytest.approx(1.1)),
+    ]
+    crowded = found["entries"][3]
+    assert found["entries"][2]["versus_first"] is None
+    assert crowded["versus_first"]["value"] < 1.0
+    assert crowded["rows_per_batch"]["value"] > 1.0
+    assert crowded["mean_ms"]["low"] <= crowded["mean_ms"]["value"] <= crowded["p99_ms"]["value"]
+    profile = found["experiment"]["system"]["workers"][0]["stages"][0]["profile"]
+    assert profile["engine"] == "example"
+
+
+def test_tables_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    tasks = ("--task", "a@3=stem,middle", "--task", "b=stem,head", "--share", "b:priority=1")
+    status, out = simulate(capsys, *SHORT, *POLICIES, *tasks, "--rate", "30", "--batches")
+    assert status == 0
+    assert "made-up profiles" in out
+    for text in ("2. window:max_rows=8,max_delay_ms=5", "30/s", "by task", "batches by rows"):
+        assert text in out
+
+
+def test_figures_and_plot_are_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines, picture = tmp_path / "r" / "s.jsonl", tmp_path / "p" / "s.png"
+    wanted = ("--results", str(lines), "--plot", str(picture), "--rate", "10,30")
+    assert simulate(capsys, *SHORT, *POLICIES, *wanted)[0] == 0
+    figures = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert {f["benchmark"] for f in figures} == {"simulate"}
+    latency = [f for f in figures if f["name"] == "simulated latency"]
+    assert [(f["mode"], f["labels"]["rate"]) for f in latency] == [
+        ("none", 10.0),
+        ("window:max_rows=8,max_delay_ms=5", 10.0),
+        ("none", 30.0),
+        ("window:max_rows=8,max_delay_ms=5", 30.0),
+    ]
+    assert all(f["low"] <= f["value"] <= f["high"] for f in latency)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_closed_loops_and_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (closed,) = document(capsys, *SHORT, "--arrivals", "closed:4")["entries"]
+    assert closed["throughput"]["value"] == pytest.approx(42, rel=0.15)
+    trace = tmp_path / "t.csv"
+    trace.write_text("time,rows\n0.1,1\n0.2,2\n0.3,3\n")
+    found = document(capsys, "--example", "--arrivals", str(trace), "--warmup", "0", "--seeds", "1")
+    assert found["queries"] == 3
+    assert found["experiment"]["duration_s"] == pytest.approx(0.301)
+
+
+def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    repository, store = BlockRepository(tmp_path), ProfileStore(tmp_path)
+    for name in ("a", "b"):
+        save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
+    where = ("--repository", str(tmp_path), "--blocks", "a,b", "--seeds", "1", "--duration", "1")
+    error = refused(capsys, *where)
+    assert error["code"] == "NO_PROFILE"
+    assert "blockflow profile a" in error["hint"]
+    from blockflow.core.engines import select
+
+    for name in ("a", "b"):
+        info = repository.info(name)
+        selection = select(info, machine=store.machine)
+        points = example_profiles()[0].points
+        key = ProfileKey.of([name], [selection])
+        profile = StageProfile(
+            name, info.digest, selection.engine, selection.precision, fingerprint(), points
+        )
+        ran = ran_by([info], [selection])
+        store.save(ProfileRecord(key, profile, (), ran, describe(), {}, True, "2026-01-01"))
+    found = document(capsys, *where)
+    assert [s["block"] for s in found["experiment"]["system"]["workers"][0]["stages"]] == ["a", "b"]
+    topology = tmp_path / "topology.json"
+    blocks = [{"name": "x", "block": "a", "batching": {"policy": "window", "max_rows": 4}}, "b"]
+    topology.write_text(json.dumps({"blocks": blocks, "tasks": {"t": ["x", "b"], "u": ["b"]}}))
+    where = ("-r", str(tmp_path), "--topology", str(topology), "--seeds", "1", "--duration", "1")
+    found = document(capsys, *where, "--cores", "2", "--task", "t@3")
+    assert [w["name"] for w in found["experiment"]["system"]["workers"]] == ["x", "b"]
+    assert list(found["entries"][0]["tasks"]) == ["t"]
+    assert found["entries"][0]["policy"] == "topology"
+    assert refused(capsys, *where, "--task", "v")["message"] == "task 'v' is not in the topology"
+
+
+# --- what it refuses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "nothing to simulate"),
+        (["--example", "--topology", "t.json"], "more than one source"),
+        (["--example", "--blocks", "a", "--task", "t=a"], "--blocks is one task"),
+        (["--example", "--blocks", "stem,nose"], "no profile of 'nose'"),
+        (["--example", "--load", "0.5", "--rate", "3"], "exclude each other"),
+        (["--example", "--load", "0.5,x"], "'x' is no number"),
+        (["--example", "--load", "0"], "not above 0"),
+        (["--example", "--rate", "3,3"], "stands twice"),
+        (["--example", "--rate", "1e6"], "would take hours"),
+        (["--example", "--arrivals", "closed:2", "--rate", "3"], "has its own rate"),
+        (["--example", "--rows", "64"], "more than a batch may have"),
+        (["--example", "--lengths", "8"], "no block has a variable length"),
+        (["--example", "--warmup", "60"], "warm-up"),
+        (["--example", "--policy", "none", "--policy", "none"], "named twice"),
+        (["--example", "--policy", "topology"], "goes with --topology"),
+        (["--example", "--threads", "2", "--cores", "2"], "were not measured"),
+        (["--example", "--threads", "2", "--cores", "1"], "2 threads on 1 cores"),
+        (["--example", "--share", "task:weight=0"], "weight"),
+        (["--profile", "nowhere.json"], "no profile can be read"),
+        (["--topology", "nowhere.json"], "no topology can be read"),
+        (["--topology", "t.json", "--apart"], "the topology says that"),
+    ],
+)
+def test_nonsense_is_refused(
+    capsys: pytest.CaptureFixture[str], args: list[str], says: str
+) -> None:
+    error = refused(capsys, *args)
+    assert says in error["message"]
+    assert error["code"] == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("windw", "unknown policy 'windw'"),
+        ("window:rows=3", "no option 'rows'"),
+        ("lbci:t_opt_ms=2", "cannot be met"),
+        ("window:max_rows=64", "laid out for"),
+    ],
+)
+def test_policies_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], policy: str, says: str
+) -> None:
+    error = refused(capsys, "--example", "--policy", policy)
+    assert error["code"] == "INVALID_TOPOLOGY"
+    assert says in error["problems"][0]["message"]
+
+
+def test_variable_blocks_need_lengths_that_were_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    points = tuple(replace(p, length=n) for n in (16, 64) for p in example_profiles()[0].points)
+    file = tmp_path / "encoder.json"
+    file.write_text(json.dumps(replace(example_profiles()[0], points=points).to_dict()))
+    source = ("--profile", str(file), "--seeds", "1", "--duration", "1")
+    assert "max=64" in refused(capsys, *source)["hint"]
+    assert "longest" in refused(capsys, *source, "--lengths", "uniform:1-65")["message"]
+    classes = ("--policy", "window:max_rows=8,classes=[16,64]")
+    assert document(capsys, *source, "--lengths", "lognormal:median=16,max=64", *classes)
+
+
+# --- helper processes ----------------------------------------------------------------------------
+
+
+def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: dict[Cell, Outcome] = farm.run_all(PLAN, 1, lambda cell, outcome: None)
+    assert set(alone) == set(PLAN.cells())
+    monkeypatch.setattr(farm, "PAYS_S", 0.0)
+    seen: list[Cell] = []
+    assert farm.run_all(PLAN, 2, lambda cell, outcome: seen.append(cell)) == alone
+    assert sorted(map(str, seen)) == sorted(map(str, alone))
+
+
+def test_a_child_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {
+        1: InvariantBroken("in order", 5, "planted"),
+        2: make_error("INVALID_REQUEST", "planted too"),
+    }
+    errors[1].add_note("seed 1")
+    real = Runner.run
+
+    def run(self: Runner, cell: Cell) -> Outcome:
+        if cell.seed in errors:
+            raise errors[cell.seed]
+        return real(self, cell)
+
+    monkeypatch.setattr(Runner, "run", run)
+    answers = io.StringIO()
+    lines = [PLAN.to_dict(), [0, 0, 1], [0, 0, 2], [0, 0, 3]]
+    child.serve(io.StringIO("".join(json.dumps(line) + "\n" for line in lines)), answers)
+    broken, error, fine = map(json.loads, answers.getvalue().splitlines())
+    with pytest.raises(InvariantBroken, match="in order: planted") as caught:
+        farm._outcome(broken)
+    assert caught.value.__notes__ == ["seed 1"]
+    with pytest.raises(BlockFlowError, match="planted too"):
+        farm._outcome(error)
+    assert farm._outcome(fine).offered > 0
+
+
+def test_a_child_that_ends_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farm, "PAYS_S", 0.0)
+    monkeypatch.setattr(farm.sys, "executable", "/bin/false")
+    with pytest.raises(BlockFlowError, match="ended"):
+        farm.run_all(PLAN, 2, lambda cell, outcome: None)
