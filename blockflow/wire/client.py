@@ -1,6 +1,7 @@
 """Client messages: SDK <-> Dispatcher (DEALER <-> ROUTER). Layout: wire/PROTOCOL.md, "Client".
 
-A client never names an arena, a slot or a handle: its tensors travel as raw frames.
+A client never names an arena or a handle: its tensors travel as raw frames, or lie in slots of
+segments that are its own and that the Dispatcher has granted to it (tensormq/grants.py).
 """
 
 from __future__ import annotations
@@ -18,25 +19,45 @@ from blockflow.wire.tensor import TensorDesc, desc_from_wire
 KIND_REQUEST = 10
 KIND_CANCEL = 11
 KIND_DESCRIBE = 12
+KIND_INVITE = 13
 KIND_REPLY = 20
 KIND_DESCRIPTION = 21
+KIND_INVITATION = 22
 
 _WHAT = "client message"
 _U64 = 2**64 - 1
+_U32 = 2**32 - 1
 _TEXT_LIMIT = 2000
+
+TOKEN_BYTES = 16
+"""An invitation's secret; the side connection that shows it belongs to that client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A result in a slot of a segment that was granted to the receiver.
+
+    The receiver releases it by writing ``generation`` into the slot's mark.
+    """
+
+    grant: int
+    slot: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One call: ``tasks`` on one input tensor, to be answered within ``deadline_ms``.
 
-    The elements are the message's second frame.
+    The elements are the message's second frame or, where ``upload`` names a granted slot as (grant,
+    slot), that slot's content: it is read before this client's next message is.
     """
 
     request_id: bytes
     tasks: tuple[str, ...]
     deadline_ms: int
     tensor: TensorDesc
+    upload: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +68,13 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Describe:
     """Asks for the published tasks; ``request_id`` pairs the answer with the question."""
+
+    request_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Asks how to come by granted memory; ``request_id`` pairs the answer with the question."""
 
     request_id: bytes
 
@@ -65,8 +93,8 @@ class TaskResult:
 
     ``timings`` are the hops on this task's path, ``total_ns`` is from receipt at the Dispatcher to
     the encoding of this reply, ``ingress_ns`` from that receipt to the first send, ``egress_ns``
-    from
-    the last block's stamp to that encoding (the final transit is in it): the parts add up.
+    from the last block's stamp to that encoding (the final transit is in it): the parts add up.
+    With ``place`` the elements lie in a granted slot, and there is no frame.
     """
 
     task: str
@@ -76,18 +104,22 @@ class TaskResult:
     ingress_ns: int = 0
     egress_ns: int = 0
     total_ns: int = 0
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The one terminal reply of a request: a result per task, in the order asked.
 
-    ``epoch`` is that of the topology that served it (0 when none did).
+    ``epoch`` is that of the topology that served it (0 when none did), ``received_ns`` the
+    Dispatcher's monotonic clock when the request came (0 when that is not known): a client of the
+    same host can tell the way there from the way back.
     """
 
     request_id: bytes
     epoch: int
     results: tuple[TaskResult, ...]
+    received_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +132,31 @@ class Description:
     limits: Mapping[str, int]
 
 
-ToDispatcher = Request | Cancel | Describe
-ToClient = Reply | Description
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Where to connect, and the secret to show there; else ``reason`` says why there is no way.
+
+    ``path`` is that of a unix socket of the Dispatcher.
+    """
+
+    request_id: bytes
+    path: str
+    token: bytes
+    reason: str
+
+
+ToDispatcher = Request | Cancel | Describe | Invite
+ToClient = Reply | Description | Invitation
+
+
+_BARE: Mapping[int, type[Cancel] | type[Describe] | type[Invite]] = {
+    KIND_CANCEL: Cancel,
+    KIND_DESCRIBE: Describe,
+    KIND_INVITE: Invite,
+}
+"""Kinds that say nothing but a request id."""
+
+_BARE_KINDS: Mapping[type, int] = {message: kind for kind, message in _BARE.items()}
 
 
 def encode_to_dispatcher(msg: ToDispatcher) -> bytes:
@@ -116,10 +171,10 @@ def encode_to_dispatcher(msg: ToDispatcher) -> bytes:
                 list(msg.tasks),
                 msg.deadline_ms,
                 msg.tensor.to_wire(),
+                None if msg.upload is None else list(msg.upload),
             ]
         )
-    kind = KIND_CANCEL if isinstance(msg, Cancel) else KIND_DESCRIBE
-    return encode([v, kind, msg.request_id])
+    return encode([v, _BARE_KINDS[type(msg)], msg.request_id])
 
 
 def decode_to_dispatcher(header: bytes | memoryview) -> ToDispatcher:
@@ -127,13 +182,11 @@ def decode_to_dispatcher(header: bytes | memoryview) -> ToDispatcher:
     raw = decode(header, max_bytes=limits.MAX_HEADER_BYTES, what=_WHAT)
     rid = _check_envelope(raw)
     kind = raw[1]
-    if kind == KIND_CANCEL and len(raw) == 3:
-        return Cancel(rid)
-    if kind == KIND_DESCRIBE and len(raw) == 3:
-        return Describe(rid)
-    if kind != KIND_REQUEST or len(raw) != 6:
+    if len(raw) == 3 and type(kind) is int and kind in _BARE:
+        return _BARE[kind](rid)
+    if kind != KIND_REQUEST or len(raw) != 7:
         raise malformed(_WHAT, f"unknown kind {kind!r} with {len(raw)} fields")
-    tasks, deadline_ms, tensor = raw[3:]
+    tasks, deadline_ms, tensor, upload = raw[3:]
     if (
         type(tasks) is not list
         or not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST
@@ -144,8 +197,16 @@ def decode_to_dispatcher(header: bytes | memoryview) -> ToDispatcher:
         raise malformed(_WHAT, f"deadline_ms {deadline_ms!r} outside 1..{limits.MAX_DEADLINE_MS}")
     desc = desc_from_wire(tensor, _WHAT)
     if desc.handle is not None or desc.strides is not None:
-        raise malformed(_WHAT, "a client's tensor is contiguous and travels as a frame")
-    return Request(rid, tuple(tasks), deadline_ms, desc)
+        raise malformed(_WHAT, "a client's tensor is contiguous and has no handle")
+    if upload is None:
+        return Request(rid, tuple(tasks), deadline_ms, desc)
+    if type(upload) is not list or len(upload) != 2 or not _is_slot(*upload):
+        raise malformed(_WHAT, f"{upload!r} is no granted slot")
+    return Request(rid, tuple(tasks), deadline_ms, desc, (upload[0], upload[1]))
+
+
+def _is_slot(grant: Any, slot: Any) -> bool:
+    return is_int(grant, 1, _U32) and is_int(slot, 0, limits.MAX_GRANT_SLOTS - 1)
 
 
 def request_id_of(header: bytes | memoryview) -> bytes | None:
@@ -172,9 +233,10 @@ def encode_to_client(msg: ToClient) -> bytes:
                 dict(msg.limits),
             ]
         )
-    return encode(
-        [v, KIND_REPLY, msg.request_id, msg.epoch, [_result_to_wire(r) for r in msg.results]]
-    )
+    if isinstance(msg, Invitation):
+        return encode([v, KIND_INVITATION, msg.request_id, msg.path, msg.token, msg.reason])
+    results = [_result_to_wire(r) for r in msg.results]
+    return encode([v, KIND_REPLY, msg.request_id, msg.epoch, results, msg.received_ns])
 
 
 def _result_to_wire(r: TaskResult) -> list[Any]:
@@ -197,6 +259,7 @@ def _result_to_wire(r: TaskResult) -> list[Any]:
         r.ingress_ns,
         r.egress_ns,
         r.total_ns,
+        None if r.place is None else [r.place.grant, r.place.slot, r.place.generation],
     ]
 
 
@@ -212,22 +275,30 @@ def decode_to_client(header: bytes | memoryview) -> ToClient:
         if not all(type(t) is dict for t in tasks):
             raise malformed(_WHAT, "a task is a map")
         return Description(rid, epoch, tuple(tasks), lim)
-    if kind == KIND_REPLY and len(raw) == 5:
-        epoch, results = raw[3:]
+    if kind == KIND_INVITATION and len(raw) == 6:
+        path, token, reason = raw[3:]
+        if type(path) is not str or type(reason) is not str or type(token) is not bytes:
+            raise malformed(_WHAT, "bad invitation")
+        if not reason and (not path or len(token) != TOKEN_BYTES):
+            raise malformed(_WHAT, "an invitation without a way or a reason")
+        return Invitation(rid, path, token, reason)
+    if kind == KIND_REPLY and len(raw) == 6:
+        epoch, results, received_ns = raw[3:]
         if (
             not is_int(epoch, 0, _U64)
+            or not is_int(received_ns, 0, _U64)
             or type(results) is not list
             or len(results) > limits.MAX_TASKS_PER_REQUEST
         ):
             raise malformed(_WHAT, "bad reply")
-        return Reply(rid, epoch, tuple([_result_from_wire(r) for r in results]))
+        return Reply(rid, epoch, tuple([_result_from_wire(r) for r in results]), received_ns)
     raise malformed(_WHAT, f"unknown kind {kind!r} with {len(raw)} fields")
 
 
 def _result_from_wire(raw: Any) -> TaskResult:
-    if type(raw) is not list or len(raw) != 8:
-        raise malformed(_WHAT, "a result has 8 fields")
-    task, tensor, error, blocks, flat, ingress, egress, total = raw
+    if type(raw) is not list or len(raw) != 9:
+        raise malformed(_WHAT, "a result has 9 fields")
+    task, tensor, error, blocks, flat, ingress, egress, total, place = raw
     if type(task) is not str or (tensor is None) == (error is None):
         raise malformed(_WHAT, "a result is a tensor or an error")
     if error is not None and type(error) is not dict:
@@ -249,7 +320,16 @@ def _result_from_wire(raw: Any) -> TaskResult:
         ingress,
         egress,
         total,
+        None if place is None else _place_from_wire(place, tensor),
     )
+
+
+def _place_from_wire(raw: Any, tensor: Any) -> Place:
+    if type(raw) is not list or len(raw) != 3 or not _is_slot(raw[0], raw[1]):
+        raise malformed(_WHAT, f"{raw!r} is no granted slot")
+    if tensor is None or not is_int(raw[2], 1, _U32):
+        raise malformed(_WHAT, "a place without a tensor or a generation")
+    return Place(*raw)
 
 
 def _check_envelope(raw: Any) -> bytes:

@@ -172,6 +172,14 @@ class SetPolicy(ControlMessage):
     policy: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class SetThreads(ControlMessage):
+    """Compute with so many intra-op threads, from the next batch on."""
+
+    KIND: ClassVar[str] = "set-threads"
+    threads: int
+
+
 _KINDS: Mapping[str, type[ControlMessage]] = {
     cls.KIND: cls
     for cls in (
@@ -190,6 +198,7 @@ _KINDS: Mapping[str, type[ControlMessage]] = {
         Monitor,
         PeerGone,
         SetPolicy,
+        SetThreads,
     )
 }
 

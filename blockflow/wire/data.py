@@ -7,9 +7,10 @@ The layout is wire/PROTOCOL.md, section "Data plane".
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any, NamedTuple
 
 from blockflow.core import limits
@@ -24,6 +25,12 @@ KIND_FAILURE = 2
 REQUEST_ID_BYTES = 16
 _U64 = 2**64 - 1
 _WHAT = "data message"
+
+_HOP = struct.Struct("<B4Q")
+HOP_BYTES = _HOP.size
+"""A hop's times on the wire: node and four durations."""
+_SENT = struct.Struct("<Q")
+_LEFT = struct.Struct("<I")
 
 
 class HopTiming(NamedTuple):
@@ -53,7 +60,8 @@ class Item:
         hop: index of the path node that receives (or, towards the Dispatcher, that has finished).
         rows: how many rows of the message's tensor are this request's, in item order.
         remaining_ms: time left to the deadline when the message was sent.
-        timings: hops done so far.
+        timings: of the hops done so far, packed: nobody on the way looks into them.
+        task: index into the route table's shares: what this request may claim at shared blocks.
     """
 
     request_id: bytes
@@ -63,19 +71,35 @@ class Item:
     hop: int
     rows: int
     remaining_ms: int
-    timings: tuple[HopTiming, ...] = ()
+    timings: bytes = b""
+    task: int = 0
+
+    @property
+    def hops(self) -> tuple[HopTiming, ...]:
+        """``timings`` unpacked."""
+        return tuple(map(HopTiming._make, _HOP.iter_unpack(self.timings)))
 
     def to_wire(self) -> list[Any]:
-        return [
-            self.request_id,
-            self.attempt,
-            self.epoch,
-            self.path.to_wire(),
-            self.hop,
-            self.rows,
-            self.remaining_ms,
-            list(chain.from_iterable(self.timings)),
-        ]
+        """Without ``remaining_ms``, which is among the message's stamps."""
+        return _item_to_wire(self, self.hop)
+
+
+def pack_timings(hops: Iterable[HopTiming]) -> bytes:
+    """Inverse of :attr:`Item.hops`."""
+    return b"".join([_HOP.pack(*h) for h in hops])
+
+
+def _item_to_wire(item: Item, hop: int) -> list[Any]:
+    return [
+        item.request_id,
+        item.attempt,
+        item.epoch,
+        item.path.wire,
+        hop,
+        item.rows,
+        item.timings,
+        item.task,
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +127,61 @@ class Failure:
 
 
 def encode_data(msg: Data) -> bytes:
-    return encode(
-        [
-            limits.PROTOCOL_VERSION,
-            KIND_DATA,
-            msg.sender,
-            msg.sent_ns,
-            msg.tensor.to_wire(),
-            [i.to_wire() for i in msg.items],
-        ]
-    )
+    return _encode(KIND_DATA, msg.sender, msg.tensor.to_wire(), msg.sent_ns, msg.items)
+
+
+def _encode(kind: int, sender: int, body: Any, sent_ns: int, items: Sequence[Item]) -> bytes:
+    stamps = _SENT.pack(sent_ns) + b"".join([_LEFT.pack(i.remaining_ms) for i in items])
+    wire = [i.to_wire() for i in items]
+    return encode([limits.PROTOCOL_VERSION, kind, sender, body, wire, stamps])
+
+
+class Draft:
+    """A data message that is complete but for the times, which nobody knows before the computation.
+
+    What costs most of a message's making is done while the receiver sleeps anyway; what is left for
+    the moment when the result is there is to write a few numbers into the ready bytes.
+
+    Args:
+        sender: incarnation.
+        tensor: that it announces.
+        items: with the node that each goes to; the items themselves are as they were received.
+    """
+
+    __slots__ = ("_at", "_header", "_layout")
+
+    def __init__(self, sender: int, tensor: TensorDesc, items: Sequence[tuple[Item, int]]) -> None:
+        self._layout = _layout(len(items))
+        self._header = bytearray(
+            encode(
+                [
+                    limits.PROTOCOL_VERSION,
+                    KIND_DATA,
+                    sender,
+                    tensor.to_wire(),
+                    [_item_to_wire(item, hop) for item, hop in items],
+                    bytes(self._layout.size),
+                ]
+            )
+        )
+        self._at = len(self._header) - self._layout.size
+
+    def finish(self, sent_ns: int, remaining_ms: Sequence[int], hops: Iterable[int]) -> bytearray:
+        """The header.
+
+        Args:
+            sent_ns: the monotonic clock now.
+            remaining_ms: per item.
+            hops: the fields of every item's newest :class:`HopTiming`, one after the other.
+        """
+        self._layout.pack_into(self._header, self._at, sent_ns, *remaining_ms, *hops)
+        return self._header
+
+
+@lru_cache(maxsize=limits.MAX_ITEMS_PER_MESSAGE)
+def _layout(items: int) -> struct.Struct:
+    """The stamps of a message: when it was sent, the time left and the newest hop of each item."""
+    return struct.Struct(f"<Q{items}I{'B4Q' * items}")
 
 
 _TEXT_LIMIT = 600
@@ -126,16 +195,7 @@ def encode_failure(msg: Failure) -> bytes:
     for key in ("message", "where", "hint"):
         if key in err:
             err[key] = err[key][:_TEXT_LIMIT]
-    return encode(
-        [
-            limits.PROTOCOL_VERSION,
-            KIND_FAILURE,
-            msg.sender,
-            msg.sent_ns,
-            err,
-            [i.to_wire() for i in msg.items],
-        ]
-    )
+    return _encode(KIND_FAILURE, msg.sender, err, msg.sent_ns, msg.items)
 
 
 def decode_data_plane(header: bytes | memoryview) -> Data | Failure:
@@ -151,15 +211,15 @@ def decode_data_plane(header: bytes | memoryview) -> Data | Failure:
         raise wrong_version(_WHAT, raw[0])
     if len(raw) != 6:
         raise malformed(_WHAT, f"{len(raw)} fields instead of 6")
-    _, kind, sender, sent_ns, body, items_raw = raw
-    if not is_int(sender, 1, _U64) or not is_int(sent_ns, 0, _U64):
-        raise malformed(_WHAT, "bad sender or time")
+    _, kind, sender, body, items_raw, stamps = raw
+    if not is_int(sender, 1, _U64):
+        raise malformed(_WHAT, "bad sender")
     if type(items_raw) is not list or not 1 <= len(items_raw) <= limits.MAX_ITEMS_PER_MESSAGE:
         raise malformed(_WHAT, f"1..{limits.MAX_ITEMS_PER_MESSAGE} items expected")
-    items = tuple([_item_from_wire(i) for i in items_raw])
+    sent_ns, items = _items_from_wire(items_raw, stamps)
     if kind == KIND_DATA:
         tensor = desc_from_wire(body, _WHAT)
-        if sum(i.rows for i in items) != tensor.dims[0]:
+        if sum([i.rows for i in items]) != tensor.dims[0]:
             raise malformed(_WHAT, "the items' rows do not add up to the tensor's")
         return Data(sender, sent_ns, tensor, items)
     if kind == KIND_FAILURE:
@@ -170,42 +230,61 @@ def decode_data_plane(header: bytes | memoryview) -> Data | Failure:
     raise malformed(_WHAT, f"unknown kind {kind!r}")
 
 
-def _item_from_wire(raw: Any) -> Item:
+def _items_from_wire(raw: list[Any], stamps: Any) -> tuple[int, tuple[Item, ...]]:
+    """The items, each with what the message's stamps say of it."""
+    count = len(raw)
+    short = _SENT.size + count * _LEFT.size
+    if type(stamps) is not bytes or len(stamps) not in (short, short + count * HOP_BYTES):
+        raise malformed(_WHAT, "the stamps are not those of its items")
+    items = []
+    left, hop = _SENT.size, short
+    for one in raw:
+        # with a bare beginning (the Dispatcher, a failure) this slice is empty
+        newest = stamps[hop : hop + HOP_BYTES]
+        items.append(_item_from_wire(one, _LEFT.unpack_from(stamps, left)[0], newest))
+        left += _LEFT.size
+        hop += HOP_BYTES
+    return _SENT.unpack_from(stamps)[0], tuple(items)
+
+
+def _item_from_wire(raw: Any, remaining: int, newest: bytes) -> Item:
     if type(raw) is not list or len(raw) != 8:
         raise malformed(_WHAT, "an item has 8 fields")
-    rid, attempt, epoch, path, hop, rows, remaining, timings = raw
+    rid, attempt, epoch, path, hop, rows, timings, task = raw
     if type(rid) is not bytes or len(rid) != REQUEST_ID_BYTES:
         raise malformed(_WHAT, f"a request id has {REQUEST_ID_BYTES} bytes")
     if not (
         is_int(attempt, 1, 255)
         and is_int(epoch, 0, _U64)
         and is_int(rows, 1, limits.MAX_ROWS)
-        and is_int(remaining, 0, limits.MAX_DEADLINE_MS)
+        and is_int(task, 0, limits.MAX_SHARES)
+        and remaining <= limits.MAX_DEADLINE_MS
     ):
         raise malformed(_WHAT, "item field out of range")
     tree = path_from_wire(path)
     if not is_int(hop, 0, len(tree.nodes) - 1):
         raise malformed(_WHAT, f"hop {hop!r} is not on the path")
-    return Item(rid, attempt, epoch, tree, hop, rows, remaining, timings_from_wire(timings, _WHAT))
+    if type(timings) is not bytes or len(timings) % HOP_BYTES:
+        raise malformed(_WHAT, f"timings are records of {HOP_BYTES} bytes")
+    if len(timings) + len(newest) > HOP_BYTES * limits.MAX_PATH_NODES:
+        raise malformed(_WHAT, "more timings than a path has nodes")
+    return Item(rid, attempt, epoch, tree, hop, rows, remaining, timings + newest, task)
 
 
 def path_from_wire(raw: Any) -> PathTree:
-    """Decode a flat path; a :class:`WireError` says what is wrong with it."""
-    # The set of types first: 1.0 and True would find the cached path of 1.
-    if type(raw) is not list or set(map(type, raw)) != {int}:
-        raise malformed(_WHAT, "a path is a list of integers")
+    """Decode a packed path; a :class:`WireError` says what is wrong with it."""
+    if type(raw) is not bytes:
+        raise malformed(_WHAT, "a path is a byte string")
     try:
-        return _known_path(tuple(raw))
+        return _known_path(raw)
     except ValueError as exc:
         raise malformed(_WHAT, str(exc)) from exc
 
 
 @lru_cache(maxsize=1024)
-def _known_path(flat: tuple[int, ...]) -> PathTree:
+def _known_path(packed: bytes) -> PathTree:
     """Requests travel few different paths: building and checking one anew costs 30 us a hop."""
-    if min(flat) < 0 or max(flat) > _U64:
-        raise ValueError("a number of the path is out of range")
-    return PathTree.from_wire(flat)
+    return PathTree.from_wire(packed)
 
 
 def timings_from_wire(raw: Any, what: str) -> tuple[HopTiming, ...]:
@@ -219,6 +298,7 @@ def timings_from_wire(raw: Any, what: str) -> tuple[HopTiming, ...]:
 
 __all__ = [
     "Data",
+    "Draft",
     "Failure",
     "HopTiming",
     "Item",
@@ -226,6 +306,7 @@ __all__ = [
     "decode_data_plane",
     "encode_data",
     "encode_failure",
+    "pack_timings",
     "path_from_wire",
     "timings_from_wire",
 ]

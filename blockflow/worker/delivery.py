@@ -1,13 +1,10 @@
-"""Delivery: what leaves a worker. Outputs go to the next hops, failures to the Dispatcher.
-
-The first half is pure: which rows go where. The second half publishes and sends.
-"""
+"""Delivery: what leaves a worker. Outputs go to the next hops, failures to the Dispatcher."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,121 +14,49 @@ from blockflow.core.model import tensor_bytes
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute
 from blockflow.tensormq.channel import OutBuffer, Payload, Producer
 from blockflow.tensormq.push import PushCache, Unsent
-from blockflow.wire.data import Data, Failure, HopTiming, Item, encode_data, encode_failure
+from blockflow.wire.data import (
+    Data,
+    Draft,
+    Failure,
+    Item,
+    encode_data,
+    encode_failure,
+)
 from blockflow.wire.tensor import TensorDesc
+from blockflow.worker.parting import Part, item_bytes, next_item, plan_parts, targets, timing
 from blockflow.worker.ticket import Batch, Ticket
 
 _LOG = logging.getLogger("blockflow.worker")
 
-_HEADER_ROOM = limits.MAX_HEADER_BYTES - 160
-"""A header's bytes that items may fill; the rest holds what a message has once."""
 _FAILURE_ROOM = limits.MAX_HEADER_BYTES - 2200
-
-
-@dataclass(slots=True)
-class Part:
-    """One message: rows ``start..stop`` of a batch's output, all to ``stage``.
-
-    ``members`` are tickets with the path node that receives them (their own node towards the
-    Dispatcher).
-    """
-
-    stage: int
-    start: int
-    stop: int
-    members: list[tuple[Ticket, int]]
-    header: int
-
-
-def plan_parts(
-    batch: Batch, local: Collection[int]
-) -> tuple[list[Part], list[tuple[Ticket, int, int]]]:
-    """Part a batch's output by next hop; failed tickets are left out.
-
-    Args:
-        batch: with its ``errors``.
-        local: stages of this worker: they need no message.
-
-    Returns:
-        The messages, and for local successors (ticket, path node, first row).
-    """
-    parts: list[Part] = []
-    stays: list[tuple[Ticket, int, int]] = []
-    growing: dict[tuple[int, int], Part] = {}
-    row = 0
-    for ticket in batch.tickets:
-        start, row = row, row + ticket.rows
-        if ticket.key in batch.errors:
-            continue
-        size = _item_bytes(ticket.item)
-        times: dict[int, int] = {}  # two branches to one stage are two messages
-        for stage, hop in _targets(ticket.item):
-            if stage in local:
-                stays.append((ticket, hop, start))
-                continue
-            nth = times[stage] = times.get(stage, 0) + 1
-            part = growing.get((stage, nth))
-            if (
-                part is None
-                or part.stop != start
-                or part.header + size > _HEADER_ROOM
-                or len(part.members) == limits.MAX_ITEMS_PER_MESSAGE
-            ):
-                part = growing[(stage, nth)] = Part(stage, start, start, [], 0)
-                parts.append(part)
-            part.stop = row
-            part.header += size
-            part.members.append((ticket, hop))
-    return parts, stays
-
-
-def _targets(item: Item) -> Iterable[tuple[int, int]]:
-    path, hop = item.path, item.hop
-    for child in path.children(hop):
-        yield path.nodes[child].stage, child
-    if path.nodes[hop].terminal:
-        yield DISPATCHER_STAGE, hop
-
-
-def _item_bytes(item: Item) -> int:
-    """Upper bound of an item's size in a header, one more hop's timing included."""
-    return 56 + 11 * len(item.path.nodes) + 37 * (len(item.timings) + 1)
-
-
-def timing(ticket: Ticket, batch: Batch, sent_ns: int) -> HopTiming:
-    """Where a ticket's time in this worker went; the parts add up to ``sent - received``."""
-    compute = batch.compute_to_ns - batch.compute_from_ns
-    wait = batch.started_ns - ticket.ready_ns
-    return HopTiming(
-        ticket.item.hop,
-        ticket.transit_ns,
-        max(0, wait),
-        max(0, sent_ns - ticket.received_ns - wait - compute),
-        compute,
-    )
-
-
-def next_item(ticket: Ticket, batch: Batch, hop: int, sent_ns: int) -> Item:
-    """The ticket's item as it goes on to node ``hop``."""
-    item = ticket.item
-    return Item(
-        item.request_id,
-        item.attempt,
-        item.epoch,
-        item.path,
-        hop,
-        item.rows,
-        max(0, ticket.deadline_ns - sent_ns) // 1_000_000,
-        (*item.timings, timing(ticket, batch, sent_ns)),
-    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Tag:
-    """What to answer for when a message never leaves."""
+    """What to answer for when a message never leaves.
 
-    items: tuple[Item, ...]
+    ``members`` are tickets with the node that the message was for.
+    """
+
+    members: Sequence[tuple[Ticket, int]]
+    batch: Batch
     revoke: Callable[[], None] | None
+
+    def items(self) -> list[Item]:
+        now = time.monotonic_ns()
+        return [next_item(t, self.batch, hop, now) for t, hop in self.members]
+
+
+@dataclass(slots=True)
+class Shipment:
+    """A batch's messages before its result is there: made, leased and addressed, but not sent.
+
+    The slot is held until they are sent, so that no consumer's death frees it under the engine.
+    """
+
+    routes: RouteTable
+    letters: list[tuple[Part, StageRoute, Payload, Draft]]
+    stays: list[tuple[Ticket, int, int]]
 
 
 class Delivery:
@@ -167,6 +92,10 @@ class Delivery:
     def set_routes(self, table: RouteTable) -> None:
         """Work by ``table`` from now on; sockets that it has no use for are closed."""
         self.routes = table
+        devices = {r.incarnation: r.device for r in table.stages.values()}
+        for producer in (self._shm, self._inline):
+            if producer is not None:
+                producer.set_devices(devices)
         self._unsent(self._push.retain({r.endpoint for r in table.stages.values()}))
 
     def peer_gone(self, incarnation: int) -> None:
@@ -182,12 +111,55 @@ class Delivery:
         """Where the batch's output must lie; None when it does not leave this worker."""
         found: Producer | None = None
         for ticket in batch.tickets:
-            for stage, _ in _targets(ticket.item):
+            for stage, _ in targets(ticket.item):
                 if stage not in self._local:
                     if self._shm is not None and self._by_handle(stage):
                         return self._shm
                     found = self._inline
         return found
+
+    def consumers_of(self, batch: Batch) -> set[int]:
+        """Incarnations that the batch's output goes to by handle."""
+        routes = self.routes.stages
+        return {
+            routes[stage].incarnation
+            for ticket in batch.tickets
+            for stage, _ in targets(ticket.item)
+            if stage not in self._local and self._by_handle(stage)
+        }
+
+    def prepare(self, batch: Batch, producer: Producer) -> None:
+        """Make the messages of a batch that is about to be computed, if all of them are handles.
+
+        What :meth:`deliver` then has left to do is to write the times and to send. The output's
+        way is not known better afterwards, unless a request fails or the routes change.
+        """
+        out = batch.out
+        if out is None or producer is not self._shm:
+            return
+        parts, stays = plan_parts(batch, self._local)
+        routes = self.routes
+        ways: list[tuple[Part, StageRoute]] = []
+        for part in parts:
+            route = routes.stages.get(part.stage)
+            if route is None or not self._by_handle(part.stage):
+                return
+            if not producer.reaches(out, route.incarnation):
+                return
+            ways.append((part, route))
+        if not 0 < len(ways) <= producer.max_consumers:
+            return
+        producer.hold(out)
+        payloads = producer.publish(out, [route.incarnation for _, route in ways])
+        rows = out.dims[0]
+        letters = []
+        for (part, route), payload in zip(ways, payloads, strict=True):
+            mine = payload
+            if part.stop - part.start != rows:
+                mine = payload.rows(part.start, part.stop)
+            draft = Draft(self._incarnation, mine.desc, [(t.item, hop) for t, hop in part.members])
+            letters.append((part, route, payload, draft))
+        batch.shipment = Shipment(routes, letters, stays)
 
     def deliver(self, batch: Batch, producer: Producer | None) -> list[tuple[Ticket, int, int]]:
         """Send a computed batch on; fails what cannot be sent.
@@ -197,6 +169,27 @@ class Delivery:
             there are any and the batch has an ``out``, the buffer is held for them: unhold it
             later.
         """
+        shipment: Shipment | None = batch.shipment
+        out = batch.out
+        if shipment is None or out is None or producer is None:
+            return self._deliver(batch, producer)
+        batch.shipment = None
+        if not batch.errors and shipment.routes is self.routes:
+            for part, route, payload, draft in shipment.letters:
+                self._post(part, route, payload, draft, batch, producer)
+            if not shipment.stays:
+                producer.unhold(out)
+            return shipment.stays
+        for _, _, payload, _ in shipment.letters:
+            producer.revoke(payload)
+        stays = self._deliver(batch, producer, held=True)
+        producer.unhold(out)
+        return stays
+
+    def _deliver(
+        self, batch: Batch, producer: Producer | None, held: bool = False
+    ) -> list[tuple[Ticket, int, int]]:
+        """Send what was not prepared, or not for this outcome (then the buffer is ``held``)."""
         parts, stays = plan_parts(batch, self._local)
         out = batch.out
         if out is None or producer is None:
@@ -209,7 +202,11 @@ class Delivery:
             else:
                 sendable.append((part, route))
         if producer is self._shm:
-            slots = [s for s in sendable if self._by_handle(s[0].stage)]
+            slots = [
+                s
+                for s in sendable
+                if self._by_handle(s[0].stage) and producer.reaches(out, s[1].incarnation)
+            ]
             slots = slots[: producer.max_consumers]
         else:
             slots = sendable[: producer.max_consumers]
@@ -221,7 +218,8 @@ class Delivery:
                 batch.result = batch.result.clone()
             copies = self._copies(copied, out, batch)
             batch.out = None
-            producer.discard(out)
+            if not held:
+                producer.discard(out)
             self._send_copies(copies, batch)
             return stays
         if stays:
@@ -250,7 +248,7 @@ class Delivery:
         chunk: list[Item] = []
         room = _FAILURE_ROOM
         for item in (*items, None):
-            size = 0 if item is None else _item_bytes(item)
+            size = 0 if item is None else item_bytes(item)
             full = len(chunk) == limits.MAX_ITEMS_PER_MESSAGE or (chunk and size > room)
             if chunk and (item is None or full):
                 msg = Failure(self._incarnation, time.monotonic_ns(), error, tuple(chunk))
@@ -311,8 +309,29 @@ class Delivery:
         items = tuple([next_item(t, batch, hop, sent_ns) for t, hop in part.members])
         header = encode_data(Data(self._incarnation, sent_ns, payload.desc, items))
         frames: list[Any] = [header] if payload.frame is None else [header, payload.frame]
-        tag = _Tag(items, revoke)
+        tag = _Tag(part.members, batch, revoke)
         if not self._push.send(route.endpoint, frames, tag=tag):
+            self._give_up(tag, route.stage)
+
+    def _post(
+        self,
+        part: Part,
+        route: StageRoute,
+        payload: Payload,
+        draft: Draft,
+        batch: Batch,
+        producer: Producer,
+    ) -> None:
+        """Send a message that was prepared."""
+        sent_ns = time.monotonic_ns()
+        left: list[int] = []
+        hops: list[int] = []
+        for ticket, _ in part.members:
+            left.append(max(0, ticket.deadline_ns - sent_ns) // 1_000_000)
+            hops += timing(ticket, batch, sent_ns)
+        header = draft.finish(sent_ns, left, hops)
+        tag = _Tag(part.members, batch, lambda: producer.revoke(payload))
+        if not self._push.send(route.endpoint, (header,), tag=tag):
             self._give_up(tag, route.stage)
 
     def _unsent(self, messages: Sequence[Unsent]) -> None:
@@ -326,10 +345,10 @@ class Delivery:
         if tag.revoke is not None:
             tag.revoke()
         if stage == DISPATCHER_STAGE:
-            self._lost(len(tag.items), "the Dispatcher takes no messages")
+            self._lost(len(tag.members), "the Dispatcher takes no messages")
         else:
             self.fail(
-                tag.items, RequestError("BLOCK_UNAVAILABLE", "the next hop takes no messages")
+                tag.items(), RequestError("BLOCK_UNAVAILABLE", "the next hop takes no messages")
             )
 
     def _no_route(self, part: Part, batch: Batch) -> None:

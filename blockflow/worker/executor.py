@@ -1,6 +1,7 @@
-"""Executor: carries out what the scheduler decides: receive, queue, compute, send.
+"""Executor: carries out what the scheduler decides: receive, queue, start, send.
 
-It belongs to the data thread. It reads no socket and no clock of its own accord: every call brings
+It computes nothing itself: it names the batch to compute next and is told when that is done. It
+belongs to whoever holds the worker's lock, reads no socket and sleeps nowhere: every call brings
 ``now``, and :meth:`Executor.next_wake_ns` says when it wants to be called again at the latest.
 """
 
@@ -13,10 +14,10 @@ from typing import Any
 from blockflow.batching.policy import WaitUntil
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError
 from blockflow.tensormq.channel import OutBuffer, Producer
-from blockflow.worker.delivery import Delivery, next_item, timing
+from blockflow.worker.delivery import Delivery
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.intake import Intake
-from blockflow.worker.runner import Runner
+from blockflow.worker.parting import next_item, timing
 from blockflow.worker.scheduler import Scheduler
 from blockflow.worker.stage import Stage, StageSnapshot
 from blockflow.worker.ticket import Batch, Source, Ticket
@@ -36,7 +37,6 @@ class Executor:
         stages: by number.
         scheduler: over the same stages.
         intake: makes tickets of messages.
-        runner: the engine thread.
         delivery: the sending side.
         failpoints: of this process.
     """
@@ -46,19 +46,18 @@ class Executor:
         stages: Mapping[int, Stage],
         scheduler: Scheduler,
         intake: Intake,
-        runner: Runner,
         delivery: Delivery,
         failpoints: FailPoints,
     ) -> None:
         self._stages = stages
         self._scheduler = scheduler
         self._intake = intake
-        self._runner = runner
         self._delivery = delivery
         self._failpoints = failpoints
         self._running: Batch | None = None
         self._producer: Producer | None = None
         self._stalled: Batch | None = None
+        self._holding: dict[int, Source] = {}
         self._wait_until_ns: int | None = None
         self._overdue_ns: int | None = None
 
@@ -96,19 +95,20 @@ class Executor:
             self._queue(ticket)
 
     def computed(self, batch: Batch) -> None:
-        """The engine is done with ``batch``: release its inputs, send its output."""
+        """``batch`` is done: release its inputs, send its output."""
         if batch is not self._running:
             return  # given up meanwhile: it was answered for
         self._running = self._overdue_ns = None
         producer, self._producer = self._producer, None
         out = batch.out
+        # First: whoever gets the result may send the next input at once, and counts on this room.
         for ticket in batch.tickets:
             ticket.source.release()
+        # The next hop waits for this; everything below can wait for us.
+        stays = self._delivery.deliver(batch, producer)
         now = time.monotonic_ns()
         self._scheduler.done(batch, now)
         stage = self._stages[batch.stage]
-        stays = self._delivery.deliver(batch, producer)
-        now = time.monotonic_ns()
         self._account(stage, batch, now)
         if out is not None and producer is not None:
             stage.meter.bytes_out += out.nbytes
@@ -121,22 +121,36 @@ class Executor:
             self._hand_over(stays, batch, producer, now)
         self._failpoints.hit("after_output", stage.name)
 
-    def step(self, now: int) -> bool:
-        """Expire what is too late and start what can be started; True when a batch was."""
+    def expire(self, now: int) -> None:
+        """Answer for what waits and is too late."""
         for ticket in self._scheduler.expire(now):
             self._expired(ticket)
+
+    def step(self, now: int) -> Batch | None:
+        """Expire what is too late and start what can be started.
+
+        Returns:
+            The batch to compute now; :meth:`computed` ends it. None with nothing to run, and while
+            a batch is under way.
+        """
+        self.expire(now)
         if self._running is not None:
-            return False
+            return None
         if self._stalled is not None:
-            self._start(self._stalled, now)
-            return self.busy
+            started = self._start(self._stalled, now)
+            if started is not None or self._stalled is not None:
+                return started
         self._wait_until_ns = None
-        decision = self._scheduler.decide(now)
-        if isinstance(decision, WaitUntil):
-            self._wait_until_ns = decision.at_ns
-        elif decision is not None:
-            self._start(decision, now)
-        return self.busy
+        while True:
+            decision = self._scheduler.decide(now)
+            if isinstance(decision, WaitUntil):
+                self._wait_until_ns = decision.at_ns
+                return None
+            if decision is None:
+                return None
+            started = self._start(decision, now)
+            if started is not None or self._stalled is not None:
+                return started
 
     def give_up_overdue(self, now: int) -> bool:
         """True when the running forward has exceeded its block's time-out; its items are failed.
@@ -178,8 +192,8 @@ class Executor:
         meter.arrived.add(ticket.rows, ticket.ready_ns)
         self._scheduler.arrive(ticket, ticket.ready_ns)
 
-    def _start(self, batch: Batch, now: int) -> None:
-        """Reserve the output and give the batch to the engine, or leave it stalled for a slot."""
+    def _start(self, batch: Batch, now: int) -> Batch | None:
+        """Reserve the output and make ready what can be; None: no slot is free, or all failed."""
         self._stalled = None
         late = [t for t in batch.tickets if t.deadline_ns <= now]
         if late:
@@ -188,7 +202,7 @@ class Executor:
             batch.tickets = tuple(t for t in batch.tickets if t not in late)
             if not batch.tickets:
                 self._scheduler.done(batch, now)
-                return
+                return None
         try:
             producer = self._delivery.producer_for(batch)
             out = None if producer is None else self._reserve(batch, producer)
@@ -196,23 +210,31 @@ class Executor:
             self._scheduler.done(batch, now)
             for ticket in batch.tickets:
                 self._fail(ticket, exc)
-            return
+            return None
         if producer is not None and out is None:
+            # What waits here may itself hold the slots, and would wait for this batch for ever.
+            for source in list(self._holding.values()):
+                source.detach()
             self._stalled = batch
-            return
+            return None
         batch.out = out
         batch.started_ns = now
+        if producer is not None:
+            self._delivery.prepare(batch, producer)
         self._running, self._producer = batch, producer
-        self._runner.submit(batch)
         limit = self._stages[batch.stage].timeout_ns
         if limit:
             self._overdue_ns = now + limit
+        return batch
 
     def _reserve(self, batch: Batch, producer: Producer) -> OutBuffer | None:
         stage = self._stages[batch.stage]
         source = batch.tickets[0].source
         dims = stage.output_dims(source.dtype, (batch.rows, *source.shape))
-        return producer.reserve(stage.contract.output.dtype, dims)
+        dtype = stage.contract.output.dtype
+        if not producer.by_consumer:
+            return producer.reserve(dtype, dims)
+        return producer.reserve(dtype, dims, self._delivery.consumers_of(batch))
 
     def _hand_over(
         self,
@@ -225,13 +247,21 @@ class Executor:
         users = list(stays)
         result, out = batch.result, batch.out
         held = None if out is None or producer is None else (producer, out)
+
+        def let_go() -> None:
+            if held is not None:
+                del self._holding[id(source)]
+                held[0].unhold(held[1])
+
         source = Source(
             str(result.dtype).removeprefix("torch."),
             tuple(result.shape[1:]),
             len(users),
             tensor=result,
-            on_release=None if held is None else lambda: held[0].unhold(held[1]),
+            on_release=None if held is None else let_go,
         )
+        if held is not None:
+            self._holding[id(source)] = source
         seen: set[int] = set()
         for ticket, hop, start in users:
             item = next_item(ticket, batch, hop, now)
@@ -250,6 +280,7 @@ class Executor:
                 now,
                 ticket.deadline_ns,
                 0,
+                ticket.task,
             )
             self._queue(follower)
 

@@ -93,7 +93,17 @@ class Intake:
                 deadline = now + item.remaining_ms * 1_000_000
                 arrival.tickets.append(
                     Ticket(
-                        self.new_key(), item, stage, source, row, now, now, now, deadline, transit
+                        self.new_key(),
+                        item,
+                        stage,
+                        source,
+                        row,
+                        now,
+                        now,
+                        now,
+                        deadline,
+                        transit,
+                        item.task,
                     )
                 )
             row += item.rows

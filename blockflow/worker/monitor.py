@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from blockflow.core.launchspec import StageSpec
 from blockflow.launch.process_kpi import ProcessSampler
 from blockflow.tensormq.channel import Producer
+from blockflow.tensormq.memory import TensorMemory
 from blockflow.wire.control import Stats
 from blockflow.worker.stage import StageSnapshot
 
@@ -41,6 +43,7 @@ class KpiMonitor:
         specs: its stages.
         device: for GPU figures.
         producer: whose memory is shown; None without an arena.
+        memory: adds a device's figures; None on the CPU.
         ask: makes the data thread call :meth:`answer`.
         send: takes the Stats message.
     """
@@ -53,6 +56,7 @@ class KpiMonitor:
         producer: Producer | None,
         ask: Callable[[], None],
         send: Callable[[Stats], None],
+        memory: TensorMemory | None = None,
     ) -> None:
         self._incarnation = incarnation
         self._specs = specs
@@ -60,6 +64,7 @@ class KpiMonitor:
         self._producer = producer
         self._ask = ask
         self._send = send
+        self._memory = memory
         self._period_s = 0.0
         self._closing = False
         self._change = threading.Condition()
@@ -92,7 +97,8 @@ class KpiMonitor:
     # --- the monitor thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
-        sampler = ProcessSampler(self._device)
+        gpu = None if self._memory is None else self._memory.device
+        sampler = ProcessSampler(self._device, "" if gpu is None else gpu.facts.uuid)
         due = time.monotonic()
         while True:
             with self._change:
@@ -120,17 +126,27 @@ class KpiMonitor:
 
     def _stats(self, sampler: ProcessSampler, snapshot: Snapshot) -> Stats:
         now = time.monotonic_ns()
-        memory: dict[str, int] = {}
+        figures: dict[str, Any] = {}
         extra: dict[str, object] = dict(snapshot.counters)
         if self._producer is not None:
             usage = self._producer.usage()
-            memory = {
+            figures = {
                 "arena_bytes": usage.capacity,
                 "arena_used": usage.used,
                 "slots": usage.slots,
                 "slots_used": usage.slots_used,
             }
             extra |= {"arena_committed": usage.committed, "slot_stalls": usage.stalls}
-        process = sampler.sample(now, **memory)
-        stages = [s.kpi(self._specs[n]).to_dict() for n, s in snapshot.stages.items()]
+        kpis = {n: s.kpi(self._specs[n]) for n, s in snapshot.stages.items()}
+        if self._memory is not None:
+            extra |= self._memory.extra()
+            figures |= self._memory.figures()
+            times = self._memory.device_times
+            kpis = {
+                n: replace(k, device=times[n].summary()) if n in times else k
+                for n, k in kpis.items()
+            }
+        rows = sum(k.rows for k in kpis.values())
+        process = sampler.sample(now, rows=rows, **figures)
+        stages = [k.to_dict() for k in kpis.values()]
         return Stats(self._incarnation, now, stages, process.to_dict(), extra)

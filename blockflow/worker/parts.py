@@ -9,13 +9,11 @@ from typing import Any
 
 import zmq
 
+from blockflow.batching.facts import StageFacts
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import WorkerLaunch
-from blockflow.tensormq.arena import Arena
-from blockflow.tensormq.inline import InlineProducer
-from blockflow.tensormq.janitor import remove_leavings
+from blockflow.tensormq.memory import TensorMemory, open_memory
 from blockflow.tensormq.push import PushCache
-from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from blockflow.tensormq.sockets import bind_pull
 from blockflow.wire.control import ControlMessage
 from blockflow.worker.delivery import Delivery
@@ -23,8 +21,13 @@ from blockflow.worker.executor import Executor
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.intake import Intake
 from blockflow.worker.monitor import AskKpi, KpiMonitor
-from blockflow.worker.runner import Computed, Loaded, Runner, make_engines
+from blockflow.worker.runner import Runner, make_engines
 from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.turns import Turns, WatchedSockets
+
+
+class Wake:
+    """Mail that only wakes the data thread: look again at what there is to do, and until when."""
 
 
 @dataclass(slots=True)
@@ -33,22 +36,21 @@ class Parts:
 
     pull: zmq.Socket[bytes]
     endpoint: str
-    shm: ShmProducer | None
+    memory: TensorMemory
     push: PushCache
     delivery: Delivery
-    consumer: ShmConsumer
     intake: Intake
     runner: Runner
     scheduler: Scheduler
     executor: Executor
+    turns: Turns
     monitor: KpiMonitor
 
 
 def open_parts(
     launch: WorkerLaunch,
     context: zmq.Context[zmq.Socket[bytes]],
-    poller: zmq.Poller,
-    from_engine: Callable[[Loaded | Computed], None],
+    watched: WatchedSockets,
     mail: Callable[[Any], None],
     tell: Callable[[ControlMessage], None],
 ) -> Parts:
@@ -56,8 +58,7 @@ def open_parts(
 
     Args:
         launch: the worker's birth certificate.
-        context, poller: of the data thread.
-        from_engine: takes what the engine thread has done, in that thread.
+        context, watched: of the data thread.
         mail: puts something into the data thread's mailbox.
         tell: sends to the Controller.
 
@@ -66,33 +67,52 @@ def open_parts(
     """
     run_dir = Path(launch.run_dir)
     failpoints = FailPoints.from_environment(run_dir, launch.stages)
-    stages = make_engines(launch.stages, launch.device, launch.threads)
-    scheduler = Scheduler({s.stage: s.policy for s in launch.stages})
-    slots = max(1, launch.slots)
-    shm: ShmProducer | None = None
-    if launch.arena_bytes > 0 and launch.mode == "tensormq":
-        shm = ShmProducer(Arena.create(run_dir, launch.incarnation, launch.arena_bytes, slots))
+    scheduler = Scheduler(
+        {s.stage: s.policy for s in launch.stages},
+        {s.stage: StageFacts.of(s, launch.threads) for s in launch.stages},
+    )
+    memory = open_memory(
+        run_dir,
+        launch.incarnation,
+        device=launch.device,
+        mode=launch.mode,
+        arena_bytes=launch.arena_bytes,
+        slots=max(1, launch.slots),
+        on_broken=lambda why: mail(RuntimeError(why)),
+    )
     try:
+        stages = make_engines(launch.stages, memory.engine_device, launch.threads)
         pull, endpoint = bind_pull(context, launch.transport, run_dir, launch.incarnation)
     except BlockFlowError:
-        remove_leavings(run_dir, launch.incarnation)
+        memory.close()
         raise
-    push = PushCache(context, poller)
+    push = PushCache(context, watched)
     delivery = Delivery(
-        launch.incarnation, launch.mode, stages.keys(), push, shm, InlineProducer(slots)
+        launch.incarnation, launch.mode, stages.keys(), push, memory.slots, memory.frames
     )
-    consumer = ShmConsumer(run_dir)
-    intake = Intake(stages, consumer)
-    runner = Runner(stages, from_engine, failpoints)
-    executor = Executor(stages, scheduler, intake, runner, delivery, failpoints)
+    intake = Intake(stages, memory.consumer)
+    runner = Runner(stages, failpoints, memory)
+    executor = Executor(stages, scheduler, intake, delivery, failpoints)
+    turns = Turns(pull, watched, executor, runner, lambda: mail(Wake()))
     monitor = KpiMonitor(
         launch.incarnation,
-        {s.stage: s for s in launch.stages},
+        {n: s.spec for n, s in stages.items()},
         launch.device,
-        shm,
+        memory.slots,
         lambda: mail(AskKpi()),
         tell,
+        memory,
     )
     return Parts(
-        pull, endpoint, shm, push, delivery, consumer, intake, runner, scheduler, executor, monitor
+        pull,
+        endpoint,
+        memory,
+        push,
+        delivery,
+        intake,
+        runner,
+        scheduler,
+        executor,
+        turns,
+        monitor,
     )

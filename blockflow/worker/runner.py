@@ -1,8 +1,7 @@
-"""Runner: the engine thread. It loads the blocks, then computes one batch after the other.
+"""Runner: loads the worker's blocks and computes one batch after the other.
 
-One thread per worker computes, for all its stages: intra-op threads are planned per worker, and
-two forwards side by side would only fight for them. It touches no socket and keeps no books;
-whatever it finishes goes to the data thread by ``post``.
+All of it happens in the worker's engine thread: intra-op threads are planned per worker, and two
+forwards side by side would only fight for them. It touches no socket and keeps no books.
 """
 
 from __future__ import annotations
@@ -10,13 +9,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,8 +20,9 @@ from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.launchspec import StageSpec
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.registry import create_engine
+from blockflow.repository.machine import fingerprint
 from blockflow.repository.repository import BlockRepository
-from blockflow.tensormq.views import as_torch
+from blockflow.tensormq.memory import TensorMemory
 from blockflow.worker import failpoints
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.stage import Stage
@@ -43,65 +40,27 @@ class Loaded:
     error: BlockFlowError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """``batch`` holds its result or its errors."""
-
-    batch: Batch
-
-
 class Runner:
-    """Owns the engine thread.
+    """Used by the engine thread alone.
 
     Args:
         stages: by number; their engines are made and not loaded.
-        post: takes :class:`Loaded` and :class:`Computed`, from the engine thread.
         points: failpoints of this process.
+
+    Attributes:
+        threads: the intra-op threads in use.
     """
 
     def __init__(
-        self,
-        stages: Mapping[int, Stage],
-        post: Callable[[Loaded | Computed], None],
-        points: FailPoints,
+        self, stages: Mapping[int, Stage], points: FailPoints, memory: TensorMemory | None = None
     ) -> None:
+        self._memory = memory
         self._stages = stages
-        self._post = post
         self._failpoints = points
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="bf-engine", daemon=True)
+        self.threads = max((s.engine.options.threads for s in stages.values()), default=1)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def load(self, repository: Path) -> None:
-        """Load and warm up every block; answered by one :class:`Loaded`."""
-        self._jobs.put(lambda: self._post(self._load(BlockRepository(repository))))
-
-    def submit(self, batch: Batch) -> None:
-        """Compute ``batch``; answered by one :class:`Computed`."""
-        self._jobs.put(lambda: self._compute(batch))
-
-    def close(self, timeout_s: float) -> bool:
-        """Free the engines and end the thread; False when it is stuck in a computation."""
-        for stage in self._stages.values():
-            self._jobs.put(stage.engine.close)
-        self._jobs.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    # --- the engine thread -----------------------------------------------------------------------
-
-    def _run(self) -> None:
-        # Inference mode is a property of a thread: entered once, not per batch.
-        with torch.inference_mode():
-            while (job := self._jobs.get()) is not None:
-                try:
-                    job()
-                except Exception:  # a defect here must not end the thread: batches would hang
-                    _LOG.exception("job of the engine thread failed")
-
-    def _load(self, repository: BlockRepository) -> Loaded:
+    def load(self, repository: BlockRepository) -> Loaded:
+        """Load and warm up every block."""
         begin = time.monotonic_ns()
         try:
             with suppress(RuntimeError):  # already set: a process hosts one worker but in tests
@@ -109,7 +68,9 @@ class Runner:
             for stage in self._stages.values():
                 self._failpoints.hit("before_load", stage.name)
                 block = stage.spec.block
-                with repository.artifact(block.name, digest=block.digest) as path:
+                kind = stage.engine.variant
+                digest = block.digest if kind is None else block.variants[kind].digest
+                with repository.artifact(block.name, digest=digest, variant=kind) as path:
                     stage.engine.load(path)
                 self._failpoints.hit("after_load", stage.name)
             warm = time.monotonic_ns()
@@ -124,6 +85,18 @@ class Runner:
         release_load_memory()
         return Loaded((warm - begin) / 1e6, (end - warm) / 1e6)
 
+    def compute(self, batch: Batch) -> None:
+        """Fill in the batch's result and times, or its errors."""
+        memory = self._memory
+        if memory is None or memory.device is None:
+            self._compute(batch)
+            return
+        with memory.batch(batch.stage):
+            self._compute(batch)
+        if batch.out is not None:
+            copied_ns = batch.out.finish()  # the device's time belongs to the compute, the copy not
+            batch.compute_to_ns = time.monotonic_ns() - copied_ns
+
     def _compute(self, batch: Batch) -> None:
         stage = self._stages[batch.stage]
         try:
@@ -134,7 +107,29 @@ class Runner:
         if not batch.compute_to_ns:
             batch.compute_to_ns = time.monotonic_ns()
             batch.compute_from_ns = batch.compute_from_ns or batch.compute_to_ns
-        self._post(Computed(batch))
+
+    def set_threads(self, threads: int) -> None:
+        """Compute with so many intra-op threads from the next batch on.
+
+        A block that cannot change goes on as it was; :attr:`threads` then stays, too.
+        """
+        if threads < 1:  # which means "as many as you like" to some engines
+            _LOG.error("%d threads cannot compute", threads)
+            return
+        changed = True
+        for stage in self._stages.values():
+            try:
+                stage.engine.set_threads(threads)
+            except Exception as exc:  # whatever a framework raises: what is loaded still computes
+                changed = False
+                _LOG.error("threads of %s stay: %s", stage.name, exc)
+        if changed:
+            self.threads = threads
+
+    def close(self) -> None:
+        """Free the engines."""
+        for stage in self._stages.values():
+            stage.engine.close()
 
     def _forward(
         self, stage: Stage, batch: Batch, tickets: Sequence[Ticket], out: torch.Tensor | None
@@ -189,7 +184,7 @@ class Runner:
 
 def _whole(batch: Batch) -> torch.Tensor | None:
     out = batch.out
-    return None if out is None else as_torch(out.memory, out.dtype, out.dims)
+    return None if out is None else out.tensor()
 
 
 def _joined(
@@ -246,12 +241,15 @@ def make_engines(specs: Sequence[StageSpec], device: str, threads: int) -> dict[
     """The worker's stages with their engines, not loaded yet.
 
     Raises:
-        RepositoryError: UNSUPPORTED_FORMAT.
+        RepositoryError: UNSUPPORTED_FORMAT, ARTIFACT_MISSING.
+        BlockError: UNSUPPORTED_ENGINE.
         SystemError_: MISSING_EXTRA.
     """
     stages: dict[int, Stage] = {}
     for spec in specs:
         extra = {k: v for k, v in spec.options.items() if k != failpoints.OPTION}
         options = EngineOptions(device, threads, spec.precision, extra)
-        stages[spec.stage] = Stage(spec, create_engine(spec.block, options))
+        engine = create_engine(spec.block, options, spec.engine, machine=fingerprint())
+        runs = replace(spec, engine=engine.name, precision=engine.options.precision)
+        stages[spec.stage] = Stage(runs, engine)
     return stages

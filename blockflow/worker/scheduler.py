@@ -7,12 +7,17 @@ serves all stages of a worker, so the scheduler asks its policies in turn.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
+from blockflow.batching.shares import TaskShare
+from blockflow.core.routing import PathTree
 from blockflow.worker.ticket import Batch, Ticket
+
+_PATHS_KEPT = 4096
 
 
 class Scheduler:
@@ -20,12 +25,22 @@ class Scheduler:
 
     Args:
         policies: stage -> policy with options, in the order of the worker's blocks.
+        facts: what the policies may know of the stages (limits, profiles).
+        shares: of the tasks, by the index that tickets carry.
 
     Raises:
         TopologyError: an unknown policy or bad options.
     """
 
-    def __init__(self, policies: Mapping[int, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        policies: Mapping[int, Mapping[str, Any]],
+        facts: Mapping[int, StageFacts] | None = None,
+        shares: Sequence[TaskShare] = (),
+    ) -> None:
+        self._facts = dict(facts or {})
+        self._shares = tuple(shares)
+        self._ahead: dict[tuple[bytes, int], tuple[int, ...]] = {}
         self._specs: dict[int, dict[str, Any]] = {s: dict(p) for s, p in policies.items()}
         self._by_stage: dict[int, Policy] = {}
         self._policies: list[Policy] = []
@@ -52,7 +67,7 @@ class Scheduler:
         self._tickets[ticket.key] = ticket
         heapq.heappush(self._deadlines, (ticket.deadline_ns, ticket.key))
         self._count(ticket, 1)
-        self._by_stage[ticket.stage].arrive(_query(ticket), now)
+        self._by_stage[ticket.stage].arrive(self._query(ticket), now)
 
     def expire(self, now: int) -> list[Ticket]:
         """Take away every ticket whose deadline has passed."""
@@ -109,9 +124,20 @@ class Scheduler:
             TopologyError: the policy or its options are invalid; the old one stays.
         """
         self._regroup({**self._specs, stage: dict(spec)})
+        self._hand_over(now)
+
+    def _hand_over(self, now: int) -> None:
         waiting = sorted(self._tickets.values(), key=lambda t: (t.arrival_ns, t.key))
         for ticket in waiting:
-            self._by_stage[ticket.stage].arrive(_query(ticket), now)
+            self._by_stage[ticket.stage].arrive(self._query(ticket), now)
+
+    def set_shares(self, shares: Sequence[TaskShare], now: int) -> None:
+        """What the tasks may claim from now on; what waits is handed over, nothing is lost."""
+        if tuple(shares) == self._shares:
+            return
+        self._shares = tuple(shares)
+        self._regroup(self._specs)
+        self._hand_over(now)
 
     # --- books -----------------------------------------------------------------------------------
 
@@ -124,10 +150,13 @@ class Scheduler:
                     break
             else:
                 groups.append((spec, [stage]))
-        policies = [create_policy(spec, members) for spec, members in groups]
+        policies = [
+            create_policy(spec, members, self._facts, self._shares) for spec, members in groups
+        ]
         self._specs = dict(specs)
         self._policies = policies
         self._by_stage = {stage: p for p in policies for stage in p.stages}
+        self._ahead.clear()
         self._turn = 0
 
     def _take(self, run: Run) -> Batch:
@@ -137,7 +166,7 @@ class Scheduler:
         if len(tickets) > 1:
             # Rows that go the same way next lie side by side in the output: one message for them.
             tickets.sort(key=_next_stages)
-        return Batch(run.stage, tuple(tickets))
+        return Batch(run.stage, tuple(tickets), pad_to=run.pad_to)
 
     def _remove(self, ticket: Ticket) -> None:
         del self._tickets[ticket.key]
@@ -147,18 +176,40 @@ class Scheduler:
         self._queued[ticket.stage] += sign
         self._rows[ticket.stage] += sign * ticket.item.rows
 
+    def _query(self, ticket: Ticket) -> Query:
+        item = ticket.item
+        return Query(
+            ticket.key,
+            ticket.stage,
+            item.rows,
+            ticket.arrival_ns,
+            ticket.ready_ns,
+            ticket.deadline_ns,
+            ticket.source.shape,
+            ticket.arrival_ns == ticket.received_ns,
+            ticket.task,
+            self._stages_ahead(item.path, item.hop),
+        )
 
-def _query(ticket: Ticket) -> Query:
-    return Query(
-        ticket.key,
-        ticket.stage,
-        ticket.item.rows,
-        ticket.arrival_ns,
-        ticket.ready_ns,
-        ticket.deadline_ns,
-        ticket.source.shape,
-        ticket.arrival_ns == ticket.received_ns,
-    )
+    def _stages_ahead(self, path: PathTree, hop: int) -> tuple[int, ...]:
+        """Stages that follow node ``hop`` under the same policy, in the worker's order."""
+        key = (path.wire, hop)
+        known = self._ahead.get(key)
+        if known is None:
+            policy = self._by_stage[path.nodes[hop].stage]
+            below: set[int] = set()
+            todo = [hop]
+            while todo:
+                for child in path.children(todo.pop()):
+                    stage = path.nodes[child].stage
+                    if self._by_stage.get(stage) is policy:
+                        below.add(stage)
+                        todo.append(child)
+            known = tuple(s for s in policy.stages if s in below)
+            if len(self._ahead) >= _PATHS_KEPT:
+                self._ahead.clear()
+            self._ahead[key] = known
+        return known
 
 
 def _next_stages(ticket: Ticket) -> list[int]:

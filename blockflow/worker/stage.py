@@ -92,13 +92,24 @@ class StageSnapshot:
             compute=compute.summary(),
             bytes_out=self.outs[0],
             copies_out=self.outs[1],
+            engine=spec.engine,
+            precision=spec.precision,
         )
 
 
 class Stage:
     """One block of this worker."""
 
-    __slots__ = ("_fits", "contract", "engine", "meter", "name", "number", "spec", "timeout_ns")
+    __slots__ = (
+        "_fits",
+        "contract",
+        "engine",
+        "meter",
+        "name",
+        "number",
+        "spec",
+        "timeout_ns",
+    )
 
     def __init__(self, spec: StageSpec, engine: Engine) -> None:
         self.spec = spec

@@ -8,7 +8,6 @@ from typing import Any
 
 from blockflow.core.errors import BlockFlowError
 from blockflow.tensormq.channel import InBuffer, OutBuffer
-from blockflow.tensormq.views import as_torch
 from blockflow.wire.data import Item
 
 
@@ -41,9 +40,15 @@ class Source:
     def tensor(self) -> Any:
         """The whole tensor (torch); made when the engine thread first asks for it."""
         if self._tensor is None and self._buffer is not None:
-            desc = self._buffer.desc
-            self._tensor = as_torch(self._buffer.memory, desc.dtype, desc.dims, desc.strides)
+            self._tensor = self._buffer.tensor()
         return self._tensor
+
+    def detach(self) -> None:
+        """Copy what lies in a slot that is held for it, and let go of the slot."""
+        let_go, self._on_release = self._on_release, None
+        if let_go is not None:
+            self._tensor = self._tensor.clone()
+            let_go()
 
     def release(self) -> None:
         """One user less."""
@@ -70,6 +75,7 @@ class Ticket:
         ready_ns: when it began to wait.
         deadline_ns: on this host's monotonic clock.
         transit_ns: of the way to here; 0 within a worker.
+        task: index of its task's share (:class:`~blockflow.batching.shares.TaskShare`).
     """
 
     key: int
@@ -82,6 +88,7 @@ class Ticket:
     ready_ns: int
     deadline_ns: int
     transit_ns: int
+    task: int = 0
 
     @property
     def rows(self) -> int:
@@ -101,6 +108,8 @@ class Batch:
         result: the output tensor (torch).
         errors: by ticket key, for those that failed.
         copies: how often the output's bytes were copied.
+        shipment: its messages, as far as they could be made before it was computed.
+        pad_to: dims after the rows that every input is padded to; empty: nothing is padded.
     """
 
     stage: int
@@ -112,6 +121,8 @@ class Batch:
     result: Any = None
     errors: dict[int, BlockFlowError] = field(default_factory=dict)
     copies: int = 0
+    shipment: Any = None
+    pad_to: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:

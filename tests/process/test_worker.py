@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from blockflow.core.metrics import StageKpi
 from blockflow.core.model import TensorSpec
 from blockflow.launch.process_kpi import private_and_shared
+from blockflow.tensormq.janitor import data_socket_path
 from blockflow.wire.control import (
     Drain,
     Drained,
@@ -25,6 +27,7 @@ from blockflow.wire.control import (
     Ready,
     Routes,
     SetPolicy,
+    SetThreads,
     StartFailed,
     Stats,
     Stop,
@@ -52,6 +55,10 @@ def some(rows: int = 2, *dims: int, first: float = 0.0) -> np.ndarray[Any, Any]:
     x = np.random.default_rng(rows).standard_normal((rows, *(dims or (4,)))).astype(np.float32)
     x[0].flat[0] = first
     return x
+
+
+def data_endpoint(rig: Rig, incarnation: int) -> str:
+    return f"ipc://{data_socket_path(rig.folder, incarnation)}"
 
 
 # --- startup and termination -------------------------------------------------------------------
@@ -124,9 +131,9 @@ def test_a_chain_of_processes(rig: Rig, mode: str, transport: str) -> None:
         (item,) = message.items
         assert (item.request_id, item.hop, item.rows) == (rid, 2, rows)
         assert 0 < item.remaining_ms <= 10_000
-        assert [t.node for t in item.timings] == [0, 1, 2]
+        assert [t.node for t in item.hops] == [0, 1, 2]
         # What the hops account for, with the last leg, is the whole time but for our own send.
-        parts = sum(t.transit + t.wait + t.overhead + t.compute for t in item.timings)
+        parts = sum(t.transit + t.wait + t.overhead + t.compute for t in item.hops)
         total = parts + now - message.sent_ns
         assert total <= now - sent
         assert (now - sent) - total < 5_000_000
@@ -140,7 +147,7 @@ def test_slots_are_given_back(rig: Rig) -> None:
     for k in range(20):
         _, y = rig.result()
         assert y[0, 0] == k
-    rig.shm.sweep()
+    rig.shm.sweep()  # an input is given back before its result is sent
     assert rig.shm.outstanding() == 0
 
 
@@ -155,10 +162,8 @@ def test_several_blocks_in_one_worker(rig: Rig) -> None:
         message, y = rig.result()
         np.testing.assert_array_equal(y, x)
         (item,) = message.items
-        ends[item.path.nodes[item.hop].stage] = [
-            item.path.nodes[t.node].stage for t in item.timings
-        ]
-        assert all(t.transit == 0 for t in item.timings[1:])
+        ends[item.path.nodes[item.hop].stage] = [item.path.nodes[t.node].stage for t in item.hops]
+        assert all(t.transit == 0 for t in item.hops[1:])
     assert ends == {1: [1], 2: [1, 2], 3: [1, 3], 4: [1, 3, 4]}
 
 
@@ -174,7 +179,7 @@ def test_fan_out_to_two_processes(rig: Rig) -> None:
         message, y = rig.result()
         np.testing.assert_array_equal(y, x)
         (item,) = message.items
-        seen.append([item.path.nodes[t.node].stage for t in item.timings])
+        seen.append([item.path.nodes[t.node].stage for t in item.hops])
     assert sorted(seen) == [[1, 2], [1, 2, 4], [1, 3], [1, 4]]
 
 
@@ -306,6 +311,53 @@ def test_backpressure_without_a_slot(rig: Rig) -> None:
     assert [rig.result()[1][0, 0] for _ in range(2)] == [2.0, 3.0]
 
 
+def test_what_comes_during_a_computation_is_read_then(rig: Rig) -> None:
+    """It waits in the stage's queue, where policies and deadlines see it, not in the socket."""
+    rig.start(11, {1: echo(rig, "slow", delay_ms=150)})
+    rig.publish()
+    rig.send(some(), [1])
+    rig.result()
+    for _ in range(3):
+        rig.send(some(), [1])
+    (late,) = rig.send(some(), [1], remaining_ms=50)
+    failure = rig.failure()  # not after the computations before it
+    assert failure.items[0].request_id == late and failure.error.code == "DEADLINE_EXCEEDED"
+    hops = [rig.result()[0].items[0].hops[0] for _ in range(3)]
+    assert hops[2].wait > 2 * hops[2].transit and hops[2].wait > hops[1].wait
+
+
+def test_a_prepared_message_gives_way_to_new_routes(rig: Rig) -> None:
+    """The routes change while a batch is computed whose messages were made for the old ones."""
+    rig.start(11, {1: echo(rig, "slow", delay_ms=200)}, slots=2, arena_bytes=1 << 16)
+    rig.start(12, {2: echo(rig, "e2")})
+    rig.start(13, {3: echo(rig, "e2")})
+    rig.publish()
+    before = rig.version
+    for _ in range(3):
+        rig.send(some(), [1, 2])
+        rig.routes[2] = replace(rig.routes[3], stage=2)  # stage 2 is said to be in worker 13 ...
+        rig.publish()
+        failure = rig.failure()  # ... which does not know it
+        assert failure.error.code == "BLOCK_UNAVAILABLE" and failure.sender == 13
+        rig.routes[2] = replace(rig.routes[2], incarnation=12, endpoint=data_endpoint(rig, 12))
+        rig.publish()
+        rig.send(some(), [1, 2])
+        assert rig.result()[0].sender == 12
+    assert rig.version > before
+
+
+def test_one_of_a_prepared_batch_fails(rig: Rig) -> None:
+    """Its mates' rows are sent all the same, and the slots come back."""
+    rig.start(11, {1: echo(rig, "e1", fail_on_value=13)}, slots=2, arena_bytes=1 << 16)
+    rig.start(12, {2: echo(rig, "e2")})
+    rig.publish()
+    for _ in range(4):
+        rig.send(some(first=13), [1, 2])
+        assert rig.failure().error.code == "BLOCK_FAILED"
+        rig.send(some(first=1), [1, 2])
+        assert rig.result()[1][0, 0] == 1
+
+
 # --- control -------------------------------------------------------------------------------------
 
 
@@ -389,6 +441,7 @@ def test_bad_control_messages_change_nothing(rig: Rig) -> None:
     rig.tell(11, Routes({"version": 0, "epoch": 1, "stages": [], "tasks": []}))  # an old one
     rig.tell(11, SetPolicy(1, {"policy": "nope"}))
     rig.tell(11, SetPolicy(77, {"policy": "none"}))
+    rig.tell(11, SetThreads(0))
     rig.tell(11, Pong(3, 1, ""))
     rig.tell(11, PeerGone(4711))
     rig.tell(11, SetPolicy(1, {"policy": "none"}))

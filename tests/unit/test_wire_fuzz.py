@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import msgpack
@@ -15,10 +17,11 @@ from hypothesis import strategies as st
 from blockflow.core import limits
 from blockflow.core.errors import CODES, BlockFlowError, WireError, make_error
 from blockflow.core.routing import PathNode, PathTree
-from blockflow.wire import client, control, data
+from blockflow.wire import client, control, data, grants
 from blockflow.wire.codec import decode, encode
 from blockflow.wire.tensor import DTYPES, Handle, TensorDesc, desc_from_wire
 
+V = limits.PROTOCOL_VERSION
 U64 = 2**64 - 1
 QUICK = settings(max_examples=80, deadline=None)
 
@@ -28,11 +31,15 @@ DECODERS: dict[str, Decoder] = {
     "to dispatcher": client.decode_to_dispatcher,
     "to client": client.decode_to_client,
     "control": control.decode_control,
+    "side to dispatcher": grants.decode_from_client,
+    "side to client": grants.decode_from_dispatcher,
 }
 
 # --- strategies -----------------------------------------------------------------------------------
 
 u64 = st.integers(0, U64)
+u32 = st.integers(1, 2**32 - 1)
+slots = st.integers(0, limits.MAX_GRANT_SLOTS - 1)
 request_ids = st.binary(min_size=16, max_size=16)
 names = st.text(min_size=1, max_size=limits.MAX_NAME_CHARS)
 texts = st.text(max_size=30)
@@ -82,7 +89,8 @@ def trees(draw: st.DrawFn) -> PathTree:
     )
 
 
-timings = st.lists(st.builds(data.HopTiming, u64, u64, u64, u64, u64), max_size=4).map(tuple)
+hop_timings = st.builds(data.HopTiming, st.integers(0, 255), u64, u64, u64, u64)
+timings = st.lists(hop_timings, max_size=4).map(tuple)
 
 
 @st.composite
@@ -96,7 +104,8 @@ def items(draw: st.DrawFn) -> data.Item:
         draw(st.integers(0, len(tree.nodes) - 1)),
         draw(st.integers(1, 100)),
         draw(st.integers(0, limits.MAX_DEADLINE_MS)),
-        draw(timings),
+        data.pack_timings(draw(timings)),
+        draw(st.integers(0, limits.MAX_SHARES)),
     )
 
 
@@ -128,9 +137,11 @@ to_dispatcher: st.SearchStrategy[client.ToDispatcher] = (
         st.lists(names, min_size=1, max_size=limits.MAX_TASKS_PER_REQUEST).map(tuple),
         st.integers(1, limits.MAX_DEADLINE_MS),
         descs(frames_only=True),
+        st.none() | st.tuples(u32, slots),
     )
     | st.builds(client.Cancel, request_ids)
     | st.builds(client.Describe, request_ids)
+    | st.builds(client.Invite, request_ids)
 )
 
 
@@ -139,17 +150,41 @@ def results(draw: st.DrawFn) -> client.TaskResult:
     tensor, error = draw(st.tuples(descs(), st.none()) | st.tuples(st.none(), errors()))
     hops = draw(timings)
     named = tuple(client.Timing(draw(names), hop) for hop in hops)
-    return client.TaskResult(draw(texts), tensor, error, named, draw(u64), draw(u64), draw(u64))
+    places = st.none() | st.builds(client.Place, u32, slots, u32)
+    place = draw(places) if tensor is not None else None
+    times = draw(u64), draw(u64), draw(u64)
+    return client.TaskResult(draw(texts), tensor, error, named, *times, place)
 
 
-to_client: st.SearchStrategy[client.ToClient] = st.builds(
-    client.Reply, request_ids, u64, st.lists(results(), max_size=3).map(tuple)
+to_client: st.SearchStrategy[client.ToClient] = (
+    st.builds(client.Reply, request_ids, u64, st.lists(results(), max_size=3).map(tuple), u64)
+    | st.builds(
+        client.Description,
+        request_ids,
+        u64,
+        st.lists(st.dictionaries(texts, plain, max_size=3), max_size=3).map(tuple),
+        st.dictionaries(texts, st.integers(0, 2**40), max_size=3),
+    )
+    | st.builds(client.Invitation, request_ids, texts, request_ids, texts.filter(bool))
+    | st.builds(client.Invitation, request_ids, texts.filter(bool), request_ids, st.just(""))
+)
+
+side_to_dispatcher: st.SearchStrategy[grants.FromClient] = st.builds(
+    grants.Attach, request_ids
 ) | st.builds(
-    client.Description,
-    request_ids,
-    u64,
-    st.lists(st.dictionaries(texts, plain, max_size=3), max_size=3).map(tuple),
-    st.dictionaries(texts, st.integers(0, 2**40), max_size=3),
+    grants.Ask, st.sampled_from(grants.Direction), st.integers(1, limits.MAX_MESSAGE_BYTES)
+)
+side_to_client: st.SearchStrategy[grants.FromDispatcher] = st.builds(
+    grants.Granted,
+    u32,
+    st.sampled_from(grants.Direction),
+    st.integers(1, limits.MAX_MESSAGE_BYTES),
+    st.integers(1, limits.MAX_GRANT_SLOTS),
+) | st.builds(
+    grants.Refused,
+    st.sampled_from(grants.Direction),
+    st.integers(1, limits.MAX_MESSAGE_BYTES),
+    texts,
 )
 
 
@@ -234,8 +269,15 @@ def test_replies_round_trip(msg: client.ToClient) -> None:
             assert same_error(a.error, b.error)
             for f in fields(client.TaskResult):
                 assert f.name == "error" or getattr(a, f.name) == getattr(b, f.name)
-    elif not has_nan(msg.tasks):
+    elif isinstance(msg, client.Invitation) or not has_nan(msg.tasks):
         assert got == msg
+
+
+@QUICK
+@given(side_to_dispatcher, side_to_client)
+def test_side_messages_round_trip(there: grants.FromClient, back: grants.FromDispatcher) -> None:
+    assert grants.decode_from_client(grants.encode_side(there)) == there
+    assert grants.decode_from_dispatcher(grants.encode_side(back)) == back
 
 
 @QUICK
@@ -279,6 +321,8 @@ FRAMES: dict[str, st.SearchStrategy[bytes]] = {
     "to dispatcher": to_dispatcher.map(client.encode_to_dispatcher),
     "to client": to_client.map(client.encode_to_client),
     "control": control_messages().map(control.encode_control),
+    "side to dispatcher": side_to_dispatcher.map(grants.encode_side),
+    "side to client": side_to_client.map(grants.encode_side),
 }
 
 
@@ -404,16 +448,23 @@ def test_descriptors_outside_their_limits(raw: object) -> None:
         desc_from_wire(raw, "t")
 
 
+NODE = PathTree((PathNode(1, -1, True),)).wire
+
+
+def node(stage: int, parent: int, terminal: int = 1) -> bytes:
+    return stage.to_bytes(8, "little") + bytes([parent, terminal])
+
+
 def item(**changes: Any) -> list[Any]:
     raw = {
         "rid": bytes(16),
         "attempt": 1,
         "epoch": 1,
-        "path": [1, 0, 1],
+        "path": NODE,
         "hop": 0,
         "rows": 1,
-        "remaining": 1,
-        "timings": [],
+        "timings": b"",
+        "task": 0,
     }
     return list({**raw, **changes}.values())
 
@@ -428,36 +479,80 @@ def item(**changes: Any) -> list[Any]:
         [item(attempt=0)],
         [item(attempt=256)],
         [item(epoch=-1)],
-        [item(path=[])],
-        [item(path=[1, 0])],
-        [item(path=[0, 0, 1])],
-        [item(path=[1, 1, 1])],
-        [item(path=[1, 0, 1, 2, 3, 1])],
-        [item(path=[1, 0, 1] * 2)],
-        [item(path=[1, 0, 1] + [1, 1, 1] * limits.MAX_PATH_NODES)],
+        [item(path=b"")],
+        [item(path=[1, 0, 1])],
+        [item(path="x" * 10)],
+        [item(path=NODE[:-1])],
+        [item(path=node(0, 0))],
+        [item(path=node(1, 1))],
+        [item(path=NODE + node(2, 3))],
+        [item(path=NODE * 2)],
+        [item(path=NODE + node(1, 1) * limits.MAX_PATH_NODES)],
         [item(hop=1)],
         [item(rows=0)],
         [item(rows=2)],
         [item(rows=limits.MAX_ROWS + 1)],
-        [item(remaining=-1)],
-        [item(remaining=limits.MAX_DEADLINE_MS + 1)],
-        [item(timings=[1, 2, 3, 4])],
-        [item(timings=[0] * 5 * (limits.MAX_PATH_NODES + 1))],
-        [item(timings=[-1, 0, 0, 0, 0])],
+        [item(timings=[1, 2, 3, 4, 5])],
+        [item(timings=bytes(data.HOP_BYTES - 1))],
+        [item(timings=bytes(data.HOP_BYTES * (limits.MAX_PATH_NODES + 1)))],
+        [item(task=-1)],
+        [item(task=limits.MAX_SHARES + 1)],
         [item()[:-1]],
         ["item"],
     ],
 )
 def test_items_outside_their_limits(items_raw: list[Any]) -> None:
-    good = [1, data.KIND_DATA, 1, 1, [1, [1], None, None], [item()]]
+    good = [V, data.KIND_DATA, 1, [1, [1], None, None], [item()], stamps(1)]
     assert isinstance(data.decode_data_plane(encode(good)), data.Data)
     with pytest.raises(WireError):
-        data.decode_data_plane(encode([*good[:-1], items_raw]))
+        data.decode_data_plane(encode([*good[:-2], items_raw, stamps(len(items_raw))]))
+
+
+def stamps(items: int, left: int = 1, hop: bytes = b"") -> bytes:
+    return bytes(8) + left.to_bytes(4, "little") * items + hop * items
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        stamps(0),
+        stamps(2),
+        stamps(1)[:-1],
+        stamps(1) + b"x",
+        stamps(1, limits.MAX_DEADLINE_MS + 1),
+        stamps(1, hop=bytes(data.HOP_BYTES + 1)),
+        [0, 1],
+        None,
+    ],
+)
+def test_stamps_that_do_not_fit(bad: object) -> None:
+    good = [V, data.KIND_DATA, 1, [1, [1], None, None], [item()], stamps(1)]
+    with pytest.raises(WireError):
+        data.decode_data_plane(encode([*good[:-1], bad]))
+
+
+@given(st.lists(items(), min_size=1, max_size=4), st.data())
+def test_a_finished_draft_is_the_message(some: list[data.Item], more: st.DataObject) -> None:
+    """What was made ahead and completed late reads like what was made in one go."""
+    desc = more.draw(descs(rows=sum(i.rows for i in some)))
+    hops = more.draw(st.lists(hop_timings, min_size=len(some), max_size=len(some)))
+    left = [i.remaining_ms for i in some]
+    done = [
+        dataclasses.replace(i, hop=0, timings=i.timings + data.pack_timings([h]))
+        for i, h in zip(some, hops, strict=True)
+    ]
+    draft = data.Draft(7, desc, [(i, 0) for i in some])
+    header = bytes(draft.finish(99, left, chain.from_iterable(hops)))
+    assert data.decode_data_plane(header) == data.Data(7, 99, desc, tuple(done))
+    assert data.decode_data_plane(data.encode_data(data.Data(7, 99, desc, tuple(done)))) == (
+        data.Data(7, 99, desc, tuple(done))
+    )
 
 
 def test_a_client_cannot_name_memory() -> None:
     for part in (None, [1, 0, 0, 1, 0]), ([1], None):
-        raw = [1, client.KIND_REQUEST, bytes(16), ["t"], 10, [1, [1], *part]]
+        raw = [V, client.KIND_REQUEST, bytes(16), ["t"], 10, [1, [1], *part]]
         with pytest.raises(WireError):
             client.decode_to_dispatcher(encode(raw))
 

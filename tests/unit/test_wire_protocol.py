@@ -13,7 +13,7 @@ from blockflow.core import limits
 from blockflow.core.errors import WireError
 from blockflow.core.model import DTYPE_BYTES
 from blockflow.core.routing import PathNode, PathTree
-from blockflow.wire import client, control, data
+from blockflow.wire import client, control, data, grants
 from blockflow.wire.codec import decode, encode
 from blockflow.wire.tensor import DTYPES, TensorDesc
 
@@ -50,7 +50,7 @@ def test_limits() -> None:
     documented = {name: int(value) for name, value in rows(section("Limits"))}
     assert documented == {name: getattr(limits, name) for name in documented}
     used = set()
-    for module in ("codec", "tensor", "data", "client", "control"):
+    for module in ("codec", "tensor", "data", "client", "grants", "control"):
         code = (Path(next(iter(blockflow.wire.__path__))) / f"{module}.py").read_text()
         used |= set(re.findall(r"limits\.(MAX_\w+)", code))
     assert used <= documented.keys(), "a limit that the code checks is not documented"
@@ -70,7 +70,8 @@ def test_data_kinds_and_items() -> None:
         data.KIND_FAILURE: "Failure",
     }
     item_fields = [r[0] for r in table if not r[0].isdecimal()]
-    assert item_fields == [f.name for f in fields(data.Item)]
+    stamped = {"remaining_ms"}
+    assert item_fields == [f.name for f in fields(data.Item) if f.name not in stamped]
     item = data.Item(bytes(16), 1, 1, PathTree((PathNode(1, -1, True),)), 0, 1, 1)
     assert len(item.to_wire()) == len(item_fields)
     raw = unpack(data.encode_data(data.Data(1, 1, TensorDesc("uint8", (1,)), (item,))))
@@ -86,15 +87,17 @@ def test_client_kinds_and_results() -> None:
         client.KIND_REQUEST: client.Request(rid, ("t",), 1, TensorDesc("uint8", (1,))),
         client.KIND_CANCEL: client.Cancel(rid),
         client.KIND_DESCRIBE: client.Describe(rid),
+        client.KIND_INVITE: client.Invite(rid),
         client.KIND_REPLY: client.Reply(rid, 1, ()),
         client.KIND_DESCRIPTION: client.Description(rid, 1, (), {}),
+        client.KIND_INVITATION: client.Invitation(rid, "/x", bytes(16), ""),
     }
     assert kinds.keys() == messages.keys()
     for kind, message in messages.items():
         name, names = kinds[kind]
         assert name == type(message).__name__
         assert names[2:] == [f.name for f in fields(message)]
-        if isinstance(message, client.Reply | client.Description):
+        if isinstance(message, client.Reply | client.Description | client.Invitation):
             raw = unpack(client.encode_to_client(message))
         else:
             raw = unpack(client.encode_to_dispatcher(message))
@@ -106,6 +109,32 @@ def test_client_kinds_and_results() -> None:
     raw = unpack(client.encode_to_client(reply))
     assert isinstance(raw, list)
     assert len(raw[4][0]) == len(result_fields)
+
+
+def test_side_kinds() -> None:
+    table = rows(section("Grants"))
+    kinds = {int(r[0]): (r[1], r[2], r[3].split(", ")) for r in table}
+    up = grants.Direction.UPLOAD
+    messages: dict[int, grants.FromClient | grants.FromDispatcher] = {
+        grants.KIND_ATTACH: grants.Attach(bytes(client.TOKEN_BYTES)),
+        grants.KIND_ASK: grants.Ask(up, 1),
+        grants.KIND_GRANTED: grants.Granted(1, up, 4096, 2),
+        grants.KIND_REFUSED: grants.Refused(up, 1, "full"),
+    }
+    assert kinds.keys() == messages.keys()
+    for kind, message in messages.items():
+        name, sender, names = kinds[kind]
+        assert name == type(message).__name__
+        assert names[2:] == [f.name for f in fields(message)]
+        packet = grants.encode_side(message)
+        raw = unpack(packet)
+        assert isinstance(raw, list)
+        assert (raw[1], len(raw)) == (kind, len(names))
+        decoder = {
+            "client": grants.decode_from_client,
+            "Dispatcher": grants.decode_from_dispatcher,
+        }[sender]
+        assert decoder(packet) == message
 
 
 def test_control_kinds_and_fields() -> None:
@@ -120,13 +149,15 @@ def test_control_kinds_and_fields() -> None:
     assert documented == code
 
 
-@pytest.mark.parametrize("number", [0, 2, -1, "1", None])
+@pytest.mark.parametrize("number", [0, 1, 3, -1, "2", None])
 def test_another_version_is_named_as_such(number: object) -> None:
     rid = bytes(16)
     frames = [
         (data.decode_data_plane, encode([number, 1, 1, 1, [], []])),
         (client.decode_to_dispatcher, encode([number, 12, rid])),
-        (client.decode_to_client, encode([number, 20, rid, 1, []])),
+        (client.decode_to_client, encode([number, 20, rid, 1, [], 0])),
+        (grants.decode_from_client, encode([number, 30, rid])),
+        (grants.decode_from_dispatcher, encode([number, 41, 0, 1, ""])),
         (control.decode_control, encode({"v": number, "k": "drain"})),
     ]
     for decoder, frame in frames:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.routing import merge_paths
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.views import as_torch
 from blockflow.wire.data import Item
 from blockflow.worker.failpoints import ENV, FailPoints
-from blockflow.worker.runner import Computed, Loaded, Runner
+from blockflow.worker.runner import Runner
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Batch, Source, Ticket
 
@@ -59,10 +59,8 @@ class Bench:
         self.engine = Doubling(INFO, EngineOptions())
         self.engine.zero_copy = zero_copy
         self.engine.load(Path())
-        self.done: queue.Queue[Any] = queue.Queue()
         stages = {1: Stage(StageSpec(1, INFO), self.engine)}
-        self.runner = Runner(stages, self.done.put, FailPoints("", Path()))
-        self.runner.start()
+        self.runner = Runner(stages, FailPoints("", Path()))
         self.producer = InlineProducer()
 
     def compute(self, *parts: list[list[float]], slot: bool, shared: bool = False) -> Batch:
@@ -78,9 +76,8 @@ class Bench:
         batch = Batch(1, tuple(tickets))
         if slot:
             batch.out = self.producer.reserve("float32", (start, 2))
-        self.runner.submit(batch)
-        answer = self.done.get(timeout=10)
-        assert isinstance(answer, Computed) and answer.batch is batch
+        with torch.inference_mode():
+            self.runner.compute(batch)
         assert 0 < batch.compute_from_ns <= batch.compute_to_ns
         return batch
 
@@ -89,7 +86,7 @@ class Bench:
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     one = Bench(request.param)
     yield one
-    assert one.runner.close(5.0)
+    one.runner.close()
 
 
 def rows_of(batch: Batch) -> list[list[float]]:
@@ -142,13 +139,28 @@ def test_a_result_of_other_dims_is_not_copied(bench: Bench) -> None:
         assert bench.compute([[15, 2]], slot=True).errors[0].code == "OUTPUT_MISMATCH"
 
 
+def test_threads_change_for_all_blocks_or_stay(bench: Bench) -> None:
+    asked: list[int] = []
+    bench.engine.set_threads = asked.append  # type: ignore[method-assign]
+    assert bench.runner.threads == 1
+    bench.runner.set_threads(3)
+    assert (asked, bench.runner.threads) == ([3], 3)
+
+    def cannot(threads: int) -> None:
+        raise BlockError("LOAD_FAILED", "the file is gone")
+
+    bench.engine.set_threads = cannot  # type: ignore[method-assign]
+    for unwanted in (2, 0):
+        bench.runner.set_threads(unwanted)
+        assert bench.runner.threads == 3
+    assert asked == [3]
+    assert rows_of(bench.compute([[1, 2]], slot=False)) == [[2, 4]]
+
+
 def test_load_failure_is_an_answer(tmp_path: Path) -> None:
     bench = Bench(False)
-    bench.runner.load(tmp_path)  # an empty repository
-    loaded = bench.done.get(timeout=10)
-    assert isinstance(loaded, Loaded) and loaded.error is not None
-    assert loaded.error.code == "UNKNOWN_BLOCK"
-    assert bench.runner.close(5.0)
+    loaded = bench.runner.load(BlockRepository(tmp_path))  # an empty one
+    assert loaded.error is not None and loaded.error.code == "UNKNOWN_BLOCK"
 
 
 # --- failpoints ----------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from blockflow.core import limits
 from blockflow.core.errors import RequestError, TopologyError
 from blockflow.core.routing import merge_paths
 from blockflow.tensormq.channel import Payload
-from blockflow.wire.data import Data, HopTiming, Item, encode_data
+from blockflow.wire.data import Data, HopTiming, Item, encode_data, pack_timings
 from blockflow.wire.tensor import Handle, TensorDesc
-from blockflow.worker.delivery import next_item, plan_parts, timing
+from blockflow.worker.parting import next_item, plan_parts, timing
 from blockflow.worker.scheduler import Scheduler
 from blockflow.worker.ticket import Batch, Source, Ticket
 
@@ -34,7 +34,7 @@ def ticket(
     timings: int = 0,
 ) -> Ticket:
     tree, _ = merge_paths(paths)
-    done = tuple(HopTiming(n, 2**40, 2**40, 2**40, 2**40) for n in range(timings))
+    done = pack_timings(HopTiming(n, 2**40, 2**40, 2**40, 2**40) for n in range(timings))
     item = Item(os.urandom(16), 1, 1, tree, hop, rows, 1000, done)
     stage = tree.nodes[hop].stage
     source = Source("float32", (4,), 1)
@@ -203,4 +203,4 @@ def test_time_adds_up() -> None:
     assert (t.transit, t.wait, t.overhead, t.compute) == (5, 490, 10 + 30 + 70, 1000)
     assert t.wait + t.overhead + t.compute == 2600 - one.received_ns
     item = next_item(one, batch, 0, 2600)
-    assert item.timings == (t,) and item.remaining_ms == (1000 * MS - 2600) // MS
+    assert item.hops == (t,) and item.remaining_ms == (1000 * MS - 2600) // MS

@@ -1,0 +1,73 @@
+"""ThreadBook: the planned threads, told to the processes that run. Pure.
+
+The plan follows the fleet's seats, that is the topology and the update under way, never the state
+of a process: a crash, a restart or a drain changes nobody's threads. While an update goes on,
+processes of two generations may compute; the plan then is over both, and threads only shrink. What
+the old ones leave is given out when they are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blockflow.control.crew import Crew
+from blockflow.control.events import Send
+from blockflow.control.fleet import Life, Replica, Role
+from blockflow.core.lifecycle import State
+from blockflow.core.placement import WorkerSpec
+from blockflow.core.threads import Demand, ThreadPlan, plan_threads
+from blockflow.wire.control import SetThreads
+
+
+class ThreadBook:
+    """Who was told to use how many threads (:attr:`Life.threads`), and who has to be told."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._known: tuple[list[Demand], ThreadPlan] = ([], plan_threads([]))
+
+    def of_new(self, specs: Sequence[WorkerSpec]) -> list[int]:
+        """Threads of processes that are about to start, one for each spec, beside all others."""
+        running = [group[0].spec.demand(len(group)) for group in self._groups()]
+        counts: dict[str, int] = {}
+        for spec in specs:
+            counts[spec.name] = counts.get(spec.name, 0) + 1
+        new = {s.name: s.demand(counts[s.name]) for s in specs}
+        plan = plan_threads([*running, *new.values()])
+        threads = dict(zip(new, plan.threads[len(running) :], strict=True))
+        return [threads[s.name] for s in specs]
+
+    def tell(self, *, settled: bool) -> None:
+        """Send SetThreads to whom the plan has changed for, those that shrink first.
+
+        Args:
+            settled: no update is under way; otherwise nobody grows.
+        """
+        groups = self._groups(but=Role.CANDIDATE)
+        plan = self._plan([group[0].spec.demand(len(group)) for group in groups])
+        changes: list[tuple[int, Life]] = []
+        for group, threads in zip(groups, plan.threads, strict=True):
+            for replica in group:
+                life = replica.life
+                if life.threads > threads or (settled and life.threads < threads):
+                    changes.append((threads, life))
+        for threads, life in sorted(changes, key=lambda c: c[0] > c[1].threads):
+            if life.reaped:
+                life.threads = threads  # its successor's
+            elif life.connected and life.state is not State.STOPPING:
+                life.threads = threads
+                self._crew.out.append(Send(life.incarnation, SetThreads(threads)))
+
+    def _plan(self, demands: list[Demand]) -> ThreadPlan:
+        """The brain asks after every event; the answer changes with updates only."""
+        if demands != self._known[0]:
+            self._known = demands, plan_threads(demands)
+        return self._known[1]
+
+    def _groups(self, but: Role | None = None) -> list[list[Replica]]:
+        """The replicas of each worker and role, which have one number of threads."""
+        groups: dict[tuple[str, Role], list[Replica]] = {}
+        for replica in self._crew.fleet:
+            if replica.role is not but:
+                groups.setdefault((replica.spec.name, replica.role), []).append(replica)
+        return list(groups.values())

@@ -1,0 +1,116 @@
+"""Parting: which rows of a computed batch go where, and what their headers say. Pure.
+
+A batch is parted by next hop: the rows that go the same way ride in one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from blockflow.core import limits
+from blockflow.core.routing import DISPATCHER_STAGE
+from blockflow.wire.data import HopTiming, Item, pack_timings
+from blockflow.worker.ticket import Batch, Ticket
+
+_HEADER_ROOM = limits.MAX_HEADER_BYTES - 160
+"""A header's bytes that items may fill; the rest holds what a message has once."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One message: rows ``start..stop`` of a batch's output, all to ``stage``.
+
+    ``members`` are tickets with the path node that receives them (their own node towards the
+    Dispatcher).
+    """
+
+    stage: int
+    start: int
+    stop: int
+    members: list[tuple[Ticket, int]]
+    header: int
+
+
+def plan_parts(
+    batch: Batch, local: Collection[int]
+) -> tuple[list[Part], list[tuple[Ticket, int, int]]]:
+    """Part a batch's output by next hop; failed tickets are left out.
+
+    Args:
+        batch: with its ``errors``.
+        local: stages of this worker: they need no message.
+
+    Returns:
+        The messages, and for local successors (ticket, path node, first row).
+    """
+    parts: list[Part] = []
+    stays: list[tuple[Ticket, int, int]] = []
+    growing: dict[tuple[int, int], Part] = {}
+    row = 0
+    for ticket in batch.tickets:
+        start, row = row, row + ticket.rows
+        if ticket.key in batch.errors:
+            continue
+        size = item_bytes(ticket.item)
+        times: dict[int, int] = {}  # two branches to one stage are two messages
+        for stage, hop in targets(ticket.item):
+            if stage in local:
+                stays.append((ticket, hop, start))
+                continue
+            nth = times[stage] = times.get(stage, 0) + 1
+            part = growing.get((stage, nth))
+            if (
+                part is None
+                or part.stop != start
+                or part.header + size > _HEADER_ROOM
+                or len(part.members) == limits.MAX_ITEMS_PER_MESSAGE
+            ):
+                part = growing[(stage, nth)] = Part(stage, start, start, [], 0)
+                parts.append(part)
+            part.stop = row
+            part.header += size
+            part.members.append((ticket, hop))
+    return parts, stays
+
+
+def targets(item: Item) -> Iterable[tuple[int, int]]:
+    """Where the output of the item's node goes: (stage, node)."""
+    path, hop = item.path, item.hop
+    for child in path.children(hop):
+        yield path.nodes[child].stage, child
+    if path.nodes[hop].terminal:
+        yield DISPATCHER_STAGE, hop
+
+
+def item_bytes(item: Item) -> int:
+    """Upper bound of an item's size in a header, one more hop's timing included."""
+    return 96 + len(item.path.wire) + len(item.timings)
+
+
+def timing(ticket: Ticket, batch: Batch, sent_ns: int) -> HopTiming:
+    """Where a ticket's time in this worker went; the parts add up to ``sent - received``."""
+    compute = batch.compute_to_ns - batch.compute_from_ns
+    wait = batch.started_ns - ticket.ready_ns
+    return HopTiming(
+        ticket.item.hop,
+        ticket.transit_ns,
+        max(0, wait),
+        max(0, sent_ns - ticket.received_ns - wait - compute),
+        compute,
+    )
+
+
+def next_item(ticket: Ticket, batch: Batch, hop: int, sent_ns: int) -> Item:
+    """The ticket's item as it goes on to node ``hop``."""
+    item = ticket.item
+    return Item(
+        item.request_id,
+        item.attempt,
+        item.epoch,
+        item.path,
+        hop,
+        item.rows,
+        max(0, ticket.deadline_ns - sent_ns) // 1_000_000,
+        item.timings + pack_timings((timing(ticket, batch, sent_ns),)),
+    )
