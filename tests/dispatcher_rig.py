@@ -35,6 +35,7 @@ from blockflow.wire.data import (
     decode_data_plane,
     encode_data,
     encode_failure,
+    pack_timings,
 )
 from blockflow.wire.tensor import TensorDesc
 
@@ -150,7 +151,9 @@ class FakeWorker:
         for hop in item.path.children(item.hop):
             nxt = item.path.nodes[hop].stage
             if nxt in self.stages:
-                done = (*item.timings, HopTiming(item.hop, 0, 0, 0, computed - started))
+                done = item.timings + pack_timings(
+                    [HopTiming(item.hop, 0, 0, 0, computed - started)]
+                )
                 self._visit(replace(item, hop=hop, timings=done), out, computed, computed)
             else:
                 self._forward(item, hop, nxt, out, sent_ns, received, started, computed)
@@ -184,7 +187,7 @@ class FakeWorker:
             now - computed,
             computed - started,
         )
-        moved = replace(item, hop=hop, timings=(*item.timings, timing))
+        moved = replace(item, hop=hop, timings=item.timings + pack_timings([timing]))
         header = encode_data(Data(self.incarnation, now, desc, (moved,)))
         self._send(route.endpoint, [header, *frames])
 

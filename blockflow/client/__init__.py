@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from blockflow.client.collector import Collector, Record, Summary
     from blockflow.client.generator import TaskGenerator
     from blockflow.client.pending import PendingRequest
-    from blockflow.client.result import BlockTiming, Result
+    from blockflow.client.result import BlockTiming, Leg, Result
+    from blockflow.client.sharing import SharedMemory
     from blockflow.client.sync import Client
 
 _HOMES = {
@@ -25,9 +26,11 @@ _HOMES = {
     "Client": "sync",
     "Collector": "collector",
     "DEFAULT_ADDRESS": "address",
+    "Leg": "result",
     "PendingRequest": "pending",
     "Record": "collector",
     "Result": "result",
+    "SharedMemory": "sharing",
     "Summary": "collector",
     "TaskGenerator": "generator",
 }
@@ -39,9 +42,11 @@ __all__ = [
     "BlockTiming",
     "Client",
     "Collector",
+    "Leg",
     "PendingRequest",
     "Record",
     "Result",
+    "SharedMemory",
     "Summary",
     "TaskGenerator",
 ]

@@ -14,6 +14,12 @@ _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]*]+):(\d{1,5})")
 _IPC = re.compile(r"ipc://\S+")
 
 
+def is_local(address: str) -> bool:
+    """Whether only a process of this host can have the address: its clock is ours then."""
+    host = address.removeprefix("tcp://")
+    return address.startswith("ipc://") or host.startswith(("127.", "localhost:", "[::1]:"))
+
+
 def dispatcher_address(given: str | None) -> str:
     """The address given, else the environment's, else the default one.
 

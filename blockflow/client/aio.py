@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
 
-from blockflow.client.connection import Connection, Errors, RequestId
+from blockflow.client.connection import Connection, Errors, RequestId, Results
 from blockflow.client.core import Counters
 from blockflow.client.pending import PendingRequest
 from blockflow.client.result import Result
+from blockflow.client.sharing import SharedMemory, Wish
 from blockflow.core.routing import TaskRoute
 
 
@@ -27,9 +28,13 @@ class AsyncClient:
         *,
         connect_timeout_s: float = 5.0,
         max_pending: int = 4096,
+        shared_memory: Wish = "auto",
     ) -> None:
         self._connection = Connection(
-            address, connect_timeout_s=connect_timeout_s, max_pending=max_pending
+            address,
+            connect_timeout_s=connect_timeout_s,
+            max_pending=max_pending,
+            shared_memory=shared_memory,
         )
 
     @property
@@ -45,6 +50,7 @@ class AsyncClient:
         deadline_s: float | None = ...,
         request_id: RequestId = ...,
         dtype: str | None = ...,
+        results: Results = ...,
     ) -> Result: ...
     @overload
     async def infer(
@@ -56,6 +62,7 @@ class AsyncClient:
         request_id: RequestId = ...,
         dtype: str | None = ...,
         errors: Errors = ...,
+        results: Results = ...,
     ) -> Any: ...
     async def infer(
         self,
@@ -66,10 +73,17 @@ class AsyncClient:
         request_id: RequestId = None,
         dtype: str | None = None,
         errors: Errors = "raise",
+        results: Results = "copy",
     ) -> Any:
         """See :meth:`blockflow.client.sync.Client.infer`."""
         pending = self.submit(
-            tasks, x, deadline_s=deadline_s, request_id=request_id, dtype=dtype, errors=errors
+            tasks,
+            x,
+            deadline_s=deadline_s,
+            request_id=request_id,
+            dtype=dtype,
+            errors=errors,
+            results=results,
         )
         return await asyncio.wrap_future(pending)
 
@@ -82,10 +96,17 @@ class AsyncClient:
         request_id: RequestId = None,
         dtype: str | None = None,
         errors: Errors = "raise",
+        results: Results = "copy",
     ) -> PendingRequest[Any]:
         """Send without waiting; await it with ``asyncio.wrap_future``."""
         return self._connection.submit(
-            tasks, x, deadline_s=deadline_s, request_id=request_id, dtype=dtype, errors=errors
+            tasks,
+            x,
+            deadline_s=deadline_s,
+            request_id=request_id,
+            dtype=dtype,
+            errors=errors,
+            results=results,
         )
 
     async def tasks(self, *, timeout_s: float = 5.0) -> dict[str, TaskRoute]:
@@ -101,6 +122,11 @@ class AsyncClient:
     def counters(self) -> Counters:
         """What this client has sent and received."""
         return self._connection.counters()
+
+    @property
+    def shared_memory(self) -> SharedMemory:
+        """Whether tensors go through memory that the Dispatcher grants, and if not, why."""
+        return self._connection.shared_memory()
 
     async def close(self) -> None:
         """Cancel what is in flight and end the connection's thread."""

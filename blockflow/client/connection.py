@@ -15,21 +15,24 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal
 
-from blockflow.client.address import dispatcher_address
-from blockflow.client.core import ClientCore, Counters, check_deadline, check_tasks
+from blockflow.client.address import dispatcher_address, is_local
+from blockflow.client.core import ClientCore, Counters
 from blockflow.client.io import IoThread
 from blockflow.client.outcome import Answered, Described, Failed, Outcome
 from blockflow.client.pending import PendingRequest
-from blockflow.client.result import Result, block_timings
+from blockflow.client.request import check_deadline, check_tasks
+from blockflow.client.result import Result, Trip, make_result
+from blockflow.client.sharing import SharedMemory, Sharing, Wish
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.routing import TaskRoute
-from blockflow.wire.client import TaskResult
+from blockflow.wire.client import Place, TaskResult
 from blockflow.wire.data import REQUEST_ID_BYTES
 from blockflow.wire.tensor import TensorDesc
 
 Errors = Literal["raise", "return"]
 Answer = Result | BlockFlowError
 RequestId = bytes | str | uuid.UUID | None
+Results = Literal["copy", "view"]
 Read = Callable[[TensorDesc, Any], Any]
 
 
@@ -41,6 +44,8 @@ class Connection:
             BLOCKFLOW_ADDRESS, else ``tcp://127.0.0.1:5755``.
         connect_timeout_s: a call fails when there is no connection for so long.
         max_pending: more unanswered requests than this are refused with OVERLOADED.
+        shared_memory: ``auto``: large tensors go through memory that a Dispatcher of this host
+            grants, in messages where it does not; ``off``: always in messages.
 
     A connection belongs to the process that made it; after a fork the child makes its own.
     """
@@ -51,19 +56,26 @@ class Connection:
         *,
         connect_timeout_s: float = 5.0,
         max_pending: int = 4096,
+        shared_memory: Wish = "auto",
     ) -> None:
         self.address = dispatcher_address(address)
         if connect_timeout_s <= 0 or max_pending < 1:
             raise RequestError("INVALID_REQUEST", "connect_timeout_s and max_pending are positive")
+        if shared_memory not in ("auto", "off"):
+            raise RequestError(
+                "INVALID_REQUEST", f"shared_memory is 'auto' or 'off', not {shared_memory!r}"
+            )
         core = ClientCore(
             self.address,
             connect_timeout_ns=int(connect_timeout_s * 1e9),
             max_pending=max_pending,
             now_ns=time.monotonic_ns(),
+            sharing=Sharing(shared_memory),
         )
         # numpy is most of the SDK's import time: paid by who connects, not by who imports.
         self._tensors = import_module("blockflow.client.tensors")
         self._core = core
+        self._local = is_local(self.address)
         self._io = IoThread(core)
         self._pid = os.getpid()
         # Also ends the thread of a client that its program forgot to close.
@@ -80,6 +92,7 @@ class Connection:
         request_id: RequestId,
         dtype: str | None,
         errors: Errors,
+        results: Results,
     ) -> PendingRequest[Any]:
         """Send one request. The future gives a Result for one name, a map name -> Result for a
         sequence of names; with ``errors="return"`` an error stands where its Result would.
@@ -95,11 +108,18 @@ class Connection:
         check_deadline(deadline_ms)
         if errors not in ("raise", "return"):
             raise RequestError("INVALID_REQUEST", f"errors is 'raise' or 'return', not {errors!r}")
+        if results not in ("copy", "view"):
+            raise RequestError("INVALID_REQUEST", f"results is 'copy' or 'view', not {results!r}")
         desc, body, kind = self._tensors.to_wire(x, dtype)
         future: PendingRequest[Any] = PendingRequest(rid, self._cancel)
         core, now, from_wire = self._core, time.monotonic_ns(), self._tensors.from_wire
+        side = self._io.side
+        trip = Trip(desc.nbytes, results == "view", self._local)
 
         def read(desc: TensorDesc, frame: Any) -> Any:
+            if isinstance(frame, Place):
+                take = side.view if results == "view" else side.read
+                frame = take(frame, desc.nbytes)
             return from_wire(desc, frame, kind)
 
         def call() -> list[Outcome]:
@@ -110,7 +130,7 @@ class Connection:
             if isinstance(outcome, Described):
                 return
             try:
-                answers = _answers(outcome, names, read, errors)
+                answers = _answers(outcome, names, read, errors, trip)
             except BlockFlowError as exc:
                 future.set_exception(exc)
             else:
@@ -130,6 +150,10 @@ class Connection:
     def counters(self) -> Counters:
         """A copy of the core's counters."""
         return replace(self._core.counters)
+
+    def shared_memory(self) -> SharedMemory:
+        """Whether tensors go through granted memory now, and if not, why."""
+        return self._core.sharing.info()
 
     def close(self) -> Future[None]:
         """Cancel what is in flight, end the thread; the future is done when it has ended."""
@@ -182,9 +206,9 @@ class Connection:
 
 
 def _answers(
-    outcome: Answered | Failed, tasks: Sequence[str], read: Read, errors: Errors
+    outcome: Answered | Failed, tasks: Sequence[str], read: Read, errors: Errors, trip: Trip
 ) -> dict[str, Answer]:
-    """Results by task, in the reply's own memory.
+    """Results by task.
 
     Raises:
         BlockFlowError: the request's or the first task's, unless they are to be returned.
@@ -192,11 +216,17 @@ def _answers(
     if isinstance(outcome, Failed):
         answers: dict[str, Answer] = dict.fromkeys(tasks, outcome.error)
     else:
-        rtt_ms = (time.monotonic_ns() - outcome.submitted_ns) / 1e6
-        answers = {
-            r.task: r.error if r.error is not None else _result(r, frame, read, rtt_ms, outcome)
-            for r, frame in zip(outcome.results, outcome.frames, strict=True)
-        }
+        # All are read, also when one of them fails: reading frees their slots.
+        values = [
+            _value(r, frame, read) for r, frame in zip(outcome.results, outcome.frames, strict=True)
+        ]
+        now_ns = time.monotonic_ns()
+        answers = {}
+        for r, frame, value in zip(outcome.results, outcome.frames, values, strict=True):
+            if r.tensor is None or isinstance(value, BlockFlowError):
+                answers[r.task] = value
+            else:
+                answers[r.task] = make_result(outcome, r, r.tensor, frame, value, trip, now_ns)
     if errors == "raise":
         for answer in answers.values():
             if isinstance(answer, BlockFlowError):
@@ -204,25 +234,16 @@ def _answers(
     return answers
 
 
-def _result(r: TaskResult, frame: Any, read: Read, rtt_ms: float, outcome: Answered) -> Answer:
+def _value(r: TaskResult, frame: Any, read: Read) -> Any:
+    """A task's tensor, or its error."""
+    if r.error is not None:
+        return r.error
     if r.tensor is None:
         return RequestError("MALFORMED_MESSAGE", "a result without a tensor", where=r.task)
     try:
-        value = read(r.tensor, frame)
+        return read(r.tensor, frame)
     except BlockFlowError as exc:
         return exc
-    return Result(
-        task=r.task,
-        value=value,
-        dtype=r.tensor.dtype,
-        timings=block_timings(r),
-        total_ms=r.total_ns / 1e6,
-        ingress_ms=r.ingress_ns / 1e6,
-        egress_ms=r.egress_ns / 1e6,
-        rtt_ms=rtt_ms,
-        epoch=outcome.epoch,
-        request_id=outcome.request_id,
-    )
 
 
 def _shut_down(io: IoThread, pid: int) -> None:

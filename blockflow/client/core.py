@@ -16,11 +16,16 @@ from typing import Any
 
 from blockflow.client.catalog import PROBE_WAIT_NS, Catalog
 from blockflow.client.outcome import Answered, Failed, Link, Outcome
+from blockflow.client.request import Pending, Upload, expired
+from blockflow.client.sharing import Sharing
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, WireError
+from blockflow.tensormq.grants import MIN_TENSOR_BYTES
 from blockflow.wire.client import (
     Cancel,
     Description,
+    Invitation,
+    Place,
     Reply,
     Request,
     TaskResult,
@@ -28,6 +33,7 @@ from blockflow.wire.client import (
     encode_to_dispatcher,
     request_id_of,
 )
+from blockflow.wire.grants import Direction
 from blockflow.wire.tensor import TensorDesc
 
 GRACE_NS = 100_000_000
@@ -35,18 +41,6 @@ GRACE_NS = 100_000_000
 
 _WHOLE_REQUEST = "*"
 """Task name of a result that stands for all tasks of the request."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    request_id: bytes
-    tasks: tuple[str, ...]
-    desc: TensorDesc
-    body: Any
-    submitted_ns: int
-    deadline_ns: int
-    has_deadline: bool
-    sent: bool = False
 
 
 @dataclass(slots=True)
@@ -60,19 +54,40 @@ class Counters:
     malformed: int = 0
     connects: int = 0
     disconnects: int = 0
+    slot_uploads: int = 0
+    slot_upload_bytes: int = 0
+    message_uploads: int = 0
+    message_upload_bytes: int = 0
+    slot_results: int = 0
+    slot_result_bytes: int = 0
+    message_results: int = 0
+    message_result_bytes: int = 0
 
 
 class ClientCore:
-    """State of one connection: ``max_pending`` bounds the unanswered requests."""
+    """State of one connection: ``max_pending`` bounds the unanswered requests.
+
+    Attributes:
+        sharing: the granted memory.
+        unclaimed: places of results that nobody waits for any more: to be released.
+    """
 
     def __init__(
-        self, address: str, *, connect_timeout_ns: int, max_pending: int, now_ns: int
+        self,
+        address: str,
+        *,
+        connect_timeout_ns: int,
+        max_pending: int,
+        now_ns: int,
+        sharing: Sharing | None = None,
     ) -> None:
         self.link = Link(address, connect_timeout_ns, now_ns)
+        self.sharing = sharing or Sharing("off")
         self.counters = Counters()
+        self.unclaimed: deque[Place] = deque()
         self._catalog = Catalog(self.link)
         self._max_pending = max_pending
-        self._pending: dict[bytes, _Pending] = {}
+        self._pending: dict[bytes, Pending] = {}
         self._outbox: deque[bytes] = deque()
         self._urgent: deque[bytes] = deque()
         self._timers: list[tuple[int, bytes]] = []
@@ -116,7 +131,7 @@ class ClientCore:
             )
         ms = limits.DEFAULT_DEADLINE_MS if deadline_ms is None else deadline_ms
         deadline_ns = now_ns + ms * 1_000_000
-        p = _Pending(
+        p = Pending(
             request_id, tuple(tasks), desc, body, now_ns, deadline_ns, deadline_ms is not None
         )
         self._pending[request_id] = p
@@ -152,6 +167,7 @@ class ClientCore:
         self.link.up = self.link.ever_up = True
         self.link.trouble = ""
         self.counters.connects += 1
+        self.sharing.reset()
         self._urgent.extend(self._catalog.on_connected())
 
     def on_disconnected(self, now_ns: int) -> list[Outcome]:
@@ -162,6 +178,7 @@ class ClientCore:
         self.link.since_ns = now_ns
         self.counters.disconnects += 1
         self._urgent.clear()
+        self.sharing.reset()
         out: list[Outcome] = []
         for p in list(self._pending.values()):
             if p.sent:
@@ -172,9 +189,14 @@ class ClientCore:
         return out
 
     def next_message(self, now_ns: int) -> tuple[bytes, Any, bytes | None] | None:
-        """Header, body (or None) and request id of what to send next; then call :meth:`sent`."""
+        """Header, body (or None) and request id of what to send next; then call :meth:`sent`.
+
+        A body that is an :class:`Upload` is to be written into its slot, and not sent.
+        """
         if not self.link.up:
             return None
+        self._urgent.extend(self.sharing.invites)
+        self.sharing.invites.clear()
         while not self._urgent and self._outbox:
             p = self._pending.get(self._outbox[0])
             if p is None or p.sent:  # cancelled or expired meanwhile
@@ -182,8 +204,10 @@ class ClientCore:
             elif p.has_deadline or self._settle_deadline(p, now_ns):
                 left_ms = -(-(p.deadline_ns - now_ns) // 1_000_000)
                 left_ms = min(max(1, left_ms), limits.MAX_DEADLINE_MS)
-                request = Request(p.request_id, p.tasks, left_ms, p.desc)
-                return encode_to_dispatcher(request), p.body, p.request_id
+                upload = self._upload(p, now_ns)
+                where = None if upload is None else (upload.slot.grant, upload.slot.index)
+                request = Request(p.request_id, p.tasks, left_ms, p.desc, where)
+                return encode_to_dispatcher(request), upload or p.body, p.request_id
             elif not self._urgent:
                 return None
         return (self._urgent[0], None, None) if self._urgent else None
@@ -196,7 +220,24 @@ class ClientCore:
         self._outbox.popleft()
         p = self._pending[request_id]
         p.sent = True
-        p.body = None
+        counters, nbytes = self.counters, p.desc.nbytes
+        p.number = self.sharing.sent(request_id, None if p.upload is None else p.upload.slot)
+        if p.upload is None:
+            p.body = None
+            counters.message_uploads += 1
+            counters.message_upload_bytes += nbytes
+        else:
+            counters.slot_uploads += 1
+            counters.slot_upload_bytes += nbytes
+
+    def _upload(self, p: Pending, now_ns: int) -> Upload | None:
+        if p.upload is not None and not self.sharing.holds(p.upload.slot):
+            p.upload = None
+        if p.upload is None and not p.message_only:
+            slot = self.sharing.take(p.desc.nbytes, now_ns)
+            if slot is not None:
+                p.upload = Upload(slot, p.body)
+        return p.upload
 
     def on_message(self, frames: Sequence[Any], now_ns: int) -> list[Outcome]:
         """Decode what the Dispatcher sent; nonsense is counted, never raised."""
@@ -204,12 +245,15 @@ class ClientCore:
             msg = decode_to_client(frames[0])
             if isinstance(msg, Description):
                 return self._catalog.on_description(msg)
+            if isinstance(msg, Invitation):
+                self.sharing.on_invitation(msg, now_ns)
+                return []
         except WireError as exc:
             self.counters.malformed += 1
             rid = request_id_of(frames[0])
             bad = self._pending.get(rid) if rid is not None else None
             return [self._fail(bad, exc)] if bad is not None else []
-        return self._on_reply(msg, tuple(frames[1:]))
+        return self._on_reply(msg, tuple(frames[1:]), now_ns)
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -236,7 +280,7 @@ class ClientCore:
                 elif not p.sent and not self.link.up:
                     out.append(self._fail(p, self.link.lost("no connection to send it on")))
                 else:
-                    out.append(self._fail(p, _expired(p)))
+                    out.append(self._fail(p, expired(p)))
         return out
 
     def _arm(self, request_id: bytes, due_ns: int) -> None:
@@ -247,14 +291,14 @@ class ClientCore:
             self._timers = [t for t in self._timers if any(t[1] in table for table in live)]
             heapq.heapify(self._timers)
 
-    def _due(self, p: _Pending) -> int:
+    def _due(self, p: Pending) -> int:
         if p.sent:
             return p.deadline_ns + GRACE_NS
         if self.link.up:
             return p.deadline_ns
         return min(p.deadline_ns, self.link.gives_up_at(p.submitted_ns))
 
-    def _settle_deadline(self, p: _Pending, now_ns: int) -> bool:
+    def _settle_deadline(self, p: Pending, now_ns: int) -> bool:
         """Give ``p`` its tasks' own deadline; False while the Dispatcher has not named it yet."""
         known, headers = self._catalog.knows(now_ns)
         if headers:
@@ -271,62 +315,69 @@ class ClientCore:
 
     # --- ends ------------------------------------------------------------------------------------
 
-    def _on_reply(self, msg: Reply, frames: tuple[Any, ...]) -> list[Outcome]:
+    def _on_reply(self, msg: Reply, frames: tuple[Any, ...], now_ns: int) -> list[Outcome]:
         self._catalog.on_epoch(msg.epoch)
+        results = msg.results
+        places = [r.place for r in results if r.place is not None]
         p = self._pending.get(msg.request_id)
+        self.sharing.on_reply(msg.request_id, 0 if p is None else p.number)
         if p is None:
             self.counters.late_replies += 1
+            self.unclaimed.extend(places)
             return []
-        results = msg.results
+        if self._send_again(p, results):
+            return []
         if len(results) == 1 and results[0].task == _WHOLE_REQUEST and results[0].error is not None:
             one = results[0]
             results = tuple(TaskResult(t, None, one.error, total_ns=one.total_ns) for t in p.tasks)
-        tensors = sum(r.tensor is not None for r in results)
+        tensors = sum(r.tensor is not None and r.place is None for r in results)
         if tuple(r.task for r in results) != p.tasks or tensors != len(frames):
             self.counters.malformed += 1
+            self.unclaimed.extend(places)
             text = f"the reply has tasks {[r.task for r in results]} and {len(frames)} frames"
             return [self._fail(p, WireError("MALFORMED_MESSAGE", text, where=self.link.address))]
         del self._pending[msg.request_id]
         self.counters.answered += 1
+        self._count_results(results, now_ns)
         rest = iter(frames)
-        aligned = tuple([None if r.tensor is None else next(rest) for r in results])
-        return [Answered(p.request_id, msg.epoch, results, aligned, p.submitted_ns)]
+        aligned = tuple([r.place or (None if r.tensor is None else next(rest)) for r in results])
+        by_slot = p.upload is not None
+        return [
+            Answered(
+                p.request_id, msg.epoch, results, aligned, p.submitted_ns, msg.received_ns, by_slot
+            )
+        ]
 
-    def _fail(self, p: _Pending, error: BlockFlowError) -> Failed:
+    def _send_again(self, p: Pending, results: Sequence[TaskResult]) -> bool:
+        """The Dispatcher did not find our slot, so that nothing has run: now in a message."""
+        lost = all(r.error is not None and r.error.code == "CONNECTION_LOST" for r in results)
+        if p.upload is None or not lost:
+            return False
+        p.upload = None
+        p.sent = False
+        p.message_only = True
+        self._outbox.append(p.request_id)
+        return True
+
+    def _count_results(self, results: Sequence[TaskResult], now_ns: int) -> None:
+        counters = self.counters
+        for r in results:
+            if r.tensor is None:
+                continue
+            nbytes = r.tensor.nbytes
+            if r.place is not None:
+                counters.slot_results += 1
+                counters.slot_result_bytes += nbytes
+            else:
+                counters.message_results += 1
+                counters.message_result_bytes += nbytes
+                if nbytes >= MIN_TENSOR_BYTES:
+                    self.sharing.want(Direction.RESULT, nbytes, now_ns)
+
+    def _fail(self, p: Pending, error: BlockFlowError) -> Failed:
         del self._pending[p.request_id]
+        if p.upload is not None and not p.sent:
+            self.sharing.put_back(p.upload.slot)
         p.body = None
         self.counters.failed += 1
         return Failed(p.request_id, error)
-
-
-def _expired(p: _Pending) -> RequestError:
-    ms = (p.deadline_ns - p.submitted_ns) // 1_000_000
-    return RequestError(
-        "DEADLINE_EXCEEDED",
-        f"no answer within {ms} ms" + ("" if p.sent else " (it could not be sent)"),
-        where=p.request_id.hex(),
-        hint="give more time, or look at `blockflow top` for what is slow",
-    )
-
-
-def check_tasks(tasks: Sequence[str]) -> None:
-    """Raise INVALID_REQUEST unless ``tasks`` are 1..16 distinct names."""
-    if not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST:
-        why = f"{len(tasks)} tasks, 1..{limits.MAX_TASKS_PER_REQUEST} are possible"
-    elif not all(isinstance(t, str) and 0 < len(t) <= limits.MAX_NAME_CHARS for t in tasks):
-        why = f"a task name is a string of 1..{limits.MAX_NAME_CHARS} characters"
-    elif len(set(tasks)) != len(tasks):
-        why = "a task is named twice"
-    else:
-        return
-    raise RequestError("INVALID_REQUEST", why, where=f"tasks={list(tasks)!r}")
-
-
-def check_deadline(deadline_ms: int | None) -> None:
-    """Raise INVALID_REQUEST unless the deadline is possible."""
-    if deadline_ms is not None and not 1 <= deadline_ms <= limits.MAX_DEADLINE_MS:
-        raise RequestError(
-            "INVALID_REQUEST",
-            f"a deadline of {deadline_ms} ms is outside 1..{limits.MAX_DEADLINE_MS}",
-            where="deadline",
-        )

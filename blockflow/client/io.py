@@ -14,10 +14,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from blockflow.client.core import ClientCore
-from blockflow.client.outcome import Failed, Outcome
+from blockflow.client.outcome import Answered, Failed, Outcome
+from blockflow.client.request import Upload
+from blockflow.client.side import SideConnection
 from blockflow.client.wakeup import WakeUp
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
+from blockflow.wire.client import Place
 
 log = logging.getLogger("blockflow.client")
 
@@ -45,6 +48,9 @@ End = Callable[[Outcome], None]
 class IoThread:
     """Runs posted calls on the core, carries its messages, and hands outcomes to their owners.
 
+    Attributes:
+        side: the connection for granted memory; to be used in this thread alone.
+
     Raises:
         RequestError: INVALID_REQUEST, the address is none.
     """
@@ -67,6 +73,9 @@ class IoThread:
                 hint="use tcp://host:port or ipc://path",
             ) from exc
         self._wakeup = WakeUp()
+        self._poller = zmq.Poller()
+        self.side = SideConnection()
+        self._side_fd = -1
         self.ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="blockflow-client", daemon=True)
         self._thread.start()
@@ -126,6 +135,7 @@ class IoThread:
             with self._lock:
                 self._closed = True
             self._end_all(RequestError("CANCELLED", "the client was closed"))
+            self.side.close()
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
             self._socket.close(linger=_CLOSE_LINGER_MS)
@@ -135,7 +145,7 @@ class IoThread:
 
     def _loop(self) -> None:
         core, sock, monitor, wakeup = self._core, self._socket, self._monitor, self._wakeup
-        poller = zmq.Poller()
+        poller = self._poller
         poller.register(wakeup.fileno(), zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
         poller.register(sock, zmq.POLLIN)
@@ -144,6 +154,8 @@ class IoThread:
             ready = dict(poller.poll(self._poll_ms()))
             if wakeup.fileno() in ready:
                 wakeup.clear()
+            if self._side_fd in ready:
+                self.side.receive()
             self._take_calls()
             # Replies first: what came before a disconnect is not lost with it.
             if sock in ready:
@@ -151,6 +163,7 @@ class IoThread:
             if monitor in ready:
                 self._watch()
             self._deliver(core.on_tick(time.monotonic_ns()))
+            self._share()
             if blocked == self._send():
                 blocked = not blocked
                 poller.modify(sock, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
@@ -192,15 +205,46 @@ class IoThread:
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._receive()
                 self._deliver(self._core.on_disconnected(time.monotonic_ns()))
+                self.side.close()
             elif kind in _TROUBLES:
                 self._core.link.trouble = _TROUBLES[kind]
+
+    def _share(self) -> None:
+        """Carry out what the core wants of the side connection, and tell it what came of it."""
+        side, sharing = self.side, self._core.sharing
+        if sharing.way is not None:
+            path, attach = sharing.way
+            side.connect(path)
+            side.send(attach)
+            if not side.trouble:
+                sharing.on_attached()
+        while sharing.packets:
+            side.send(sharing.packets.popleft())
+        now = time.monotonic_ns()
+        while side.inbox:
+            sharing.on_packet(side.inbox.popleft(), now)
+        if side.trouble:
+            sharing.lost(side.trouble, now)
+            side.trouble = ""
+        fd = side.fileno()
+        if fd != self._side_fd:
+            if self._side_fd >= 0:
+                self._poller.unregister(self._side_fd)
+            if fd >= 0:
+                self._poller.register(fd, zmq.POLLIN)
+            self._side_fd = fd
 
     def _send(self) -> bool:
         """Send what the core has; False when the socket takes no more for now."""
         while (message := self._core.next_message(time.monotonic_ns())) is not None:
             header, body, rid = message
             try:
-                if body is None:
+                if isinstance(body, Upload):
+                    if not body.written:
+                        self.side.write(body.slot.grant, body.slot.index, body.body)
+                        body.written = True
+                    self._socket.send(header, zmq.NOBLOCK)
+                elif body is None:
                     self._socket.send(header, zmq.NOBLOCK)
                 else:
                     self._socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
@@ -215,6 +259,10 @@ class IoThread:
             end = self._ends.pop(outcome.request_id, None)
             if end is not None:
                 end(outcome)
+            elif isinstance(outcome, Answered):
+                self._core.unclaimed.extend(f for f in outcome.frames if isinstance(f, Place))
+        while self._core.unclaimed:
+            self.side.release(self._core.unclaimed.popleft())
 
     def _flush_cancels(self) -> None:
         """The client closes: spare the system what nobody waits for any more."""

@@ -12,13 +12,19 @@ from blockflow.wire.client import TaskResult
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A reply came: one result per asked task, in order, each with its tensor's frame or None."""
+    """A reply came: one result per asked task, in order, each with its tensor's frame or None.
+
+    Where a result lies in a granted slot, its place stands for the frame. ``received_ns`` is the
+    Dispatcher's stamp of the receipt (0 = unknown), ``by_slot`` says how the input went there.
+    """
 
     request_id: bytes
     epoch: int
     results: tuple[TaskResult, ...]
     frames: tuple[Any, ...]
     submitted_ns: int
+    received_ns: int = 0
+    by_slot: bool = False
 
 
 @dataclass(frozen=True, slots=True)

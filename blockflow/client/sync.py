@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
 
-from blockflow.client.connection import Connection, Errors, RequestId
+from blockflow.client.connection import Connection, Errors, RequestId, Results
 from blockflow.client.core import Counters
 from blockflow.client.pending import PendingRequest
 from blockflow.client.result import Result
+from blockflow.client.sharing import SharedMemory, Wish
 from blockflow.core.routing import TaskRoute
 
 
@@ -26,9 +27,13 @@ class Client:
         *,
         connect_timeout_s: float = 5.0,
         max_pending: int = 4096,
+        shared_memory: Wish = "auto",
     ) -> None:
         self._connection = Connection(
-            address, connect_timeout_s=connect_timeout_s, max_pending=max_pending
+            address,
+            connect_timeout_s=connect_timeout_s,
+            max_pending=max_pending,
+            shared_memory=shared_memory,
         )
 
     @property
@@ -44,6 +49,7 @@ class Client:
         deadline_s: float | None = ...,
         request_id: RequestId = ...,
         dtype: str | None = ...,
+        results: Results = ...,
     ) -> Result: ...
     @overload
     def infer(
@@ -55,6 +61,7 @@ class Client:
         request_id: RequestId = ...,
         dtype: str | None = ...,
         errors: Errors = ...,
+        results: Results = ...,
     ) -> Any: ...
     def infer(
         self,
@@ -65,6 +72,7 @@ class Client:
         request_id: RequestId = None,
         dtype: str | None = None,
         errors: Errors = "raise",
+        results: Results = "copy",
     ) -> Any:
         """Run one or several tasks on ``x`` and wait for the answer.
 
@@ -76,6 +84,8 @@ class Client:
             request_id: 16 bytes, hex or UUID; by default random.
             dtype: ``"bfloat16"`` for a uint16 array of bfloat16 patterns.
             errors: ``"raise"`` the first error, or ``"return"`` errors in the place of results.
+            results: ``"copy"``: values are the caller's own. ``"view"``: a large value may lie in
+                granted memory, whose slot is free again when nothing refers to the value any more.
 
         Returns:
             A Result, or for several names a map name -> Result (or error).
@@ -84,7 +94,13 @@ class Client:
             BlockFlowError: with a stable code, see docs/errors.md.
         """
         pending = self.submit(
-            tasks, x, deadline_s=deadline_s, request_id=request_id, dtype=dtype, errors=errors
+            tasks,
+            x,
+            deadline_s=deadline_s,
+            request_id=request_id,
+            dtype=dtype,
+            errors=errors,
+            results=results,
         )
         try:
             return pending.result()
@@ -101,10 +117,17 @@ class Client:
         request_id: RequestId = None,
         dtype: str | None = None,
         errors: Errors = "raise",
+        results: Results = "copy",
     ) -> PendingRequest[Any]:
         """As :meth:`infer`, but returns at once; many requests may be in flight."""
         return self._connection.submit(
-            tasks, x, deadline_s=deadline_s, request_id=request_id, dtype=dtype, errors=errors
+            tasks,
+            x,
+            deadline_s=deadline_s,
+            request_id=request_id,
+            dtype=dtype,
+            errors=errors,
+            results=results,
         )
 
     def tasks(self, *, timeout_s: float = 5.0) -> dict[str, TaskRoute]:
@@ -124,6 +147,11 @@ class Client:
     def counters(self) -> Counters:
         """What this client has sent and received."""
         return self._connection.counters()
+
+    @property
+    def shared_memory(self) -> SharedMemory:
+        """Whether tensors go through memory that the Dispatcher grants, and if not, why."""
+        return self._connection.shared_memory()
 
     def close(self) -> None:
         """Cancel what is in flight and end the connection's thread."""

@@ -7,10 +7,12 @@ limit, fairness or priorities need to know comes through the same three calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blockflow.core.errors import RequestError
 from blockflow.core.metrics import RateMeter
+from blockflow.core.routing import TaskRoute
 
 _MIN_RETRY_MS = 5
 _MAX_RETRY_MS = 1000
@@ -74,6 +76,27 @@ class Admission:
     def no_space(self, nbytes: int, inflight: int, now_ns: int) -> Reject:
         """The memory for retained inputs is used up (also said when no slot is free)."""
         return self._reject(f"no room for {nbytes} bytes of input now", inflight, now_ns)
+
+    def check_tasks(
+        self,
+        tasks: Sequence[TaskRoute],
+        rows_of: Callable[[str], int],
+        rows: int,
+        inflight: int,
+        now_ns: int,
+    ) -> None:
+        """May ``rows`` more rows of these tasks enter, by the tasks' own bounds?
+
+        A request that is larger than the bound itself runs when nothing else of the task does.
+
+        Raises:
+            RequestError: OVERLOADED.
+        """
+        for task in tasks:
+            there = rows_of(task.name)
+            if task.max_inflight_rows and there and there + rows > task.max_inflight_rows:
+                why = f"task {task.name!r} has {there} of {task.max_inflight_rows} rows under way"
+                raise self._reject(why, inflight, now_ns).error
 
     def completed(self, now_ns: int) -> None:
         """A request left; the rate of these calls says when a credit will be free."""

@@ -18,6 +18,9 @@ SLOW_CLIENT_NS = 2_000_000_000
 """... and so is one that takes nothing for this long."""
 
 
+_LOCAL_PEERS = ("localhost:", "127.", "::1", "::ffff:127.")
+
+
 class Sent(Enum):
     """What became of a reply."""
 
@@ -41,6 +44,18 @@ def receive_frames(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
         frame = socket.recv(zmq.NOBLOCK, copy=False)
         frames.append(frame)
     return frames
+
+
+def is_local(frame: zmq.Frame) -> bool:
+    """Whether a client's message came from this host, by the transport's word.
+
+    ZeroMQ gives the peer's address for tcp and ``localhost:uid:gid:pid`` for ipc.
+    """
+    try:
+        peer = str(frame.get("Peer-Address"))
+    except zmq.ZMQError:  # the transport does not say
+        return False
+    return peer.startswith(_LOCAL_PEERS)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from blockflow.core import limits
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError, WireError
 from blockflow.core.routing import RouteTable
 from blockflow.dispatcher.admission import Admission, Reject
-from blockflow.dispatcher.clients import ClientPort, Sent
+from blockflow.dispatcher.clients import ClientPort, Sent, is_local
+from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.inflight import (
     Answer,
     Drop,
@@ -24,8 +25,8 @@ from blockflow.dispatcher.inflight import (
 )
 from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.stats import DispatcherStats
-from blockflow.dispatcher.tensors import TensorDesk
-from blockflow.dispatcher.validate import check_contract, check_frame, check_names, check_values
+from blockflow.dispatcher.tensors import Result, TensorDesk
+from blockflow.dispatcher.validate import check_contract, check_names
 from blockflow.tensormq.push import PushCache, Unsent
 from blockflow.wire import client as wire
 from blockflow.wire.data import (
@@ -55,6 +56,7 @@ class Exchange:
         incarnation: int,
         admission: Admission,
         desk: TensorDesk,
+        grants: GrantDesk,
         clients: ClientPort,
         push: PushCache,
         clock: Callable[[], int],
@@ -62,6 +64,7 @@ class Exchange:
         self._incarnation = incarnation
         self._admission = admission
         self._desk = desk
+        self._grants = grants
         self._clients = clients
         self._push = push
         self._clock = clock
@@ -99,6 +102,8 @@ class Exchange:
                 self._set_out(entry)
         elif isinstance(msg, wire.Cancel):
             self.carry_out(self.table.cancel(client, msg.request_id))
+        elif isinstance(msg, wire.Invite):
+            self._invite(client, msg, is_local(frames[0]), received)
         else:
             self._describe(client, msg)
 
@@ -113,8 +118,8 @@ class Exchange:
         table.check_new(client, request.request_id)
         tasks = [self.planner.task(name) for name in request.tasks]
         check_contract(request.tensor, tasks)
-        memory = check_frame(request, frame)
-        nbytes = memory.nbytes
+        source = self._desk.elements(client, request, frame)
+        nbytes = source.nbytes
         verdict = self._admission.decide(
             inflight=len(table),
             of_client=table.of_client(client),
@@ -124,10 +129,12 @@ class Exchange:
         )
         if isinstance(verdict, Reject):
             raise verdict.error
-        # The only check whose cost grows with the input comes last.
-        check_values(request.tensor, memory, any(t.check_finite for t in tasks))
+        rows = request.tensor.dims[0]
+        self._admission.check_tasks(tasks, table.rows_of, rows, len(table), received)
         plan = self.planner.plan(tasks)
-        retained = self._desk.retain(request.tensor, memory, plan.root)
+        # What costs more the larger the input is comes last: the copy, and the check of the values.
+        check_finite = any(t.check_finite for t in tasks)
+        retained = self._desk.retain(request, source, plan.root, check_finite)
         if retained is None:
             raise self._admission.no_space(nbytes, len(table), received).error
         entry = table.admit(
@@ -135,7 +142,7 @@ class Exchange:
             request.request_id,
             request.tasks,
             plan,
-            rows=request.tensor.dims[0],
+            rows=rows,
             deadline_ns=received + request.deadline_ms * 1_000_000,
             received_ns=received,
             retained=retained,
@@ -150,9 +157,9 @@ class Exchange:
         plan, payload = entry.plan, entry.retained.payload
         now = self._clock()
         entry.ingress_ns = now - entry.received_ns
-        remaining = max(0, (entry.deadline_ns - now) // 1_000_000)
-        item = Item(entry.ticket, entry.attempt, plan.epoch, plan.tree, 0, entry.rows, remaining)
-        frames: list[Any] = [encode_data(Data(self._incarnation, now, payload.desc, (item,)))]
+        frames: list[Any] = [
+            encode_data(Data(self._incarnation, now, payload.desc, (entry.item(now),)))
+        ]
         if payload.frame is not None:
             frames.append(payload.frame)
         root = plan.root
@@ -210,6 +217,13 @@ class Exchange:
             client, wire.Description(ask.request_id, self.planner.epoch, tuple(tasks), bounds), []
         )
 
+    def _invite(self, client: bytes, ask: wire.Invite, local: bool, received: int) -> None:
+        if local:
+            path, token, reason = self._grants.invite(client, received)
+        else:
+            path, token, reason = "", b"", "the client is on another host"
+        self._send(client, wire.Invitation(ask.request_id, path, token, reason), [])
+
     # --- from the workers
 
     def on_return(self, frames: Sequence[zmq.Frame]) -> None:
@@ -257,13 +271,13 @@ class Exchange:
                         item.request_id, item.attempt, item.hop, msg.sender, error
                     )
                 else:
-                    payload = self._desk.cut(buffer, start, item.rows)
+                    payload = self._desk.cut(buffer, start, item.rows, entry.client)
                     instructions += self.table.outcome(
                         item.request_id,
                         item.attempt,
                         item.hop,
                         msg.sender,
-                        Answer(payload, item.timings, msg.sent_ns),
+                        Answer(payload, item.hops, msg.sent_ns),
                     )
                 start += item.rows
         finally:
@@ -332,18 +346,27 @@ class Exchange:
                     )
                 )
                 continue
-            desc, frame = outcome.payload
+            result: Result = outcome.payload
             egress = max(0, now - outcome.sent_ns)
             way = lineage[end]
             timings = [wire.Timing(blocks[t.node], t) for t in outcome.timings if t.node in way]
-            frames.append(frame)
+            if result.place is None:
+                frames.append(result.frame)
             results.append(
-                wire.TaskResult(task, desc, None, tuple(timings), entry.ingress_ns, egress, total)
+                wire.TaskResult(
+                    task,
+                    result.tensor,
+                    None,
+                    tuple(timings),
+                    entry.ingress_ns,
+                    egress,
+                    total,
+                    result.place,
+                )
             )
             self.stats.succeeded(task, total, entry.ingress_ns, egress, now)
-        self._send(
-            entry.client, wire.Reply(entry.request_id, entry.plan.epoch, tuple(results)), frames
-        )
+        reply = wire.Reply(entry.request_id, entry.plan.epoch, tuple(results), entry.received_ns)
+        self._send(entry.client, reply, frames)
 
     def _send(self, client: bytes, msg: wire.ToClient, frames: list[Any]) -> None:
         sent = self._clients.send(client, [wire.encode_to_client(msg), *frames], self._clock())
@@ -354,4 +377,5 @@ class Exchange:
         """Its other requests need no answer either; what comes back for them is dropped."""
         self.stats.events["slow_client" if why is Sent.SLOW else "client_gone"] += 1
         self._clients.forget(client)
+        self._grants.client_gone(client)
         self.carry_out(self.table.client_gone(client))

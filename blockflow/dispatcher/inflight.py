@@ -14,7 +14,7 @@ from typing import Any
 
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.dispatcher.plan import Plan
-from blockflow.wire.data import REQUEST_ID_BYTES, HopTiming
+from blockflow.wire.data import REQUEST_ID_BYTES, HopTiming, Item
 
 _HEAP_SLACK = 256
 
@@ -66,6 +66,14 @@ class Entry:
     ingress_ns: int = 0
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
+    def item(self, now_ns: int) -> Item:
+        """What goes to the first stage, sent at ``now_ns``."""
+        plan = self.plan
+        left = max(0, (self.deadline_ns - now_ns) // 1_000_000)
+        return Item(
+            self.ticket, self.attempt, plan.epoch, plan.tree, 0, self.rows, left, task=plan.share
+        )
+
     def results(self) -> list[tuple[str, int, Outcome]]:
         """(task, end node, outcome) in the order asked; complete when a Reply was instructed."""
         ends = zip(self.tasks, self.plan.ends, strict=True)
@@ -109,6 +117,7 @@ class InFlightTable:
         self._by_ticket: dict[bytes, Entry] = {}
         self._by_id: dict[tuple[bytes, bytes], Entry] = {}
         self._of_client: Counter[bytes] = Counter()
+        self._rows: Counter[str] = Counter()
         self._versions: Counter[int] = Counter()
         self._deadlines: list[tuple[int, bytes]] = []
         self.charged = 0
@@ -116,6 +125,10 @@ class InFlightTable:
 
     def __len__(self) -> int:
         return len(self._by_ticket)
+
+    def rows_of(self, task: str) -> int:
+        """Rows of one task in flight."""
+        return self._rows[task]
 
     def of_client(self, client: bytes) -> int:
         """Requests that this client has in flight."""
@@ -180,6 +193,8 @@ class InFlightTable:
         self._by_ticket[ticket] = entry
         self._by_id[client, request_id] = entry
         self._of_client[client] += 1
+        for task in tasks:
+            self._rows[task] += rows
         self._versions[plan.version] += 1
         self.charged += charged
         heapq.heappush(self._deadlines, (deadline_ns, ticket))
@@ -329,6 +344,8 @@ class InFlightTable:
         del self._by_id[entry.client, entry.request_id]
         self.charged -= entry.charged
         _count_down(self._of_client, entry.client)
+        for task in entry.tasks:
+            _count_down(self._rows, task, entry.rows)
         _count_down(self._versions, entry.plan.version)
 
     def _drop(self, reason: str) -> Drop:
@@ -336,8 +353,8 @@ class InFlightTable:
         return Drop(reason)
 
 
-def _count_down(counter: Counter[Any], key: Any) -> None:
-    left = counter[key] - 1
+def _count_down(counter: Counter[Any], key: Any, by: int = 1) -> None:
+    left = counter[key] - by
     if left:
         counter[key] = left
     else:

@@ -32,6 +32,7 @@ class Plan:
         lost_with: incarnation -> the end nodes whose way leads through it.
         lineage: end node -> its nodes from the root on.
         root: where the input goes.
+        share: index of what its request may claim at blocks that others use too.
     """
 
     epoch: int
@@ -44,6 +45,7 @@ class Plan:
     lost_with: Mapping[int, frozenset[int]]
     lineage: Mapping[int, tuple[int, ...]]
     root: StageRoute
+    share: int
 
 
 class Planner:
@@ -221,4 +223,10 @@ class Planner:
             {inc: frozenset(e) for inc, e in lost.items()},
             lineage,
             routes[0],
+            max((t.share for t in tasks), key=lambda i: _priority(table, i)),
         )
+
+
+def _priority(table: RouteTable, share: int) -> int:
+    known = table.shares[share] if share < len(table.shares) else {}
+    return int(known.get("priority", 0))

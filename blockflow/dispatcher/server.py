@@ -18,13 +18,14 @@ from blockflow.core.routing import RouteTable
 from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.clients import ClientPort, receive_frames
 from blockflow.dispatcher.exchange import Exchange
+from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.monitor import Snapshot, StatsThread
 from blockflow.dispatcher.tensors import TensorDesk
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.channel import Producer
 from blockflow.tensormq.inline import InlineProducer
-from blockflow.tensormq.janitor import remove_leavings
+from blockflow.tensormq.janitor import grant_socket_path, remove_leavings
 from blockflow.tensormq.push import PushCache
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from blockflow.tensormq.sockets import bind_pull, bind_router
@@ -111,7 +112,9 @@ class DispatcherServer:
             undo.pop_all()
         self._push = PushCache(context, self._poller)
         self._clients = ClientPort(router)
-        self._desk = TensorDesk(producer, ShmConsumer(run_dir))
+        side = grant_socket_path(run_dir, launch.incarnation)
+        self._grants = GrantDesk(side, self._poller)
+        self._desk = TensorDesk(producer, ShmConsumer(run_dir), self._grants)
         self.exchange = Exchange(
             launch.incarnation,
             Admission(
@@ -120,6 +123,7 @@ class DispatcherServer:
                 launch.arena_bytes or _INLINE_BYTES,
             ),
             self._desk,
+            self._grants,
             self._clients,
             self._push,
             clock,
@@ -146,12 +150,17 @@ class DispatcherServer:
             self._serve_returns()
         if self._clients.socket in events:
             self._serve_clients()
+        # After the requests: what a client had sent before it went is served with its memory.
+        for source in events:
+            if self._grants.watches(source):
+                self._grants.on_event(source, self._clock())
         if self._mailbox.fileno() in events:
             for note in self._mailbox.drain():
                 self._on_note(note)
         if self._push.sockets_waiting():
             self._push.flush()
         self.exchange.tick()
+        self._grants.tick(self._clock())
         self._report_drained()
 
     def close(self) -> None:
@@ -160,13 +169,15 @@ class DispatcherServer:
         self._push.close()
         self._returns.close()
         self._clients.close()
+        self._grants.close()
         self._desk.close()
         remove_files(self._launch)
 
     def _timeout_ms(self) -> int:
         if self._clients.waiting():
             return _RETRY_MS
-        due = self.exchange.table.next_deadline()
+        dues = [self.exchange.table.next_deadline(), self._grants.next_due()]
+        due = min((d for d in dues if d is not None), default=None)
         if due is None:
             return -1
         return max(0, -((self._clock() - due) // 1_000_000))  # rounded up: not a moment too early
@@ -273,6 +284,8 @@ class DispatcherServer:
             "inflight_bytes": exchange.table.charged,
             "dropped": dict(exchange.table.dropped),
             "backlog_bytes": self._clients.backlog_bytes(),
+            "legs": self._desk.legs.to_dict(),
+            "grants": self._grants.gauges(),
             "epoch": exchange.planner.epoch,
             "version": exchange.planner.version,
         }

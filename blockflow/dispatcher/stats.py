@@ -9,6 +9,57 @@ from typing import Any
 from blockflow.core.metrics import Histogram, RateMeter
 
 
+class Leg:
+    """Tensors that went one way between clients and the Dispatcher.
+
+    ``slot`` and ``message`` count (tensors, bytes) by the way they took, ``copies`` what the
+    Dispatcher itself copied; a socket adds its own two.
+    """
+
+    __slots__ = ("copies", "message", "slot")
+
+    def __init__(self) -> None:
+        self.slot = [0, 0]
+        self.message = [0, 0]
+        self.copies = 0
+
+    def count(self, nbytes: int, by_slot: bool, copies: int) -> None:
+        way = self.slot if by_slot else self.message
+        way[0] += 1
+        way[1] += nbytes
+        self.copies += copies
+
+    def to_dict(self) -> dict[str, int]:
+        return {
+            "slot": self.slot[0],
+            "slot_bytes": self.slot[1],
+            "message": self.message[0],
+            "message_bytes": self.message[1],
+            "copies": self.copies,
+        }
+
+
+class Legs:
+    """Both directions since the Dispatcher started."""
+
+    __slots__ = ("_in", "_out")
+
+    def __init__(self) -> None:
+        self._in = Leg()
+        self._out = Leg()
+
+    def arrived(self, nbytes: int, by_slot: bool, copies: int) -> None:
+        """An input was admitted."""
+        self._in.count(nbytes, by_slot, copies)
+
+    def left(self, nbytes: int, by_slot: bool, copies: int) -> None:
+        """A result was made ready for its client."""
+        self._out.count(nbytes, by_slot, copies)
+
+    def to_dict(self) -> dict[str, dict[str, int]]:
+        return {"in": self._in.to_dict(), "out": self._out.to_dict()}
+
+
 class TaskStats:
     """One published task since the Dispatcher started.
 

@@ -14,11 +14,24 @@ from blockflow.core.errors import (
 )
 from blockflow.core.model import tensor_bytes
 from blockflow.core.routing import StageRoute
+from blockflow.dispatcher.grants import GrantDesk
+from blockflow.dispatcher.stats import Legs
+from blockflow.dispatcher.validate import check_frame, check_values
 from blockflow.tensormq.channel import Consumer, InBuffer, OutBuffer, Payload, Producer, Usage
+from blockflow.wire.client import Place, Request
 from blockflow.wire.data import Data
 from blockflow.wire.tensor import TensorDesc
 
 MODE_HANDLES = "tensormq"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A task's result for its client: a frame for the message, or the place of it."""
+
+    tensor: TensorDesc
+    frame: Any | None
+    place: Place | None
 
 
 @dataclass(slots=True)
@@ -34,31 +47,57 @@ class RetainedInput:
 
 
 class TensorDesk:
-    """Moves tensors between client frames and slots.
+    """Moves tensors between clients (frames, granted slots) and the arenas' slots.
 
     Args:
         producer: the arena of the inputs.
         consumer: opens what the workers send.
+        grants: the clients' own segments.
+
+    Attributes:
+        legs: what has travelled between clients and here, and how.
     """
 
-    def __init__(self, producer: Producer, consumer: Consumer) -> None:
+    def __init__(self, producer: Producer, consumer: Consumer, grants: GrantDesk) -> None:
         self._producer = producer
         self._consumer = consumer
+        self._grants = grants
+        self.legs = Legs()
+
+    def elements(self, client: bytes, request: Request, frame: memoryview | None) -> memoryview:
+        """The input where it has arrived: the message's frame, or the client's slot.
+
+        Raises:
+            WireError: MALFORMED_MESSAGE.
+            RequestError: CONNECTION_LOST or INVALID_REQUEST: there is no such slot.
+        """
+        if request.upload is None:
+            return check_frame(request, frame)
+        if frame is not None:
+            raise WireError("MALFORMED_MESSAGE", "an upload and a frame in one message")
+        return self._grants.upload(client, request.upload, request.tensor.nbytes)
 
     def retain(
-        self, tensor: TensorDesc, frame: memoryview, root: StageRoute
+        self, request: Request, source: memoryview, root: StageRoute, check_finite: bool
     ) -> RetainedInput | None:
         """Keep the input and make it ready for the first stage: one copy into a slot, or none.
+
+        The values are checked where they are kept: a client may write into its own slot while we
+        read it, and what was checked must be what is computed with.
 
         Returns:
             None when no slot is free now.
 
         Raises:
-            RequestError: TOO_LARGE.
+            RequestError: TOO_LARGE, or what :func:`check_values` finds.
             SystemError_: NO_SPACE.
         """
+        tensor, by_slot = request.tensor, request.upload is not None
         if root.mode != MODE_HANDLES:
-            return RetainedInput(Payload(tensor, frame), None)
+            kept = memoryview(bytes(source)) if by_slot else source
+            check_values(tensor, kept, check_finite)
+            self.legs.arrived(tensor.nbytes, by_slot, copies=int(by_slot))
+            return RetainedInput(Payload(tensor, kept), None)
         try:
             buffer = self._producer.reserve(tensor.dtype, tensor.dims)
         except BlockFlowError as exc:
@@ -66,7 +105,13 @@ class TensorDesk:
             raise make_error(exc.code, f"no memory for an input of {tensor.nbytes} bytes") from exc
         if buffer is None:
             return None
-        buffer.memory[:] = frame
+        try:
+            buffer.memory[:] = source
+            check_values(tensor, buffer.memory, check_finite)
+        except BaseException:
+            self._producer.discard(buffer)
+            raise
+        self.legs.arrived(tensor.nbytes, by_slot, copies=1)
         self._producer.hold(buffer)
         return RetainedInput(self._producer.publish(buffer, (root.incarnation,))[0], buffer)
 
@@ -97,17 +142,25 @@ class TensorDesk:
         except WireError as exc:
             raise BlockError("OUTPUT_MISMATCH", "the last block's result cannot be read") from exc
 
-    def cut(self, buffer: InBuffer, start: int, rows: int) -> tuple[TensorDesc, Any]:
-        """Rows ``start..start+rows`` of a result as (descriptor, frame) for a reply.
+    def cut(self, buffer: InBuffer, start: int, rows: int, client: bytes) -> Result:
+        """Rows ``start..start+rows`` of a result, ready for the reply to ``client``.
 
-        What lies in a slot is copied (once), so that the slot is free at once even when the request
-        waits for its other tasks; a frame is ours already.
+        What lies in a worker's slot is copied (once, into a slot of the client where it has one),
+        so that the slot is free at once even when the request waits for its other tasks; a frame
+        is ours already.
         """
         desc = buffer.desc
         dims = (rows, *desc.dims[1:])
         row_bytes = tensor_bytes(desc.dtype, dims[1:])
         part = buffer.memory[start * row_bytes : (start + rows) * row_bytes]
-        return TensorDesc(desc.dtype, dims), bytes(part) if desc.handle is not None else part
+        mine = TensorDesc(desc.dtype, dims)
+        place = self._grants.place(client, part)
+        if place is not None:
+            self.legs.left(part.nbytes, True, copies=1)
+            return Result(mine, None, place)
+        in_slot = desc.handle is not None
+        self.legs.left(part.nbytes, False, copies=int(in_slot))
+        return Result(mine, bytes(part) if in_slot else part, None)
 
     def peer_gone(self, incarnation: int) -> None:
         """A worker is proven dead: its leases are void and its arena is unmapped."""

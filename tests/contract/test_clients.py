@@ -1,4 +1,4 @@
-"""One suite for both clients: they must not drift apart."""
+"""One suite for both clients and both ways of tensors: they must not drift apart."""
 
 from __future__ import annotations
 
@@ -10,75 +10,34 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client_faces import AsyncFace, SyncFace
 from fake_dispatcher import TASKS, FakeDispatcher
 
-from blockflow.client import AsyncClient, Client
+from blockflow.client import AsyncClient
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.wire.client import Reply, encode_to_client
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
-class SyncFace:
-    """The sync client as the suite calls it."""
-
-    def __init__(self, address: str, **kw: Any) -> None:
-        self._client = Client(address, **kw)
-        self.submit = self._client.submit
-        self.infer = self._client.infer
-        self.tasks = self._client.tasks
-        self.wait_ready = self._client.wait_ready
-        self.counters = self._client.counters
-        self.close = self._client.close
-
-
-class AsyncFace:
-    """The async client behind sync calls: an event loop in a thread of its own."""
-
-    def __init__(self, address: str, **kw: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="test-loop")
-        self._thread.start()
-        try:
-            self._client = AsyncClient(address, **kw)
-        except BlockFlowError:
-            self._end_loop()
-            raise
-        self.submit = self._client.submit
-        self.counters = self._client.counters
-
-    def _call(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
-
-    def infer(self, *a: Any, **kw: Any) -> Any:
-        return self._call(self._client.infer(*a, **kw))
-
-    def tasks(self, **kw: Any) -> Any:
-        return self._call(self._client.tasks(**kw))
-
-    def wait_ready(self, *a: Any, **kw: Any) -> Any:
-        return self._call(self._client.wait_ready(*a, **kw))
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._call(self._client.close())
-            self._end_loop()
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
 Make = Callable[..., Any]
 
 
+@pytest.fixture(params=["off", "auto"], ids=["messages", "slots"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """In the one way the suite's small tensors go through granted memory as large ones would."""
+    if request.param == "auto":
+        for module in ("client.core", "client.sharing", "dispatcher.grants"):
+            monkeypatch.setattr(f"blockflow.{module}.MIN_TENSOR_BYTES", 1)
+    return str(request.param)
+
+
 @pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+def make(request: pytest.FixtureRequest, way: str) -> Iterator[Make]:
     made: list[Any] = []
 
     def build(address: str, **kw: Any) -> Any:
-        made.append(request.param(address, **kw))
+        made.append(request.param(address, shared_memory=way, **kw))
         return made[-1]
 
     yield build

@@ -19,7 +19,7 @@ from blockflow.tensormq.janitor import run_root
 from blockflow.tensormq.push import PushCache
 from blockflow.wire import client as wire
 from blockflow.wire.control import Drain, Drained, Monitor, PeerGone, Stats, Undrain
-from blockflow.wire.data import Data, HopTiming, encode_data
+from blockflow.wire.data import Data, HopTiming, encode_data, pack_timings
 from blockflow.wire.tensor import TensorDesc
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -170,7 +170,9 @@ def test_rows_of_one_batch_go_to_their_requests(make: Callable[..., Rig]) -> Non
     wait_until(lambda: len(worker.seen) == 1)
     two.ask("t", X[:1])
     wait_until(lambda: len(worker.seen) == 2)
-    items = tuple(replace(i, timings=(HopTiming(0, 1, 1, 1, 1),)) for _, i in worker.seen)
+    items = tuple(
+        replace(i, timings=pack_timings([HopTiming(0, 1, 1, 1, 1)])) for _, i in worker.seen
+    )
     batch = np.arange(12, dtype=np.float32).reshape(3, 4)
     header = encode_data(Data(11, time.monotonic_ns(), TensorDesc("float32", (3, 4)), items))
     push = PushCache(r.context)

@@ -191,7 +191,8 @@ def test_a_signal_is_a_stop(controller: Controller, number: int) -> None:
 def test_it_does_not_outlive_its_manager(controller: Controller) -> None:
     controller.start()
     controller.expect(Ready)
-    assert left(controller.run_dir) == ["arena-1", "clients.sock", "d1.sock", "marks-1"]
+    there = ["arena-1", "clients.sock", "d1.sock", "g1.sock", "marks-1"]
+    assert left(controller.run_dir) == there
     controller.cut_lifeline()
     assert controller.ended()[0] == ORPHAN_STATUS
     assert left(controller.run_dir) == []

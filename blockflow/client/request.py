@@ -1,0 +1,75 @@
+"""A request on its way, and what can be known to be wrong with one before it leaves. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.client.sharing import Slot
+from blockflow.core import limits
+from blockflow.core.errors import RequestError
+from blockflow.wire.tensor import TensorDesc
+
+
+@dataclass(slots=True)
+class Upload:
+    """A body that travels in ``slot``: to be ``written`` there before its header is sent."""
+
+    slot: Slot
+    body: Any
+    written: bool = False
+
+
+@dataclass(slots=True)
+class Pending:
+    """``body`` is kept until it was sent; one that went by slot, until the answer.
+
+    ``number`` orders the requests as they were sent; 0 = not sent yet.
+    """
+
+    request_id: bytes
+    tasks: tuple[str, ...]
+    desc: TensorDesc
+    body: Any
+    submitted_ns: int
+    deadline_ns: int
+    has_deadline: bool
+    sent: bool = False
+    number: int = 0
+    upload: Upload | None = None
+    message_only: bool = False
+
+
+def expired(p: Pending) -> RequestError:
+    """Nobody has answered in time."""
+    ms = (p.deadline_ns - p.submitted_ns) // 1_000_000
+    return RequestError(
+        "DEADLINE_EXCEEDED",
+        f"no answer within {ms} ms" + ("" if p.sent else " (it could not be sent)"),
+        where=p.request_id.hex(),
+        hint="give more time, or look at `blockflow top` for what is slow",
+    )
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Raise INVALID_REQUEST unless ``tasks`` are 1..16 distinct names."""
+    if not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST:
+        why = f"{len(tasks)} tasks, 1..{limits.MAX_TASKS_PER_REQUEST} are possible"
+    elif not all(isinstance(t, str) and 0 < len(t) <= limits.MAX_NAME_CHARS for t in tasks):
+        why = f"a task name is a string of 1..{limits.MAX_NAME_CHARS} characters"
+    elif len(set(tasks)) != len(tasks):
+        why = "a task is named twice"
+    else:
+        return
+    raise RequestError("INVALID_REQUEST", why, where=f"tasks={list(tasks)!r}")
+
+
+def check_deadline(deadline_ms: int | None) -> None:
+    """Raise INVALID_REQUEST unless the deadline is possible."""
+    if deadline_ms is not None and not 1 <= deadline_ms <= limits.MAX_DEADLINE_MS:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"a deadline of {deadline_ms} ms is outside 1..{limits.MAX_DEADLINE_MS}",
+            where="deadline",
+        )

@@ -1,0 +1,509 @@
+"""A real Dispatcher and clients of its host: granted memory on the wire, byte by byte."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from dispatcher_rig import PATIENCE_S, RawClient, Rig, rig, task, wait_until
+
+from blockflow.client import Client
+from blockflow.core import limits
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.dispatcher.clients import is_local
+from blockflow.dispatcher.grants import TOKEN_NS, GrantDesk
+from blockflow.tensormq.grants import GrantBook
+from blockflow.tensormq.grants_memory import Segment
+from blockflow.tensormq.janitor import run_root
+from blockflow.wire import client as wire
+from blockflow.wire.grants import (
+    Ask,
+    Attach,
+    Direction,
+    Granted,
+    Refused,
+    decode_from_dispatcher,
+    encode_side,
+)
+from blockflow.wire.tensor import TensorDesc
+
+SPEC = TensorSpec("float32", ("rows", 256))
+X = np.arange(64 * 256, dtype=np.float32).reshape(64, 256)
+UP, DOWN = Direction.UPLOAD, Direction.RESULT
+
+
+class Side:
+    """A side connection that says what a test wants to say."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(PATIENCE_S)
+        self.socket.connect(path)
+        self.segments: dict[int, Segment] = {}
+
+    def say(self, msg: Any) -> None:
+        self.socket.send(encode_side(msg))
+
+    def answer(self) -> Any:
+        packet, fds, _, _ = socket.recv_fds(self.socket, 4096, 4)
+        msg = decode_from_dispatcher(packet)
+        if isinstance(msg, Granted):
+            (fd,) = fds
+            self.segments[msg.grant] = Segment.adopt(fd, msg.slot_bytes, msg.slots)
+        else:
+            assert not fds
+        return msg
+
+    def closed(self) -> bool:
+        """Whether the Dispatcher has closed it; waits for that."""
+        try:
+            return self.socket.recv(4096) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def up() -> Iterator[Rig]:
+    with rig(run_root()) as r:
+        worker = r.worker(11, {1: "e", 2: "held"})
+        worker.behave["e"] = lambda a: a
+        kw = {"contract": Contract(SPEC, SPEC), "max_rows": 4096}
+        r.publish(replace(task("t", ["e"]), **kw), replace(task("slow", ["held"]), **kw))
+        yield r
+
+
+@pytest.fixture
+def sides() -> Iterator[list[Side]]:
+    made: list[Side] = []
+    yield made
+    for side in made:
+        side.close()
+
+
+def invited(r: Rig, client: RawClient) -> wire.Invitation:
+    client.send(wire.encode_to_dispatcher(wire.Invite(client.new_id())))
+    answer, _ = client.answer()
+    assert isinstance(answer, wire.Invitation)
+    return answer
+
+
+def attached(r: Rig, sides: list[Side], client: RawClient) -> Side:
+    way = invited(r, client)
+    assert way.reason == ""
+    side = Side(way.path)
+    sides.append(side)
+    side.say(Attach(way.token))
+    return side
+
+
+def granted(side: Side, direction: Direction, nbytes: int = X.nbytes) -> Granted:
+    side.say(Ask(direction, nbytes))
+    answer = side.answer()
+    assert isinstance(answer, Granted), answer
+    assert (answer.direction, answer.slot_bytes >= nbytes) == (direction, True)
+    return answer
+
+
+def send(
+    client: RawClient,
+    where: tuple[int, int],
+    *frames: bytes,
+    name: str = "t",
+    dims: tuple[int, ...] = X.shape,
+) -> bytes:
+    rid = client.new_id()
+    request = wire.Request(rid, (name,), 10_000, TensorDesc("float32", dims), where)
+    client.send(wire.encode_to_dispatcher(request), *frames)
+    return rid
+
+
+def code(client: RawClient) -> str:
+    (result,) = client.answer()[0].results
+    assert result.error is not None
+    return str(result.error.code)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["ipc", "tcp"])
+def test_inputs_and_results_go_through_slots(up: Rig, sides: list[Side], which: int) -> None:
+    client = up.client(which)
+    side = attached(up, sides, client)
+    mine, results = granted(side, UP), granted(side, DOWN)
+    for i in range(3 * results.slots):
+        slot = i % mine.slots
+        side.segments[mine.grant].slot(slot, X.nbytes)[:] = memoryview(X + i).cast("B")
+        send(client, (mine.grant, slot))
+        reply, frames = client.answer()
+        (result,) = reply.results
+        assert frames == []
+        assert reply.received_ns > 0
+        place = result.place
+        assert place.grant == results.grant
+        memory = side.segments[results.grant]
+        got = np.frombuffer(memory.slot(place.slot, X.nbytes), np.float32).reshape(X.shape)
+        assert np.array_equal(got, X + i)
+        if i >= 5:  # the first five stay out
+            memory.marks[place.slot] = place.generation
+            assert place.slot >= 5
+    legs = up.server._gauges()["legs"]
+    n = 3 * results.slots
+    want = {"slot": n, "slot_bytes": n * X.nbytes, "message": 0, "message_bytes": 0, "copies": n}
+    assert legs == {"in": want, "out": want}
+    assert up.server._gauges()["grants"]["clients"] == 1
+    wait_until(up.idle)
+
+
+def test_no_free_slot_no_wait(up: Rig, sides: list[Side]) -> None:
+    client = up.client()
+    side = attached(up, sides, client)
+    results = granted(side, DOWN)
+    for _ in range(results.slots):
+        client.ask("t", X)
+        assert client.answer()[0].results[0].place is not None
+    (got,) = client.infer("t", X)
+    assert np.array_equal(got, X)
+    # Too large for the slots that there are: a message as well.
+    side.segments[results.grant].marks[0] = 1
+    large = np.ones((200, 256), np.float32)
+    (got,) = client.infer("t", large)
+    assert np.array_equal(got, large)
+
+
+def test_what_is_computed_is_what_was_checked(up: Rig, sides: list[Side]) -> None:
+    """The client writes into its slot after the request has left, and all the while."""
+    entered: list[Any] = []
+    go = [False]
+
+    def held(a: np.ndarray) -> np.ndarray:
+        entered.append(1)
+        wait_until(lambda: go[0])
+        return a.copy()
+
+    up.workers[0].behave["held"] = held
+    client = up.client()
+    side = attached(up, sides, client)
+    mine = granted(side, UP)
+    memory = side.segments[mine.grant].slot(0, X.nbytes)
+    memory[:] = memoryview(X).cast("B")
+    send(client, (mine.grant, 0), name="slow")
+    wait_until(lambda: entered)
+    memory[:] = b"\xff" * X.nbytes  # NaN everywhere
+    go[0] = True
+    _, frames = client.answer()
+    assert np.array_equal(np.frombuffer(frames[0], np.float32).reshape(X.shape), X)
+    send(client, (mine.grant, 0))
+    assert code(client) == "NON_FINITE_INPUT"
+    wait_until(up.idle)
+
+
+def test_a_hole_in_the_segment_reads_as_zeros(up: Rig, sides: list[Side]) -> None:
+    client = up.client()
+    side = attached(up, sides, client)
+    mine, results = granted(side, UP), granted(side, DOWN)
+    side.segments[mine.grant].slot(0, X.nbytes)[:] = memoryview(X).cast("B")
+    for number in (mine.grant, results.grant):
+        mapping = side.segments[number]._data.obj
+        assert isinstance(mapping, mmap.mmap)
+        mapping.madvise(mmap.MADV_REMOVE)
+    send(client, (mine.grant, 0))
+    place = client.answer()[0].results[0].place
+    assert not any(side.segments[results.grant].slot(place.slot, X.nbytes))
+
+
+def test_slots_that_are_not_the_clients_are_refused(up: Rig, sides: list[Side]) -> None:
+    alice, bob, carol = up.client(), up.client(), up.client()
+    side = attached(up, sides, alice)
+    granted(attached(up, sides, bob), DOWN)
+    mine, results = granted(side, UP), granted(side, DOWN)
+    side.segments[mine.grant].slot(0, X.nbytes)[:] = memoryview(X).cast("B")
+    send(bob, (mine.grant, 0))
+    assert code(bob) == "INVALID_REQUEST"
+    send(carol, (mine.grant, 0))
+    assert code(carol) == "CONNECTION_LOST"
+    for where in ((mine.grant, mine.slots), (results.grant, 0), (4242, 0)):
+        send(alice, where)
+        assert code(alice) in ("INVALID_REQUEST", "MALFORMED_MESSAGE")
+    send(alice, (mine.grant, 0), dims=(4096, 256))
+    assert code(alice) == "INVALID_REQUEST"
+    send(alice, (mine.grant, 0), X.tobytes())
+    assert code(alice) == "MALFORMED_MESSAGE"
+    for odd in ((0, 0), (1, -1), (1, 16), (2**32, 0), (1, 2, 3), ("1", 0)):
+        rid = alice.new_id()
+        raw = [limits.PROTOCOL_VERSION, 10, rid, ["t"], 1000, [8, [1, 256], None, None], list(odd)]
+        alice.send(wire.encode(raw))
+        assert code(alice) == "MALFORMED_MESSAGE"
+    send(alice, (mine.grant, 0))
+    assert alice.answer()[0].results[0].place is not None
+
+
+def test_an_invitation_is_good_once_and_for_its_client(up: Rig, sides: list[Side]) -> None:
+    client = up.client()
+    way = invited(up, client)
+    first = Side(way.path)
+    sides.append(first)
+    first.say(Attach(way.token))
+    granted(first, UP)
+    again = Side(way.path)
+    sides.append(again)
+    again.say(Attach(way.token))
+    assert again.closed()
+    # A new one takes the place of the connection before.
+    second = attached(up, sides, client)
+    granted(second, UP)
+    assert first.closed()
+    assert up.server._gauges()["grants"]["segments"] == 1
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        b"\xc1",
+        b"x" * 5000,
+        encode_side(Attach(b"t" * 16)),
+        encode_side(Ask(UP, 1)),
+        encode_side(Refused(UP, 1, "")),
+    ],
+)
+def test_nonsense_on_the_side_socket_ends_it_alone(
+    up: Rig, sides: list[Side], packet: bytes
+) -> None:
+    client = up.client()
+    good = attached(up, sides, client)
+    bad = Side(invited(up, up.client()).path)
+    sides.append(bad)
+    bad.socket.send(packet)
+    assert bad.closed()
+    granted(good, UP)
+
+
+def test_descriptors_that_a_client_sends_are_dropped(up: Rig, sides: list[Side]) -> None:
+    client = up.client()
+    way = invited(up, client)
+    before = len(os.listdir("/proc/self/fd"))
+    side = Side(way.path)
+    sides.append(side)
+    for packet in (encode_side(Attach(way.token)), encode_side(Ask(UP, X.nbytes))):
+        socket.send_fds(side.socket, [packet], [0, 1, 2])
+    assert isinstance(side.answer(), Granted)
+    side.close()
+    side.segments.clear()
+    wait_until(lambda: up.server._gauges()["grants"]["clients"] == 0)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+def test_a_flood_of_connections_disturbs_nobody(up: Rig, sides: list[Side]) -> None:
+    client = up.client()
+    side = attached(up, sides, client)
+    mine = granted(side, UP)
+    path = invited(up, client).path
+    flood: list[socket.socket] = []
+    try:
+        for _ in range(300):
+            s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            flood.append(s)
+            try:
+                s.connect(path)
+            except BlockingIOError:
+                continue
+        side.segments[mine.grant].slot(0, X.nbytes)[:] = memoryview(X).cast("B")
+        send(client, (mine.grant, 0))
+        assert client.answer()[0].results[0].error is None
+        assert len(up.server._grants._sides) <= 1 + 16
+    finally:
+        for s in flood:
+            s.close()
+    wait_until(lambda: len(up.server._grants._sides) == 1)
+
+
+def test_clients_of_other_hosts_get_no_way() -> None:
+    class Frame:
+        def __init__(self, peer: str | None) -> None:
+            self.peer = peer
+
+        def get(self, name: str) -> str:
+            if self.peer is None:
+                raise zmq.ZMQError(22)
+            return self.peer
+
+    for peer in ("127.0.0.1", "127.3.2.1", "::1", "localhost:1000:1000:77", "::ffff:127.0.0.1"):
+        assert is_local(Frame(peer))  # type: ignore[arg-type]
+    for peer in ("10.0.0.7", "192.168.127.1", "fe80::1", "", None):
+        assert not is_local(Frame(peer))  # type: ignore[arg-type]
+
+
+# --- the desk by itself, with a clock of the test ------------------------------------------------
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[GrantDesk]:
+    made = GrantDesk(tmp_path / "g.sock", zmq.Poller(), GrantBook(max_clients=2))
+    yield made
+    made.close()
+    made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def serve(desk: GrantDesk, now_ns: int = 0) -> None:
+    """Handle what has come until nothing more comes."""
+    while events := dict(desk._poller.poll(0)):
+        for fd in events:
+            desk.on_event(fd, now_ns)
+
+
+def test_who_says_nothing_is_closed(desk: GrantDesk, sides: list[Side]) -> None:
+    path, token, reason = desk.invite(b"a", 5)
+    assert (len(token), reason) == (16, "")
+    assert desk.next_due() is None
+    side = Side(path)
+    sides.append(side)
+    serve(desk, 10)
+    assert desk.next_due() == 10 + TOKEN_NS
+    desk.tick(9 + TOKEN_NS)
+    side.socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        side.socket.recv(1)
+    desk.tick(10 + TOKEN_NS)
+    assert side.closed()
+    assert desk.next_due() is None
+    # The token is too old by now, too.
+    late = Side(path)
+    sides.append(late)
+    late.say(Attach(token))
+    serve(desk, 10 + TOKEN_NS)
+    assert late.closed()
+    assert desk.events == {"silent": 1, "refused": 1}
+
+
+def test_no_more_clients_than_the_book_takes(desk: GrantDesk, sides: list[Side]) -> None:
+    ways = [desk.invite(name, 0) for name in (b"a", b"b", b"c")]
+    for path, token, _ in ways:
+        side = Side(path)
+        sides.append(side)
+        side.say(Attach(token))
+        serve(desk)
+    assert sides[2].closed()
+    assert desk.gauges()["clients"] == 2
+    assert "2 clients" in desk.invite(b"d", 0)[2]
+    sides[0].close()
+    serve(desk)
+    assert desk.invite(b"d", 0)[2] == ""
+
+
+def test_other_users_are_not_served(
+    desk: GrantDesk, sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, token, _ = desk.invite(b"a", 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    side = Side(path)
+    sides.append(side)
+    serve(desk)
+    assert side.closed()
+    assert desk.events == {"refused": 1}
+    assert token
+
+
+def test_without_descriptors_it_looks_away_and_comes_back(
+    desk: GrantDesk, sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, token, _ = desk.invite(b"a", 0)
+    side = Side(path)
+    sides.append(side)
+    side.say(Attach(token))
+    listener = desk._listener
+
+    class Empty:
+        def accept(self) -> None:
+            raise OSError(24, "Too many open files")
+
+        def fileno(self) -> int:
+            assert listener is not None
+            return listener.fileno()
+
+    desk._listener = Empty()  # type: ignore[assignment]
+    serve(desk, 0)  # ends: the readable listener is not looked at any more
+    due = desk.next_due()
+    assert due is not None
+    desk._listener = listener
+    desk.tick(due)
+    assert desk.next_due() is None
+    serve(desk, due)
+    assert desk.gauges()["clients"] == 1
+
+
+def test_memory_that_cannot_be_made_is_refused_and_not_counted(
+    desk: GrantDesk, sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, token, _ = desk.invite(b"a", 0)
+    side = Side(path)
+    sides.append(side)
+    side.say(Attach(token))
+    side.say(Ask(UP, 1 << 20))
+
+    def full(*_: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "memfd_create", full)
+        serve(desk)
+    refused = side.answer()
+    assert isinstance(refused, Refused)
+    assert "Too many open files" in refused.reason
+    assert desk.gauges()["bytes"] == 0
+    side.say(Ask(UP, 1 << 20))
+    serve(desk)
+    assert isinstance(side.answer(), Granted)
+
+
+def test_descriptors_are_left_for_others(
+    desk: GrantDesk, sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk._most_descriptors = 2
+    for name in (b"a", b"b"):
+        path, token, _ = desk.invite(name, 0)
+        side = Side(path)
+        sides.append(side)
+        side.say(Attach(token))
+        side.say(Ask(UP, 1 << 20))
+        side.say(Ask(DOWN, 1 << 20))
+        serve(desk)
+    assert isinstance(sides[0].answer(), Granted)
+    assert "descriptor" in sides[0].answer().reason
+    assert sides[1].closed()
+
+
+def test_a_taken_path_switches_it_off_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "g.sock"
+    path.write_text("in the way")
+    desk = GrantDesk(path, zmq.Poller())
+    assert "no side socket" in desk.reason
+    assert desk.invite(b"a", 0) == ("", b"", desk.reason)
+    desk.close()
+    assert path.exists()
+
+
+def test_the_sdk_and_a_real_dispatcher(up: Rig) -> None:
+    for endpoint in up.server.client_endpoints:
+        with Client(endpoint) as client:
+            client.infer("t", X)
+            wait_until(
+                lambda c=client: c.shared_memory.result_slots and c.shared_memory.upload_slots
+            )
+            result = client.infer("t", X)
+            assert np.array_equal(result.value, X)
+            assert (result.upload.way, result.download.way) == ("slot", "slot")
+            assert result.upload.ms is not None
+            assert result.download.ms is not None
+            parts = result.upload.ms + result.total_ms + result.download.ms
+            assert parts == pytest.approx(result.rtt_ms)
+        wait_until(lambda: up.server._gauges()["grants"]["bytes"] == 0)
