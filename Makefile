@@ -3,7 +3,12 @@
 #   make demo [ARGS=--keep]     train, export, serve and measure three tasks on one shared trunk
 #   make test [ARGS='-k name']  the whole suite
 #   make lint                   ruff (rules, format) and mypy
-#   make bench [ARGS=...]       the pipeline benchmark
+#   make bench [ARGS=...]       the pipeline benchmark: one engine, four ways, in ten minutes
+#   make bench-pipeline [ARGS=...]  the same with all engines, and throughput; half an hour
+#   make bench-hops [ARGS=...]  one hop, by size and way
+#   make bench-gpu [ARGS=--quick]  the same pipeline on a GPU: handles, whole tensors, one process
+#   make bench-plots            pictures of what the benchmarks have found
+#   make bench-docs [ARGS='--take results']  docs/performance.md from the stored results
 #   make clean                  remove what the other targets made
 
 PYTHON ?= python3
@@ -22,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench bench-pipeline bench-hops bench-gpu bench-plots bench-docs clean
 
 help:
 	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
@@ -59,6 +64,21 @@ format: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.pipeline $(ARGS)
+
+bench-pipeline: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.pipeline --all $(ARGS)
+
+bench-hops: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.hops $(ARGS)
+
+bench-gpu: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.gpu $(ARGS)
+
+bench-plots: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.plots $(ARGS)
+
+bench-docs: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.docs $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build dist results .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis blockflow.egg-info

@@ -1,7 +1,7 @@
 """The yardstick of a hop: a bare ZeroMQ message between two processes on this machine, right now.
 
-``python -m blockflow.bench.bare FOLDER`` is the other process: it answers each message with the
-time that it took to arrive. Nothing of BlockFlow but the sockets' names is in between.
+``python -m blockflow.bench.bare ENDPOINT ENDPOINT`` is the other process: it answers each message
+with the time that it took to arrive. Nothing of BlockFlow is in between.
 """
 
 from __future__ import annotations
@@ -9,67 +9,132 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import zmq
+
+from blockflow.launch.environment import child_command, child_environment
 
 MESSAGE_BYTES = 200
 """About the size of a header with a handle."""
 
 _WAIT_MS = 30_000
+_BLOCK, _SPIN = 0, 1
 
 
-def one_way_ms(folder: Path, count: int, gap_s: float) -> list[float]:
-    """Milliseconds of ``count`` messages over ipc, one at a time, ``gap_s`` apart.
+class BareLink:
+    """This process and another one, with a ZeroMQ connection each way.
 
-    With a gap the receiver has slept before each message, as a block's worker has.
+    A message begins with the sender's clock (8 bytes; the monotonic clock is one for all processes)
+    and one byte that tells the receiver how to wait for the next message: asleep in the kernel, or
+    asking without a pause.
+
+    Args:
+        folder: for the sockets' files; short enough for a socket's path.
+        transport: ``ipc`` or ``tcp``.
 
     Raises:
-        TimeoutError: the other process does not answer.
+        TimeoutError: (from :meth:`send`) the other process does not answer.
     """
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    there, back = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-    back.bind(_address(folder, "back"))
-    command = [sys.executable, "-m", "blockflow.bench.bare", str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
+
+    def __init__(self, folder: Path, transport: str = "ipc") -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._there, self._back = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
+        endpoints = []
+        for name, socket in (("there", self._there), ("back", self._back)):
+            if transport == "tcp":
+                endpoints.append(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
+            else:
+                endpoints.append(f"ipc://{folder}/bare-{name}.sock")
+                socket.bind(endpoints[-1])
+        command = child_command("blockflow.bench.bare", *endpoints)
+        self._there.sndtimeo = self._back.rcvtimeo = _WAIT_MS
+        self._other = subprocess.Popen(command, stdin=subprocess.PIPE, env=child_environment())
+        self._small = memoryview(bytearray(MESSAGE_BYTES))
+        self._large = memoryview(b"")
+
+    def send(self, size: int = MESSAGE_BYTES, *, spin_next: bool = False) -> float:
+        """One message of ``size`` bytes; the milliseconds from before its sending to its receipt.
+
+        Larger messages are sent as raw frames without a copy on this side.
+        """
+        if size > MESSAGE_BYTES and len(self._large) != size:
+            self._large = memoryview(bytearray(b"\1") * size)
+        message = self._small if size <= MESSAGE_BYTES else self._large
+        message[8] = _SPIN if spin_next else _BLOCK
+        message[:8] = time.monotonic_ns().to_bytes(8, "big")
         try:
-            there.connect(_address(folder, "there"))
-            times = [_once(there, back) for _ in range(count // 4 + 1)]  # warm-up
-            times.clear()
-            for _ in range(count):
-                times.append(_once(there, back))
-                time.sleep(gap_s)
-            return times
-        finally:
-            other.kill()
-            context.destroy(linger=0)
+            self._there.send(message, 0, copy=size <= MESSAGE_BYTES)
+            return int.from_bytes(self._back.recv(), "big") / 1e6
+        except zmq.Again:
+            raise TimeoutError("the other process does not answer") from None
 
+    def burst(
+        self,
+        count: int,
+        *,
+        size: int = MESSAGE_BYTES,
+        spin: bool = False,
+        before: Callable[[], None] | None = None,
+    ) -> list[float]:
+        """Milliseconds of ``count`` messages, one at a time, after one that does not count.
 
-def _once(there: zmq.Socket[bytes], back: zmq.Socket[bytes]) -> float:
-    there.send(time.monotonic_ns().to_bytes(8, "big").ljust(MESSAGE_BYTES, b"\0"))
-    if not back.poll(_WAIT_MS):
-        raise TimeoutError("the other process does not answer")
-    return int.from_bytes(back.recv(), "big") / 1e6
+        Args:
+            count: how many.
+            size: of each, in bytes.
+            spin: the receiver asks without a pause; otherwise it sleeps until a message comes.
+            before: done before each message.
+        """
+        self.send(size, spin_next=spin)
+        times = []
+        for i in range(count):
+            if before is not None:
+                before()
+            times.append(self.send(size, spin_next=spin and i + 1 < count))
+        return times
 
+    def close(self) -> None:
+        """End the other process."""
+        self._other.kill()
+        self._other.wait()
+        if self._other.stdin is not None:
+            self._other.stdin.close()
+        self._context.destroy(linger=0)
 
-def _address(folder: Path, name: str) -> str:
-    return f"ipc://{folder}/bare-{name}.sock"
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer until killed, or until the parent's end of stdin closes."""
-    folder = Path((argv or sys.argv[1:])[0])
+    there_endpoint, back_endpoint = (argv or sys.argv[1:])[:2]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     there, back = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    there.bind(_address(folder, "there"))
-    back.connect(_address(folder, "back"))
+    there.connect(there_endpoint)
+    back.connect(back_endpoint)
     poller = zmq.Poller()
     poller.register(there, zmq.POLLIN)
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
-    while there in dict(poller.poll()):
-        message = there.recv()
+    spin = False
+    while spin or there in dict(poller.poll()):
+        try:
+            message = there.recv(zmq.NOBLOCK, copy=False).buffer
+        except zmq.Again:
+            continue
         took = time.monotonic_ns() - int.from_bytes(message[:8], "big")
+        spin = message[8] == _SPIN
+        del message
         back.send(max(0, took).to_bytes(8, "big"))
     context.destroy(linger=0)
     return 0

@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib import metadata
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 import blockflow
+from blockflow.bench.statistics import Interval, median_interval, percentile
+from blockflow.repository.machine import cpu_model, version_of
 
-VERSIONED = ("torch", "numpy", "pyzmq", "msgpack")
+VERSIONED = ("torch", "numpy", "pyzmq", "msgpack", "onnxruntime", "openvino")
 """Packages whose version may move a figure."""
 
 
@@ -37,6 +40,10 @@ class Figure:
         unit: "ms", "1/s", "MiB", "x", "%", ...
         n: samples behind it.
         p99_ms: 99th percentile in milliseconds, where there are samples enough.
+        p10_ms: 10th percentile in milliseconds.
+        low: lower bound of the value's 95% interval.
+        high: upper bound.
+        labels: what else tells this figure from its neighbours (engine, bytes, condition).
     """
 
     name: str
@@ -48,13 +55,25 @@ class Figure:
     unit: str
     n: int
     p99_ms: float | None = None
+    p10_ms: float | None = None
+    low: float | None = None
+    high: float | None = None
+    labels: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON form; ``p99_ms`` only where it was measured."""
+        """Plain JSON form; what was not measured is left out (``p50_ms`` and ``p90_ms`` stay)."""
         out = asdict(self)
-        if self.p99_ms is None:
-            del out["p99_ms"]
+        for name in ("p99_ms", "p10_ms", "low", "high"):
+            if out[name] is None:
+                del out[name]
+        if not self.labels:
+            del out["labels"]
         return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Figure:
+        """Inverse of :meth:`to_dict`; fields that a figure does not have are passed over."""
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
 
 
 class ResultFile:
@@ -63,11 +82,13 @@ class ResultFile:
     Args:
         path: where to; missing folders are made.
         benchmark: its name, which every line carries.
+        command: what a person types to measure the same, for the documents.
     """
 
-    def __init__(self, path: Path, benchmark: str) -> None:
+    def __init__(self, path: Path, benchmark: str, command: str = "") -> None:
         self.path = path
         self.benchmark = benchmark
+        self.command = command
 
     def write(self, figures: Iterable[Figure], machine: Mapping[str, Any] | None = None) -> int:
         """Write all figures and return their number. The file is whole or as it was before.
@@ -75,10 +96,12 @@ class ResultFile:
         ``machine`` is :func:`fingerprint` of this machine unless given.
         """
         facts = dict(fingerprint() if machine is None else machine)
-        lines = [
-            json.dumps({"benchmark": self.benchmark, **f.to_dict(), "machine": facts})
-            for f in figures
-        ]
+        head: dict[str, Any] = {"benchmark": self.benchmark}
+        if self.command:
+            head["command"] = self.command
+        # The wall clock: this is for people who ask how old a figure is.
+        head["date"] = datetime.now(UTC).date().isoformat()
+        lines = [json.dumps({**head, **f.to_dict(), "machine": facts}) for f in figures]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(self.path.name + ".part")
         part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
@@ -91,52 +114,38 @@ class ResultFile:
         return [json.loads(line) for line in text.splitlines() if line]
 
 
+def make_command(target: str, arguments: Sequence[str]) -> str:
+    """What a person types to run a benchmark with these arguments."""
+    return (
+        f"make {target} ARGS={shlex.quote(shlex.join(arguments))}"
+        if arguments
+        else f"make {target}"
+    )
+
+
 def fingerprint() -> dict[str, Any]:
     """What this machine is and which versions ran on it."""
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],  # a distribution's own suffix says little
         "python": platform.python_version(),
         "blockflow": blockflow.__version__,
         **{name: version_of(name) for name in VERSIONED},
     }
 
 
-def cpu_model() -> str:
-    """The CPU's name as the kernel tells it; the architecture where it tells none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.machine()
-
-
-def version_of(package: str) -> str:
-    """The installed version; '' where the package is not there."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def percentile(samples: Sequence[float], p: float) -> float:
-    """The sample at percentile ``p`` (0..100) by the nearest rank; samples need no order."""
-    if not samples:
-        raise ValueError("no samples")
-    ordered = sorted(samples)
-    rank = max(1, -(-len(ordered) * p // 100))
-    return ordered[int(rank) - 1]
-
-
-def latency_figure(name: str, mode: str, batch: int | None, samples_ms: Sequence[float]) -> Figure:
-    """A duration with its percentiles; its value is the median."""
+def latency_figure(
+    name: str,
+    mode: str,
+    batch: int | None,
+    samples_ms: Sequence[float],
+    labels: Mapping[str, Any] | None = None,
+) -> Figure:
+    """A duration with its percentiles; its value is the median, with the median's interval."""
     p50 = percentile(samples_ms, 50)
+    middle = median_interval(samples_ms)
     return Figure(
         name,
         mode,
@@ -147,6 +156,34 @@ def latency_figure(name: str, mode: str, batch: int | None, samples_ms: Sequence
         "ms",
         len(samples_ms),
         percentile(samples_ms, 99),
+        percentile(samples_ms, 10),
+        middle.low,
+        middle.high,
+        labels or {},
+    )
+
+
+def interval_figure(
+    name: str,
+    mode: str,
+    batch: int | None,
+    found: Interval,
+    unit: str,
+    labels: Mapping[str, Any] | None = None,
+) -> Figure:
+    """A ratio, a rate or another number with its interval."""
+    return Figure(
+        name,
+        mode,
+        batch,
+        None,
+        None,
+        found.value,
+        unit,
+        found.n,
+        low=found.low,
+        high=found.high,
+        labels=labels or {},
     )
 
 

@@ -1,18 +1,50 @@
-"""The pipeline benchmark's arithmetic: shares, ratios and the table."""
+"""The pipeline benchmark's arithmetic: shares, paired ratios, verdicts, tables, plans."""
 
 from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from blockflow.bench import pipeline
-from blockflow.bench.pipeline import BLOCKS, WAYS, Sample, figures, start_figures, table, topology
+from blockflow.bench import pipeline_figures as pf
+from blockflow.bench.contenders import CONTENDERS, Model
+from blockflow.bench.in_process import Chain, Pipeline, example
+from blockflow.bench.kpi_reader import Counted
+from blockflow.bench.pipeline import BENCH, PIPELINE, QUICK, parse_args
+from blockflow.bench.pipeline_figures import Sample, Series
+from blockflow.bench.pipeline_ways import WAYS, block_names, in_process_sample, task_name, topology
+from blockflow.bench.results import Figure
+from blockflow.bench.worker_start import start_figures
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.engine.base import EngineOptions
+from blockflow.engine.echo import EchoEngine
+
+TAGS = {"engine": "exported", "precision": "fp32", "model": "digits"}
+CHAIN = Model("resnet50").chain(CONTENDERS["exported"], Path("blocks"))
 
 
-def sample(total: float, compute: float, overhead: float, edge: float = 0.0) -> Sample:
+def sample(total: float, compute: float, overhead: float = 0.0, edge: float = 0.0) -> Sample:
     """Four equal hops."""
     hop = (overhead / 2, 0.0, overhead / 2, compute)
     return Sample(total, (hop,) * 4, edge)
+
+
+def series(ratio: float, *, rows: int = 1, again: float = 1.0, precision: str = "fp32") -> Series:
+    """Twelve rounds on a machine that gets twice as slow; ``ratio``: tensormq to in-process."""
+    slow = [1 + i / 12 for i in range(12)]
+    latency = {
+        pf.IN_PROCESS: [sample(100 * s, 25 * s) for s in slow],
+        pf.AGAIN: [sample(100 * s * again, 25 * s) for s in slow],
+        pf.TENSORMQ: [sample(100 * s * ratio, 25 * s, 1.0) for s in slow],
+    }
+    return Series(rows, {**TAGS, "precision": precision}, latency)
+
+
+def by_name(figures: list[Figure]) -> dict[tuple[str, str], Figure]:
+    return {(f.name, f.mode): f for f in figures}
 
 
 def test_parts_of_a_sample() -> None:
@@ -20,44 +52,143 @@ def test_parts_of_a_sample() -> None:
     assert one.compute == 80.0
     assert one.hop_overhead == 4.0
     assert one.accounted == pytest.approx(0.97)
+    assert in_process_sample([1.0, 2.0]).accounted == 1.0
 
 
-def test_figures_pair_rounds() -> None:
-    # The machine is twice as slow in the second round: ratios don't see it.
-    samples = {way: [sample(110, 25, 2), sample(220, 50, 4)] for way in WAYS}
-    samples[WAYS[0]] = [sample(100, 25, 0), sample(200, 50, 0)]
-    found = {(f.name, f.mode): f for f in figures(8, samples)}
-    assert found[pipeline.RATIO, "tensormq"].value == pytest.approx(1.1)
-    assert found[pipeline.COMPUTE, "tensormq"].value == pytest.approx(1.0)
-    assert found[pipeline.HOP, "zeromq"].p90_ms == 4
-    assert (pipeline.HOP, WAYS[0]) not in found
-    assert found[pipeline.LATENCY, WAYS[0]].n == 2
+def test_ratios_are_paired_by_round() -> None:
+    found = by_name(series(1.04).figures())
+    ratio = found[pf.RATIO, pf.TENSORMQ]
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.04, 1.04, 1.04))
+    assert ratio.labels["verdict"] == "met"
+    assert found[pf.COMPUTE_RATIO, pf.TENSORMQ].value == pytest.approx(1.0)
+    assert found[pf.HOP, pf.TENSORMQ].p90_ms == 1.0
+    assert (pf.HOP, pf.IN_PROCESS) not in found
+    assert (pf.HOP, pf.AGAIN) not in found
+    assert found[pf.LATENCY, pf.IN_PROCESS].n == 12
 
 
-def test_table_has_a_row_per_batch_and_way() -> None:
-    samples = {way: [sample(110, 25, 2)] for way in WAYS}
-    found = [*figures(1, samples), *figures(8, samples)]
-    assert table(found).row_count == 2 * len(WAYS)
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(table(found))
-    assert "one-worker" in console.export_text()
+@pytest.mark.parametrize(
+    ("ratio", "rows", "again", "precision", "verdict"),
+    [
+        (1.06, 1, 1.0, "fp32", "missed"),
+        (1.06, 1, 1.02, "fp32", "within noise"),
+        (1.14, 1, 1.0, "bf16", "met"),
+        (1.04, 8, 1.0, "fp32", "missed"),
+        (1.02, 8, 1.0, "bf16", "met"),
+    ],
+)
+def test_aims_depend_on_batch_and_precision_and_noise(
+    ratio: float, rows: int, again: float, precision: str, verdict: str
+) -> None:
+    found = by_name(series(ratio, rows=rows, again=again, precision=precision).figures())
+    assert found[pf.RATIO, pf.TENSORMQ].labels["verdict"] == verdict
+
+
+def test_there_is_no_aim_for_what_nobody_asked() -> None:
+    found = by_name(series(1.5, rows=32).figures())
+    assert "verdict" not in found[pf.RATIO, pf.TENSORMQ].labels
+    assert "verdict" not in found[pf.RATIO, pf.AGAIN].labels
+
+
+def test_throughput_is_a_share_of_the_bound() -> None:
+    rates = {pf.BOUND: [20.0, 10.0, 20.0, 10.0, 20.0], pf.TENSORMQ: [19.8, 9.9, 19.8, 9.9, 19.8]}
+    found = by_name(Series(8, TAGS, rates=rates).figures())
+    ratio = found[pf.TO_BOUND, pf.TENSORMQ]
+    assert ratio.value == pytest.approx(0.99)
+    assert ratio.labels["verdict"] == "met"
+    assert found[pf.THROUGHPUT, pf.BOUND].value == 20.0
+    assert (pf.TO_BOUND, pf.BOUND) not in found
+
+
+def test_tables_show_every_way_and_the_aims() -> None:
+    one, load = series(1.04), series(1.3, rows=8)
+    one.counted = {pf.TENSORMQ: Counted(0.0, 2048.0)}
+    one.memory = {pf.IN_PROCESS: 100.0, pf.TENSORMQ: 180.0}
+    load.rates = {pf.BOUND: [20.0], pf.TENSORMQ: [19.0], pf.REPLICATED: [19.0]}
+    figures = [*one.figures(), *load.figures(), *start_figures(STARTS)]
+    assert len([r for r in pf.latency_grid(figures).rows if r]) == 6
+    assert len(pf.throughput_grid(figures).rows) == 3
+    assert [row[2] for row in pf.cost_grid(figures).rows] == [pf.TENSORMQ, pf.IN_PROCESS]
+    assert [row[-1] for row in pf.aim_grid(figures).rows] == [
+        *("met", "missed", "missed", "missed"),
+    ]
+    assert [row[0] for row in pf.start_grid(figures).rows] == [
+        f.name for f in start_figures(STARTS)
+    ]
+    for make in (pf.latency_grid, pf.throughput_grid, pf.cost_grid, pf.aim_grid):
+        (part,) = make(figures).split("engine")
+        assert part.title.endswith("exported")
+        out = io.StringIO()
+        Console(file=out, width=80).print(part.rich())
+        assert "…" not in out.getvalue(), "something is cut on a terminal of 80 columns"
+
+
+def test_what_could_not_run_is_said() -> None:
+    reason = "UNSUPPORTED_ENGINE: this CPU does not compute in 'bf16' under OpenVINO"
+    labels = {**TAGS, "engine": "openvino-bf16", "reason": reason}
+    missing = Figure(pf.NOT_RUN, "openvino-bf16", None, None, None, 0.0, "1", 0, labels=labels)
+    assert len(pf.missing_grid([missing]).rows) == 1
+    assert pf.remarks([missing]) == [f"openvino-bf16 was not run: {reason}"]
+    again = Figure.from_dict(json.loads(json.dumps(missing.to_dict())))
+    assert again == missing
+
+
+STARTS = [
+    {"start_ms": 300.0, "load_ms": 200.0, "uss_mib": 9.0},
+    {"start_ms": 500.0, "load_ms": 420.0, "uss_mib": 11.0},
+]
 
 
 def test_start_figures_leave_the_artifact_out() -> None:
-    ready, without, uss = start_figures(
-        [
-            {"start_ms": 300.0, "load_ms": 200.0, "uss_mib": 9.0},
-            {"start_ms": 500.0, "load_ms": 420.0, "uss_mib": 11.0},
-        ]
-    )
+    ready, without, uss = start_figures(STARTS)
     assert ready.value == 300.0
     assert without.p90_ms == 100.0
     assert uss.value == 11.0
 
 
-def test_topology_serves_the_same_blocks_three_ways() -> None:
-    wanted = topology()
-    assert set(wanted["tasks"]) == set(WAYS[1:])
-    assert {b["block"] for b in wanted["blocks"]} == set(BLOCKS)
-    assert sum(b.get("worker") == "one-worker" for b in wanted["blocks"]) == len(BLOCKS)
-    assert sum(b.get("mode") == "zeromq" for b in wanted["blocks"]) == len(BLOCKS)
+def test_topology_serves_the_same_blocks_every_way() -> None:
+    wanted = topology(CHAIN, (*WAYS, pf.REPLICATED), replicas=2)
+    assert set(wanted["tasks"]) == {task_name(w) for w in (*WAYS, pf.REPLICATED)}
+    blocks = {b["name"]: b for b in wanted["blocks"]}
+    assert {b["block"] for b in blocks.values()} == set(CHAIN.blocks)
+    assert all(b["threads"] == 1 for b in blocks.values())
+    for name in block_names(pf.ZEROMQ, CHAIN):
+        assert blocks[name]["mode"] == "zeromq"
+    for way, replicas in ((pf.ONE_WORKER, 1), (pf.REPLICATED, 2)):
+        mine = [blocks[name] for name in block_names(way, CHAIN)]
+        assert {b["worker"] for b in mine} == {task_name(way)}
+        assert {b.get("replicas", 1) for b in mine} == {replicas}
+
+
+def test_plans_follow_the_arguments() -> None:
+    assert parse_args([])[0] == BENCH
+    assert parse_args(["--all"])[0] == PIPELINE
+    assert parse_args(["--quick"])[0] == QUICK
+    plan, _ = parse_args(["--all", "--engines", "exported", "--batches", "8", "--rounds", "2"])
+    assert plan.engines == ("exported",)
+    assert plan.batches == {8: 2}
+    assert list(plan.loads) == [8]
+    assert parse_args(["--model", "digits", "--starts", "0"])[0].starts == 0
+    for wrong in (["--engines", "nonsense"], ["--rounds", "1,2"]):
+        with pytest.raises(SystemExit):
+            parse_args(wrong)
+
+
+def test_a_chain_names_its_contenders_blocks() -> None:
+    chain = Model("digits").chain(CONTENDERS["openvino-bf16"], Path("x"))
+    assert chain == Chain(Path("x"), ("pt2.block1", "pt2.block2", "pt2.block3"), "openvino", "bf16")
+
+
+def test_the_in_process_run_calls_the_engines_in_turn(tmp_path: Path) -> None:
+    spec = TensorSpec("float32", ("rows", 4))
+    info = BlockInfo("echo", "1", "0" * 64, "echo", Contract(spec, spec), 0, 0)
+    artifact = tmp_path / "artifact"
+    artifact.write_text('{"still": true}')
+    engines = [EchoEngine(info, EngineOptions()) for _ in range(3)]
+    for engine in engines:
+        engine.load(artifact)
+    pipeline = Pipeline(engines)
+    assert len(pipeline.run(2)) == 3
+    assert pipeline.rate(2, 0.0) > 0
+    assert example(spec, 2).shape == (2, 4)
+    assert (example(spec, 2) == example(spec, 2)).all()

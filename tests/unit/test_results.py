@@ -6,7 +6,6 @@ import io
 import json
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from blockflow.bench.results import (
@@ -15,18 +14,10 @@ from blockflow.bench.results import (
     figure_table,
     fingerprint,
     latency_figure,
-    percentile,
+    make_command,
 )
 
 REQUIRED = {"name", "mode", "batch", "p50_ms", "p90_ms", "value", "unit", "n", "machine"}
-
-
-def test_percentiles_are_samples_by_nearest_rank() -> None:
-    samples = [float(x) for x in range(100, 0, -1)]
-    assert [percentile(samples, p) for p in (0, 50, 90, 99, 100)] == [1, 50, 90, 99, 100]
-    assert percentile([3.0], 99) == 3.0
-    with pytest.raises(ValueError, match="no samples"):
-        percentile([], 50)
 
 
 def test_a_latency_figure_tells_its_median_and_tail() -> None:
@@ -68,3 +59,8 @@ def test_the_table_shows_every_figure() -> None:
     Console(file=out, width=100).print(figure_table("bench", figures))
     assert "zeromq" in out.getvalue()
     assert "1.500" in out.getvalue()
+
+
+def test_the_command_is_one_that_can_be_typed() -> None:
+    assert make_command("bench", []) == "make bench"
+    assert make_command("bench", ["--rounds", "3"]) == "make bench ARGS='--rounds 3'"

@@ -64,9 +64,12 @@ def separate_topology() -> dict[str, Any]:
 
 
 def one_worker_topology(topology: Mapping[str, Any], worker: str) -> dict[str, Any]:
-    """The given blocks and tasks with all blocks hosted by one process."""
+    """The given blocks and tasks with all blocks hosted by one process.
+
+    With one thread, as each of several workers has: alone it would be planned all cores.
+    """
     blocks = [{"name": b} if isinstance(b, str) else dict(b) for b in topology["blocks"]]
-    return {**topology, "blocks": [{**b, "worker": worker} for b in blocks]}
+    return {**topology, "blocks": [{**b, "worker": worker, "threads": 1} for b in blocks]}
 
 
 def state_bytes(repository: BlockRepository, names: tuple[str, ...]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockflow.bench.demo.data import TASKS, Images, Labels, labels
-from blockflow.bench.results import percentile
+from blockflow.bench.statistics import percentile
 from blockflow.client import Client
 from blockflow.client.collector import BlockMeans
 from blockflow.client.generator import TaskGenerator

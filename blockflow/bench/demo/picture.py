@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from blockflow.bench.canvas import new_page, save_page
 from blockflow.bench.demo.data import TASKS
 from blockflow.bench.demo.measure import Deployment
 from blockflow.bench.demo.report import MIB, block_means
-from blockflow.bench.results import percentile
-from blockflow.core.errors import make_error
+from blockflow.bench.statistics import percentile
 
 PARTS = (
     ("transit_ms", "on the way", "#bdbdbd"),
@@ -37,18 +37,7 @@ def draw(deployments: Sequence[Deployment], machine: str, path: Path) -> None:
     Raises:
         SystemError_: MISSING_EXTRA when matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise make_error(
-            "MISSING_EXTRA",
-            "the picture is drawn by matplotlib, which is not installed",
-            hint="pip install 'blockflow[demo]'",
-        ) from exc
-    # No pyplot: it keeps figures in global state and looks for a display.
-    figure = Figure(figsize=(12, 8.4), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_page(12, 8.4)
     axes = figure.subplots(2, 2)
     _accuracy(axes[0][0], deployments[0])
     _latency(axes[0][1], deployments[0])
@@ -58,8 +47,7 @@ def draw(deployments: Sequence[Deployment], machine: str, path: Path) -> None:
         ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle("BlockFlow: three tasks from one shared trunk", fontsize=15, fontweight="bold")
     figure.supxlabel(machine, fontsize=8, color="#666666")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save_page(figure, path)
 
 
 def _accuracy(ax: Any, modular: Deployment) -> None:

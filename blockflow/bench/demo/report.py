@@ -9,7 +9,8 @@ from rich.table import Table
 
 from blockflow.bench.demo.data import TASKS
 from blockflow.bench.demo.measure import IN_FLIGHT, Deployment, Memory
-from blockflow.bench.results import Figure, latency_figure, percentile
+from blockflow.bench.results import Figure, latency_figure
+from blockflow.bench.statistics import percentile
 from blockflow.client.collector import BlockMeans
 
 MIB = 2**20

@@ -1,0 +1,35 @@
+"""A blank page for plots, by matplotlib, which is an optional package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from blockflow.core.errors import make_error
+
+
+def new_page(width: float, height: float, dpi: int = 120) -> Any:
+    """An empty matplotlib figure of so many inches that needs no display.
+
+    Raises:
+        SystemError_: MISSING_EXTRA when matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise make_error(
+            "MISSING_EXTRA",
+            "the picture is drawn by matplotlib, which is not installed",
+            hint="pip install 'blockflow[demo]'",
+        ) from exc
+    # No pyplot: it keeps figures in global state and looks for a display.
+    page = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    FigureCanvasAgg(page)
+    return page
+
+
+def save_page(page: Any, path: Path) -> None:
+    """Write a PNG without a date or version in it, so that the same plot is the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.savefig(path, metadata={"Software": None})

@@ -1,0 +1,134 @@
+"""Contenders: the engines that ``make bench-pipeline`` compares, and the blocks that each needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockflow.bench.in_process import Chain
+from blockflow.core.engines import ENGINES, Selection
+from blockflow.core.errors import BlockFlowError, from_dict, make_error
+from blockflow.engine.registry import host_misfit
+from blockflow.engine.workshop import EngineWorkshop
+from blockflow.launch.environment import child_command, child_environment
+from blockflow.repository.convert import convert_block
+from blockflow.repository.export import export_model
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import load_model
+from blockflow.repository.zoo.catalog import ZOO
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """An engine at a precision.
+
+    Attributes:
+        label: how tables and ``--engines`` call it.
+        engine, precision: as a topology says them.
+        format: of the reference artifact.
+    """
+
+    label: str
+    engine: str
+    precision: str = "fp32"
+    format: str = "pt2"
+
+    @property
+    def prefix(self) -> str:
+        """Of its blocks' names in the repository: artifacts of different formats lie apart."""
+        return self.format
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    c.label: c
+    for c in (
+        Contender("torchscript", "torchscript", format="torchscript-traced"),
+        Contender("exported", "exported"),
+        Contender("onnxruntime", "onnxruntime"),
+        Contender("openvino", "openvino"),
+        Contender("openvino-bf16", "openvino", "bf16"),
+        Contender("compiled", "compiled"),
+    )
+}
+USUAL = ("torchscript", "exported", "onnxruntime", "openvino", "openvino-bf16")
+"""Without ``compiled``, which takes minutes and a C++ compiler to prepare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A zoo model in blocks; ``blocks`` without a contender's prefix."""
+
+    name: str
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(f"block{i + 1}" for i in range(len(ZOO[self.name].cuts) + 1))
+
+    def chain(self, contender: Contender, root: Path) -> Chain:
+        """What its in-process run loads."""
+        names = tuple(f"{contender.prefix}.{b}" for b in self.blocks)
+        return Chain(root, names, contender.engine, contender.precision)
+
+
+def prepare_apart(model: Model, contender: Contender, root: Path) -> BlockFlowError | None:
+    """:func:`prepare` in a process of its own, so that this one neither computes nor compiles."""
+    done = subprocess.run(
+        child_command("blockflow.bench.contenders", model.name, contender.label, str(root)),
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return make_error("EXPORT_FAILED", f"preparing the blocks ended: {done.returncode}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return from_dict(answer) if answer else None
+
+
+def prepare(model: Model, contender: Contender, root: Path) -> BlockFlowError | None:
+    """Make what ``contender`` loads, once; the reason when it cannot run here.
+
+    The weights are random but seeded: they do not matter for the time, and all have the same.
+    """
+    repository = BlockRepository(root)
+    chain = model.chain(contender, root)
+    missing = sorted(set(chain.blocks) - set(repository.names()))
+    try:
+        if missing:
+            export_model(
+                load_model(model.name, seed=0),
+                repository,
+                names=chain.blocks,
+                cuts=ZOO[model.name].cuts,
+                format=contender.format,
+            )
+        for name in chain.blocks:
+            stored = repository.info(name)
+            # Asked first: converting takes long, and would be for nothing.
+            wanted = Selection(contender.engine, contender.precision, {}, None)
+            misfit = host_misfit(stored, wanted)
+            if misfit is not None:
+                return misfit
+            kinds = ENGINES[contender.engine].files[contender.precision]
+            if stored.format not in kinds and kinds[0] not in stored.variants:
+                convert_block(repository, name, kinds[0], EngineWorkshop())
+    except BlockFlowError as e:
+        return e
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare one contender's blocks; the last line of stdout is the error, or ``{}``."""
+    model, label, root = argv or sys.argv[1:]
+    problem = prepare(Model(model), CONTENDERS[label], Path(root))
+    sys.stdout.write("\n" + json.dumps(problem.to_dict() if problem else {}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,99 @@
+"""Grid: a table of figures once, shown by rich on a terminal and as Markdown in a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+BREAK: tuple[str, ...] = ()
+"""A row that parts sections on a terminal; a document shows none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of texts.
+
+    Attributes:
+        title: one line.
+        heads: of the columns; those in ``left`` are aligned left, numbers right.
+        rows: as long as ``heads``, or ``BREAK``.
+        left: heads of the columns that hold text.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    left: frozenset[str] = field(default_factory=frozenset)
+
+    def split(self, head: str) -> list[Grid]:
+        """A grid per value of a column, which goes into the title: narrower, for terminals."""
+        at = self.heads.index(head)
+        parts: dict[str, list[tuple[str, ...]]] = {}
+        value = ""
+        for row in self.rows:
+            value = row[at] if row else value
+            parts.setdefault(value, []).append(row[:at] + row[at + 1 :])
+        heads = self.heads[:at] + self.heads[at + 1 :]
+        return [
+            Grid(f"{self.title}: {value}", heads, rows[:-1] if not rows[-1] else rows, self.left)
+            for value, rows in parts.items()
+        ]
+
+    def rich(self) -> Table:
+        """For a console."""
+        table = Table(
+            title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0
+        )
+        for head in self.heads:
+            justify: Literal["left", "right"] = "left" if head in self.left else "right"
+            table.add_column(head, justify=justify, no_wrap=True)
+        for row in self.rows:
+            if row:
+                table.add_row(*row)
+            else:
+                table.add_section()
+        return table
+
+    def markdown(self) -> str:
+        """For a document; without the title."""
+        rule = ["---" if head in self.left else "--:" for head in self.heads]
+        rows = [list(self.heads), rule, *(list(row) for row in self.rows if row)]
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds with three digits that mean something; '' for None."""
+    return "" if value is None else digits(value)
+
+
+def digits(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+
+
+def bounds(low: float | None, high: float | None) -> str:
+    """An interval, as ``0.98-1.04``."""
+    return "" if low is None or high is None else f"{digits(low)}-{digits(high)}"
+
+
+def with_bounds(value: float, low: float | None, high: float | None, places: int = 3) -> str:
+    """A number with its interval: ``1.021 (0.98-1.04)``."""
+    text, interval = f"{value:.{places}f}", bounds(low, high)
+    return f"{text} ({interval})" if interval else text
+
+
+def size_text(count: int) -> str:
+    """Bytes as a person names them: ``16 KiB``, ``100 MiB``."""
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count} B"

@@ -1,0 +1,321 @@
+"""From the samples of the pipeline benchmark to figures, tables and verdicts. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blockflow.bench.calibration import NAME as CALIBRATION
+from blockflow.bench.calibration import steadiness_of
+from blockflow.bench.grid import BREAK, Grid, bounds, digits, ms, size_text, with_bounds
+from blockflow.bench.kpi_reader import Counted
+from blockflow.bench.results import Figure, interval_figure, latency_figure
+from blockflow.bench.statistics import judge, median_interval, noise_of, ratio_interval
+
+IN_PROCESS, AGAIN = "in-process", "in-process, again"
+TENSORMQ, ZEROMQ, ONE_WORKER = "tensormq", "zeromq", "one-worker"
+REPLICATED, BOUND = "replicated", "bound"
+"""Under load: one worker with all blocks per core; as many in-process pipelines as cores."""
+
+
+LATENCY = "latency"
+COMPUTE = "compute"
+HOP = "overhead per hop"
+RATIO = "latency to in-process"
+COMPUTE_RATIO = "compute to in-process"
+ACCOUNTED = "accounted share"
+COPIES = "copies per hop"
+BYTES = "bytes per hop"
+MEMORY = "memory (PSS)"
+THROUGHPUT = "throughput"
+TO_BOUND = "throughput to bound"
+NOT_RUN = "not run"
+
+_LOW_PRECISION_AIM = 1.15
+_AIMS: Mapping[tuple[str, int], float] = {
+    (TENSORMQ, 1): 1.05,
+    (TENSORMQ, 8): 1.03,
+    (ONE_WORKER, 1): 1.02,
+    (ONE_WORKER, 8): 1.02,
+}
+"""Most that a way may take of the in-process time, by way and rows, at fp32."""
+
+_THROUGHPUT_AIM = 0.97
+_SHORT = {RATIO: "latency", TO_BOUND: "throughput"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One inference, in milliseconds.
+
+    Attributes:
+        total: end to end, by the caller's clock.
+        hops: (transit, wait, overhead, compute) per block.
+        edge: the Dispatcher's own share and the way of the result back to it.
+    """
+
+    total: float
+    hops: tuple[tuple[float, float, float, float], ...]
+    edge: float = 0.0
+
+    @property
+    def compute(self) -> float:
+        """All forwards together."""
+        return sum(h[3] for h in self.hops)
+
+    @property
+    def hop_overhead(self) -> float:
+        """Mean over the hops of transit + overhead."""
+        return statistics.fmean(t + o for t, _, o, _ in self.hops)
+
+    @property
+    def accounted(self) -> float:
+        """Share of the end-to-end time that the stamped parts add up to.
+
+        What is missing is the way between the client and the Dispatcher.
+        """
+        return (sum(sum(h) for h in self.hops) + self.edge) / self.total
+
+
+@dataclass(slots=True)
+class Series:
+    """All that was measured of one engine with one batch size.
+
+    Attributes:
+        rows: per request.
+        latency: way -> samples, one per round, side by side.
+        rates: way -> rows per second, one per round.
+        counted: way -> copies and bytes per hop.
+        memory: way -> MiB.
+        tags: labels of every figure: engine, precision, model.
+    """
+
+    rows: int
+    tags: Mapping[str, Any]
+    latency: dict[str, list[Sample]] = field(default_factory=dict)
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    counted: dict[str, Counted] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def noise(self) -> float:
+        """How far the in-process way seemed to be from itself."""
+        if AGAIN not in self.latency:
+            return 0.0
+        return noise_of(ratio_interval(*self._totals(AGAIN)))
+
+    def figures(self) -> list[Figure]:
+        out: list[Figure] = []
+        for way in self.latency:
+            out += self._latency(way)
+        for way, rates in self.rates.items():
+            found = median_interval(rates)
+            out.append(interval_figure(THROUGHPUT, way, self.rows, found, "1/s", self.tags))
+            if way != BOUND and BOUND in self.rates:
+                ratio = ratio_interval(self.rates[BOUND], rates)
+                labels = {**self.tags, "goal": _THROUGHPUT_AIM, "at_least": True}
+                labels["verdict"] = str(judge(ratio, _THROUGHPUT_AIM, at_least=True))
+                out.append(interval_figure(TO_BOUND, way, self.rows, ratio, "x", labels))
+        for way, count in self.counted.items():
+            for name, value, unit in ((COPIES, count.copies, "1"), (BYTES, count.bytes, "B")):
+                out.append(
+                    Figure(name, way, self.rows, None, None, value, unit, 1, labels=self.tags)
+                )
+        for way, mib in self.memory.items():
+            out.append(Figure(MEMORY, way, self.rows, None, None, mib, "MiB", 1, labels=self.tags))
+        return out
+
+    def _latency(self, way: str) -> list[Figure]:
+        rows, tags, runs = self.rows, self.tags, self.latency[way]
+        out = [
+            latency_figure(LATENCY, way, rows, [s.total for s in runs], tags),
+            latency_figure(COMPUTE, way, rows, [s.compute for s in runs], tags),
+        ]
+        if way == IN_PROCESS:
+            return out
+        # Paired by round: both sides of a ratio saw the same state of the machine.
+        found = ratio_interval(*self._totals(way))
+        labels = dict(tags)
+        goal = _AIMS.get((way, rows))
+        if goal is not None:
+            if tags.get("precision") == "bf16" and way == TENSORMQ and rows == 1:
+                goal = _LOW_PRECISION_AIM
+            labels |= {"goal": goal, "verdict": str(judge(found, goal, self.noise))}
+        labels["noise"] = self.noise
+        out.append(interval_figure(RATIO, way, rows, found, "x", labels))
+        if way == AGAIN:
+            return out
+        base = [s.compute for s in self.latency[IN_PROCESS]]
+        compute = ratio_interval(base, [s.compute for s in runs])
+        share = median_interval([s.accounted for s in runs])
+        return [
+            *out,
+            latency_figure(HOP, way, rows, [s.hop_overhead for s in runs], tags),
+            interval_figure(COMPUTE_RATIO, way, rows, compute, "x", tags),
+            interval_figure(ACCOUNTED, way, rows, share, "x", tags),
+        ]
+
+    def _totals(self, way: str) -> tuple[list[float], list[float]]:
+        base = [s.total for s in self.latency[IN_PROCESS]]
+        return base, [s.total for s in self.latency[way]]
+
+
+class Book:
+    """Figures by name, engine, batch and way, for tables."""
+
+    def __init__(self, figures: Iterable[Figure]) -> None:
+        self.figures = list(figures)
+        self._by = {(f.name, engine_of(f), f.batch, f.mode): f for f in self.figures}
+
+    def at(self, name: str, engine: str, rows: int | None, way: str) -> Figure | None:
+        return self._by.get((name, engine, rows, way))
+
+    def rows_of(self, name: str) -> list[tuple[str, int, str]]:
+        """(engine, rows, way) of every figure of a name, in the order of their measurement."""
+        found = (
+            (engine_of(f), f.batch, f.mode)
+            for f in self.figures
+            if f.name == name and f.batch is not None
+        )
+        return list(dict.fromkeys(found))
+
+
+def engine_of(figure: Figure) -> str:
+    return str(figure.labels.get("engine", ""))
+
+
+def latency_grid(found: Iterable[Figure]) -> Grid:
+    """One row per engine, batch size and way."""
+    book = Book(found)
+    rows: list[tuple[str, ...]] = []
+    last: tuple[str, int] | None = None
+    for engine, batch, way in book.rows_of(LATENCY):
+        if last is not None and last != (engine, batch):
+            rows.append(BREAK)
+        last = (engine, batch)
+        latency, hop = book.at(LATENCY, engine, batch, way), book.at(HOP, engine, batch, way)
+        ratio = book.at(RATIO, engine, batch, way)
+        compute = book.at(COMPUTE_RATIO, engine, batch, way)
+        share = book.at(ACCOUNTED, engine, batch, way)
+        rows.append(
+            (
+                engine,
+                str(batch),
+                way,
+                ms(latency.p50_ms if latency else None),
+                ms(latency.p90_ms if latency else None),
+                ms(hop.p50_ms if hop else None),
+                _ratio(ratio),
+                f"{compute.value:.3f}" if compute else "",
+                f"{share.value:.3f}" if share else "",
+                str(latency.n) if latency else "",
+            )
+        )
+    times = ("p50", "p90", "hop")
+    heads = ("engine", "rows", "way", *times, "total x (95%)", "comp.", "parts", "n")
+    return Grid("Latency, one request at a time, ms", heads, rows, frozenset({"engine", "way"}))
+
+
+def throughput_grid(found: Iterable[Figure]) -> Grid:
+    """Requests outstanding all the time, beside as many in-process pipelines as cores."""
+    book = Book(found)
+    rows = []
+    for engine, batch, way in book.rows_of(THROUGHPUT):
+        rate, ratio = book.at(THROUGHPUT, engine, batch, way), book.at(TO_BOUND, engine, batch, way)
+        if rate is None:
+            continue
+        rows.append(
+            (
+                engine,
+                str(batch),
+                way,
+                digits(rate.value),
+                bounds(rate.low, rate.high),
+                _ratio(ratio),
+                str(rate.n),
+            )
+        )
+    heads = ("engine", "rows", "way", "rows/s", "95%", "of the bound (95%)", "n")
+    return Grid("Throughput, 8 requests outstanding", heads, rows, frozenset({"engine", "way"}))
+
+
+def cost_grid(found: Iterable[Figure]) -> Grid:
+    """What the workers count, and what they weigh."""
+    book = Book(found)
+    rows = []
+    seen = [*book.rows_of(COPIES), *book.rows_of(MEMORY)]
+    for engine, batch, way in dict.fromkeys(seen):
+        copies, sent = book.at(COPIES, engine, batch, way), book.at(BYTES, engine, batch, way)
+        memory = book.at(MEMORY, engine, batch, way)
+        rows.append(
+            (
+                engine,
+                str(batch),
+                way,
+                digits(copies.value) if copies else "",
+                size_text(round(sent.value)) if sent else "",
+                f"{memory.value:.0f}" if memory else "",
+            )
+        )
+    heads = ("engine", "rows", "way", "copies/hop", "bytes/hop", "PSS MiB")
+    return Grid("Copies and bytes per hop; memory", heads, rows, frozenset({"engine", "way"}))
+
+
+def aim_grid(found: Iterable[Figure]) -> Grid:
+    """The aims and what this run says of them."""
+    rows = []
+    for f in found:
+        if "verdict" not in f.labels:
+            continue
+        sign = ">=" if f.labels.get("at_least") else "<="
+        noise = f.labels.get("noise")
+        rows.append(
+            (
+                engine_of(f),
+                str(f.batch),
+                f"{f.mode}: {_SHORT[f.name]}",
+                f"{f.value:.3f}",
+                bounds(f.low, f.high),
+                f"{sign} {f.labels['goal']:g}",
+                "" if noise is None else f"{noise:.1%}",
+                str(f.labels["verdict"]),
+            )
+        )
+    heads = ("engine", "rows", "aim", "measured", "95%", "goal", "noise", "verdict")
+    return Grid("Aims", heads, rows, frozenset({"engine", "aim", "verdict"}))
+
+
+def _ratio(figure: Figure | None) -> str:
+    return "" if figure is None else with_bounds(figure.value, figure.low, figure.high)
+
+
+def start_grid(found: Sequence[Figure]) -> Grid:
+    """One more worker, and a bare message: figures without a batch size."""
+    rows = []
+    for f in found:
+        if f.batch is not None or f.labels.get("engine") or f.name == CALIBRATION:
+            continue
+        first = f.p50_ms if f.unit == "ms" else None
+        last = f.p90_ms if f.unit == "ms" else f.value
+        unit = f.unit
+        rows.append((f.name, ms(first), ms(last), unit, str(f.n)))
+    heads = ("figure", "p50", "p90 or largest", "unit", "n")
+    return Grid("One more worker; a bare message", heads, rows, frozenset({"figure", "unit"}))
+
+
+def missing_grid(found: Iterable[Figure]) -> Grid:
+    """The engines that could not run here, and why."""
+    rows = [(f.mode, str(f.labels["reason"])) for f in found if f.name == NOT_RUN]
+    heads = ("engine", "not run here")
+    return Grid("Not run", heads, rows, frozenset(heads))
+
+
+def remarks(found: Sequence[Figure]) -> list[str]:
+    """What a reader must know beside the tables."""
+    out = [f"{engine} was not run: {why}" for engine, why in missing_grid(found).rows]
+    steady = steadiness_of(found)
+    if steady is not None:
+        out.append(steady.sentence())
+    return out

@@ -1,0 +1,91 @@
+"""The ways that a chain of blocks is run, and one inference on each of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blockflow.bench.in_process import Chain
+from blockflow.bench.pipeline_figures import ONE_WORKER, REPLICATED, TENSORMQ, ZEROMQ, Sample
+from blockflow.client import Client, Result
+from blockflow.client.pending import PendingRequest
+
+WAYS = (TENSORMQ, ZEROMQ, ONE_WORKER)
+"""In workers: one process per block with handles, the same with whole tensors, all in one."""
+
+OUTSTANDING = 8
+_DEADLINE_S = 60.0
+
+
+def block_names(way: str, chain: Chain) -> list[str]:
+    """The chain's blocks as the topology calls them on this way."""
+    return [f"{task_name(way)}.{b}" for b in chain.blocks]
+
+
+def task_name(way: str) -> str:
+    return way.replace(", ", "-")
+
+
+def topology(chain: Chain, ways: Sequence[str], replicas: int = 1) -> dict[str, Any]:
+    """All ways side by side in one system: the same artifacts under a set of names for each.
+
+    ``replicas`` is how often ``REPLICATED`` has its worker.
+    """
+    blocks: list[dict[str, Any]] = []
+    tasks: dict[str, Any] = {}
+    for way in ways:
+        names = block_names(way, chain)
+        tasks[task_name(way)] = {"path": names, "deadline_ms": int(_DEADLINE_S * 1e3)}
+        for name, block in zip(names, chain.blocks, strict=True):
+            spec: dict[str, Any] = {
+                "name": name,
+                "block": block,
+                "threads": chain.threads,
+                "engine": chain.engine,
+                "precision": chain.precision,
+            }
+            if way == ZEROMQ:
+                spec["mode"] = "zeromq"
+            if way in (ONE_WORKER, REPLICATED):
+                spec["worker"] = task_name(way)
+            if way == REPLICATED:
+                spec["replicas"] = replicas
+            blocks.append(spec)
+    return {"blocks": blocks, "tasks": tasks}
+
+
+def in_process_sample(ms: Sequence[float]) -> Sample:
+    """Blocks called in turn: computing is all there is."""
+    return Sample(sum(ms), tuple((0.0, 0.0, 0.0, m) for m in ms))
+
+
+def run_once(client: Client, way: str, x: np.ndarray) -> Sample:
+    """One request, alone in the system."""
+    start = time.monotonic_ns()
+    result: Result = client.infer(task_name(way), x)
+    total = (time.monotonic_ns() - start) / 1e6
+    hops = tuple((t.transit_ms, t.wait_ms, t.overhead_ms, t.compute_ms) for t in result.timings)
+    return Sample(total, hops, result.ingress_ms + result.egress_ms)
+
+
+def run_many(client: Client, way: str, x: np.ndarray, seconds: float) -> float:
+    """Rows per second with ``OUTSTANDING`` requests under way all the time.
+
+    Counted between the first answer and the last one that had successors under way, so that
+    neither the filling nor the emptying of the pipeline counts.
+    """
+    waiting: deque[PendingRequest[Any]] = deque(
+        client.submit(task_name(way), x) for _ in range(OUTSTANDING)
+    )
+    answered: list[float] = []
+    end = time.monotonic() + seconds
+    while waiting:
+        waiting.popleft().result()
+        if len(answered) < 2 or time.monotonic() < end:
+            answered.append(time.monotonic())
+            waiting.append(client.submit(task_name(way), x))
+    return len(x) * (len(answered) - 1) / (answered[-1] - answered[0])

@@ -1,0 +1,173 @@
+"""``make bench-plots``: pictures of what the benchmarks have written to their result files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from blockflow.bench.canvas import new_page, save_page
+from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM, WAYS
+from blockflow.bench.grid import size_text
+from blockflow.bench.hop_figures import BARE, BASELINES, HOP
+from blockflow.bench.pipeline_figures import (
+    BOUND,
+    ONE_WORKER,
+    RATIO,
+    TENSORMQ,
+    THROUGHPUT,
+    Book,
+)
+from blockflow.bench.results import Figure, ResultFile
+
+_COLOURS = ("#17779b", "#5a4a78", "#6a994e", "#f2b134", "#e4572e", "#bdbdbd", "#7f7f7f")
+_DPI = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture: its file's name, the result file that it shows, and who draws it."""
+
+    name: str
+    results: str
+    draw: Callable[[Sequence[Figure]], Any]
+
+
+def draw_hops(found: Sequence[Figure]) -> Any:
+    """Left: one hop by size and way, warm. Right: the hop by handle in all conditions."""
+    page = new_page(10, 4.2, _DPI)
+    left, right = page.subplots(1, 2, width_ratios=(3, 2))
+    by = {(f.mode, f.labels["condition"], f.labels["bytes"]): f for f in found if f.name == HOP}
+    sizes = sorted({size for _, _, size in by if size})
+    names = [*(w.name for w in WAYS), *BASELINES]
+    for name, colour in zip(names, _COLOURS, strict=True):
+        points = [(s, by[name, WARM, s]) for s in sizes if (name, WARM, s) in by]
+        if points:
+            xs = [s for s, _ in points]
+            left.plot(xs, [f.p50_ms for _, f in points], "o-", color=colour, label=name, ms=3)
+            lows, highs = [f.p10_ms for _, f in points], [f.p90_ms for _, f in points]
+            left.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    bare = by.get((BARE, WARM, 0))
+    if bare is not None:
+        left.axhline(bare.p50_ms, color="black", linestyle=":", linewidth=1, label=BARE)
+    left.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="ms per hop, warm")
+    left.set_xticks(sizes, [size_text(s) for s in sizes], rotation=45, fontsize=7)
+    left.minorticks_off()
+    left.legend(fontsize=7, frameon=False)
+    for condition, colour in zip(CONDITIONS, _COLOURS, strict=False):
+        points = [(s, by[k]) for s in sizes if (k := (HANDLES.name, condition, s)) in by]
+        xs = [s for s, _ in points]
+        label = f"handle, {condition}"
+        right.plot(xs, [f.p50_ms for _, f in points], "o-", color=colour, label=label, ms=3)
+        bare = by.get((BARE, condition, 0))
+        if bare is not None:
+            right.axhline(bare.p50_ms, color=colour, linestyle=":", label=f"bare, {condition}")
+    right.set(xscale="log", xlabel="size of the tensor", ylabel="ms per hop")
+    right.set_ylim(bottom=0)
+    right.set_xticks(sizes, [size_text(s) for s in sizes], rotation=45, fontsize=7)
+    right.minorticks_off()
+    right.legend(fontsize=7, frameon=False, loc="lower right", ncols=3)
+    return _tidy(page)
+
+
+def draw_ratios(found: Sequence[Figure]) -> Any:
+    """Latency of the ways in workers as a multiple of the in-process sum, per engine and batch."""
+    page = new_page(10, 3.8, _DPI)
+    ax = page.subplots()
+    book = Book(found)
+    ways = [w for w in (TENSORMQ, ONE_WORKER) if any(w == way for _, _, way in book.rows_of(RATIO))]
+    places = list(dict.fromkeys((engine, rows) for engine, rows, _ in book.rows_of(RATIO)))
+    for i, (way, colour) in enumerate(zip(ways, _COLOURS, strict=False)):
+        for at, (engine, rows) in enumerate(places):
+            figure = book.at(RATIO, engine, rows, way)
+            if figure is None:
+                continue
+            x = at + (i - (len(ways) - 1) / 2) * 0.25
+            low, high = figure.low or figure.value, figure.high or figure.value
+            ax.plot([x, x], [low, high], color=colour, linewidth=2, alpha=0.5)
+            ax.plot([x], [figure.value], "o", color=colour, label=way if at == 0 else None)
+    ax.axhline(1.0, color="black", linestyle=":", linewidth=1)
+    ax.set_xticks(range(len(places)), _places(places), fontsize=7)
+    ax.set_ylabel("x in-process (95%)")
+    ax.legend(fontsize=8, frameon=False)
+    return _tidy(page)
+
+
+def draw_throughput(found: Sequence[Figure]) -> Any:
+    """Rows per second beside the bound, per engine and batch."""
+    page = new_page(10, 3.8, _DPI)
+    ax = page.subplots()
+    book = Book(found)
+    keys = book.rows_of(THROUGHPUT)
+    ways = sorted({way for _, _, way in keys}, key=lambda way: (way != BOUND, way))
+    places = list(dict.fromkeys((engine, rows) for engine, rows, _ in keys))
+    width = 0.8 / max(1, len(ways))
+    for i, (way, colour) in enumerate(zip(ways, ("#bdbdbd", *_COLOURS), strict=False)):
+        values = [book.at(THROUGHPUT, engine, rows, way) for engine, rows in places]
+        xs = [at + (i - (len(ways) - 1) / 2) * width for at in range(len(places))]
+        heights = [0.0 if f is None else f.value for f in values]
+        bars = ax.bar(xs, heights, width, color=colour, label=way)
+        ax.bar_label(bars, labels=[f"{h:.3g}" if h else "" for h in heights], fontsize=6)
+    ax.set_xticks(range(len(places)), _places(places), fontsize=7)
+    ax.set_ylabel("rows/s")
+    ax.legend(fontsize=8, frameon=False)
+    return _tidy(page)
+
+
+def _places(places: Sequence[tuple[str, int]]) -> list[str]:
+    return [f"{engine}\n{rows} row{'s' * (rows > 1)}" for engine, rows in places]
+
+
+def _tidy(page: Any) -> Any:
+    for ax in page.axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25, axis="y")
+        ax.set_axisbelow(True)
+    return page
+
+
+PLOTS: Mapping[str, Plot] = {
+    p.name: p
+    for p in (
+        Plot("hops.png", "hops.jsonl", draw_hops),
+        Plot("pipeline.png", "pipeline.jsonl", draw_ratios),
+        Plot("throughput.png", "pipeline.jsonl", draw_throughput),
+    )
+}
+"""A further benchmark adds its picture here."""
+
+
+def draw_all(results: Path, out: Path) -> Iterable[Path]:
+    """Draw what there are results for; the files that were written.
+
+    Raises:
+        SystemError_: MISSING_EXTRA without matplotlib.
+    """
+    for plot in PLOTS.values():
+        file = ResultFile(results / plot.results, plot.results)
+        if file.path.exists():
+            save_page(plot.draw([Figure.from_dict(line) for line in file.read()]), out / plot.name)
+            yield out / plot.name
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.plots", description=__doc__)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of figures")
+    parser.add_argument("--out", type=Path, help="folder for the pictures (default: the same)")
+    args = parser.parse_args(argv)
+    console = Console()
+    drawn = list(draw_all(args.results, args.out or args.results))
+    for path in drawn:
+        console.print(str(path), highlight=False)
+    if not drawn:
+        console.print(f"no figures in {args.results}/: run a benchmark first", highlight=False)
+    return 0 if drawn else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

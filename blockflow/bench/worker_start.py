@@ -1,0 +1,56 @@
+"""One more worker: how soon it is there, and how big it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from blockflow.bench.results import Figure, latency_figure
+from blockflow.control.system import System
+from blockflow.launch.process_kpi import private_and_shared
+from blockflow.repository.repository import BlockRepository
+
+READY, READY_WITHOUT_LOAD, USS = (
+    "worker ready",
+    "worker ready but for artifact load",
+    "worker USS without state",
+)
+
+
+def measure_start(
+    system: System, base: Mapping[str, Any], blocks: Sequence[str], count: int
+) -> list[dict[str, float]]:
+    """Add one worker at a time for one more of ``blocks`` to the topology ``base``.
+
+    ``start_ms`` runs from the order to launch until Ready; ``load_ms`` is the artifact's share;
+    ``uss_mib`` the private memory of the idle process beyond its block's parameters and buffers.
+    """
+    out = []
+    repository = BlockRepository(system.settings.repository)
+    for i in range(count):
+        block = blocks[i % len(blocks)]
+        name = f"extra{i}"
+        extra = {"name": name, "block": block, "threads": 1}
+        system.apply({**base, "blocks": [*base["blocks"], extra]})
+        worker = next(w for w in system.status()["workers"] if w["worker"] == name)
+        uss, _ = private_and_shared(worker["pid"])
+        out.append(
+            {
+                "start_ms": worker["start_ms"],
+                "load_ms": worker["load_ms"],
+                "uss_mib": (uss - repository.info(block).state_bytes) / 2**20,
+            }
+        )
+        system.apply(base)
+    return out
+
+
+def start_figures(starts: Sequence[Mapping[str, float]]) -> list[Figure]:
+    """How fast one more worker is there, and how big it is (the largest)."""
+    without = [s["start_ms"] - s["load_ms"] for s in starts]
+    most = max(s["uss_mib"] for s in starts)
+    return [
+        latency_figure(READY, "tensormq", None, [s["start_ms"] for s in starts]),
+        latency_figure(READY_WITHOUT_LOAD, "tensormq", None, without),
+        Figure(USS, "tensormq", None, None, None, most, "MiB", len(starts)),
+    ]

@@ -1,0 +1,30 @@
+"""The in-process run: a real other process that loads, computes, and ends with its socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blockflow.bench.in_process import Chain, InProcess
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+
+def test_it_computes_what_it_is_asked(tmp_path: Path) -> None:
+    repository = BlockRepository(tmp_path)
+    for name in ("one", "two"):
+        save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
+    with InProcess(Chain(tmp_path, ("one", "two"))) as other:
+        assert len(other.run(3)) == 2
+        other.start_running(3, 0.01)
+        assert other.rate() > 0
+        assert other.pss_mib() > 1
+
+
+def test_a_block_that_does_not_load_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(BlockFlowError) as caught:
+        InProcess(Chain(tmp_path, ("missing",)))
+    assert caught.value.code == "UNKNOWN_BLOCK"

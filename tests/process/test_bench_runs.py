@@ -1,0 +1,56 @@
+"""The benchmarks run from end to end in their quick form, and leave whole result files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blockflow.bench.hop_figures import HOP
+from blockflow.bench.pipeline_figures import LATENCY, NOT_RUN, THROUGHPUT
+from blockflow.bench.results import Figure, ResultFile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(module: str, *arguments: str, target: Path) -> list[Figure]:
+    command = [sys.executable, "-m", f"blockflow.bench.{module}", "--quick", *arguments]
+    done = subprocess.run(
+        [*command, "--json", str(target)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "fixed work" in done.stdout
+    return [Figure.from_dict(line) for line in ResultFile(target, module).read()]
+
+
+def test_hops(tmp_path: Path) -> None:
+    found = run("hops", target=tmp_path / "hops.jsonl")
+    hops = {(f.mode, f.labels["bytes"]): f for f in found if f.name == HOP}
+    assert {size for _, size in hops} == {0, 1024, 2**20}
+    assert all(f.value > 0 for f in hops.values())
+    copies = {(f.mode, f.labels["bytes"]): f.value for f in found if f.name == "copies per hop"}
+    assert copies["handle, ipc", 2**20] == 0
+    sent = {(f.mode, f.labels["bytes"]): f.value for f in found if f.name == "bytes per hop"}
+    assert sent["handle, ipc", 2**20] == 2**20
+    assert sent["co-located", 2**20] == 0
+
+
+@pytest.mark.parametrize("engines", ["exported,openvino-bf16"])
+def test_pipeline(tmp_path: Path, engines: str) -> None:
+    found = run("pipeline", "--engines", engines, target=tmp_path / "bench.jsonl")
+    ways = {(f.mode, f.batch) for f in found if f.name == LATENCY}
+    assert {way for way, _ in ways} >= {"in-process", "tensormq", "zeromq", "one-worker"}
+    assert {batch for _, batch in ways} == {1, 8}
+    assert {f.mode for f in found if f.name == THROUGHPUT} >= {"bound", "tensormq"}
+    for missing in (f for f in found if f.name == NOT_RUN):
+        assert missing.labels["reason"]

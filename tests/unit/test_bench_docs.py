@@ -1,0 +1,160 @@
+"""docs/performance.md is what its template and the stored results say; pictures are drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blockflow.bench import hop_figures, pipeline_figures
+from blockflow.bench.calibration import Steadiness, calibration_figures
+from blockflow.bench.docs import PAGE, TABLES, TEMPLATE, Stored, main, read_all, render, take
+from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM
+from blockflow.bench.grid import BREAK, Grid, bounds, digits, size_text, with_bounds
+from blockflow.bench.plots import PLOTS, draw_all
+from blockflow.bench.plots import main as plot
+from blockflow.bench.results import Figure, ResultFile, latency_figure
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+MOST_PICTURE_BYTES = 150 * 1024
+NONE: frozenset[str] = frozenset()
+
+
+def test_the_page_is_made_of_its_template_and_the_stored_results() -> None:
+    template = (DOCS / TEMPLATE).read_text(encoding="utf-8")
+    made = render(template, *read_all(DOCS))
+    assert made == (DOCS / PAGE).read_text(encoding="utf-8"), "run: make bench-docs"
+
+
+def test_the_template_shows_every_table_and_picture() -> None:
+    template = (DOCS / TEMPLATE).read_text(encoding="utf-8")
+    for name in TABLES:
+        assert f"<!-- results: {name} -->" in template
+    for name in PLOTS:
+        assert f"<!-- image: {name} |" in template
+
+
+def test_stored_pictures_are_small() -> None:
+    for path in (DOCS / "img").glob("*.png"):
+        assert path.name in PLOTS, f"{path}: nothing draws it"
+        assert path.stat().st_size < MOST_PICTURE_BYTES, path
+
+
+def hop_results() -> list[Figure]:
+    out = []
+    for size in (0, 1024, 2**20):
+        for condition in CONDITIONS:
+            mode = HANDLES.name if size else hop_figures.BARE
+            labels = {"bytes": size, "condition": condition}
+            out.append(latency_figure(hop_figures.HOP, mode, None, [0.1, 0.2, 0.3], labels))
+    return out
+
+
+def pipeline_results() -> list[Figure]:
+    labels = {"engine": "exported", "precision": "fp32", "model": "digits"}
+    ways = (pipeline_figures.TENSORMQ, pipeline_figures.ONE_WORKER)
+    out = [
+        Figure(
+            pipeline_figures.RATIO, w, 1, None, None, 1.02, "x", 9, low=1.0, high=1.1, labels=labels
+        )
+        for w in ways
+    ]
+    return out + [
+        Figure(pipeline_figures.THROUGHPUT, w, 1, None, None, 20.0, "1/s", 4, labels=labels)
+        for w in (pipeline_figures.BOUND, *ways)
+    ]
+
+
+def store(folder: Path) -> None:
+    steady = calibration_figures(Steadiness(1.0, 1.01, 0.02))
+    ResultFile(folder / "hops.jsonl", "hops", "make bench-hops").write([*hop_results(), *steady])
+    ResultFile(folder / "pipeline.jsonl", "pipeline").write(pipeline_results())
+
+
+def test_results_are_taken_drawn_and_shown(tmp_path: Path) -> None:
+    store(tmp_path / "results")
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    text = "# Title\n\n<!-- results: hops.time -->\n\n<!-- image: hops.png | a hop -->\n\nEnd.\n"
+    (docs / TEMPLATE).write_text(text, encoding="utf-8")
+    assert main(["--docs", str(docs), "--take", str(tmp_path / "results")]) == 0
+    page = (docs / PAGE).read_text(encoding="utf-8")
+    assert "| 1 KiB | handle, ipc | 0.200 |" in page
+    assert "![a hop](img/hops.png)" in page
+    assert "`make bench-hops`, 20" in page
+    assert "Fixed work: spread 2.0%" in page
+    assert page.endswith("End.\n")
+    sizes = {p.name: p.stat().st_size for p in (docs / "img").iterdir()}
+    assert set(sizes) == set(PLOTS)
+    assert max(sizes.values()) < MOST_PICTURE_BYTES
+    # the same results give the same files
+    before = {p: p.read_bytes() for p in (docs / "img").iterdir()}
+    take(tmp_path / "results", docs)
+    assert before == {p: p.read_bytes() for p in (docs / "img").iterdir()}
+
+
+def test_a_table_without_rows_is_left_out() -> None:
+    page = render(
+        "a\n\n<!-- results: pipeline.missing -->\n\nb", {"pipeline": Stored([], {})}, NONE
+    )
+    assert page.endswith("a\n\nb\n")
+
+
+def test_without_results_the_page_says_what_makes_them() -> None:
+    text = "before\n\n<!-- results: hops.time -->\n\n<!-- image: hops.png | a hop -->\n\nafter"
+    page = render(text, {}, NONE)
+    assert "*No stored results yet: `make bench-hops`.*\n\nafter\n" in page
+    assert "img/" not in page
+
+
+@pytest.mark.parametrize("line", ["<!-- results: nonsense -->", "<!-- image: nonsense.png | x -->"])
+def test_a_misspelt_placeholder_is_an_error(line: str) -> None:
+    with pytest.raises(ValueError, match="nonsense"):
+        render(line, {}, NONE)
+
+
+def test_old_and_empty_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.jsonl"
+    assert Stored.read(path) is None
+    path.write_text("", encoding="utf-8")
+    assert Stored.read(path) is None
+    line = {"benchmark": "old", "name": "latency", "mode": "a", "batch": 1, "p50_ms": 1.0}
+    line |= {"p90_ms": 2.0, "value": 1.0, "unit": "ms", "n": 3, "machine": {"cpu": "x"}, "new": 1}
+    path.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    found = Stored.read(path)
+    assert found is not None
+    assert found.figures[0].p90_ms == 2.0
+    assert found.provenance("make x").startswith("`make x`; x, ")
+
+
+def test_plots_are_drawn_from_what_is_there(tmp_path: Path) -> None:
+    assert plot(["--results", str(tmp_path)]) == 1
+    store(tmp_path)
+    assert plot(["--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert {p.name for p in (tmp_path / "out").iterdir()} == set(PLOTS)
+    assert [p.name for p in draw_all(tmp_path / "none", tmp_path)] == []
+
+
+def test_a_grid_is_the_same_on_terminal_and_page() -> None:
+    grid = Grid("t", ("a", "n"), [("x", "1"), BREAK, ("y", "2")], frozenset({"a"}))
+    assert grid.markdown() == "| a | n |\n| --- | --: |\n| x | 1 |\n| y | 2 |"
+    assert grid.rich().row_count == 2
+    assert [(g.title, list(g.rows)) for g in grid.split("a")] == [
+        ("t: x", [("1",)]),
+        ("t: y", [("2",)]),
+    ]
+
+
+def test_numbers_keep_three_digits_that_mean_something() -> None:
+    assert [digits(v) for v in (0, 0.01234, 1.234, 12.34, 1234.5)] == [
+        *("0", "0.012", "1.23", "12.3"),
+        "1234",
+    ]
+    assert bounds(None, None) == ""
+    assert with_bounds(1.0, 0.98, 1.02) == "1.000 (0.980-1.02)"
+    assert with_bounds(1.0, None, None) == "1.000"
+    assert [size_text(n) for n in (200, 1024, 16 * 1024, 100 * 2**20)] == [
+        *("200 B", "1 KiB", "16 KiB", "100 MiB"),
+    ]
+    assert WARM in CONDITIONS
