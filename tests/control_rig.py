@@ -36,6 +36,7 @@ from blockflow.wire.control import (
     Ready,
     Routes,
     RoutesApplied,
+    SetThreads,
     StartFailed,
     Stop,
 )
@@ -67,11 +68,15 @@ def info(name: str, digest: str = "") -> BlockInfo:
 
 
 def topology(
-    blocks: Iterable[Any], tasks: dict[str, Any], digests: dict[str, str] | None = None
+    blocks: Iterable[Any],
+    tasks: dict[str, Any],
+    digests: dict[str, str] | None = None,
+    **more: Any,
 ) -> Topology:
-    """A valid topology over blocks that all take and give the same."""
+    """A valid topology over blocks that all take and give the same; ``more`` are further fields."""
     return parse_topology(
-        {"blocks": list(blocks), "tasks": tasks}, lambda n: info(n, (digests or {}).get(n, ""))
+        {"blocks": list(blocks), "tasks": tasks, **more},
+        lambda n: info(n, (digests or {}).get(n, "")),
     )
 
 
@@ -85,12 +90,16 @@ class World:
         hold_ready: names that say Hello but not Ready, until :meth:`make_ready`.
         busy: the Dispatcher has requests in flight: no Drained until :meth:`let_drain`.
         disk_full: commits fail.
+        threads: incarnation -> intra-op threads that it was told last, of all that ever lived.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cores: int = 2) -> None:
         self.now = 1000 * S
         settings = ControlSettings(
-            repository=Path("/blocks"), state_dir=Path("/state"), cores=(0, 1), timing=TIMING
+            repository=Path("/blocks"),
+            state_dir=Path("/state"),
+            cores=tuple(range(cores)),
+            timing=TIMING,
         )
         self.brain = Brain(settings, Place("/run", "ipc:///run/control.sock", ""), Counter())
         self.log: list[Instruction] = []
@@ -101,6 +110,7 @@ class World:
         self.busy = False
         self.owed: list[int] = []
         self.disk_full = False
+        self.threads: dict[int, int] = {}
         self.gone = False
         self._events: deque[Any] = deque()
 
@@ -164,6 +174,10 @@ class World:
     def names(self) -> list[str]:
         return sorted(order.name for order in self.alive.values())
 
+    def computing(self) -> dict[str, int]:
+        """Living worker -> intra-op threads that it was told last."""
+        return {o.name: self.threads[i] for i, o in self.alive.items() if i in self.threads}
+
     def launched(self) -> list[str]:
         return [i.name for i in self.log if isinstance(i, Launch)]
 
@@ -224,6 +238,8 @@ class World:
     def _launch(self, order: Launch) -> None:
         i, name = order.incarnation, order.name
         self.alive[i] = order
+        if order.role == "worker":
+            self.threads[i] = order.spec["threads"]
         self._events.append(Launched(i, 10_000 + i))
         if name in self.mute:
             return
@@ -244,6 +260,8 @@ class World:
         order = self.alive.get(i)
         if order is None or order.name in self.mute:
             return
+        if isinstance(message, SetThreads):
+            self.threads[i] = message.threads
         if isinstance(message, Routes):
             version = message.table["version"]
             self._events.append(Received(i, RoutesApplied(i, version)))

@@ -12,12 +12,10 @@ from rich.console import Console
 from blockflow.bench.demo.data import HELD_OUT
 from blockflow.bench.demo.run import DEFAULT_PORTS, REQUESTS, Demo, Outcome, Settings
 from blockflow.bench.demo.train import EPOCHS
+from blockflow.cli.exits import ExitCode
 from blockflow.cli.options import Json, print_json
 from blockflow.core.errors import make_error
 from blockflow.monitor.rest import RestClient
-
-INTERRUPTED = 130
-"""The exit status that shells give to a program ended by Ctrl-C."""
 
 
 def demo(
@@ -58,7 +56,7 @@ def demo(
         outcome = Demo(settings, console, RestClient).run()
     except KeyboardInterrupt:
         console.print("Interrupted. The system was stopped.")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
     if as_json:

@@ -21,6 +21,8 @@ class ExitCode(IntEnum):
     """Something answers but is not ready or not healthy."""
     FAILED = 5
     """The system took the request and could not do it."""
+    INTERRUPTED = 130
+    """Ctrl-C or SIGTERM, as shells say it; everything was stopped on the way."""
 
 
 _BY_CODE = {

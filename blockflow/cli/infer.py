@@ -182,6 +182,8 @@ def _document(answer: Result | BlockFlowError, saved: str) -> dict[str, Any]:
         "total_ms": answer.total_ms,
         "ingress_ms": answer.ingress_ms,
         "egress_ms": answer.egress_ms,
+        "upload": answer.upload.to_dict(),
+        "download": answer.download.to_dict(),
         "timings": [t.to_dict() for t in answer.timings],
     }
 

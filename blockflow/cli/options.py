@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +36,31 @@ Tasks = Annotated[
     list[str],
     typer.Argument(help="Tasks; several share one input.", autocompletion=complete_task),
 ]
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
+    """Yields ``show(what, fraction)``: a bar on standard error, gone when done.
+
+    Nothing is shown where that is no terminal.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
+        task = p.add_task("starting", total=1.0)
+
+        def show(what: str, fraction: float) -> None:
+            p.update(task, description=what, completed=fraction)
+
+        yield show
+
+
+def commas(text: str) -> list[str]:
+    """``a, b`` as a list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def print_json(document: Any) -> None:

@@ -98,6 +98,7 @@ class Brain:
         update.leaving = {r.replica for r in plan.stop}
         # What was given up or stopped counts as not running: the plan has its successor.
         update.leaving |= {r.name for r in self.crew.fleet.active() if not r.wanted}
+        update.notes += realm.cautions(topology)
         self.runner.start_candidates(update, [(s.spec, s.replica) for s in plan.start], now_ns)
         self.runner.progress(now_ns)
         return update
@@ -111,8 +112,10 @@ class Brain:
         self.realm.take(topology, epoch, posted, set())
         update = self.runner.begin(Kind.RESTORE, epoch, now_ns)
         update.plan = told
-        for start in plan.start:
-            replica = self.crew.start_replica(start.spec, start.replica, Role.ACTIVE, now_ns)
+        update.notes += self.realm.cautions(topology)
+        threads = self.realm.threads.of_new([s.spec for s in plan.start])
+        for start, count in zip(plan.start, threads, strict=True):
+            replica = self.crew.start_replica(start.spec, start.replica, count, Role.ACTIVE, now_ns)
             update.waiting.add(replica.life.incarnation)
         self.runner.progress(now_ns)
         return update
@@ -317,6 +320,7 @@ class Brain:
 
     def _go_on(self, now_ns: int) -> None:
         self.runner.progress(now_ns)
+        self.realm.threads.tell(settled=self.runner.current is None)
         if self._stops_sent and not any(True for _ in self.crew.lives()):
             self._stops_sent = False
             self._out.append(AllGone())

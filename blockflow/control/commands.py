@@ -14,7 +14,10 @@ from typing import Any
 
 from blockflow import __version__
 from blockflow.batching.registry import policy_problems
+from blockflow.control.engines import engine_check
 from blockflow.control.manager import Manager
+from blockflow.control.policies import policy_misfits
+from blockflow.control.profiles import ProfileShelf
 from blockflow.control.update import Kind, Update
 from blockflow.core.errors import (
     Problem,
@@ -24,6 +27,7 @@ from blockflow.core.errors import (
     TopologyError,
 )
 from blockflow.core.model import BlockInfo
+from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology, parse_topology
 from blockflow.launch.process_kpi import ProcessSampler, private_and_shared
 from blockflow.repository.repository import BlockRepository
@@ -51,6 +55,7 @@ class Commands:
     def __init__(self, manager: Manager, repository: BlockRepository) -> None:
         self._manager = manager
         self._repository = repository
+        self._profiles = ProfileShelf(repository.root)
         self._started_ns = time.monotonic_ns()
         self._sampler = ProcessSampler()
         self._self_kpi: tuple[int, dict[str, Any]] | None = None
@@ -89,7 +94,8 @@ class Commands:
             return info
 
         try:
-            topology = parse_topology(body, lookup, policy_problems)
+            check = engine_check(self._repository, running)
+            topology = parse_topology(body, lookup, policy_problems, check)
         except TopologyError as e:
             if not problems:
                 raise
@@ -102,6 +108,15 @@ class Commands:
                 "INVALID_TOPOLOGY",
                 f"{n} problem{'s' if n > 1 else ''} in the system update",
                 problems=problems,
+                hint="nothing was changed; mend all of them and send the update again",
+            )
+        topology = self._profiles.with_costs(topology)
+        unfit = policy_misfits(topology, self._manager.brain.realm.settings.cores, self._profiles)
+        if unfit:
+            raise TopologyError(
+                "INVALID_TOPOLOGY",
+                f"{len(unfit)} batching polic{'ies' if len(unfit) > 1 else 'y'} cannot work",
+                problems=unfit,
                 hint="nothing was changed; mend all of them and send the update again",
             )
         return topology
@@ -185,7 +200,16 @@ class Commands:
         return self._manager.call(lambda: self._manager.views().blocks())
 
     def block(self, name: str) -> dict[str, Any]:
-        return self._manager.call(lambda: self._manager.views().block(name))
+        """One block, with its profile's state. Raises RepositoryError: UNKNOWN_BLOCK."""
+
+        def look() -> tuple[dict[str, Any], BlockSpec, BlockInfo]:
+            view, topology = self._manager.views().block(name), self._manager.brain.realm.topology
+            if topology is None:
+                raise RepositoryError("UNKNOWN_BLOCK", f"no block {name!r}", where=name)
+            return view, topology.blocks[name], topology.infos[name]
+
+        view, spec, info = self._manager.call(look)
+        return {**view, "profile": self._profiles.state(spec, info)}
 
     def workers(self) -> list[dict[str, Any]]:
         """All workers, then the Dispatcher."""
@@ -244,7 +268,7 @@ class Commands:
                 "monitor_hz": manager.brain.crew.hz,
                 "updating": current.to_dict(time.monotonic_ns()) if current is not None else None,
                 "last_update": updates[0] if updates else None,
-                "warnings": [manager.store.warning] if manager.store.warning else [],
+                "warnings": views.warnings(manager.store.warning),
                 "controller": {
                     "received": counters.received,
                     "malformed": counters.malformed,

@@ -109,9 +109,11 @@ class Crew:
         ).to_dict()
         self.out.append(Launch(life.incarnation, "dispatcher", life.name, DISPATCHER_ENTRY, spec))
 
-    def start_replica(self, spec: WorkerSpec, name: str, role: Role, now_ns: int) -> Replica:
+    def start_replica(
+        self, spec: WorkerSpec, name: str, threads: int, role: Role, now_ns: int
+    ) -> Replica:
         """Launch the first life of a new replica."""
-        life = self._new_life(name, spec.blocks, now_ns)
+        life = self._new_life(name, spec.blocks, now_ns, threads)
         replica = Replica(name, spec, role, life, spec.policies())
         self.fleet.replicas.append(replica)
         self._launch(replica)
@@ -222,7 +224,8 @@ class Crew:
             life.deadline_ns = now_ns + ns(self._settings.timing.stop)
         for replica in self.fleet:
             if replica.restart_at_ns is not None and now_ns >= replica.restart_at_ns:
-                replica.life = self._new_life(replica.name, replica.spec.blocks, now_ns)
+                threads = replica.life.threads
+                replica.life = self._new_life(replica.name, replica.spec.blocks, now_ns, threads)
                 replica.restart_at_ns = None
                 replica.policies = replica.spec.policies()
                 self._launch(replica)
@@ -240,12 +243,13 @@ class Crew:
         spec = worker_launch(replica.spec, life, self._place, self._settings, self.hz).to_dict()
         self.out.append(Launch(life.incarnation, "worker", life.name, WORKER_ENTRY, spec))
 
-    def _new_life(self, name: str, blocks: tuple[str, ...], now_ns: int) -> Life:
+    def _new_life(self, name: str, blocks: tuple[str, ...], now_ns: int, threads: int = 1) -> Life:
         return Life(
             name,
             self._numbers.take_incarnation(),
             now_ns,
             {b: self._numbers.take_stage() for b in blocks},
+            threads,
             deadline_ns=now_ns + ns(self._settings.timing.start),
         )
 

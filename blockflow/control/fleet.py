@@ -50,12 +50,14 @@ class Life:
 
     ``stages`` maps block -> stage number. ``deadline_ns`` is when it must be ready, or gone once it
     was told to stop. ``lasting``: its error, if any, is the block's and not the launch's.
+    ``threads`` are the intra-op threads that it was told to use.
     """
 
     name: str
     incarnation: int
     launched_ns: int
     stages: Mapping[str, int] = field(default_factory=dict)
+    threads: int = 1
     state: State = State.LAUNCHING
     pid: int = 0
     hello: bool = False
@@ -193,7 +195,7 @@ def worker_launch(
         transport=spec.transport,
         mode=spec.mode,
         device=spec.device,
-        threads=spec.threads,
+        threads=life.threads,
         cores=spec.cores,
         arena_bytes=spec.arena_bytes if spec.mode == "tensormq" else 0,
         slots=spec.slots,

@@ -38,6 +38,7 @@ from blockflow.control.events import (
 from blockflow.control.fleet import Place
 from blockflow.control.kpis import KpiBook
 from blockflow.control.pings import PingBook, Round
+from blockflow.control.profiles import ProfileShelf
 from blockflow.control.settings import ControlSettings
 from blockflow.control.store import StateStore
 from blockflow.control.update import Update
@@ -88,6 +89,7 @@ class Manager:
         self.brain = Brain(settings, place, store)
         self.gone = threading.Event()
         self._launcher = launcher
+        self._profiles = ProfileShelf(settings.repository)
         self._inbox: Mailbox[Received | Callable[[], None]] = Mailbox()
         self.controller = Controller(endpoint, self._inbox.put)
         self._poll = select.poll()
@@ -286,7 +288,8 @@ class Manager:
     def _launch(self, order: Launch) -> Launched | LaunchFailed:
         self.controller.admit(order.incarnation)
         try:
-            return Launched(order.incarnation, self._children.launch(order))
+            ready = self._profiles.attach(order)
+            return Launched(order.incarnation, self._children.launch(ready))
         except BlockFlowError as e:
             log.error("launch of %s failed: %s", order.name, e)
             self.controller.forget(order.incarnation)

@@ -12,9 +12,11 @@ from blockflow.control.fleet import Numbers, Place, Replica
 from blockflow.control.publication import Publication
 from blockflow.control.routes import build_tables
 from blockflow.control.settings import ControlSettings
+from blockflow.control.shares import ShareBook
+from blockflow.control.threads import ThreadBook
 from blockflow.core.errors import RepositoryError
 from blockflow.core.lifecycle import Event, State
-from blockflow.core.placement import desired_workers
+from blockflow.core.placement import desired_workers, oversubscription, plan_workers
 from blockflow.core.plan import Plan, diff
 from blockflow.core.topology import Topology
 from blockflow.wire.control import SetPolicy, Undrain
@@ -26,6 +28,7 @@ class Realm:
     Attributes:
         crew: the processes.
         publication: how far the latest routes got.
+        threads: who was told to use how many.
         epoch, topology, posted: what is in force; epoch 0 is none.
         closed: block -> ``drain`` or ``stop``: what an operator closed to new work.
         version: of the latest routes; counts up with every change of them.
@@ -35,9 +38,11 @@ class Realm:
         self.settings = settings
         self.crew = Crew(settings, place, numbers)
         self.publication = Publication(ns(settings.timing.ack), ns(settings.timing.flip))
+        self.threads = ThreadBook(self.crew)
         self.epoch = 0
         self.topology: Topology | None = None
         self.posted: Mapping[str, Any] | None = None
+        self._shares = ShareBook()
         self.closed: dict[str, str] = {}
         self.version = 0
 
@@ -56,17 +61,28 @@ class Realm:
         )
 
     def told(self, topology: Topology, plan: Plan) -> dict[str, Any]:
-        """The plan for people: replicas and tasks."""
+        """The plan for people: replicas, threads and tasks."""
         old = self.topology.tasks if self.topology is not None else {}
         new = topology.tasks
+        workers = desired_workers(topology, self.settings.cores)
+        threads = plan_workers(workers).threads
         return {
             **plan.to_dict(),
+            "threads": {w.name: n for w, n in zip(workers, threads, strict=True)},
             "tasks": {
                 "add": [t for t in new if t not in old],
                 "remove": [t for t in old if t not in new],
                 "change": [t for t in new if t in old and new[t] != old[t]],
             },
         }
+
+    def cautions(self, topology: Topology | None) -> list[str]:
+        """What is allowed in ``topology`` and yet should be known."""
+        if topology is None or not topology.oversubscribe:
+            return []
+        workers = desired_workers(topology, self.settings.cores)
+        text = oversubscription(workers, plan_workers(workers))
+        return [f"oversubscribed: {text}"] if text else []
 
     def hosts(self, block: str) -> list[Replica]:
         """The active replicas that host ``block``. Raises RepositoryError: UNKNOWN_BLOCK."""
@@ -121,12 +137,19 @@ class Realm:
         """Make the routes of the present state known. Without a Dispatcher it waits for one."""
         if self.topology is None:
             return
+        self._shares.follow(self.topology.tasks)
         self.version += 1
         dispatcher = self.crew.dispatcher
         if dispatcher is None or not self.crew.dispatcher_ready:
             return
         transit, admission = build_tables(
-            self.epoch, self.version, self.topology, self.crew.fleet, dispatcher, self.closed
+            self.epoch,
+            self.version,
+            self.topology,
+            self.crew.fleet,
+            dispatcher,
+            self.closed,
+            self._shares,
         )
         workers = {r.incarnation for stage, r in transit.stages.items() if stage}
         self.crew.out.extend(

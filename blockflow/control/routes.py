@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from blockflow.control.fleet import Life, Replica, Role
+from blockflow.control.shares import ShareBook
 from blockflow.core import limits
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.lifecycle import State
@@ -15,7 +16,7 @@ from blockflow.wire.control import Routes, encode_control
 _ADDRESS_ALLOWANCE = "ipc://" + "x" * 100
 
 
-def task_routes(topology: Topology | None) -> dict[str, TaskRoute]:
+def task_routes(topology: Topology | None, shares: ShareBook) -> dict[str, TaskRoute]:
     """The published tasks of a topology."""
     if topology is None:
         return {}
@@ -27,6 +28,8 @@ def task_routes(topology: Topology | None) -> dict[str, TaskRoute]:
             max_rows=topology.task_rows(name),
             deadline_ms=spec.deadline_ms,
             check_finite=spec.check_finite,
+            share=shares.index(name),
+            max_inflight_rows=spec.max_inflight_rows,
         )
         for name, spec in topology.tasks.items()
     }
@@ -39,6 +42,7 @@ def build_tables(
     replicas: Iterable[Replica],
     dispatcher: Life,
     closed: Mapping[str, str],
+    shares: ShareBook,
 ) -> tuple[RouteTable, RouteTable]:
     """(transit, admission): for the workers and for the Dispatcher.
 
@@ -47,6 +51,7 @@ def build_tables(
 
     Args:
         closed: blocks that an operator drained or stopped.
+        shares: of the topology's tasks.
     """
     transit: dict[int, StageRoute] = {
         DISPATCHER_STAGE: StageRoute(
@@ -76,10 +81,10 @@ def build_tables(
             transit[stage] = route
             if replica.role is Role.ACTIVE and block not in closed:
                 admission[stage] = route
-    tasks = task_routes(topology)
+    tasks = task_routes(topology, shares)
     return (
-        RouteTable(epoch, version, transit, {}),
-        RouteTable(epoch, version, admission, tasks),
+        RouteTable(epoch, version, transit, {}, shares.table()),
+        RouteTable(epoch, version, admission, tasks, shares.table()),
     )
 
 
@@ -94,7 +99,9 @@ def check_size(topology: Topology) -> None:
     stages = sum(b.replicas for b in topology.blocks.values())
     # Old and new replicas stand in one table while an update flips.
     many = dict.fromkeys(range(2 * stages + 1), route)
-    table = RouteTable(2**31, 2**31, many, task_routes(topology))
+    shares = ShareBook()
+    shares.follow(topology.tasks)
+    table = RouteTable(2**31, 2**31, many, task_routes(topology, shares), shares.table())
     size = len(encode_control(Routes(table.to_dict())))
     if size > limits.MAX_CONTROL_BYTES:
         raise TopologyError(

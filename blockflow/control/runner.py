@@ -48,8 +48,9 @@ class UpdateRunner:
     ) -> None:
         """Launch the replicas that must be ready before the update goes on."""
         try:
-            for spec, name in starts:
-                replica = self._crew.start_replica(spec, name, Role.CANDIDATE, now_ns)
+            threads = self._realm.threads.of_new([spec for spec, _ in starts])
+            for (spec, name), count in zip(starts, threads, strict=True):
+                replica = self._crew.start_replica(spec, name, count, Role.CANDIDATE, now_ns)
                 update.candidates.add(replica.life.incarnation)
                 update.waiting.add(replica.life.incarnation)
         except BlockFlowError as e:  # no number could be reserved: the disk is full
@@ -97,6 +98,8 @@ class UpdateRunner:
                 if replica.life.reaped:
                     self._crew.fleet.remove(replica)
         update.move(Phase.PUBLISHING, now_ns)
+        # Before the routes: who must compute with less does so when the new ones get work.
+        realm.threads.tell(settled=False)
         realm.publish(now_ns)
         update.version = realm.version
 

@@ -21,6 +21,7 @@ from blockflow.batching.registry import policy_problems
 from blockflow.control.auth import TokenAuth
 from blockflow.control.commands import Commands
 from blockflow.control.manager import Manager
+from blockflow.control.profiles import ProfileShelf
 from blockflow.control.rest.server import RestServer, refuse_open_host
 from blockflow.control.settings import ControlSettings
 from blockflow.control.store import StateStore
@@ -218,11 +219,13 @@ class System:
             return None
         brain = self.manager.brain
         lookup = BlockRepository(self.settings.repository).info
+        shelf = ProfileShelf(self.settings.repository)
 
         def deploy() -> Update:
             now = time.monotonic_ns()
             try:
                 topology = parse_topology(state.topology, lookup, policy_problems)
+                topology = shelf.with_costs(topology)
                 return brain.restore(topology, state.epoch, state.posted, now)
             except BlockFlowError as e:
                 log.error("the stored topology (epoch %d) cannot be deployed: %s", state.epoch, e)

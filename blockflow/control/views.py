@@ -71,6 +71,10 @@ class Views:
         found = self._brain.runner.updates
         return [found[i].to_dict(self._now_ns) for i in sorted(found, reverse=True)]
 
+    def warnings(self, *others: str) -> list[str]:
+        """What works and should be known nevertheless; empty texts are left out."""
+        return [*filter(None, others), *self._realm.cautions(self._realm.topology)]
+
     def totals(self) -> dict[str, float]:
         """cpu, memory and slots over workers and Dispatcher."""
         return totals(self._samples())
@@ -119,6 +123,8 @@ class Views:
         spec, info = topology.blocks[name], topology.infos[name]
         hosts = self._crew.fleet.hosting(name)
         kpis = [self._kpis.stage(r.life.incarnation, r.life.stages[name]) for r in hosts]
+        # what a worker says that it runs; until one has spoken, what was asked for
+        told = next((k for k in kpis if k is not None and k.get("engine")), {})
         return {
             "name": name,
             "artifact": spec.artifact,
@@ -134,8 +140,11 @@ class Views:
             "state_bytes": info.state_bytes,
             "device": spec.device,
             "mode": topology.mode_of(name),
-            "engine": spec.engine,
-            "precision": spec.precision,
+            "engine": told.get("engine", spec.engine),
+            "engine_asked": spec.engine,
+            "precision": told.get("precision", spec.precision),
+            "precision_asked": spec.precision,
+            "variants": sorted(info.variants),
             "batching": spec.batching.model_dump(mode="json"),
             "threads": spec.threads,
             "max_rows": topology.rows_of(name),
@@ -198,6 +207,7 @@ class Views:
 
     def _worker(self, replica: Replica) -> dict[str, Any]:
         spec, life = replica.spec, replica.life
+        sample = self._sample(life)
         stages = []
         for stage_plan in spec.stages:
             block = stage_plan.spec.name
@@ -221,7 +231,9 @@ class Views:
             "device": spec.device,
             "mode": spec.mode,
             "transport": spec.transport,
-            "threads": spec.threads,
+            "threads": life.threads,
+            "threads_asked": spec.threads or "auto",
+            "threads_now": sample.extra.get("threads") if sample is not None else None,
             "cores": list(spec.cores),
             "restarts": replica.ledger.total,
             "given_up": replica.given_up or None,

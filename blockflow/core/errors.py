@@ -76,8 +76,12 @@ CODES: Mapping[str, CodeInfo] = {
     "NOT_SPLITTABLE": _c("export", _CL, 422, "the model cannot be cut at the named places"),
     "EXPORT_FAILED": _c("export", _CL, 422, "the model cannot be exported"),
     "EXPORT_MISMATCH": _c("export", _BL, 422, "the chain of blocks differs from the model"),
+    # A block's profile: read beside the manifest, measured by ``blockflow profile``.
+    "NO_PROFILE": _c("repository", _CL, 404, "the block was not profiled on this machine"),
+    "STALE_PROFILE": _c("repository", _CL, 409, "the profile is of another artifact or machine"),
     # A block at work.
     "LOAD_FAILED": _c("block", _BL, 500, "the engine could not load or warm up the artifact"),
+    "UNSUPPORTED_ENGINE": _c("block", _CL, 422, "engine, precision, options or device do not fit"),
     "BLOCK_FAILED": _c("block", _BL, 500, "the block raised an error on this input"),
     "OUTPUT_MISMATCH": _c("block", _BL, 500, "the block's output breaks its contract"),
     "START_TIMEOUT": _c("block", _SY, 504, "the worker was not ready in time", retryable=True),

@@ -17,7 +17,9 @@ class StageSpec:
     """One block in a worker.
 
     ``policy`` is the batching policy with its options, ``engine`` a registered engine or ``auto``,
-    ``timeout_ms`` bounds one forward (0 = no bound), ``max_rows`` one batch.
+    ``timeout_ms`` bounds one forward (0 = no bound), ``max_rows`` one batch. ``profile`` is a
+    :meth:`~blockflow.core.profile.StageProfile.to_dict` of this block under this engine on this
+    machine; None where the repository holds no fresh one.
     """
 
     stage: int
@@ -28,6 +30,7 @@ class StageSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     max_rows: int = 32
     timeout_ms: int = 0
+    profile: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -39,6 +42,7 @@ class StageSpec:
             "options": dict(self.options),
             "max_rows": self.max_rows,
             "timeout_ms": self.timeout_ms,
+            "profile": None if self.profile is None else dict(self.profile),
         }
 
     @classmethod

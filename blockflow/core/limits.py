@@ -6,7 +6,7 @@ the operator.
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Version of all three message families (client, data, control); see wire/PROTOCOL.md."""
 
 MAX_HEADER_BYTES = 4096
@@ -28,7 +28,22 @@ MAX_ITEMS_PER_MESSAGE = 64
 MAX_NAME_CHARS = 64
 MAX_BLOCKS = 1024
 MAX_TASKS = 4096
+MAX_SHARES = 2 * MAX_TASKS
+"""Highest index of a task's share: those of one topology and of the one before it."""
+
 MAX_REPLICAS = 256
+
+MAX_GRANT_SLOTS = 16
+"""Slots of one segment that the Dispatcher grants a client of its host (tensormq/grants.py)."""
+
+MAX_GRANT_CLIENTS = 64
+"""Clients that have granted memory at once."""
+
+MAX_CLIENT_GRANT_BYTES = 1024 * 1024 * 1024
+"""All segments of one client. Pages cost memory when they are first written, not before."""
+
+MAX_GRANTED_BYTES = 4 * 1024 * 1024 * 1024
+"""All segments of all clients; a quarter of the machine's memory where that is less."""
 
 DEFAULT_DEADLINE_MS = 10_000
 MAX_DEADLINE_MS = 60_000

@@ -126,7 +126,9 @@ class StageKpi:
     ``lam`` is the arrival rate (rows/s), ``mu`` the service rate while computing (rows/s), ``rho``
     =
     lam/mu the load (thesis, eq. 4.2). ``wait``, ``overhead`` and ``compute`` are
-    :meth:`Histogram.summary` maps.
+    :meth:`Histogram.summary` maps. ``device`` is such a map for the time on a GPU, where work goes
+    on when the host has ordered it (``compute``); empty on the CPU. ``engine`` and ``precision``
+    are what really runs.
     """
 
     stage: int
@@ -146,8 +148,11 @@ class StageKpi:
     wait: Mapping[str, float] = field(default_factory=dict)
     overhead: Mapping[str, float] = field(default_factory=dict)
     compute: Mapping[str, float] = field(default_factory=dict)
+    device: Mapping[str, float] = field(default_factory=dict)
     bytes_out: int = 0
     copies_out: int = 0
+    engine: str = ""
+    precision: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -158,7 +163,9 @@ class ProcessKpi:
     """One process's resources. Memory in bytes; ``cpu_percent`` of one core.
 
     ``uss`` is private memory, ``pss`` its proportional share, ``arena_used`` of ``arena_bytes`` in
-    slots. GPU fields are None where there is none.
+    slots. GPU fields are None where there is none; all but ``gpu_memory`` are the whole device's.
+    ``gpu_mj_per_row`` is its energy for each row that this process computed.
+    ``h2d``, ``d2h`` and ``d2d`` count copies from host to device, back, and from another device.
     """
 
     pid: int
@@ -177,9 +184,18 @@ class ProcessKpi:
     gpu_memory: int | None = None
     gpu_clock_mhz: float | None = None
     gpu_temperature_c: float | None = None
+    gpu_memory_clock_mhz: float | None = None
     gpu_power_w: float | None = None
+    gpu_energy_j: float | None = None
+    gpu_mj_per_row: float | None = None
     torch_allocated: int | None = None
     torch_reserved: int | None = None
+    h2d_copies: int = 0
+    h2d_bytes: int = 0
+    d2h_copies: int = 0
+    d2h_bytes: int = 0
+    d2d_copies: int = 0
+    d2d_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -199,6 +199,40 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """A further form of a block's artifact, made of it by ``blockflow convert``.
+
+    Attributes:
+        file: its name in the block's folder.
+        digest: sha256, hex.
+        bytes: size of the file.
+        machine: fingerprint of the only machine that it runs on; '' = any.
+    """
+
+    file: str
+    digest: str
+    bytes: int
+    machine: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "digest": self.digest,
+            "bytes": self.bytes,
+            "machine": self.machine,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Variant:
+        return cls(
+            str(data["file"]),
+            str(data["digest"]),
+            int(data["bytes"]),
+            str(data.get("machine", "")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class BlockInfo:
     """What the rest of the system needs to know of a stored block; the manifest's essence.
 
@@ -210,6 +244,9 @@ class BlockInfo:
         contract: input and output.
         parameters: number of parameters (elements), buffers not counted.
         state_bytes: bytes of parameters and buffers.
+        variants: further forms of the artifact, by kind (``onnx``).
+        choices: machine fingerprint -> what ``engine: auto`` means there: ``engine``,
+            ``precision``, ``options`` and what was measured.
     """
 
     name: str
@@ -219,6 +256,8 @@ class BlockInfo:
     contract: Contract
     parameters: int
     state_bytes: int
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -229,6 +268,8 @@ class BlockInfo:
             "contract": self.contract.to_dict(),
             "parameters": self.parameters,
             "state_bytes": self.state_bytes,
+            "variants": {k: v.to_dict() for k, v in self.variants.items()},
+            "choices": {k: dict(v) for k, v in self.choices.items()},
         }
 
     @classmethod
@@ -241,4 +282,6 @@ class BlockInfo:
             Contract.from_dict(data["contract"]),
             int(data["parameters"]),
             int(data["state_bytes"]),
+            {str(k): Variant.from_dict(v) for k, v in dict(data.get("variants", {})).items()},
+            {str(k): dict(v) for k, v in dict(data.get("choices", {})).items()},
         )

@@ -1,9 +1,8 @@
-"""Placement: which workers a topology needs, with threads, cores and memory spelled out.
+"""Placement: which workers a topology needs, with cores and memory spelled out.
 
 A worker's spec depends on its own blocks alone, never on its neighbours, so that an update which
-adds
-a worker leaves the others untouched. (Packrat's tuning will choose threads and replicas; here they
-are what the topology says.)
+adds a worker leaves the others untouched. Threads are the exception: they are planned over all
+workers, and running workers are told.
 """
 
 from __future__ import annotations
@@ -14,9 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blockflow.core.engines import pins
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.model import BlockInfo
-from blockflow.core.topology import BlockSpec, Topology
+from blockflow.core.specs import BlockSpec
+from blockflow.core.threads import Demand, ThreadPlan, plan_threads
+from blockflow.core.topology import Topology
 
 MIB = 1024 * 1024
 MIN_ARENA_BYTES = 1 * MIB
@@ -39,19 +41,22 @@ class StagePlan:
 class WorkerSpec:
     """A desired worker: ``replicas`` processes of it shall run.
 
-    ``name`` is the topology's worker name (the block's own name by default).
+    ``name`` is the topology's worker name (the block's own name by default). ``threads`` is the
+    number that was asked for, None where it is planned. ``cost_ms`` is the measured compute of one
+    row on one thread through all its blocks, None where one of them is unknown.
     """
 
     name: str
     stages: tuple[StagePlan, ...]
     device: str
     replicas: int
-    threads: int
+    threads: int | None
     cores: tuple[int, ...]
     mode: str
     transport: str
     arena_bytes: int
     slots: int
+    cost_ms: float | None = None
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -60,23 +65,23 @@ class WorkerSpec:
     def identity(self) -> str:
         """Digest of all that cannot change in a running process.
 
-        The number of replicas and the batching policy can, so they are left out.
+        Replicas, threads and batching policies can, so they are left out; costs are not asked for.
         """
         facts: dict[str, Any] = {
             "name": self.name,
             "stages": [
                 {
                     "spec": s.spec.model_dump(
-                        mode="json", exclude={"batching", "replicas", "worker"}
+                        mode="json", exclude={"batching", "replicas", "threads", "worker"}
                     ),
                     "digest": s.info.digest,
+                    "pins": pins(s.info, s.spec.engine),
                     "contract": s.info.contract.to_dict(),
                     "max_rows": s.max_rows,
                 }
                 for s in self.stages
             ],
             "device": self.device,
-            "threads": self.threads,
             "cores": self.cores,
             "mode": self.mode,
             "transport": self.transport,
@@ -90,12 +95,37 @@ class WorkerSpec:
         """Batching policy per block."""
         return {s.spec.name: s.spec.batching.model_dump(mode="json") for s in self.stages}
 
+    def demand(self, replicas: int | None = None) -> Demand:
+        """What so many processes of it (default: all) ask of the cores."""
+        count = self.replicas if replicas is None else replicas
+        on_cpu = self.device == "cpu"
+        return Demand(self.name, count, self.cores, self.threads, self.cost_ms, on_cpu)
+
+
+def plan_workers(specs: Sequence[WorkerSpec]) -> ThreadPlan:
+    """The threads of these workers, in their order."""
+    return plan_threads([s.demand() for s in specs])
+
+
+def oversubscription(specs: Sequence[WorkerSpec], plan: ThreadPlan) -> str:
+    """What is wrong with the threads that were asked for, for people; "" when nothing is."""
+    if not plan.oversubscribed:
+        return ""
+    total = sum(n * s.replicas for s, n in zip(specs, plan.threads, strict=True))
+    cores = len({c for s in specs for c in s.cores})
+    names = [s.name for s, n in zip(specs, plan.unplaced, strict=True) if n]
+    return (
+        f"{total} threads may compute at once on {cores} core{'s' if cores > 1 else ''}; "
+        f"asked for by {', '.join(names)}"
+    )
+
 
 def desired_workers(topology: Topology, cores: Sequence[int]) -> tuple[WorkerSpec, ...]:
     """The workers that ``topology`` asks for on a machine with these ``cores``.
 
     Raises:
-        TopologyError: INVALID_TOPOLOGY when a block asks for cores or threads that are not there.
+        TopologyError: INVALID_TOPOLOGY when a block asks for cores that are not there, or for
+            threads without a core each (the topology may say that this is meant).
     """
     problems: list[Problem] = []
     groups: dict[str, list[str]] = {}
@@ -110,7 +140,7 @@ def desired_workers(topology: Topology, cores: Sequence[int]) -> tuple[WorkerSpe
                 )
             )
         most = len(spec.cores or cores)
-        if spec.threads > most:
+        if spec.asked_threads is not None and spec.asked_threads > most:
             problems.append(
                 Problem(
                     f"$.blocks[{index}].threads",
@@ -118,11 +148,29 @@ def desired_workers(topology: Topology, cores: Sequence[int]) -> tuple[WorkerSpe
                     "give at most one thread per core",
                 )
             )
+    workers = tuple(_worker(topology, name, members, cores) for name, members in groups.items())
+    if not problems and not topology.oversubscribe:
+        problems += _crowding(topology, workers)
     if problems:
         raise TopologyError(
             "INVALID_TOPOLOGY", "the update does not fit this machine", problems=problems
         )
-    return tuple(_worker(topology, name, members, cores) for name, members in groups.items())
+    return workers
+
+
+def _crowding(topology: Topology, workers: Sequence[WorkerSpec]) -> list[Problem]:
+    plan = plan_workers(workers)
+    index = {name: i for i, name in enumerate(topology.blocks)}
+    return [
+        Problem(
+            f"$.blocks[{index[spec.blocks[0]]}].threads",
+            f"{spec.threads} threads x {spec.replicas} of {spec.name!r}: "
+            f"{oversubscription(workers, plan)}",
+            'give fewer, or "auto"; with "oversubscribe": true it is taken as it is',
+        )
+        for spec, missing in zip(workers, plan.unplaced, strict=True)
+        if missing
+    ]
 
 
 def _worker(
@@ -139,6 +187,7 @@ def _worker(
         arena = max(asked) * MIB
     else:
         arena = max(MIN_ARENA_BYTES, 2 * largest, min(slots * largest, SOFT_ARENA_BYTES))
+    costs = [topology.costs[b] for b in members if b in topology.costs]
     # Slots lie on page boundaries: leave room for the rounding.
     arena = -(-arena // 4096) * 4096 + slots * 4096
     return WorkerSpec(
@@ -146,10 +195,11 @@ def _worker(
         stages=stages,
         device=first.device,
         replicas=first.replicas,
-        threads=first.threads,
+        threads=first.asked_threads,
         cores=tuple(first.cores or cores),
         mode=topology.mode_of(first.name),
         transport=topology.transport,
         arena_bytes=arena,
         slots=slots,
+        cost_ms=sum(costs) if len(costs) == len(members) else None,
     )

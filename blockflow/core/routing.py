@@ -6,6 +6,7 @@ table only translates a stage number into an address.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ from blockflow.core.model import Contract
 
 DISPATCHER_STAGE = 0
 """The stage number of the Dispatcher's return socket; real stages count from 1 and never repeat."""
+
+_NODE = struct.Struct("<QBB")
+"""A path node in a header: stage, parent + 1, terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,14 @@ class PathNode:
 class PathTree:
     """The path of a request: a chain for one task, a tree for several tasks on one input.
 
-    Nodes stand in topological order (a parent before its children); node 0 is the root.
+    Nodes stand in topological order (a parent before its children); node 0 is the root. ``wire`` is
+    the tree packed for a header. Trees are read far more often than made: what every tensor's way
+    asks of them is worked out once.
     """
 
     nodes: tuple[PathNode, ...]
+    wire: bytes = field(init=False, repr=False, compare=False)
+    _children: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.nodes) <= limits.MAX_PATH_NODES:
@@ -47,30 +55,32 @@ class PathTree:
         for i, node in enumerate(self.nodes):
             if (i == 0) != (node.parent == -1) or node.parent >= i:
                 raise ValueError(f"node {i} has parent {node.parent}")
-            if node.stage <= DISPATCHER_STAGE:
+            if not DISPATCHER_STAGE < node.stage < 2**64:
                 raise ValueError(f"node {i} has stage {node.stage}")
+
+        below: list[list[int]] = [[] for _ in self.nodes]
+        for i, node in enumerate(self.nodes[1:], start=1):
+            below[node.parent].append(i)
+        object.__setattr__(self, "_children", tuple(map(tuple, below)))
+        object.__setattr__(self, "wire", b"".join([_NODE.pack(*_packable(n)) for n in self.nodes]))
 
     def children(self, index: int) -> tuple[int, ...]:
         """Indices of the nodes fed by node ``index``."""
-        return tuple(i for i, n in enumerate(self.nodes) if n.parent == index)
+        return self._children[index]
 
     def stages(self) -> frozenset[int]:
         return frozenset(n.stage for n in self.nodes)
 
-    def to_wire(self) -> list[int]:
-        """Flat triples (stage, parent + 1, terminal): small and without nesting."""
-        return [x for n in self.nodes for x in (n.stage, n.parent + 1, int(n.terminal))]
-
     @classmethod
-    def from_wire(cls, flat: Sequence[int]) -> PathTree:
-        """Inverse of :meth:`to_wire`. Raises ValueError."""
-        if len(flat) % 3:
-            raise ValueError("a path is a list of triples")
-        return cls(
-            tuple(
-                PathNode(flat[i], flat[i + 1] - 1, flat[i + 2] != 0) for i in range(0, len(flat), 3)
-            )
-        )
+    def from_wire(cls, packed: bytes) -> PathTree:
+        """Inverse of :attr:`wire`. Raises ValueError."""
+        if len(packed) % _NODE.size:
+            raise ValueError(f"a path is a string of {_NODE.size}-byte nodes")
+        return cls(tuple(PathNode(s, p - 1, t != 0) for s, p, t in _NODE.iter_unpack(packed)))
+
+
+def _packable(node: PathNode) -> tuple[int, int, int]:
+    return node.stage, node.parent + 1, int(node.terminal)
 
 
 def merge_paths(paths: Sequence[Sequence[int]]) -> tuple[PathTree, tuple[int, ...]]:
@@ -161,7 +171,9 @@ class StageRoute:
 class TaskRoute:
     """A published task: its path of blocks and what a request for it may ask.
 
-    ``contract`` is the input of the first block and the output of the last one.
+    ``contract`` is the input of the first block and the output of the last one; ``share`` an index
+    into :attr:`RouteTable.shares`; ``max_inflight_rows`` bounds what of this task may be under way
+    at once (0 = no bound).
     """
 
     name: str
@@ -170,6 +182,8 @@ class TaskRoute:
     max_rows: int = limits.DEFAULT_MAX_ROWS
     deadline_ms: int = limits.DEFAULT_DEADLINE_MS
     check_finite: bool = True
+    share: int = 0
+    max_inflight_rows: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -179,6 +193,8 @@ class TaskRoute:
             "max_rows": self.max_rows,
             "deadline_ms": self.deadline_ms,
             "check_finite": self.check_finite,
+            "share": self.share,
+            "max_inflight_rows": self.max_inflight_rows,
         }
 
     @classmethod
@@ -190,6 +206,8 @@ class TaskRoute:
             int(d["max_rows"]),
             int(d["deadline_ms"]),
             bool(d["check_finite"]),
+            int(d["share"]),
+            int(d["max_inflight_rows"]),
         )
 
 
@@ -198,13 +216,15 @@ class RouteTable:
     """One epoch's published routes: the thesis's translation table (section 3.5.2) and addresses.
 
     ``version`` grows with every publication (a restart of one block changes routes within an
-    epoch).
+    epoch). ``shares`` says by index what tasks may claim at blocks that they share
+    (:class:`blockflow.batching.shares.TaskShare`); index 0 is the default.
     """
 
     epoch: int
     version: int
     stages: Mapping[int, StageRoute] = field(default_factory=dict)
     tasks: Mapping[str, TaskRoute] = field(default_factory=dict)
+    shares: tuple[Mapping[str, Any], ...] = ()
 
     def stages_of(self, block: str) -> tuple[int, ...]:
         """Stage numbers of the block's replicas, in order."""
@@ -216,6 +236,7 @@ class RouteTable:
             "version": self.version,
             "stages": [r.to_dict() for r in self.stages.values()],
             "tasks": [t.to_dict() for t in self.tasks.values()],
+            "shares": [dict(s) for s in self.shares],
         }
 
     @classmethod
@@ -227,4 +248,5 @@ class RouteTable:
             int(d["version"]),
             {s.stage: s for s in stages},
             {t.name: t for t in tasks},
+            tuple(d["shares"]),
         )

@@ -8,83 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, Problem, TopologyError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.specs import BlockSpec, LimitSpec, Mode, Name, TaskSpec, Transport
 
-Name = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
-Mode = Literal["tensormq", "zeromq"]
-Transport = Literal["ipc", "tcp"]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class PolicySpec(BaseModel):
-    """A batching policy by name; its options are checked by the policy itself."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-    policy: Name = "none"
-
-
-class BlockSpec(_Strict):
-    """One block of a topology.
-
-    ``block`` is the block's name in the repository when it differs from ``name``. ``worker`` names
-    the worker that hosts it; blocks with the same one share a process. ``threads`` are intra-op
-    threads (default 1: never the framework's own choice), ``cores`` the cpu numbers it may use
-    (default: all). ``slots`` and ``arena_mib`` bound the tensors it may have out at once.
-    ``timeout_ms`` bounds one forward. ``engine`` is chosen by the artifact's format (``auto``).
-    """
-
-    name: Name
-    block: Name | None = None
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d{1,2})$")] = "cpu"
-    replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
-    threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    cores: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    engine: Literal["auto"] = "auto"
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    batching: PolicySpec = PolicySpec()
-    mode: Mode | None = None
-    worker: Name | None = None
-    max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None = None
-    slots: Annotated[int, Field(ge=1, le=4096)] = 16
-    arena_mib: Annotated[int, Field(ge=1, le=1024 * 1024)] | None = None
-    timeout_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 0
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("batching", mode="before")
-    @classmethod
-    def _policy_name(cls, value: Any) -> Any:
-        return {"policy": value} if isinstance(value, str) else value
-
-    @property
-    def artifact(self) -> str:
-        """The block's name in the repository."""
-        return self.block or self.name
-
-
-class TaskSpec(_Strict):
-    """A task: its path and what its requests may ask."""
-
-    path: Annotated[list[Name], Field(min_length=1, max_length=limits.MAX_PATH_NODES)]
-    deadline_ms: Annotated[int, Field(ge=1, le=limits.MAX_DEADLINE_MS)] = limits.DEFAULT_DEADLINE_MS
-    max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None = None
-    check_finite: bool = True
-
-
-class LimitSpec(_Strict):
-    """System-wide limits: ``max_rows`` per request."""
-
-    max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] = limits.DEFAULT_MAX_ROWS
 
 
 class _Frame(BaseModel):
@@ -97,13 +31,17 @@ class _Frame(BaseModel):
     mode: Mode = "tensormq"
     transport: Transport = "ipc"
     limits: LimitSpec = LimitSpec()
+    oversubscribe: bool = False
 
 
 @dataclass(frozen=True)
 class Topology:
     """A valid desired state: everything in it fits together.
 
-    ``infos`` holds the repository's facts per block name of this topology.
+    ``infos`` holds the repository's facts per block name of this topology. ``oversubscribe`` allows
+    explicit threads beyond the cores (for those who send one request at a time). ``costs`` are
+    measured: ms of one row on one thread per block, where known; they steer the plan of threads and
+    are no part of what was asked for.
     """
 
     blocks: Mapping[str, BlockSpec]
@@ -112,6 +50,8 @@ class Topology:
     mode: Mode = "tensormq"
     transport: Transport = "ipc"
     max_rows: int = limits.DEFAULT_MAX_ROWS
+    oversubscribe: bool = False
+    costs: Mapping[str, float] = field(default_factory=dict)
 
     def mode_of(self, block: str) -> Mode:
         return self.blocks[block].mode or self.mode
@@ -153,11 +93,13 @@ class Topology:
             "mode": self.mode,
             "transport": self.transport,
             "limits": {"max_rows": self.max_rows},
+            "oversubscribe": self.oversubscribe,
         }
 
 
 Lookup = Callable[[str], BlockInfo]
 PolicyCheck = Callable[[Mapping[str, Any], str], Sequence[Problem]]
+EngineCheck = Callable[[BlockSpec, BlockInfo, str], Sequence[Problem]]
 
 
 def _any_policy(spec: Mapping[str, Any], path: str) -> Sequence[Problem]:
@@ -165,7 +107,17 @@ def _any_policy(spec: Mapping[str, Any], path: str) -> Sequence[Problem]:
     return ()
 
 
-def parse_topology(data: Any, lookup: Lookup, check_policy: PolicyCheck = _any_policy) -> Topology:
+def _any_engine(spec: BlockSpec, info: BlockInfo, path: str) -> Sequence[Problem]:
+    """Engines are checked where they run."""
+    return ()
+
+
+def parse_topology(
+    data: Any,
+    lookup: Lookup,
+    check_policy: PolicyCheck = _any_policy,
+    check_engine: EngineCheck = _any_engine,
+) -> Topology:
     """Check a system update as a whole.
 
     Args:
@@ -173,6 +125,8 @@ def parse_topology(data: Any, lookup: Lookup, check_policy: PolicyCheck = _any_p
         lookup: gives a stored block's facts or raises a BlockFlowError (unknown block, bad
             manifest).
         check_policy: finds what is wrong with a ``batching`` object, given its JSON path.
+        check_engine: finds what is wrong with a block's engine, precision, options and device,
+            given the block's facts and the block's JSON path.
 
     Raises:
         TopologyError: INVALID_TOPOLOGY with every problem and its JSON path.
@@ -188,11 +142,21 @@ def parse_topology(data: Any, lookup: Lookup, check_policy: PolicyCheck = _any_p
         path = f"$.blocks[{index[name]}].batching"
         problems += check_policy(spec.batching.model_dump(mode="json"), path)
     infos = _infos(blocks, index, lookup, problems)
+    for name, info in infos.items():
+        problems += check_engine(blocks[name], info, f"$.blocks[{index[name]}]")
     _paths(tasks, blocks, frame, infos, problems)
     _groups(blocks, index, problems)
     if problems:
         raise _invalid(problems)
-    return Topology(blocks, tasks, infos, frame.mode, frame.transport, frame.limits.max_rows)
+    return Topology(
+        blocks,
+        tasks,
+        infos,
+        frame.mode,
+        frame.transport,
+        frame.limits.max_rows,
+        frame.oversubscribe,
+    )
 
 
 def _invalid(problems: Sequence[Problem]) -> TopologyError:
@@ -227,7 +191,7 @@ def _from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> l
         for part in err["loc"]:
             path += f"[{part}]" if isinstance(part, int) else f".{part}"
         hint = ""
-        message = err["msg"]
+        message = err["msg"].removeprefix("Value error, ")
         if err["type"] == "extra_forbidden":
             field = str(err["loc"][-1])
             message = f"unknown field {field!r}"
@@ -384,12 +348,12 @@ def _groups(
     for worker, members in groups.items():
         first = members[0]
         for spec in members[1:]:
-            for field in ("device", "replicas", "threads", "cores", "mode"):
-                if getattr(spec, field) != getattr(first, field):
+            for key in ("device", "replicas", "threads", "cores", "mode"):
+                if getattr(spec, key) != getattr(first, key):
                     problems.append(
                         Problem(
-                            f"$.blocks[{index[spec.name]}].{field}",
+                            f"$.blocks[{index[spec.name]}].{key}",
                             f"blocks of worker {worker!r} must agree: {first.name} has "
-                            f"{getattr(first, field)!r}, {spec.name} has {getattr(spec, field)!r}",
+                            f"{getattr(first, key)!r}, {spec.name} has {getattr(spec, key)!r}",
                         )
                     )

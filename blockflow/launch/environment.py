@@ -64,6 +64,8 @@ def child_environment(
     # '' stands for the current folder; the child gets it by name.
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path))
     env["PYTHONUNBUFFERED"] = "1"
+    # torch.cuda.is_available() would otherwise initialise the driver, which no fork survives.
+    env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return env
 
 

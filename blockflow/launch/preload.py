@@ -36,6 +36,8 @@ WORKER_MODULES: tuple[str, ...] = (
     "blockflow.engine.exported",
     "blockflow.engine.program",
     "blockflow.engine.torchscript",
+    "blockflow.engine.onnx_runtime",
+    "blockflow.engine.open_vino",
     "blockflow.worker.main",
     "blockflow.worker.rehearsal",
     "blockflow.dispatcher.main",

@@ -103,7 +103,7 @@ def block_grid(status: Doc) -> Grid:
             str(b.get("name")),
             str(b.get("state")),
             f"{count(b.get('ready'))}/{count(b.get('replicas'))}",
-            str(b.get("engine", NONE)),
+            _engine(b),
             amount(b.get("parameters")),
             ", ".join(str(t) for t in b.get("tasks") or []) or NONE,
             str(b.get("device", NONE)),
@@ -162,13 +162,17 @@ def load_grid(status: Doc, before: Doc | None = None) -> Grid:
 
 
 def process_grid(status: Doc) -> Grid:
-    """Every process with its resources; GPU columns only where a process has one."""
+    """Every process with its resources; GPU columns only where a process has one.
+
+    ``comp`` are the threads that compute (``>`` marks a change under way), ``thr`` all of them.
+    """
     found = processes(status)
     gpu = any(part(p, "process").get("gpu_util_percent") is not None for p in found)
     columns = [
         _left("process"),
         _left("state"),
         Column("pid"),
+        Column("comp"),
         Column("cpu"),
         Column("rss"),
         Column("pss"),
@@ -182,7 +186,7 @@ def process_grid(status: Doc) -> Grid:
         Column("start ms", wide=True),
     ]
     if gpu:
-        columns[8:8] = [Column("gpu"), Column("gpu mem"), Column("watt", wide=True)]
+        columns[9:9] = [Column("gpu"), Column("gpu mem"), Column("watt", wide=True)]
     rows = []
     for p in found:
         k = part(p, "process")
@@ -193,6 +197,7 @@ def process_grid(status: Doc) -> Grid:
             str(p.get("name")),
             str(p.get("state")),
             count(p.get("pid")),
+            _compute_threads(p),
             percent(k.get("cpu_percent")),
             size(k.get("rss")),
             size(k.get("pss")),
@@ -207,7 +212,7 @@ def process_grid(status: Doc) -> Grid:
         ]
         if gpu:
             figures = percent(k.get("gpu_util_percent")), size(k.get("gpu_memory"))
-            cells[8:8] = [*figures, rate(k.get("gpu_power_w"))]
+            cells[9:9] = [*figures, rate(k.get("gpu_power_w"))]
         rows.append(tuple(cells))
     return Grid("Processes", tuple(columns), tuple(rows))
 
@@ -271,6 +276,20 @@ def contract_grid(tasks: Sequence[Doc]) -> Grid:
         for t in tasks
     )
     return Grid("Tasks", columns, rows)
+
+
+def _engine(block: Doc) -> str:
+    """``exported``, or ``openvino int8`` where it is not the artifact's own precision."""
+    engine, precision = str(block.get("engine", NONE)), block.get("precision")
+    return engine if precision in (None, "auto", "fp32") else f"{engine} {precision}"
+
+
+def _compute_threads(worker: Doc) -> str:
+    """``2``, or ``1>2`` while a worker has not yet taken up what it was told."""
+    told, now = worker.get("threads"), worker.get("threads_now")
+    if now is None or now == told:
+        return count(told)
+    return f"{count(now)}>{count(told)}"
 
 
 def _cut(text: str, limit: int) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 
 from blockflow.monitor.text import (
     age,
+    amount,
     count,
     is_number,
     ms,
+    size,
 )
 
 Doc = Mapping[str, Any]
@@ -68,6 +70,24 @@ def endpoints(status: Doc) -> list[str]:
     out = [f"rest     {status['rest']}"] if status.get("rest") else []
     clients = status.get("clients") or part(status, "dispatcher").get("clients") or []
     return out + [f"clients  {address}" for address in clients]
+
+
+def legs(status: Doc) -> list[str]:
+    """How tensors went between clients and the Dispatcher; nothing before the first one."""
+    kpi = part(part(status, "dispatcher"), "kpi")
+    out = []
+    for name, key in (("inputs", "in"), ("results", "out")):
+        leg = part(part(kpi, "legs"), key)
+        if leg.get("slot") or leg.get("message"):
+            ways = (("by slot", "slot"), ("in messages", "message"))
+            texts = [
+                f"{amount(leg.get(k))} {text} ({size(leg.get(k + '_bytes'))})" for text, k in ways
+            ]
+            out.append(f"{name:<8} {', '.join(texts)}")
+    granted = part(kpi, "grants")
+    if granted.get("clients"):
+        out.append(f"granted  {size(granted.get('bytes'))} to {count(granted['clients'])} clients")
+    return out
 
 
 def is_ready(status: Doc) -> bool:
@@ -159,6 +179,8 @@ def update_lines(answer: Doc) -> list[str]:
         names = [n.get("replica") if isinstance(n, Mapping) else n for n in plan.get(verb) or []]
         if names:
             out.append(f"  {verb:<6} {', '.join(map(str, names))}")
+    if wide := [f"{w} {n}" for w, n in part(plan, "threads").items() if is_number(n) and n > 1]:
+        out.append(f"  threads {', '.join(wide)}")
     for verb, names in part(plan, "tasks").items():
         if names:
             out.append(f"  tasks  {verb} {', '.join(map(str, names))}")
@@ -179,4 +201,10 @@ def timing_lines(result: Any) -> list[str]:
         f"at the Dispatcher {result.total_ms:.3f} ms (in {result.ingress_ms:.3f}, out "
         f"{result.egress_ms:.3f}), round trip {result.rtt_ms:.3f} ms"
     )
-    return out
+    legs = (("to the Dispatcher", result.upload), ("back", result.download))
+    return [*out, "; ".join(f"{where} {_leg(leg)}" for where, leg in legs)]
+
+
+def _leg(leg: Any) -> str:
+    took = f" in {leg.ms:.3f} ms" if leg.ms is not None else ""
+    return f"{size(leg.nbytes)} by {leg.way}{took}"

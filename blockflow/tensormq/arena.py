@@ -36,6 +36,10 @@ LAYOUT_VERSION = 1
 HEADER_WORDS = 8
 """u64: magic, layout version, incarnation, capacity, slots, lanes, data offset, committed."""
 
+DEVICE_BIT = 1 << 63
+"""Set in a handle's incarnation (and in an arena's name) when the tensor lies in device memory: see
+``cuda_book``. Incarnations themselves are far smaller."""
+
 _COMMITTED = 7
 _PAGE = mmap.PAGESIZE
 _STEP = 256 * 1024
@@ -322,6 +326,10 @@ class ArenaReader:
                 return None
             self._populate(committed)
         return self._data[offset:end]
+
+    def region(self) -> memoryview:
+        """All data memory that the owner has committed by now; grows, and stays where it is."""
+        return self._data[: min(self._words[_COMMITTED], self.capacity)]
 
     def release(self, slot: int, lane: int, generation: int) -> None:
         """Write this lane's mark; the slot may be reused at once."""

@@ -9,12 +9,16 @@ for all. None of them sends anything: sockets are the caller's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockflow.core.model import DTYPE_BYTES, tensor_bytes
+from blockflow.tensormq.views import as_torch
 from blockflow.wire.tensor import TensorDesc
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,20 @@ class OutBuffer(ABC):
     memory: memoryview
     nbytes: int
 
+    def tensor(self) -> Tensor:
+        """What the engine writes into; asked for once, in the engine thread."""
+        return as_torch(self.memory, self.dtype, self.dims)
+
+    def finish(self) -> int:
+        """The engine has given its last order for this tensor; to be called in the engine thread,
+        before it is published.
+
+        Returns:
+            Nanoseconds that the result's way from the device to the host took at the end of this
+            call: overhead, not compute. 0 where there was no such way.
+        """
+        return 0
+
 
 class InBuffer(ABC):
     """A received tensor: ``memory`` is read-only until :meth:`release`, which is idempotent.
@@ -82,6 +100,11 @@ class InBuffer(ABC):
     desc: TensorDesc
     memory: memoryview
 
+    def tensor(self) -> Tensor:
+        """What the engine reads; asked for once, in the engine thread. Never written."""
+        desc = self.desc
+        return as_torch(self.memory, desc.dtype, desc.dims, desc.strides)
+
     @abstractmethod
     def release(self) -> None:
         """Tell the producer that this consumer is done; ``memory`` must not be used afterwards."""
@@ -90,16 +113,29 @@ class InBuffer(ABC):
 class Producer(ABC):
     """The sending side, owned by one process. Its methods may be called from several threads."""
 
+    by_consumer = False
+    """Whether :meth:`reserve` must be told the consumers; working them out is not free."""
+
+    def set_devices(self, devices: Mapping[int, str]) -> None:  # noqa: B027 (few need it)
+        """Where consumers compute: incarnation -> ``cpu`` or ``cuda:N``, from the route table."""
+
+    def reaches(self, buffer: OutBuffer, consumer: int) -> bool:
+        """Whether this buffer can be published to this consumer."""
+        return True
+
     @property
     @abstractmethod
     def max_consumers(self) -> int:
         """How many consumers one buffer can be published to."""
 
     @abstractmethod
-    def reserve(self, dtype: str, dims: Sequence[int]) -> OutBuffer | None:
+    def reserve(
+        self, dtype: str, dims: Sequence[int], consumers: Collection[int] = ()
+    ) -> OutBuffer | None:
         """Memory for one tensor, or None when none is free now: wait for releases, then ask again.
 
         What consumers have released by now is collected first, so there is no need to sweep before.
+        ``consumers`` are those that it will be published to, as far as they are known.
 
         Raises:
             RequestError: TOO_LARGE, the tensor can never fit.

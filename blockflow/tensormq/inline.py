@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,9 @@ class InlineProducer(Producer):
     def max_consumers(self) -> int:
         return limits.MAX_ITEMS_PER_MESSAGE
 
-    def reserve(self, dtype: str, dims: Sequence[int]) -> InlineOutBuffer | None:
+    def reserve(
+        self, dtype: str, dims: Sequence[int], consumers: Collection[int] = ()
+    ) -> InlineOutBuffer | None:
         nbytes = tensor_bytes(dtype, dims)
         if nbytes > min(limits.MAX_MESSAGE_BYTES, self._capacity):
             raise RequestError(

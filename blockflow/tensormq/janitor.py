@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from blockflow.core.errors import RequestError, make_error
-from blockflow.tensormq.arena import arena_path, marks_path
+from blockflow.tensormq.arena import DEVICE_BIT, arena_path, marks_path
 
 ROOT_ENV = "BLOCKFLOW_RUN_ROOT"
 LOCK_NAME = "lock"
@@ -44,6 +44,11 @@ def _default_root() -> Path:
 
 def data_socket_path(run_dir: Path, incarnation: int) -> Path:
     return run_dir / f"d{incarnation}.sock"
+
+
+def grant_socket_path(run_dir: Path, incarnation: int) -> Path:
+    """Where a Dispatcher hands memory to clients of its host."""
+    return run_dir / f"g{incarnation}.sock"
 
 
 class RunDir:
@@ -141,14 +146,17 @@ def sweep_stale(root: Path | None = None) -> list[Path]:
 
 
 def remove_leavings(run_dir: Path, incarnation: int) -> None:
-    """Remove what a dead process left in a live run directory: its arena and its data socket.
+    """Remove what a dead process left in a live run directory: its arena and its sockets.
 
     Consumers that have the arena mapped keep what they hold; nobody can map it anew.
     """
     for path in (
         arena_path(run_dir, incarnation),
         marks_path(run_dir, incarnation),
+        arena_path(run_dir, incarnation | DEVICE_BIT),
+        marks_path(run_dir, incarnation | DEVICE_BIT),
         data_socket_path(run_dir, incarnation),
+        grant_socket_path(run_dir, incarnation),
     ):
         path.unlink(missing_ok=True)
 

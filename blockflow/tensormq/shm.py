@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,11 @@ class ShmInBuffer(InBuffer):
         self.memory = memory
         self._reader: ArenaReader | None = reader
 
+    @property
+    def reader(self) -> ArenaReader | None:
+        """The arena that it lies in; None once released."""
+        return self._reader
+
     def release(self) -> None:
         reader, handle = self._reader, self.desc.handle
         if reader is None or handle is None:
@@ -72,37 +77,56 @@ class ShmProducer(Producer):
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._leases = LeaseTable(arena.capacity, arena.slots, arena.lanes)
+        self._leases = self._make_leases()
         self._lock = threading.Lock()
         self._closed = False
         self._told_full = False
+
+    def _make_leases(self) -> LeaseTable:
+        return LeaseTable(self._arena.capacity, self._arena.slots, self._arena.lanes)
 
     @property
     def max_consumers(self) -> int:
         return self._arena.lanes
 
-    def reserve(self, dtype: str, dims: Sequence[int]) -> ShmOutBuffer | None:
+    @property
+    def incarnation(self) -> int:
+        """What the handles name."""
+        return self._arena.incarnation
+
+    def region(self) -> memoryview:
+        """All data memory that is committed now; grows, and stays where it is."""
+        return self._arena.data[: self._arena.committed]
+
+    def reserve(
+        self, dtype: str, dims: Sequence[int], consumers: Collection[int] = ()
+    ) -> ShmOutBuffer | None:
         nbytes = tensor_bytes(dtype, dims)
         with self._lock:
-            leases, arena = self._leases, self._arena
-            self._check_open()
-            if leases.outstanding:
-                self._mark_free(leases.sweep(arena.marks))
-            lease = leases.reserve(nbytes) if nbytes <= limits.MAX_MESSAGE_BYTES else None
+            lease = self._take(nbytes)
             if lease is None:
-                if nbytes > limits.MAX_MESSAGE_BYTES or not leases.fits(nbytes):
-                    raise RequestError(
-                        "TOO_LARGE",
-                        f"{nbytes} bytes do not fit into an arena of {arena.capacity}",
-                        hint="raise the block's max_rows or arena size, or send fewer rows",
-                    )
                 return None
             offset = lease.offset
             end = offset + lease.size
-            if end > arena.committed and not self._commit(lease, end):
+            if end > self._arena.committed and not self._commit(lease, end):
                 return None
-            memory = arena.data[offset : offset + nbytes]
+            memory = self._arena.data[offset : offset + nbytes]
         return ShmOutBuffer(lease, memory, nbytes, dtype, tuple(dims))
+
+    def _take(self, nbytes: int) -> Lease | None:
+        """A lease for so many bytes, None when there is none now; the lock is held."""
+        leases = self._leases
+        self._check_open()
+        if leases.outstanding:
+            self._mark_free(leases.sweep(self._arena.marks))
+        lease = leases.reserve(nbytes) if nbytes <= limits.MAX_MESSAGE_BYTES else None
+        if lease is None and (nbytes > limits.MAX_MESSAGE_BYTES or not leases.fits(nbytes)):
+            raise RequestError(
+                "TOO_LARGE",
+                f"{nbytes} bytes do not fit into an arena of {leases.extents.capacity}",
+                hint="raise the block's max_rows or arena size, or send fewer rows",
+            )
+        return lease
 
     def _commit(self, lease: Lease, end: int) -> bool:
         """Grow the arena for a new lease; False: not now, but releases will help."""
@@ -184,15 +208,18 @@ class ShmProducer(Producer):
             if not self._closed:
                 self._mark_free(leases.sweep(self._arena.marks))
             return Usage(
-                capacity=self._arena.capacity,
+                capacity=leases.extents.capacity,
                 used=leases.used,
                 high_water=leases.high_water,
-                committed=self._arena.committed,
+                committed=self._committed(),
                 slots=leases.slots,
                 slots_used=leases.outstanding,
                 stalls=leases.stalls,
                 stale=leases.stale,
             )
+
+    def _committed(self) -> int:
+        return self._arena.committed
 
     def close(self) -> None:
         with self._lock:
@@ -241,6 +268,11 @@ class ShmConsumer(Consumer):
         reader = ArenaReader.open(self._run_dir, incarnation)
         self._readers[incarnation] = reader
         return reader
+
+    def region(self, incarnation: int) -> memoryview | None:
+        """All of a producer's committed memory, if its arena is mapped here."""
+        reader = self._readers.get(incarnation)
+        return None if reader is None else reader.region()
 
     def peer_gone(self, incarnation: int) -> None:
         self._gone.add(incarnation)

@@ -50,6 +50,19 @@ def as_torch(
     return torch.frombuffer(memory, dtype=kind).as_strided(tuple(dims), tuple(strides))
 
 
+def typed(
+    raw: torch.Tensor, dtype: str, dims: Sequence[int], strides: Sequence[int] | None = None
+) -> torch.Tensor:
+    """A tensor of ``dims`` over a one-dimensional uint8 tensor, wherever that lies."""
+    torch, dtypes = _torch()
+    if not prod(dims):
+        return torch.empty(tuple(dims), dtype=dtypes[dtype], device=raw.device)
+    flat = raw.view(dtypes[dtype])
+    if strides is None:
+        return flat[: prod(dims)].view(tuple(dims))
+    return flat.as_strided(tuple(dims), tuple(strides), flat.storage_offset())
+
+
 @functools.cache
 def _torch() -> tuple[Any, Mapping[str, Any]]:
     """torch, imported by the first process that needs tensors, and its dtypes by our names."""

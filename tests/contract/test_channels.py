@@ -6,8 +6,10 @@ To add one, write a :class:`Way` for it and name it in ``WAYS``.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,16 @@ from blockflow.core.errors import RequestError, WireError
 from blockflow.core.model import DTYPE_BYTES
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.channel import Consumer, InBuffer, OutBuffer, Payload, Producer, span_bytes
+from blockflow.tensormq.cuda import CudaProducer
+from blockflow.tensormq.cuda_book import make_book
 from blockflow.tensormq.inline import InlineConsumer, InlineProducer
 from blockflow.tensormq.janitor import RunDir
 from blockflow.tensormq.leases import LeaseError
+from blockflow.tensormq.mixed import MixedConsumer, MixedProducer
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from blockflow.tensormq.views import as_numpy, as_torch
 from blockflow.wire.tensor import Handle, TensorDesc, desc_from_wire
+from tests import cuda_rig
 
 KIB, MIB = 1024, 1024 * 1024
 OWNER = 11
@@ -56,12 +62,46 @@ class Way:
         return made
 
     def close(self) -> None:
-        for made in self._made:
+        for made in reversed(self._made):  # consumers first: owners wait for them
             made.close()
 
 
 def shm_producer(run_dir: Path, capacity: int, slots: int) -> Producer:
     return ShmProducer(Arena.create(run_dir, OWNER, capacity, slots, warm_bytes=64 * KIB))
+
+
+def cuda_producer(run_dir: Path, capacity: int, slots: int) -> Producer:
+    device = cuda_rig.fake_device(cuda_rig.double_folder(run_dir))
+    return CudaProducer(device, run_dir, OWNER, capacity, slots)
+
+
+def cuda_consumer(run_dir: Path, ordinal: int = 0) -> Consumer:
+    device = cuda_rig.far_device(cuda_rig.double_folder(run_dir), ordinal)
+    return cuda_rig.SettledConsumer(device, run_dir)
+
+
+def mixed_producer(run_dir: Path, capacity: int, slots: int) -> Producer:
+    device = cuda_rig.fake_device(cuda_rig.double_folder(run_dir))
+    cuda = CudaProducer(device, run_dir, OWNER, capacity, slots)
+    return MixedProducer(device, shm_producer(run_dir, capacity, slots), cuda, run_dir)
+
+
+def device_first(run_dir: Path, capacity: int, slots: int) -> Producer:
+    device = cuda_rig.fake_device(cuda_rig.double_folder(run_dir))
+    cuda = CudaProducer(device, run_dir, OWNER, capacity, slots)
+    host = shm_producer(run_dir, capacity, slots)
+    made = cuda_rig.DeviceFirst(device, host, cuda, run_dir)
+    with ExitStack() as books:
+        for consumer in CONSUMERS:  # so that they count as able to open a slab
+            books.callback(make_book(run_dir, consumer, 1).close)
+        made.set_devices(dict.fromkeys(CONSUMERS, "cuda:0"))
+    return made
+
+
+def mixed_consumer(run_dir: Path) -> Consumer:
+    device = cuda_rig.far_device(cuda_rig.double_folder(run_dir))
+    cuda = cuda_rig.SettledConsumer(device, run_dir)
+    return MixedConsumer(device, ShmConsumer(run_dir), cuda)
 
 
 WAYS: dict[str, tuple[Callable[[Path, int, int], Producer], Callable[[Path], Consumer]]] = {
@@ -72,15 +112,27 @@ WAYS: dict[str, tuple[Callable[[Path, int, int], Producer], Callable[[Path], Con
     "shm": (shm_producer, ShmConsumer),
     # A worker's receiver takes whole tensors as well, whatever its own mode is.
     "inline-to-shm": (lambda _, capacity, slots: InlineProducer(slots, capacity), ShmConsumer),
+    # Device memory, on the double of the driver (cuda_fake): one device, two that are peers, and
+    # the edges between host and device. tests/gpu has the same on a real one.
+    "cuda": (cuda_producer, cuda_consumer),
+    "cuda-peer": (cuda_producer, lambda run_dir: cuda_consumer(run_dir, 1)),
+    "device-to-host": (mixed_producer, ShmConsumer),
+    "host-to-device": (shm_producer, mixed_consumer),
+    "device-to-device": (device_first, mixed_consumer),
 }
 
 
 @pytest.fixture(params=list(WAYS))
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     with RunDir.create() as run_dir:
+        double = run_dir.path.parent / f"{run_dir.path.name}-double"
         made = Way(run_dir.path, *WAYS[request.param])
         yield made
         made.close()
+        cuda_rig.close_devices()
+        broken = double / "broken"
+        assert not broken.exists(), broken.read_text()
+        shutil.rmtree(double, ignore_errors=True)
         assert os.listdir(run_dir.path) == ["lock"], "something is left in the directory"
 
 

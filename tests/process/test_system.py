@@ -93,7 +93,7 @@ def test_an_update_changes_only_what_differs(system: System, client: Client) -> 
     assert sorted(os.listdir(system.run_dir)) == sorted(
         [f"{kind}-{i}" for i in _incarnations(system) for kind in ("arena", "marks")]
         + [f"d{i}.sock" for i in _incarnations(system)]
-        + ["clients.sock", "control.sock", "lock"]
+        + ["clients.sock", "control.sock", "g1.sock", "lock"]  # g: of the Dispatcher
     )
 
 

@@ -13,14 +13,16 @@ from blockflow.control.fleet import Role
 from blockflow.control.update import Kind
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.lifecycle import State
+from blockflow.core.placement import desired_workers, plan_workers
 
 BLOCKS = ["a", "b", "c"]
+CORES = 5
 
 
 class BrainMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World().up()
+        self.world = World(CORES).up()
         self.wanted: dict[str, int] = {}
 
     @rule(
@@ -103,6 +105,13 @@ class BrainMachine(RuleBasedStateMachine):
                 assert replica is not None and replica.role is Role.ACTIVE
                 assert replica.life.state is State.READY
 
+    @invariant()
+    def threads_told_do_not_outnumber_the_cores(self) -> None:
+        """Whoever may compute: not those of an update that has not been adopted."""
+        seats = [r for r in self.world.brain.crew.fleet if r.role is not Role.CANDIDATE]
+        told = sum(r.life.threads for r in seats if r.life.connected)
+        assert told <= max(CORES, len(seats))
+
     def teardown(self) -> None:
         """Make the world good again: the system must come to rest in what was asked for."""
         world = self.world
@@ -119,6 +128,10 @@ class BrainMachine(RuleBasedStateMachine):
             assert world.names() == ["dispatcher"]
             return
         assert all(r.role is Role.ACTIVE for r in brain.crew.fleet)
+        workers = desired_workers(realm.topology, tuple(range(CORES)))
+        planned = plan_workers(workers).threads
+        wanted = {w.name: n for w, n in zip(workers, planned, strict=True)}
+        assert all(r.life.threads == wanted[r.spec.name] for r in brain.crew.fleet)
         expected = {}
         for name, spec in realm.topology.blocks.items():
             hosts = brain.crew.fleet.hosting(name)

@@ -28,7 +28,7 @@ from blockflow.control.update import FINAL, MOVES, Kind, Phase, Update
 from blockflow.core import limits
 from blockflow.core.errors import TopologyError
 from blockflow.core.routing import RouteTable
-from blockflow.core.topology import BlockSpec, TaskSpec
+from blockflow.core.specs import BlockSpec, TaskSpec
 from blockflow.wire.control import Pong, Stats
 
 

@@ -27,6 +27,7 @@ from blockflow.monitor.top import Top
 from blockflow.monitor.view import (
     endpoints,
     headline,
+    legs,
     notices,
     ping_lines,
     ping_ok,
@@ -62,6 +63,26 @@ def test_headline_and_endpoints(status: dict[str, Any]) -> None:
         "clients  tcp://127.0.0.1:5755",
     ]
     assert notices(status) == []
+
+
+def test_legs_are_told_once_there_are_any(status: dict[str, Any]) -> None:
+    assert legs(status) == []
+    nothing = {"slot": 0, "slot_bytes": 0, "message": 0, "message_bytes": 0, "copies": 0}
+    some = {**nothing, "slot": 12_345, "slot_bytes": 3 << 30, "message": 7, "message_bytes": 600}
+    kpi = status["dispatcher"]["kpi"]
+    kpi["legs"] = {"in": some, "out": nothing}
+    kpi["grants"] = {"clients": 2, "segments": 5, "bytes": 64 << 20, "events": {}}
+    assert legs(status) == [
+        "inputs   12.3k by slot (3.0G), 7 in messages (600B)",
+        "granted  64.0M to 2 clients",
+    ]
+    assert "12.3k by slot" in printed(status_screen(status, 80), 80)
+
+
+def test_the_engine_is_shown_with_its_precision(status: dict[str, Any]) -> None:
+    status["blocks"][0] |= {"engine": "openvino", "precision": "int8"}
+    status["blocks"][1] |= {"engine": "exported", "precision": "fp32"}
+    assert column(block_grid(status), "engine")[:2] == ["openvino int8", "exported"]
 
 
 def test_grids_show_the_recorded_figures(status: dict[str, Any]) -> None:
@@ -186,6 +207,7 @@ def test_ping_and_update_lines() -> None:
         "start": [{"replica": "a#0", "blocks": ["a"]}],
         "keep": ["b#0"],
         "stop": [],
+        "threads": {"a": 2, "b": 1},
         "tasks": {"add": ["t"], "remove": [], "change": []},
     }
     update = {"id": 4, "state": "done", "duration_ms": 151.2, "plan": plan, "notes": ["n"]}
@@ -193,6 +215,7 @@ def test_ping_and_update_lines() -> None:
         "update 4: done in 151 ms",
         "  start  a#0",
         "  keep   b#0",
+        "  threads a 2",
         "  tasks  add t",
         "  note   n",
         "epoch 2",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from blockflow.core.errors import TopologyError
-from blockflow.core.placement import MIB, WorkerSpec, desired_workers
+from blockflow.core.placement import (
+    MIB,
+    WorkerSpec,
+    desired_workers,
+    oversubscription,
+    plan_workers,
+)
 from blockflow.core.plan import Plan, Running, diff
 from blockflow.core.topology import parse_topology
 from tests.unit.test_topology import THESIS, lookup
@@ -52,7 +59,7 @@ def test_shared_blocks_run_on_untouched() -> None:
 
 def test_changed_block_is_replaced_side_by_side() -> None:
     live = running(diff(workers(THESIS), []))
-    changed = {**THESIS, "blocks": [{"name": "block1", "threads": 2}, *THESIS["blocks"][1:]]}
+    changed = {**THESIS, "blocks": [{"name": "block1", "slots": 4}, *THESIS["blocks"][1:]]}
     plan = diff(workers(changed), live)
     assert [s.replica for s in plan.start] == ["block1#1"]
     assert [r.replica for r in plan.stop] == ["block1#0"]
@@ -95,13 +102,68 @@ def test_blocks_of_one_worker() -> None:
     assert spec[0].slots == 32
 
 
-def test_threads_and_cores_are_explicit_and_checked() -> None:
-    assert all(w.threads == 1 and w.cores == CORES for w in workers(THESIS))
+def test_threads_and_cores_are_checked() -> None:
+    assert all(w.threads is None and w.cores == CORES for w in workers(THESIS))
     for option in ({"threads": 3}, {"cores": [7]}):
         with pytest.raises(TopologyError) as caught:
             workers({"blocks": [{"name": "block1", **option}], "tasks": {}})
         (problem,) = caught.value.problems
         assert problem.path == f"$.blocks[0].{next(iter(option))}"
+
+
+def crowded(*blocks: Any, **more: Any) -> tuple[str, str]:
+    """(JSON path, message) of the one problem."""
+    with pytest.raises(TopologyError) as caught:
+        workers({"blocks": list(blocks), "tasks": {}, **more})
+    (problem,) = caught.value.problems
+    return problem.path, problem.message
+
+
+def test_threads_that_find_no_core_are_a_problem() -> None:
+    two = {"name": "block2", "threads": 2}
+    path, message = crowded("block1", two)
+    assert path == "$.blocks[1].threads"
+    assert "2 threads x 1 of 'block2': 3 threads may compute at once on 2 cores" in message
+    assert crowded({"name": "block1", "threads": 2, "replicas": 2})[0] == "$.blocks[0].threads"
+    # One thread each is never a problem, and alone two are none.
+    workers({"blocks": [{"name": b, "threads": 1} for b in THESIS["blocks"]], "tasks": {}})
+    workers({"blocks": [two], "tasks": {}})
+
+
+def test_oversubscription_is_taken_when_it_is_meant() -> None:
+    body = {"blocks": ["block1", {"name": "block2", "threads": 2}], "oversubscribe": True}
+    found = workers({**body, "tasks": {}})
+    plan = plan_workers(found)
+    assert plan.threads == (1, 2)
+    text = oversubscription(found, plan)
+    assert text == "3 threads may compute at once on 2 cores; asked for by block2"
+    assert oversubscription(found[:1], plan_workers(found[:1])) == ""
+    # More than a worker has cores is no use to anybody.
+    three = {"name": "block1", "threads": 3}
+    assert crowded(three, oversubscribe=True)[0] == "$.blocks[0].threads"
+
+
+def test_threads_are_planned_over_all_workers() -> None:
+    assert plan_workers(workers({"blocks": ["block1"], "tasks": {}})).threads == (2,)
+    assert plan_workers(workers(THESIS)).threads == (1, 1, 1, 1)
+    fused = [{"name": b, "worker": "w"} for b in THESIS["blocks"]]
+    assert plan_workers(workers({"blocks": fused, "tasks": {}})).threads == (2,)
+    on_gpu = {"name": "block1", "device": "cuda:0"}
+    assert plan_workers(workers({"blocks": [on_gpu], "tasks": {}})).threads == (1,)
+
+
+def test_measured_costs_steer_the_plan_and_nothing_else() -> None:
+    topology = parse_topology({"blocks": ["block1", "block2"], "tasks": {}}, lookup)
+    known = replace(topology, costs={"block1": 1.0, "block2": 9.0})
+    found = desired_workers(known, range(4))
+    assert plan_workers(found).threads == (1, 3)
+    bare = desired_workers(topology, range(4))
+    assert plan_workers(bare).threads == (2, 2)
+    assert [w.identity() for w in found] == [w.identity() for w in bare]
+    fused = [{"name": b, "worker": "w"} for b in ("block1", "block2")]
+    both = parse_topology({"blocks": fused, "tasks": {}}, lookup)
+    assert desired_workers(replace(both, costs=known.costs), CORES)[0].cost_ms == 10.0
+    assert desired_workers(replace(both, costs={"block1": 1.0}), CORES)[0].cost_ms is None
 
 
 def test_arena_holds_two_full_batches() -> None:
@@ -120,5 +182,6 @@ def test_identity_ignores_what_can_change_in_place() -> None:
     base = identity({})
     assert identity({"replicas": 2}) == base
     assert identity({"batching": "window"}) == base
-    assert identity({"threads": 2}) != base
+    assert identity({"threads": 2}) == base
+    assert identity({"slots": 2}) != base
     assert identity({"mode": "zeromq"}) != base

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from blockflow.batching.registry import policy_problems
-from blockflow.core.errors import RepositoryError, TopologyError
+from blockflow.core.errors import Problem, RepositoryError, TopologyError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology, parse_topology
 
 SPECS = {
@@ -56,7 +57,8 @@ def problems(data: Any, look: Any = lookup) -> dict[str, str]:
 def test_thesis_body_as_it_stands() -> None:
     topology = parse_topology(THESIS, lookup)
     assert topology.tasks["task1"].path == THESIS["blocks"]
-    assert all(b.threads == 1 and b.replicas == 1 for b in topology.blocks.values())
+    assert all(b.threads == "auto" and b.replicas == 1 for b in topology.blocks.values())
+    assert not topology.oversubscribe
     assert topology.mode == "tensormq"
 
 
@@ -73,6 +75,7 @@ def test_extended_form_round_trips() -> None:
         },
         "transport": "tcp",
         "limits": {"max_rows": 8},
+        "oversubscribe": True,
     }
     first = parse_topology(data, lookup)
     again = parse_topology(first.to_dict(), lookup)
@@ -222,8 +225,25 @@ def test_policies_are_checked_with_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("engine", "openvino"), ("precision", "int8"), ("replayable", False)]
+    ("option", "value"),
+    [("engine", "no engine"), ("engine", 7), ("precision", "int3"), ("replayable", False)],
 )
 def test_what_would_have_no_effect_is_refused(option: str, value: object) -> None:
     body = {"blocks": [{"name": "block1", option: value}], "tasks": {}}
     assert f"$.blocks[0].{option}" in problems(body)
+
+
+def test_engines_are_checked_with_the_rest() -> None:
+    def check(spec: BlockSpec, info: BlockInfo, path: str) -> list[Problem]:
+        return [Problem(f"{path}.engine", f"{info.name} by {spec.engine} in {spec.precision}")]
+
+    body = {
+        "blocks": ["block1", {"name": "block2", "engine": "openvino", "precision": "int8"}, "nope"],
+        "tasks": {},
+    }
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(body, lookup, check_engine=check)
+    found = {p.path: p.message for p in caught.value.problems}
+    assert found["$.blocks[0].engine"] == "block1 by auto in auto"
+    assert found["$.blocks[1].engine"] == "block2 by openvino in int8"
+    assert "$.blocks[2]" in found

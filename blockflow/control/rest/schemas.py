@@ -10,7 +10,7 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import CODES
-from blockflow.core.topology import BlockSpec, LimitSpec, TaskSpec
+from blockflow.core.specs import BlockSpec, LimitSpec, TaskSpec
 
 Schema = dict[str, Any]
 
@@ -81,6 +81,7 @@ def components() -> dict[str, Schema]:
             "ready": COUNT,
             "workers": listing(TEXT),
             "tasks": listing(NAME),
+            "profile": FREE,
         },
     )
     process = {"name": TEXT, "role": TEXT, "state": TEXT}
@@ -177,6 +178,7 @@ def _system_update() -> Schema:
             "mode": {"type": "string", "enum": ["tensormq", "zeromq"]},
             "transport": {"type": "string", "enum": ["ipc", "tcp"]},
             "limits": _inlined(LimitSpec.model_json_schema()),
+            "oversubscribe": FLAG,
         },
         additionalProperties=False,
         examples=[
