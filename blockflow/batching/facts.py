@@ -18,8 +18,8 @@ class StageFacts:
         max_rows: rows of the largest batch that the worker is laid out for; None = not known.
         threads: intra-op threads that it runs with (which column of the profile counts).
         profile: measured times; None when the repository holds no fresh ones.
-        length_dims: where the first variable dim (a sequence's length) stands in a query's shape;
-            empty for fixed dims.
+        length_dims: where the variable dim (a sequence's length) stands in a query's shape: the
+            one that the block may be padded along, else its first; empty for fixed dims.
         lengths: its smallest and largest value.
         pads: the block promises that padding along that dim changes no result.
     """
@@ -33,14 +33,16 @@ class StageFacts:
     pads: bool = False
 
     @classmethod
-    def of(cls, spec: StageSpec, threads: int = 1, *, pads: bool = False) -> StageFacts:
+    def of(cls, spec: StageSpec, threads: int = 1) -> StageFacts:
         """From a launch's stage.
 
         Raises:
             ValueError: the attached profile is not one.
         """
-        taken = spec.block.contract.input
+        taken, padding = spec.block.contract.input, spec.block.padding
         name = taken.dynamic[0] if taken.dynamic else None
+        if padding is not None:
+            name = padding.dim
         profile = None if spec.profile is None else StageProfile.from_dict(spec.profile)
         anything = (1, limits.MAX_DIM)
         return cls(
@@ -50,7 +52,7 @@ class StageFacts:
             profile=profile,
             length_dims=tuple(i for i, d in enumerate(taken.dims[1:]) if d == name),
             lengths=anything if name is None else taken.ranges.get(name, anything),
-            pads=pads and name is not None,
+            pads=padding is not None,
         )
 
     def length(self, shape: tuple[int, ...]) -> int | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
-from blockflow.core.model import Contract
+from blockflow.core.model import Contract, Padding
 from blockflow.repository.artifact import (
     count_state,
     one_thread,
@@ -27,7 +27,15 @@ from blockflow.repository.artifact import (
     read_artifact,
     write_artifact,
 )
-from blockflow.repository.manifest import Chain, Manifest, Measured, Source, contract_form
+from blockflow.repository.manifest import (
+    Chain,
+    Manifest,
+    Measured,
+    PaddingForm,
+    Source,
+    contract_form,
+)
+from blockflow.repository.padding import check_padding, length_inputs
 from blockflow.repository.probe import check_bindings, example_input
 from blockflow.repository.report import BlockReport, ExportReport, Progress
 from blockflow.repository.repository import BlockRepository
@@ -58,6 +66,7 @@ class Piece:
         part: what of the model it holds.
         position: in its path, from 1.
         of: length of the longest path.
+        padding: what it promises of its input.
     """
 
     name: str
@@ -67,6 +76,7 @@ class Piece:
     part: str
     position: int
     of: int
+    padding: Padding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,7 @@ def store_pieces(job: Job) -> ExportReport:
             runners[piece.name] = _write(piece, job.format, files[piece.name])
         job.progress("verifying", 0.6)
         errors = _verify(job, runners)
+        paddings = _verify_padding(job, runners)
         reports = []
         times = []
         for i, piece in enumerate(job.pieces):
@@ -109,7 +120,7 @@ def store_pieces(job: Job) -> ExportReport:
             times.append(_measure(runners[piece.name], piece))
         job.progress("storing", 0.95)
         for piece, ms in zip(job.pieces, times, strict=True):
-            manifest = _manifest(job, piece, ms)
+            manifest = _manifest(job, piece, ms, paddings.get(piece.name))
             info = job.repository.save(manifest, files[piece.name])
             reports.append(
                 BlockReport(
@@ -123,6 +134,7 @@ def store_pieces(job: Job) -> ExportReport:
                     output_bytes=piece.contract.output.row_bytes(),
                     sha256=info.digest,
                     file_bytes=files[piece.name].stat().st_size,
+                    padding_error=None if manifest.padding is None else manifest.padding.error,
                 )
             )
     job.progress("done", 1.0)
@@ -159,17 +171,56 @@ def _verify(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
         dims = "x".join(str(d) for d in x.shape)
         with torch.no_grad():
             expected = job.reference(x)
-            made: dict[tuple[str, ...], Tensor] = {}
+            made = _walk(job, runners, x)
             for path in job.paths:
-                y = x
-                for i, name in enumerate(path):
-                    key = tuple(path[: i + 1])
-                    if key not in made:
-                        made[key] = _step(job, runners[name], name, y)
-                    y = made[key]
+                _, y = made[path[-1]]
                 error = _difference(job, path, y, expected[path[-1]])
                 errors[dims] = max(errors.get(dims, 0.0), error)
     return errors
+
+
+def _verify_padding(job: Job, runners: Mapping[str, Runner]) -> dict[str, PaddingForm]:
+    """What each block that promises padding keeps of it, on what it gets in its path."""
+    model = job.loaded
+    if model.padding is None:
+        return {}
+    inputs = length_inputs(model.input, model.padding, int_below=model.int_below)
+    with torch.no_grad():
+        walks = [_walk(job, runners, x) for x in inputs]
+    forms: dict[str, PaddingForm] = {}
+    for piece in job.pieces:
+        padding = piece.padding
+        if padding is None:
+            continue
+        allowed = _TOLERANCE.get(piece.contract.output.dtype, 0.0)
+
+        def run(x: Tensor, name: str = piece.name) -> Tensor:
+            return _step(job, runners[name], name, x)
+
+        pairs = [made[piece.name] for made in walks]
+        error = check_padding(run, piece.contract, padding, pairs, _scaled, allowed, piece.name)
+        forms[piece.name] = PaddingForm(
+            dim=padding.dim, value=padding.value, error=error, tolerance=allowed
+        )
+    return forms
+
+
+def _walk(job: Job, runners: Mapping[str, Runner], x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Run every path on one input of the model: each block's input and output."""
+    made: dict[str, tuple[Tensor, Tensor]] = {}
+    for path in job.paths:
+        y = x
+        for name in path:
+            if name not in made:
+                made[name] = y, _step(job, runners[name], name, y)
+            y = made[name][1]
+    return made
+
+
+def _scaled(y: Tensor, expected: Tensor) -> float:
+    """Largest difference, as a part of the largest expected value (at least 1)."""
+    scale = max(1.0, float(expected.double().abs().max()))
+    return float((y.double() - expected.double()).abs().max()) / scale
 
 
 def _step(job: Job, run: Runner, name: str, x: Tensor) -> Tensor:
@@ -225,7 +276,7 @@ def _measure(run: Runner, piece: Piece) -> float:
     return round(median(times[2:]), 4)
 
 
-def _manifest(job: Job, piece: Piece, ms: float) -> Manifest:
+def _manifest(job: Job, piece: Piece, ms: float, padding: PaddingForm | None) -> Manifest:
     parameters, state_bytes = count_state(piece.stage)
     return Manifest(
         name=piece.name,
@@ -245,6 +296,7 @@ def _manifest(job: Job, piece: Piece, ms: float) -> Manifest:
             seed=job.loaded.seed,
         ),
         chain=Chain(model=job.loaded.label, position=piece.position, of=piece.of),
+        padding=padding,
         tools=tools(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -29,6 +29,8 @@ class BlockReport:
         output_bytes: bytes of one output row, dynamic dims at their largest.
         sha256: the artifact's digest.
         file_bytes: the artifact's size.
+        padding_error: largest difference that padding made to a result, as a part of its largest
+            value; None for a block that may not be padded.
     """
 
     name: str
@@ -41,6 +43,7 @@ class BlockReport:
     output_bytes: int
     sha256: str
     file_bytes: int
+    padding_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
-from blockflow.core.model import TensorSpec
+from blockflow.core.model import Padding, TensorSpec
 from blockflow.repository.zoo.catalog import ZOO
 
 _SHOWN = 5
@@ -35,6 +35,7 @@ class LoadedModel:
         seed: of the initialisation; None when weights were loaded.
         weights_sha256: digest of the weights file, if one was loaded.
         int_below: integer example inputs are drawn from 0 .. int_below - 1.
+        padding: how its input may be padded without a change of any result; None: it may not.
     """
 
     module: nn.Module
@@ -43,6 +44,7 @@ class LoadedModel:
     seed: int | None = None
     weights_sha256: str | None = None
     int_below: int = 2
+    padding: Padding | None = None
 
 
 def load_model(
@@ -53,6 +55,7 @@ def load_model(
     input_spec: TensorSpec | None = None,
     seed: int = 0,
     int_below: int | None = None,
+    padding: Padding | None = None,
 ) -> LoadedModel:
     """Build a model and load its weights.
 
@@ -63,9 +66,11 @@ def load_model(
         input_spec: the input contract; required for models outside the zoo.
         seed: of the random initialisation; the caller's generator is left as it was.
         int_below: see :class:`LoadedModel`.
+        padding: see :class:`LoadedModel`; None takes the zoo's, where it has one.
 
     Raises:
-        ExportError: FACTORY_FAILED or WEIGHTS_INVALID.
+        ExportError: FACTORY_FAILED or WEIGHTS_INVALID; EXPORT_FAILED for an unknown input, or one
+            that cannot be padded like this.
     """
     zoo = ZOO.get(ref)
     if zoo is None and ":" not in ref:
@@ -82,6 +87,14 @@ def load_model(
             f"the input of {ref!r} is not known",
             hint="give it, for example: --input float32[rows,3,224,224]",
         )
+    if padding is not None:
+        problem = padding.problem(spec)
+        if problem:
+            raise ExportError(
+                "EXPORT_FAILED", problem, where=ref, hint="padding: see docs/blocks.md"
+            )
+    elif zoo is not None and zoo.padding is not None and not zoo.padding.problem(spec):
+        padding = zoo.padding
     module = build(zoo.factory if zoo else ref, arguments or {}, seed)
     digest = load_weights(module, weights) if weights else None
     return LoadedModel(
@@ -91,6 +104,7 @@ def load_model(
         None if weights else seed,
         digest,
         int_below or (zoo.int_below if zoo else 2),
+        padding,
     )
 
 

@@ -1,11 +1,12 @@
-"""Text forms of contracts, as people type them: ``float32[rows,3,224,224]``, ``length=1..512``."""
+"""Text forms of contracts, as people type them: ``float32[rows,3,224,224]``, ``length=1..512``,
+``length=0``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from blockflow.core.model import TensorSpec
+from blockflow.core.model import Padding, TensorSpec
 
 _SPEC = re.compile(r"\s*([a-z0-9]+)\s*\[([^\]]*)\]\s*", re.ASCII)
 _RANGE = re.compile(r"\s*(\w+)\s*=\s*(\d{1,10})\s*\.\.\s*(\d{1,10})\s*", re.ASCII)
@@ -27,6 +28,18 @@ def parse_spec(text: str, ranges: Mapping[str, tuple[int, int]] | None = None) -
         else:
             raise ValueError(f"{part!r} in {text!r} is neither a number nor a name")
     return TensorSpec(match[1], tuple(dims), dict(ranges or {}))
+
+
+def parse_padding(text: str) -> Padding:
+    """``length`` or ``length=-1`` -> Padding; the value is 0 by default. Raises ValueError."""
+    name, sign, number = (part.strip() for part in text.partition("="))
+    try:
+        value: int | float = int(number) if sign else 0
+    except ValueError:
+        value = float(number)
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"{text!r} is not of the form length=0")
+    return Padding(name, value)
 
 
 def parse_range(text: str) -> tuple[str, tuple[int, int]]:

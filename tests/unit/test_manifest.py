@@ -5,6 +5,7 @@ import json
 import pytest
 
 from blockflow.core.errors import RepositoryError
+from blockflow.core.model import Padding
 from blockflow.repository.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,
@@ -90,6 +91,13 @@ def test_a_valid_manifest_survives_the_round_trip() -> None:
         ("tools", {"torch": 2}),
         ("surprise", 1),
         ("contract.extra", 1),
+        ("padding", {"dim": "width", "value": 0, "error": 0.0, "tolerance": 0.0}),
+        ("padding", {"dim": "rows", "value": 0, "error": 0.0, "tolerance": 0.0}),
+        ("padding", {"dim": "length", "value": 0.5, "error": 0.0, "tolerance": 0.0}),
+        ("padding", {"dim": "length", "value": "0", "error": 0.0, "tolerance": 0.0}),
+        ("padding", {"dim": "length", "value": 0, "error": -1.0, "tolerance": 0.0}),
+        ("padding", {"dim": "length", "value": 0}),
+        ("padding", True),
     ],
 )
 def test_a_bad_field_is_named(path: str, value: object) -> None:
@@ -99,6 +107,14 @@ def test_a_bad_field_is_named(path: str, value: object) -> None:
     assert e.value.where == "file"
     # a rule that spans fields is reported at the object that holds them
     assert path.split(".")[0] in e.value.message
+
+
+def test_what_a_block_promises_is_part_of_it() -> None:
+    form = {"dim": "length", "value": -1, "error": 1e-7, "tolerance": 1e-4}
+    manifest = parse({**VALID, "padding": form})
+    assert manifest.to_info().padding == Padding("length", -1)
+    assert parse_manifest(manifest.to_json(), where="file", folder="trunk1") == manifest
+    assert parse(VALID).to_info().padding is None
 
 
 @pytest.mark.parametrize("field", ["name", "sha256", "contract", "created"])

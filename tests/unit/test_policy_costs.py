@@ -3,6 +3,8 @@ stage."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from policy_rig import MS, profile
 
@@ -10,7 +12,7 @@ from blockflow.batching.costs import Costs, FittedCosts, at, measured
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, gain
 from blockflow.core.launchspec import StageSpec
-from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
 from blockflow.core.profile import Point, StageProfile
 
 FLAT = StageFacts("flat", 32, 1, profile({1: 10.0, 2: 20.0, 4: 40.0}))
@@ -95,16 +97,20 @@ def test_the_rate_of_the_last_arrivals() -> None:
 def test_facts_of_a_stage_that_is_launched() -> None:
     spec = TensorSpec("int64", ("rows", "length"), {"length": (1, 512)})
     contract = Contract(spec, TensorSpec("float32", ("rows", 16)))
-    info = BlockInfo("encoder", "1", "0" * 64, "pt2", contract, 1, 4)
-    found = StageFacts.of(
-        StageSpec(3, info, max_rows=8, profile=profile({1: 2.0}).to_dict()), 2, pads=True
-    )
+    info = BlockInfo("encoder", "1", "0" * 64, "pt2", contract, 1, 4, padding=Padding("length"))
+    found = StageFacts.of(StageSpec(3, info, max_rows=8, profile=profile({1: 2.0}).to_dict()), 2)
     assert (found.block, found.max_rows, found.threads) == ("encoder", 8, 2)
     assert found.length_dims == (0,) and found.lengths == (1, 512) and found.pads
     assert found.profile == profile({1: 2.0})
+    found = StageFacts.of(StageSpec(3, replace(info, padding=None)))
+    assert found.length_dims == (0,) and not found.pads
     fixed = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))
     info = BlockInfo("fixed", "1", "0" * 64, "pt2", fixed, 1, 4)
-    found = StageFacts.of(StageSpec(3, info), pads=True)
+    found = StageFacts.of(StageSpec(3, info))
     assert found.length_dims == () and not found.pads and found.profile is None
+    picture = TensorSpec("float32", ("rows", "height", 3, "width"), {"width": (4, 64)})
+    info = BlockInfo("wide", "1", "0" * 64, "pt2", Contract(picture, picture), 1, 4)
+    wide = StageFacts.of(StageSpec(3, replace(info, padding=Padding("width", -1))))
+    assert wide.length_dims == (2,) and wide.lengths == (4, 64), "not the first one"
     with pytest.raises(ValueError, match="not a profile"):
         StageFacts.of(StageSpec(3, info, profile={"points": []}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from blockflow.core.model import TensorSpec
+from blockflow.core.model import Padding, TensorSpec
 
 _IMAGE = TensorSpec("float32", ("rows", 3, 224, 224))
 _DIGIT = TensorSpec("float32", ("rows", 1, 8, 8))
@@ -23,6 +23,7 @@ class ZooModel:
         cuts: submodules before which a cut makes sense (the CLI's ``--split default``).
         blocks: for models with several outputs: block name -> submodule (``--block default``).
         int_below: random integer inputs stay below it (a vocabulary's size).
+        padding: how its input may be padded.
         about: one line for lists.
     """
 
@@ -32,6 +33,7 @@ class ZooModel:
     cuts: tuple[str, ...] = ()
     blocks: Mapping[str, str] = field(default_factory=dict)
     int_below: int = 2
+    padding: Padding | None = None
 
 
 def _resnet(name: str) -> ZooModel:
@@ -56,6 +58,7 @@ ZOO: Mapping[str, ZooModel] = {
         "small transformer encoder, variable length, to class logits",
         cuts=("layers", "head"),
         int_below=4096,
+        padding=Padding("length"),
     ),
     "transformer-tokens": ZooModel(
         f"{_ZOO}.transformer:TokenEncoder",
@@ -63,6 +66,7 @@ ZOO: Mapping[str, ZooModel] = {
         "small transformer encoder, variable length, to one vector per token",
         cuts=("layers", "norm"),
         int_below=4096,
+        padding=Padding("length"),
     ),
     "digits": ZooModel(
         f"{_ZOO}.digits:DigitsModel",
