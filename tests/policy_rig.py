@@ -83,7 +83,8 @@ class Walk:
 
 @dataclass
 class TinyWorker:
-    """``lanes``: how many batches it runs side by side. ``knows_ahead``: tells where queries go."""
+    """``lanes``: how many batches it runs side by side, of different stages. ``knows_ahead``: tells
+    where queries go."""
 
     policy: Policy
     walks: dict[int, Walk]
@@ -115,7 +116,7 @@ class TinyWorker:
             self.drop_key(key, now)
         if len(self.running) >= self.lanes:
             return None
-        decision = self.policy.decide(now)
+        decision = self.policy.decide(now, {run.stage for run, _ in self.running})
         if isinstance(decision, WaitUntil):
             assert decision.at_ns > now, "told to wait for what is over"
         if isinstance(decision, Run):
@@ -124,6 +125,7 @@ class TinyWorker:
 
     def _take(self, run: Run, now: int) -> None:
         assert run.keys and len(set(run.keys)) == len(run.keys)
+        assert run.stage not in {r.stage for r, _ in self.running}, "a busy stage"
         assert set(run.keys) <= set(self.waiting), "runs what does not wait"
         batch = {key: self.waiting.pop(key) for key in run.keys}
         assert {q.stage for q in batch.values()} == {run.stage}

@@ -6,9 +6,10 @@ Nanoseconds by rows, as plain lists: a policy looks at dozens of candidates with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from blockflow.batching.facts import StageFacts
-from blockflow.core.profile import fit_curve, interpolate
+from blockflow.core.profile import CurveFit, fit_curve, interpolate
 
 Route = tuple[int, ...]
 """Stages that a batch runs one after the other."""
@@ -95,7 +96,7 @@ class FittedCosts(Costs):
         for stage, f in self._facts.items():
             points = [] if f.length_dims else self._points(stage, None)
             if points:
-                curve = fit_curve([b for b, _ in points], [ms for _, ms in points])
+                curve = _curve(tuple(points))
                 if curve.max_error <= _WORST_FIT:
                     times = (round(curve.total(b) * _NS) for b in range(1, self._top + 1))
                     self._curves[stage] = [0, *times]
@@ -103,6 +104,13 @@ class FittedCosts(Costs):
     def _stage(self, stage: int, length: int | None) -> Line:
         curve = self._curves.get(stage)
         return super()._stage(stage, length) if curve is None else curve
+
+
+@lru_cache(maxsize=256)
+def _curve(points: tuple[tuple[int, float], ...]) -> CurveFit:
+    """The curve through (rows, ms). A policy is checked and then made, and made again when shares
+    or threads change: a fit takes milliseconds, and no request should wait for it twice."""
+    return fit_curve([b for b, _ in points], [ms for _, ms in points])
 
 
 def measured(facts: StageFacts) -> bool:

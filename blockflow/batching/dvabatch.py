@@ -13,7 +13,7 @@ stretch, split: batch_table.py), run by stage executors (stage.py), serve three 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from blockflow.batching.batch_table import BatchTable, Part
@@ -30,6 +30,7 @@ from blockflow.core import limits
 from blockflow.core.errors import Problem
 
 STAGE1 = "stage1"
+_BUFFER_PAIRS = 2
 _KINDS: Mapping[str, Kind] = {
     "bs_max": Integer(1, limits.MAX_ROWS),
     "policies": SomeOf(("load", "input", "operator")),
@@ -70,7 +71,7 @@ class DvabatchPolicy(QueueingPolicy):
         by_default = "gain" if self._costs.known else "always"
         self._by_gain = options.get("join", by_default) == "gain"
         self._table = BatchTable()
-        self._pipeline = Pipeline(len(self.stages), options.get("buffer_pairs", 2))
+        self._pipeline = Pipeline(len(self.stages), options.get("buffer_pairs", _BUFFER_PAIRS))
         self._groups: dict[int, Group] = {}  # by batch id: where its queries come from
 
     @classmethod
@@ -89,6 +90,10 @@ class DvabatchPolicy(QueueingPolicy):
         )
         return problems + (missing_profiles(cls.NAME, stages, path) if needs else [])
 
+    @classmethod
+    def overlap(cls, options: Mapping[str, Any]) -> int:
+        return int(options.get("buffer_pairs", _BUFFER_PAIRS))
+
     def drop(self, key: int, now: int) -> None:
         if self._room.remove(key) is not None:
             return
@@ -101,18 +106,20 @@ class DvabatchPolicy(QueueingPolicy):
         if isinstance(part, Part) and part.pair is not None:
             self._pipeline.finish(part.level, part.pair)
 
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         for convoy in self._convoys.settle():
             if isinstance(convoy, Part):
                 self._landed(convoy)
         if len(self._room) and self._load:
             self._stretch(now)
+        taken = set(busy)  # stages that are busy, and those for which an older batch waits
         for row in self._table:
             for part in row.parts:
                 pair = self._pair_of(part) if part.waiting else None
-                if pair is not None:
+                if pair is not None and self.stages[part.level] not in taken:
                     return self._start(part, pair)
-        return self._new(now) if len(self._room) else None
+            taken.update([self.stages[p.level] for p in row.parts if p.waiting])
+        return self._new(now, taken) if len(self._room) else None
 
     # --- parts at a boundary ---------------------------------------------------------------------
 
@@ -263,9 +270,11 @@ class DvabatchPolicy(QueueingPolicy):
         behind.pair = pair
         self._convoys.join(behind, joining)
 
-    def _new(self, now: int) -> Decision:
+    def _new(self, now: int, taken: Collection[int]) -> Decision:
         """A new batch, if its first executor can run it at once."""
         due, soonest = self._due(now)
+        if taken:
+            due = [g for g in due if g[0] not in taken]
         active = self._active_rows() if self._input else 0
         if active >= self._bs_max:
             return None

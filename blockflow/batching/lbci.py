@@ -17,7 +17,7 @@ by the batch once too often in its equations 4 and 5, whose g is the total (its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoy
@@ -73,7 +73,8 @@ class _Batch(Convoy):
 class LbciPolicy(QueueingPolicy):
     """Batches of at most N_opt rows; a smaller one takes newcomers in, once, if the bound allows.
 
-    Several batches are under way only when the worker can run them side by side.
+    Several batches are under way only when the worker can run them side by side. Then they may wait
+    for each other's stages, which no prediction counts: the bound holds for one lane.
     """
 
     NAME: ClassVar[str] = "lbci"
@@ -121,22 +122,26 @@ class LbciPolicy(QueueingPolicy):
             )
         return problems
 
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         self._convoys.settle()
         over = False
+        taken = set(busy)  # stages that are busy, and those for which an older batch waits
         for batch in self._batches:
-            run = self._advance(batch, now)
+            run = self._advance(batch, now, taken)
             if run is not None:
                 return run
             over = over or batch.empty
+            for convoy in (batch, batch.newcomers):
+                if convoy is not None:
+                    taken.update([q.stage for q in convoy.waiting.values()])
         if over:
             self._batches = [b for b in self._batches if not b.empty or b.newcomers is not None]
-        return self._begin(now) if len(self._room) else None
+        return self._begin(now, taken) if len(self._room) else None
 
     # --- a batch under way -----------------------------------------------------------------------
 
-    def _advance(self, batch: _Batch, now: int) -> Run | None:
-        """Its next run; None when it runs already, or is over."""
+    def _advance(self, batch: _Batch, now: int, taken: Collection[int]) -> Run | None:
+        """Its next run; None when it runs already, waits for a stage, or is over."""
         newcomers = batch.newcomers
         if batch.running or (newcomers is not None and newcomers.running):
             return None
@@ -144,19 +149,20 @@ class LbciPolicy(QueueingPolicy):
             here = self._foremost(batch)
             behind = self._foremost(newcomers)
             if behind is not None and (here is None or self._before(behind, here)):
-                return self._go(newcomers, behind)
+                return None if behind in taken else self._go(newcomers, behind)
             self._convoys.join(batch, list(newcomers.waiting.values()))
             batch.newcomers = None
         stage = self._foremost(batch)
         if stage is None:
             return None
-        if batch.may_join and stage != batch.group[0]:
+        newest = batch is self._batches[-1]  # or newcomers would overtake the batches between
+        if newest and batch.may_join and stage != batch.group[0] and batch.group[0] not in taken:
             joining = self._choose(batch, stage, now)
             if joining:
                 batch.newcomers = Convoy()
                 self._convoys.join(batch.newcomers, joining)
                 return self._go(batch.newcomers, joining[0].stage)
-        return self._go(batch, stage)
+        return None if stage in taken else self._go(batch, stage)
 
     def _foremost(self, convoy: Convoy) -> int | None:
         """The first stage at which some of ``convoy`` waits."""
@@ -224,8 +230,9 @@ class LbciPolicy(QueueingPolicy):
 
     # --- a new batch -----------------------------------------------------------------------------
 
-    def _begin(self, now: int) -> Run | None:
-        group = self._room.first()
+    def _begin(self, now: int, taken: Collection[int]) -> Run | None:
+        groups = [g for g in self._room.groups if g[0] not in taken] if taken else None
+        group = self._room.first(groups)
         if group is None:
             return None
         urgent = self._room.most_urgent(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from blockflow.batching.facts import StageFacts
@@ -17,7 +17,7 @@ class NonePolicy(Policy):
     """No batching beyond what a request brings itself.
 
     With several stages the oldest query goes first whatever its stage, so that what is under way
-    leaves before newcomers start.
+    leaves before newcomers start. A stage that is busy keeps only its own queries waiting.
     """
 
     NAME: ClassVar[str] = "none"
@@ -30,7 +30,8 @@ class NonePolicy(Policy):
         shares: Sequence[TaskShare] = (),
     ) -> None:
         super().__init__(stages, options, facts, shares)
-        self._order: list[tuple[int, int]] = []  # (arrival, key); keys that are gone are skipped
+        # (arrival, key) by stage; keys that are gone, or have gone on, are skipped
+        self._order: dict[int, list[tuple[int, int]]] = {s: [] for s in self.stages}
         self._waiting: dict[int, Query] = {}
 
     @classmethod
@@ -39,7 +40,7 @@ class NonePolicy(Policy):
 
     def arrive(self, query: Query, now: int) -> None:
         self._waiting[query.key] = query
-        heapq.heappush(self._order, (query.arrival_ns, query.key))
+        heapq.heappush(self._order[query.stage], (query.arrival_ns, query.key))
 
     def drop(self, key: int, now: int) -> None:
         self._waiting.pop(key, None)
@@ -47,13 +48,25 @@ class NonePolicy(Policy):
     def done(self, stage: int, keys: Sequence[int], now: int) -> None:
         """Nothing depends on what has run."""
 
-    def decide(self, now: int) -> Decision:
-        while self._order:
-            _, key = heapq.heappop(self._order)
-            query = self._waiting.pop(key, None)
-            if query is not None:
-                return Run(query.stage, (key,))
-        return None
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
+        oldest: tuple[int, int] | None = None
+        chosen = 0
+        for stage, order in self._order.items():
+            if not order or stage in busy:
+                continue
+            while order and not self._waits_at(stage, order[0][1]):
+                heapq.heappop(order)
+            if order and (oldest is None or order[0] < oldest):
+                oldest, chosen = order[0], stage
+        if oldest is None:
+            return None
+        _, key = heapq.heappop(self._order[chosen])
+        del self._waiting[key]
+        return Run(chosen, (key,))
+
+    def _waits_at(self, stage: int, key: int) -> bool:
+        query = self._waiting.get(key)
+        return query is not None and query.stage == stage
 
     def waiting(self) -> Iterable[Query]:
         return sorted(self._waiting.values(), key=lambda q: (q.arrival_ns, q.key))

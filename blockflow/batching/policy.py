@@ -14,7 +14,7 @@ at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -82,8 +82,12 @@ class Policy(ABC):
     """Batching of one or several stages of a worker.
 
     The caller's side of the bargain: a key is waiting from :meth:`arrive` until a ``Run`` names
-    it or :meth:`drop` takes it away; each ``Run`` is answered by one :meth:`done`, before which
-    further ``decide`` calls may come only if the worker can run batches side by side.
+    it or :meth:`drop` takes it away; each ``Run`` is answered by one :meth:`done`. A worker with
+    several lanes asks again before that: it runs batches of different stages side by side, and
+    tells which stages are busy. Their ``done`` may come in any order.
+
+    The policy's side: it runs nothing at a busy stage. With a free one it answers as it would with
+    an idle worker, for what waits there; or with less than that, if its definition says so.
 
     Args:
         stages: the stages it schedules, in the order of the worker's blocks, which is an order in
@@ -137,9 +141,25 @@ class Policy(ABC):
         :meth:`decide`. Branches of their paths arrive with them, under keys of their own.
         """
 
+    @classmethod
+    def overlap(cls, options: Mapping[str, Any]) -> int:
+        """How many batches it wants under way at once, given as many stages and cores."""
+        return 1
+
+    @classmethod
+    def batch_rows(cls, options: Mapping[str, Any], laid_out: int) -> int:
+        """Rows of its largest batch at a block whose worker is laid out for ``laid_out``."""
+        return 1
+
     @abstractmethod
-    def decide(self, now: int) -> Decision:
-        """The engine could start a batch now: which one?"""
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
+        """The engine could start a batch now: which one?
+
+        Args:
+            now: the time.
+            busy: stages that run a batch at this moment, whoever has asked for it; no ``Run`` may
+                name one of them.
+        """
 
     @abstractmethod
     def waiting(self) -> Iterable[Query]:

@@ -26,8 +26,9 @@ class QueueingPolicy(Policy):
     """Queries wait in a :class:`WaitingRoom`; batches under way are :class:`Convoys`.
 
     The option ``classes`` lists upper bounds of lengths. Queries whose lengths fall into one class
-    may share a batch, in which all are padded to the longest of them; without it, or beyond the
-    last class, only queries of one shape do.
+    may share a batch, in which all are padded to the longest of them; without it only queries of
+    one shape do. (Beyond the last class, too: such inputs are refused at the door, but one may be
+    under way when the classes change.)
     """
 
     ROWS_OPTION: ClassVar[str]
@@ -58,6 +59,10 @@ class QueueingPolicy(Policy):
         self._costs = self.COSTS(self.facts, max(self._max_rows.values()))
 
     @classmethod
+    def batch_rows(cls, options: Mapping[str, Any], laid_out: int) -> int:
+        return min(laid_out, options.get(cls.ROWS_OPTION, laid_out))
+
+    @classmethod
     def unfit(
         cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
     ) -> list[Problem]:
@@ -84,13 +89,14 @@ class QueueingPolicy(Policy):
                         "leave classes out: queries of one length then share batches",
                     )
                 )
-            elif classes[-1] < f.lengths[1]:
+            elif classes[-1] < f.lengths[0]:
                 problems.append(
                     Problem(
                         f"{path}.classes",
-                        f"the last class is {classes[-1]}, block {f.block!r} takes lengths up to "
+                        f"the last class is {classes[-1]}, block {f.block!r} takes lengths from "
+                        f"{f.lengths[0]}",
+                        f"end the list with the longest input that is to be taken, at most "
                         f"{f.lengths[1]}",
-                        f"end the list with {f.lengths[1]}",
                     )
                 )
         return problems

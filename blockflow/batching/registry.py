@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from blockflow.batching.dvabatch import DvabatchPolicy
 from blockflow.batching.facts import StageFacts
@@ -13,6 +14,9 @@ from blockflow.batching.policy import Policy
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.window import WindowPolicy
 from blockflow.core.errors import Problem, TopologyError
+
+if TYPE_CHECKING:  # workers do without the topology and what checks it
+    from blockflow.core.topology import Topology
 
 POLICIES: Mapping[str, type[Policy]] = {
     cls.NAME: cls for cls in (NonePolicy, WindowPolicy, LbciPolicy, DvabatchPolicy)
@@ -39,6 +43,29 @@ def policy_problems(
     if problems or stages is None:
         return problems
     return cls.unfit(_options(spec), stages, path)
+
+
+def with_overlap(topology: Topology) -> Topology:
+    """``topology`` with how many batches each block's policy wants under way at once."""
+    wanted = {}
+    for name, block in topology.blocks.items():
+        spec = block.batching.model_dump(mode="json")
+        wanted[name] = POLICIES[spec["policy"]].overlap(_options(spec))
+    return replace(topology, overlap=wanted)
+
+
+def batch_rows(topology: Topology, task: str) -> int:
+    """Rows of the largest batch that a block on the task's way forms."""
+    rows = 1
+    for block in {b for path in topology.tasks[task].paths for b in path}:
+        spec = topology.blocks[block].batching.model_dump(mode="json")
+        rows = max(rows, largest_batch(spec, topology.rows_of(block)))
+    return rows
+
+
+def largest_batch(spec: Mapping[str, Any], laid_out: int) -> int:
+    """Rows of a policy's largest batch at a block whose worker is laid out for ``laid_out``."""
+    return POLICIES[spec.get("policy", "none")].batch_rows(_options(spec), laid_out)
 
 
 def create_policy(

@@ -6,7 +6,7 @@ The usual batching of serving systems: at most so many rows, at most so much del
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoy
@@ -31,12 +31,23 @@ _FADES = 0.9
 """Without a profile the slowest batch counts, and each further one forgets a tenth of it."""
 
 
+class _Batch(Convoy):
+    """A batch under way, or a part of one; ``number`` counts the batches as they began."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
 class WindowPolicy(QueueingPolicy):
     """A batch starts when it is full, when its oldest query has waited ``max_delay_ms``, or when a
     deadline allows no more delay.
 
     Between the stages of a worker nothing is delayed: what has left one stage runs through the next
-    as it is, and a batch goes to its end before the next one starts.
+    as it is, and what is under way goes before what is not. In one lane a batch therefore goes to
+    its end before the next one starts.
     """
 
     NAME: ClassVar[str] = "window"
@@ -53,7 +64,8 @@ class WindowPolicy(QueueingPolicy):
         self._delay = round(options.get("max_delay_ms", 0) * MS)
         self._started = dict.fromkeys(self.stages, 0)
         self._spent = dict.fromkeys(self.stages, 0)
-        self._under_way: list[Convoy] = []
+        self._under_way: list[_Batch] = []
+        self._begun = 0
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -65,35 +77,43 @@ class WindowPolicy(QueueingPolicy):
             spent = now - self._started[stage]
             self._spent[stage] = max(spent, round(_FADES * self._spent[stage]))
 
-    def decide(self, now: int) -> Decision:
-        self._under_way += [c for c in self._convoys.settle() if c.waiting]
-        while self._under_way:
-            convoy = self._under_way[-1]
-            if convoy.waiting:
-                return self._go(convoy, now)
-            self._under_way.pop()
-        return self._begin(now) if len(self._room) else None
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
+        landed = [c for c in self._convoys.settle() if isinstance(c, _Batch)]
+        under_way = [c for c in (*reversed(landed), *self._under_way) if c.waiting]
+        # The oldest batch first; of its parts, the one that has just run.
+        under_way.sort(key=lambda c: c.number)
+        self._under_way = under_way
+        for batch in under_way:
+            run = self._go(batch, now, busy)
+            if run is not None:
+                return run
+        return self._begin(now, busy) if len(self._room) else None
 
-    def _go(self, convoy: Convoy, now: int) -> Run:
-        """Run what waits at the convoy's first stage."""
+    def _go(self, convoy: _Batch, now: int, busy: Collection[int]) -> Run | None:
+        """Run what waits at the first free stage of a batch under way; None when all are busy."""
         waiting = list(convoy.waiting.values())
-        stage = min((q.stage for q in waiting), key=self._position.__getitem__)
+        stages = {q.stage for q in waiting}.difference(busy)
+        if not stages:
+            return None
+        stage = min(stages, key=self._position.__getitem__)
         queries = self._fitting([q for q in waiting if q.stage == stage])
         if len(queries) < len(waiting):
-            # Ways part here. Who runs now is a convoy of its own, the others are next.
-            convoy = Convoy()
+            # Ways part here. Who runs now is a part of its own, the others are next.
+            convoy = _Batch(convoy.number)
             self._convoys.join(convoy, queries)
         else:
-            self._under_way.pop()
+            self._under_way.remove(convoy)
         self._convoys.start(convoy, queries)
         self._started[stage] = now
         return self._run(queries)
 
-    def _begin(self, now: int) -> Decision:
+    def _begin(self, now: int, busy: Collection[int]) -> Decision:
         room = self._room
         due: list[Group] = []
         soonest: int | None = None
         for group in room.groups:
+            if group[0] in busy:
+                continue
             at_ns = self._start_of(group)
             if at_ns <= now:
                 due.append(group)
@@ -104,7 +124,8 @@ class WindowPolicy(QueueingPolicy):
             return None if soonest is None else WaitUntil(soonest)
         queries = room.pick(group_due, self._max_rows[group_due[0]], self._admit(group_due, now))
         room.serve(group_due, queries)
-        convoy = Convoy()
+        self._begun += 1
+        convoy = _Batch(self._begun)
         self._convoys.join(convoy, queries)
         self._convoys.start(convoy, queries)
         self._started[group_due[0]] = now

@@ -67,6 +67,9 @@ def simulate(
         int | None, typer.Option(min=1, max=4096, help="Default: those of this machine.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Of one forward.")] = 1,
+    lanes: Annotated[
+        int, typer.Option(min=1, max=limits.MAX_LANES, help="Forwards at once per worker.")
+    ] = 1,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Per worker.")] = 16,
     credits_: Annotated[
         int, typer.Option("--credits", min=1, max=1 << 20, help="Queries in flight at most.")
@@ -120,6 +123,7 @@ def simulate(
         replicas=replicas,
         max_rows=max_rows,
         deadline_ms=deadline_ms,
+        lanes=lanes,
     )
     chosen = [parse_task(t) for t in task or ()]
     shares = dict(parse_share(s) for s in share or ())

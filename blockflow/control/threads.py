@@ -1,4 +1,4 @@
-"""ThreadBook: the planned threads, told to the processes that run. Pure.
+"""ThreadBook: the planned threads and lanes, told to the processes that run. Pure.
 
 The plan follows the fleet's seats, that is the topology and the update under way, never the state
 of a process: a crash, a restart or a drain changes nobody's threads. While an update goes on,
@@ -15,27 +15,27 @@ from blockflow.control.events import Send
 from blockflow.control.fleet import Life, Replica, Role
 from blockflow.core.lifecycle import State
 from blockflow.core.placement import WorkerSpec
-from blockflow.core.threads import Demand, ThreadPlan, plan_threads
+from blockflow.core.threads import Demand, Share, ThreadPlan, plan_threads
 from blockflow.wire.control import SetThreads
 
 
 class ThreadBook:
-    """Who was told to use how many threads (:attr:`Life.threads`), and who has to be told."""
+    """Who was told to use how many threads in how many lanes (:class:`Life`), and who has to be."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._known: tuple[list[Demand], ThreadPlan] = ([], plan_threads([]))
 
-    def of_new(self, specs: Sequence[WorkerSpec]) -> list[int]:
-        """Threads of processes that are about to start, one for each spec, beside all others."""
+    def of_new(self, specs: Sequence[WorkerSpec]) -> list[Share]:
+        """Threads and lanes of processes that are about to start beside all others, by spec."""
         running = [group[0].spec.demand(len(group)) for group in self._groups()]
         counts: dict[str, int] = {}
         for spec in specs:
             counts[spec.name] = counts.get(spec.name, 0) + 1
         new = {s.name: s.demand(counts[s.name]) for s in specs}
         plan = plan_threads([*running, *new.values()])
-        threads = dict(zip(new, plan.threads[len(running) :], strict=True))
-        return [threads[s.name] for s in specs]
+        shares = dict(zip(new, plan.shares[len(running) :], strict=True))
+        return [shares[s.name] for s in specs]
 
     def tell(self, *, settled: bool) -> None:
         """Send SetThreads to whom the plan has changed for, those that shrink first.
@@ -45,18 +45,18 @@ class ThreadBook:
         """
         groups = self._groups(but=Role.CANDIDATE)
         plan = self._plan([group[0].spec.demand(len(group)) for group in groups])
-        changes: list[tuple[int, Life]] = []
-        for group, threads in zip(groups, plan.threads, strict=True):
+        changes: list[tuple[Share, Life]] = []
+        for group, share in zip(groups, plan.shares, strict=True):
             for replica in group:
                 life = replica.life
-                if life.threads > threads or (settled and life.threads < threads):
-                    changes.append((threads, life))
-        for threads, life in sorted(changes, key=lambda c: c[0] > c[1].threads):
+                if share != (life.threads, life.lanes) and (settled or not _grows(share, life)):
+                    changes.append((share, life))
+        for (threads, lanes), life in sorted(changes, key=lambda c: _grows(*c)):
             if life.reaped:
-                life.threads = threads  # its successor's
+                life.threads, life.lanes = threads, lanes  # its successor's
             elif life.connected and life.state is not State.STOPPING:
-                life.threads = threads
-                self._crew.out.append(Send(life.incarnation, SetThreads(threads)))
+                life.threads, life.lanes = threads, lanes
+                self._crew.out.append(Send(life.incarnation, SetThreads(threads, lanes)))
 
     def _plan(self, demands: list[Demand]) -> ThreadPlan:
         """The brain asks after every event; the answer changes with updates only."""
@@ -71,3 +71,9 @@ class ThreadBook:
             if replica.role is not but:
                 groups.setdefault((replica.spec.name, replica.role), []).append(replica)
         return list(groups.values())
+
+
+def _grows(share: Share, life: Life) -> bool:
+    """Whether with ``share`` more of its threads may compute at once."""
+    threads, lanes = share
+    return threads * lanes > life.threads * life.lanes

@@ -6,7 +6,8 @@ threads on two cores were measured at a tenth of the throughput of one thread ea
 (section 3) will choose threads, replicas and batches together from a profile; this plan is what
 holds until then, and the rule that its choice must keep as well.
 
-The rule: every worker has one thread; every further one needs a core that no other thread needs.
+The rule: every worker has one thread; every further one needs a core that no other thread needs. A
+worker with several *lanes* computes so many forwards at once, each with all of its threads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+Share = tuple[int, int]
+"""Threads of a forward, and how many forwards may run at once (lanes): what one process gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class Demand:
         threads: the number that was asked for; None = planned.
         cost_ms: measured compute of one row on one thread; None = unknown.
         grows: False for one that gains nothing from a second thread (it computes on a GPU).
+        lanes: forwards at once that were asked for; None = planned.
+        overlap: as many lanes as its batching policy can use; where lanes are planned, no more.
     """
 
     name: str
@@ -35,6 +41,8 @@ class Demand:
     threads: int | None = None
     cost_ms: float | None = None
     grows: bool = True
+    lanes: int | None = None
+    overlap: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +50,19 @@ class ThreadPlan:
     """Answer to a sequence of demands, in their order.
 
     Attributes:
-        threads: of each process of a worker.
-        unplaced: how many of the threads that a worker asked for, over all its processes, find no
-            core of their own. Not all zero: the demands oversubscribe the cores.
+        threads: of each forward of a worker's process.
+        unplaced: how many of the threads that a worker asked for, over all its processes and lanes,
+            find no core of their own. Not all zero: the demands oversubscribe the cores.
+        lanes: forwards that each process of a worker may compute at once.
     """
 
     threads: tuple[int, ...]
     unplaced: tuple[int, ...]
+    lanes: tuple[int, ...]
+
+    @property
+    def shares(self) -> list[Share]:
+        return list(zip(self.threads, self.lanes, strict=True))
 
     @property
     def oversubscribed(self) -> bool:
@@ -60,27 +74,37 @@ def plan_threads(demands: Sequence[Demand]) -> ThreadPlan:
 
     Asked numbers come first. What is left goes, thread by thread, to the planned worker whose
     processes have the most to compute per thread: by their measured cost, an unknown cost counting
-    as the mean of the known ones, and evenly when nothing is known. All replicas of a worker grow
-    together or not at all.
+    as the mean of the known ones, and evenly when nothing is known. All replicas and lanes of a
+    worker grow together or not at all.
+
+    Planned lanes get the cores that no thread wants: all threads in one lane answer a lone request
+    soonest, and what is planned shall not cost it anything.
     """
     order = sorted(range(len(demands)), key=lambda i: demands[i].name)
     seats = _Seats([d.cores for d in demands])
     threads = [d.threads or 1 for d in demands]
+    lanes = [d.lanes or 1 for d in demands]
     unplaced = [0] * len(demands)
     for i in order:
         seats.take(i, demands[i].replicas)  # first threads that find no core share one
     for i in order:
-        further = (threads[i] - 1) * demands[i].replicas
+        further = (threads[i] * lanes[i] - 1) * demands[i].replicas
         unplaced[i] = further - seats.take(i, further)
     shares = _shares(demands)
     growing = [i for i in order if demands[i].threads is None and demands[i].grows]
     while growing:
-        hungriest = max(growing, key=lambda i: shares[i] / threads[i])
-        if seats.take_all(hungriest, demands[hungriest].replicas):
+        hungriest = max(growing, key=lambda i: shares[i] / (threads[i] * lanes[i]))
+        if seats.take_all(hungriest, demands[hungriest].replicas * lanes[hungriest]):
             threads[hungriest] += 1
         else:
             growing.remove(hungriest)  # seats only get fewer: it would fail again
-    return ThreadPlan(tuple(threads), tuple(unplaced))
+    for i in order:
+        d = demands[i]
+        while d.lanes is None and lanes[i] < d.overlap:
+            if not seats.take_all(i, threads[i] * d.replicas):
+                break
+            lanes[i] += 1
+    return ThreadPlan(tuple(threads), tuple(unplaced), tuple(lanes))
 
 
 def _shares(demands: Sequence[Demand]) -> list[float]:

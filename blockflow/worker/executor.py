@@ -1,15 +1,16 @@
 """Executor: carries out what the scheduler decides: receive, queue, start, send.
 
-It computes nothing itself: it names the batch to compute next and is told when that is done. It
-belongs to whoever holds the worker's lock, reads no socket and sleeps nowhere: every call brings
-``now``, and :meth:`Executor.next_wake_ns` says when it wants to be called again at the latest.
+It computes nothing itself: it names the batch to compute next and is told when that is done. With
+several lanes it names as many, of different stages, before the first is done. It belongs to whoever
+holds the worker's lock, reads no socket and sleeps nowhere: every call brings ``now``, and
+:meth:`Executor.next_wake_ns` says when it wants to be called again at the latest.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from blockflow.batching.policy import WaitUntil
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError
@@ -21,6 +22,7 @@ from blockflow.worker.parting import next_item, timing
 from blockflow.worker.scheduler import Scheduler
 from blockflow.worker.stage import Stage, StageSnapshot
 from blockflow.worker.ticket import Batch, Source, Ticket
+from blockflow.worker.withdrawn import WithdrawnRequests
 
 INBOX_ROWS = 4096
 """Rows that may wait; beyond it the data socket is not read, and the senders' queues fill up."""
@@ -28,6 +30,13 @@ INBOX_ROWS = 4096
 _NEVER_NS = 1 << 63
 _STALL_NS = 1_000_000
 """Releases are marks in shared memory and wake nobody: while a slot is missing, look this often."""
+
+
+class _Forward(NamedTuple):
+    """What belongs to a batch that is being computed."""
+
+    producer: Producer | None
+    overdue_ns: int | None
 
 
 class Executor:
@@ -39,6 +48,11 @@ class Executor:
         intake: makes tickets of messages.
         delivery: the sending side.
         failpoints: of this process.
+        lanes: how many batches may be computed at once.
+
+    Attributes:
+        lanes: may be changed between two calls; what runs is not touched.
+        withdrawn: tickets that were dropped because nobody waits for them any more.
     """
 
     def __init__(
@@ -48,28 +62,30 @@ class Executor:
         intake: Intake,
         delivery: Delivery,
         failpoints: FailPoints,
+        lanes: int = 1,
     ) -> None:
+        self.lanes = lanes
         self._stages = stages
         self._scheduler = scheduler
         self._intake = intake
         self._delivery = delivery
         self._failpoints = failpoints
-        self._running: Batch | None = None
-        self._producer: Producer | None = None
+        self._running: dict[Batch, _Forward] = {}
         self._stalled: Batch | None = None
         self._holding: dict[int, Source] = {}
         self._wait_until_ns: int | None = None
-        self._overdue_ns: int | None = None
+        self._given_up = WithdrawnRequests()
+        self.withdrawn = 0
 
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
-        return self._running is None and self._stalled is None and not len(self._scheduler)
+        return not self._running and self._stalled is None and not len(self._scheduler)
 
     @property
     def busy(self) -> bool:
-        """A batch is being computed."""
-        return self._running is not None
+        """Some batch is being computed."""
+        return bool(self._running)
 
     @property
     def full(self) -> bool:
@@ -78,28 +94,40 @@ class Executor:
 
     def next_wake_ns(self) -> int | None:
         """When :meth:`step` has something to do even if nothing happens; None = never."""
-        soonest = self._overdue_ns
-        for at in (self._wait_until_ns, self._scheduler.next_deadline()):
-            if at is not None and (soonest is None or at < soonest):
-                soonest = at
+        soonest = self.next_overdue_ns()
+        at = self._scheduler.next_deadline()
+        if at is not None and (soonest is None or at < soonest):
+            soonest = at
+        if len(self._running) >= self.lanes:
+            return soonest  # nothing can start before something is done
+        at = self._wait_until_ns
+        if at is not None and (soonest is None or at < soonest):
+            soonest = at
         if self._stalled is not None:
             return min(soonest or _NEVER_NS, time.monotonic_ns() + _STALL_NS)
         return soonest
+
+    def next_overdue_ns(self) -> int | None:
+        """When :meth:`give_up_overdue` has something to do; None = never."""
+        times = [f.overdue_ns for f in self._running.values() if f.overdue_ns is not None]
+        return min(times, default=None)
 
     def receive(self, header: bytes, frame: Any | None, now: int) -> None:
         """One message from the data socket, received at ``now``."""
         arrival = self._intake.take(header, frame, now)
         for item, error in arrival.refused:
             self._delivery.fail([item], error)
+        if arrival.withdrawn:
+            self._withdraw(arrival.withdrawn, now)
         for ticket in arrival.tickets:
             self._queue(ticket)
 
     def computed(self, batch: Batch) -> None:
         """``batch`` is done: release its inputs, send its output."""
-        if batch is not self._running:
+        forward = self._running.pop(batch, None)
+        if forward is None:
             return  # given up meanwhile: it was answered for
-        self._running = self._overdue_ns = None
-        producer, self._producer = self._producer, None
+        producer = forward.producer
         out = batch.out
         # First: whoever gets the result may send the next input at once, and counts on this room.
         for ticket in batch.tickets:
@@ -109,17 +137,19 @@ class Executor:
         now = time.monotonic_ns()
         self._scheduler.done(batch, now)
         stage = self._stages[batch.stage]
-        self._account(stage, batch, now)
-        if out is not None and producer is not None:
-            stage.meter.bytes_out += out.nbytes
-        stage.meter.copies_out += batch.copies
+        if not batch.probe:
+            self._account(stage, batch, now)
+            if out is not None and producer is not None:
+                stage.meter.bytes_out += out.nbytes
+            stage.meter.copies_out += batch.copies
         for ticket in batch.tickets:
             error = batch.errors.get(ticket.key)
             if error is not None:
                 self._delivery.fail([ticket.item], error)
         if stays:
             self._hand_over(stays, batch, producer, now)
-        self._failpoints.hit("after_output", stage.name)
+        if not batch.probe:
+            self._failpoints.hit("after_output", stage.name)
 
     def expire(self, now: int) -> None:
         """Answer for what waits and is too late."""
@@ -131,10 +161,10 @@ class Executor:
 
         Returns:
             The batch to compute now; :meth:`computed` ends it. None with nothing to run, and while
-            a batch is under way.
+            as many batches are under way as there are lanes.
         """
         self.expire(now)
-        if self._running is not None:
+        if len(self._running) >= self.lanes:
             return None
         if self._stalled is not None:
             started = self._start(self._stalled, now)
@@ -153,19 +183,22 @@ class Executor:
                 return started
 
     def give_up_overdue(self, now: int) -> bool:
-        """True when the running forward has exceeded its block's time-out; its items are failed.
+        """True when a running forward has exceeded its block's time-out; its items are failed.
 
-        The engine thread cannot be interrupted: the process has to end after this.
+        A thread that computes cannot be interrupted: the process has to end after this, once the
+        batches in the other lanes are done.
         """
-        batch = self._running
-        if batch is None or self._overdue_ns is None or now < self._overdue_ns:
+        due = self.next_overdue_ns()
+        if due is None or now < due:
             return False
-        self._running = self._overdue_ns = None
-        stage = self._stages[batch.stage]
-        stage.meter.failures += len(batch.tickets)
-        limit = stage.spec.timeout_ms
-        error = BlockError("BLOCK_FAILED", f"no result within {limit} ms", where=stage.name)
-        self._delivery.fail([t.item for t in batch.tickets], error)
+        late = [b for b, f in self._running.items() if f.overdue_ns and f.overdue_ns <= now]
+        for batch in late:
+            del self._running[batch]
+            stage = self._stages[batch.stage]
+            stage.meter.failures += len(batch.tickets)
+            limit = stage.spec.timeout_ms
+            error = BlockError("BLOCK_FAILED", f"no result within {limit} ms", where=stage.name)
+            self._delivery.fail([t.item for t in batch.tickets], error)
         return True
 
     def refuse_all(self, error: BlockFlowError) -> None:
@@ -177,6 +210,10 @@ class Executor:
         for ticket in tickets:
             self._fail(ticket, error)
 
+    def abandon(self) -> None:
+        """Nobody waits any more for what is being computed: it is not sent when it is done."""
+        self._running.clear()
+
     def snapshot(self, now: int) -> dict[int, StageSnapshot]:
         queue = self._scheduler
         return {
@@ -186,10 +223,34 @@ class Executor:
 
     # --- steps -----------------------------------------------------------------------------------
 
+    def _withdraw(self, requests: Sequence[tuple[bytes, int]], now: int) -> None:
+        """Drop what waits of these requests; what is being computed is dropped by the next hop."""
+        given_up = self._given_up
+        given_up.add(requests, now)
+        gone = self._scheduler.withdraw(given_up, now)
+        batch = self._stalled
+        if batch is not None:
+            gone += [t for t in batch.tickets if t.item in given_up]
+            batch.tickets = tuple([t for t in batch.tickets if t.item not in given_up])
+            if not batch.tickets:
+                self._stalled = None
+                self._scheduler.done(batch, now)
+        for ticket in gone:
+            self._drop(ticket)
+
+    def _drop(self, ticket: Ticket) -> None:
+        """Nobody waits for it, so nobody is told."""
+        ticket.source.release()
+        self.withdrawn += 1
+
     def _queue(self, ticket: Ticket) -> None:
+        if self._given_up and ticket.item in self._given_up:
+            self._drop(ticket)
+            return
         meter = self._stages[ticket.stage].meter
         ticket.ready_ns = time.monotonic_ns()
-        meter.arrived.add(ticket.rows, ticket.ready_ns)
+        if not ticket.probe:
+            meter.arrived.add(ticket.rows, ticket.ready_ns)
         self._scheduler.arrive(ticket, ticket.ready_ns)
 
     def _start(self, batch: Batch, now: int) -> Batch | None:
@@ -204,6 +265,7 @@ class Executor:
                 self._scheduler.done(batch, now)
                 return None
         try:
+            batch.cuts = self._stages[batch.stage].cuts(batch)
             producer = self._delivery.producer_for(batch)
             out = None if producer is None else self._reserve(batch, producer)
         except BlockFlowError as exc:
@@ -213,24 +275,24 @@ class Executor:
             return None
         if producer is not None and out is None:
             # What waits here may itself hold the slots, and would wait for this batch for ever.
-            for source in list(self._holding.values()):
-                source.detach()
+            # What is being computed is read in another lane, and lets go by itself.
+            read = {id(t.source) for b in self._running for t in b.tickets}
+            for key, source in list(self._holding.items()):
+                if key not in read:
+                    source.detach()
             self._stalled = batch
             return None
         batch.out = out
         batch.started_ns = now
         if producer is not None:
             self._delivery.prepare(batch, producer)
-        self._running, self._producer = batch, producer
         limit = self._stages[batch.stage].timeout_ns
-        if limit:
-            self._overdue_ns = now + limit
+        self._running[batch] = _Forward(producer, now + limit if limit else None)
         return batch
 
     def _reserve(self, batch: Batch, producer: Producer) -> OutBuffer | None:
         stage = self._stages[batch.stage]
-        source = batch.tickets[0].source
-        dims = stage.output_dims(source.dtype, (batch.rows, *source.shape))
+        dims = stage.output_dims(batch.tickets[0].source.dtype, (batch.rows, *batch.shape))
         dtype = stage.contract.output.dtype
         if not producer.by_consumer:
             return producer.reserve(dtype, dims)
@@ -281,6 +343,7 @@ class Executor:
                 ticket.deadline_ns,
                 0,
                 ticket.task,
+                batch.cuts.get(ticket.key),
             )
             self._queue(follower)
 
@@ -308,6 +371,7 @@ class Executor:
             rows += ticket.rows
         compute = batch.compute_to_ns - batch.compute_from_ns
         meter.batches += 1
+        meter.given(batch)
         meter.rows += rows
         meter.compute.record(compute)
         meter.served.add(rows, now)

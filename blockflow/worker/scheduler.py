@@ -1,23 +1,31 @@
 """Scheduler: the worker's waiting tickets and the policies that choose among them. Pure.
 
-Events come in with ``now``; batches to run and tickets that have expired come out. One engine
-serves all stages of a worker, so the scheduler asks its policies in turn.
+Events come in with ``now``; batches to run and tickets that have expired come out. All stages of a
+worker share its lanes, so the scheduler asks its policies in turn. It knows which stages run a
+batch at the moment, whichever policy has asked for it, and gives out no other one for them.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
 from blockflow.batching.shares import TaskShare
+from blockflow.core.errors import BlockFlowError
 from blockflow.core.routing import PathTree
+from blockflow.wire.data import Item
 from blockflow.worker.ticket import Batch, Ticket
 
 _PATHS_KEPT = 4096
+
+
+class BusyStage(RuntimeError):
+    """A defect in a policy: it runs a batch at a stage that has one under way."""
 
 
 class Scheduler:
@@ -45,6 +53,8 @@ class Scheduler:
         self._by_stage: dict[int, Policy] = {}
         self._policies: list[Policy] = []
         self._turn = 0
+        self._busy: set[int] = set()
+        self._alone: dict[int, int] = {}  # key -> stage, in order of arrival
         self._tickets: dict[int, Ticket] = {}
         self._deadlines: list[tuple[int, int]] = []
         self._queued: dict[int, int] = dict.fromkeys(policies, 0)
@@ -54,6 +64,11 @@ class Scheduler:
     def __len__(self) -> int:
         """Waiting tickets."""
         return len(self._tickets)
+
+    @property
+    def busy(self) -> Set[int]:
+        """Stages with a batch that was given out and is not done."""
+        return self._busy
 
     def queued(self, stage: int) -> int:
         return self._queued[stage]
@@ -67,7 +82,14 @@ class Scheduler:
         self._tickets[ticket.key] = ticket
         heapq.heappush(self._deadlines, (ticket.deadline_ns, ticket.key))
         self._count(ticket, 1)
-        self._by_stage[ticket.stage].arrive(self._query(ticket), now)
+        self._tell_policy(ticket, now)
+
+    def _tell_policy(self, ticket: Ticket, now: int) -> None:
+        """A policy batches: it hears nothing of tickets that are to run alone."""
+        if ticket.item.alone:
+            self._alone[ticket.key] = ticket.stage
+        else:
+            self._by_stage[ticket.stage].arrive(self._query(ticket), now)
 
     def expire(self, now: int) -> list[Ticket]:
         """Take away every ticket whose deadline has passed."""
@@ -78,10 +100,20 @@ class Scheduler:
             ticket = self._tickets.get(key)
             # The same key may wait again, at a later stage: it is on the heap once more then.
             if ticket is not None and ticket.deadline_ns == deadline:
-                self._remove(ticket)
-                self._by_stage[ticket.stage].drop(key, now)
-                gone.append(ticket)
+                gone.append(self._take_out(ticket, now))
         return gone
+
+    def withdraw(self, withdrawn: Container[Item], now: int) -> list[Ticket]:
+        """Take away every ticket whose item is ``withdrawn``."""
+        gone = [t for t in self._tickets.values() if t.item in withdrawn]
+        return [self._take_out(t, now) for t in gone]
+
+    def _take_out(self, ticket: Ticket, now: int) -> Ticket:
+        """It waits no more, and will not run."""
+        self._remove(ticket)
+        if not ticket.item.alone:
+            self._by_stage[ticket.stage].drop(ticket.key, now)
+        return ticket
 
     def next_deadline(self) -> int | None:
         """When :meth:`expire` will have something to do at the earliest."""
@@ -91,12 +123,20 @@ class Scheduler:
         return heap[0][0] if heap else None
 
     def decide(self, now: int) -> Batch | WaitUntil | None:
-        """The next batch, or when to ask again at the latest (None: once something happened)."""
+        """The next batch, or when to ask again at the latest (None: once something happened).
+
+        Its stage is busy until :meth:`done`.
+        """
+        for key, stage in self._alone.items():
+            if stage not in self._busy:
+                batch = self._take(Run(stage, (key,)))
+                batch.alone = True
+                return batch
         soonest: int | None = None
         count = len(self._policies)
         for i in range(count):
             policy = self._policies[(self._turn + i) % count]
-            decision = policy.decide(now)
+            decision = policy.decide(now, self._busy)
             if isinstance(decision, Run):
                 self._turn = (self._turn + i + 1) % count
                 return self._take(decision)
@@ -106,6 +146,9 @@ class Scheduler:
 
     def done(self, batch: Batch, now: int) -> None:
         """``batch`` has run (or was given up). Local successors arrive after this."""
+        self._busy.discard(batch.stage)
+        if batch.alone:
+            return
         keys = [t.key for t in batch.tickets if t.key not in batch.errors]
         self._by_stage[batch.stage].done(batch.stage, keys, now)
 
@@ -129,7 +172,7 @@ class Scheduler:
     def _hand_over(self, now: int) -> None:
         waiting = sorted(self._tickets.values(), key=lambda t: (t.arrival_ns, t.key))
         for ticket in waiting:
-            self._by_stage[ticket.stage].arrive(self._query(ticket), now)
+            self._tell_policy(ticket, now)
 
     def set_shares(self, shares: Sequence[TaskShare], now: int) -> None:
         """What the tasks may claim from now on; what waits is handed over, nothing is lost."""
@@ -137,6 +180,23 @@ class Scheduler:
             return
         self._shares = tuple(shares)
         self._regroup(self._specs)
+        self._hand_over(now)
+
+    def set_threads(self, threads: int, now: int) -> None:
+        """What the stages compute with from now on, for policies that predict their times.
+
+        Raises:
+            TopologyError: a policy needs a profile for so many threads; all stays as it was.
+        """
+        before = self._facts
+        self._facts = {s: replace(f, threads=threads) for s, f in before.items()}
+        if self._facts == before:
+            return
+        try:
+            self._regroup(self._specs)
+        except BlockFlowError:
+            self._facts = before
+            raise
         self._hand_over(now)
 
     # --- books -----------------------------------------------------------------------------------
@@ -160,16 +220,22 @@ class Scheduler:
         self._turn = 0
 
     def _take(self, run: Run) -> Batch:
+        if run.stage in self._busy:
+            # Two forwards of one block at once would share what its engine keeps between them.
+            raise BusyStage(f"a second batch at stage {run.stage}")
         tickets = [self._tickets[key] for key in run.keys]
         for ticket in tickets:
             self._remove(ticket)
+        self._busy.add(run.stage)
         if len(tickets) > 1:
             # Rows that go the same way next lie side by side in the output: one message for them.
-            tickets.sort(key=_next_stages)
+            # So do those of one length in a padded batch.
+            tickets.sort(key=lambda t: (_next_stages(t), t.shape))
         return Batch(run.stage, tuple(tickets), pad_to=run.pad_to)
 
     def _remove(self, ticket: Ticket) -> None:
         del self._tickets[ticket.key]
+        self._alone.pop(ticket.key, None)
         self._count(ticket, -1)
 
     def _count(self, ticket: Ticket, sign: int) -> None:
@@ -185,7 +251,7 @@ class Scheduler:
             ticket.arrival_ns,
             ticket.ready_ns,
             ticket.deadline_ns,
-            ticket.source.shape,
+            ticket.shape,
             ticket.arrival_ns == ticket.received_ns,
             ticket.task,
             self._stages_ahead(item.path, item.hop),

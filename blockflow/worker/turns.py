@@ -7,6 +7,10 @@ engine thread computes, the data thread reads the socket in its stead, so that q
 policies are served meanwhile. It is woken only if something comes: the engine thread arms the data
 thread's epoll, which costs a microsecond, and not the thread.
 
+A worker with several lanes has a thread for each further one. They never listen: whoever holds the
+lock when something can run beside what runs, gives it to a lane that rests, and wakes it. Who has
+computed goes on with the next batch itself.
+
 Sockets and books are used under one lock, which the engine thread gives up to compute and both give
 up to sleep. Both sleep on the socket's file descriptor. ZeroMQ signals it once per change, so
 whoever is going to sleep has read everything there is before.
@@ -40,6 +44,8 @@ class Computes(Protocol):
 
     def compute(self, batch: Batch) -> None: ...
 
+    def compute_beside(self, batch: Batch) -> None: ...
+
 
 class WatchedSockets:
     """The data thread's epoll, as :class:`~blockflow.tensormq.push.PushCache` wants a poller."""
@@ -56,12 +62,12 @@ class WatchedSockets:
 
 
 class Turns:
-    """The engine thread's loop, and the data thread's way to sleep.
+    """The loops of the engine thread and of further lanes, and the data thread's way to sleep.
 
     Args:
         pull: the data socket.
         watched: the data thread's epoll; its other descriptors are registered by the caller.
-        executor, runner: what both threads work on.
+        executor, runner: what all threads work on.
         wake: wakes the data thread.
     """
 
@@ -87,6 +93,14 @@ class Turns:
         self._engine.register(self._bell, select.EPOLLIN)
         self._engine.register(self._fd, select.EPOLLIN)
         self._hears = True
+        self._data_hears = False
+        self._engaged = False  # the engine thread computes: the data thread reads in its stead
+        self._rests = False  # the engine thread sleeps, and may be given a batch
+        self._until_ns = NEVER_NS
+        self._mine: Batch | None = None
+        self._resting = 0  # further lanes that may be given one
+        self._given: deque[Batch] = deque()
+        self._work = threading.Condition(self.lock)
         self._jobs: deque[Callable[[], None]] = deque()
         self._paused = self._closing = False
         self.attentive = False
@@ -100,23 +114,36 @@ class Turns:
             while not self._closing:
                 while self._jobs:
                     self._aside(self._jobs.popleft())
-                batch = None if self._paused else self._executor.step(time.monotonic_ns())
+                batch, self._mine = self._mine, None
+                if batch is None:
+                    batch = self._next()
                 if batch is not None:
-                    self._compute(batch)
+                    self._spread()
+                    self._engage(batch)
                     continue
                 if self.attentive and self._executor.idle:
                     self._wake()
                 self._listen()
 
-    def _compute(self, batch: Batch) -> None:
+    def _next(self) -> Batch | None:
+        return None if self._paused else self._executor.step(time.monotonic_ns())
+
+    def _engage(self, batch: Batch) -> None:
+        """Compute while the data thread listens."""
+        if not self._executor.full:
+            self._data.modify(self._fd, select.EPOLLIN)
+            self._data_hears = True
+        self._engaged = True
+        self._compute(batch, self._runner.compute)
+        self._engaged = self._data_hears = False
+        self._data.modify(self._fd, 0)
+
+    def _compute(self, batch: Batch, run: Callable[[Batch], None]) -> None:
         executor = self._executor
         if (executor.next_wake_ns() or NEVER_NS) < self._data_until_ns:
             self._wake()
-        if not executor.full:
-            self._data.modify(self._fd, select.EPOLLIN)
-        self._aside(lambda: self._runner.compute(batch))
+        self._aside(lambda: run(batch))
         executor.computed(batch)
-        self._data.modify(self._fd, 0)
         if self.attentive:
             self._wake()
 
@@ -129,12 +156,14 @@ class Turns:
         if self._hears is deaf:
             self._hears = not deaf
             self._engine.modify(self._fd, 0 if deaf else select.EPOLLIN)
-        until = executor.next_wake_ns() or NEVER_NS
+        until = self._until_ns = executor.next_wake_ns() or NEVER_NS
+        self._rests = True
         self.lock.release()
         try:
             events = self._engine.poll(timeout_s(until))
         finally:
             self.lock.acquire()
+            self._rests = False
         for fd, _ in events:
             if fd == self._bell:
                 os.eventfd_read(self._bell)
@@ -149,7 +178,66 @@ class Turns:
         finally:
             self.lock.acquire()
 
-    # --- both, with the lock ---------------------------------------------------------------------
+    # --- further lanes ---------------------------------------------------------------------------
+
+    def lend(self) -> None:
+        """Compute what is given to a further lane, until :meth:`close`; in a thread of its own."""
+        with self.lock:
+            self._resting += 1
+            self._spread()  # something may have waited for this lane
+            while True:
+                while not self._given and not self._closing:
+                    self._work.wait()
+                if not self._given:
+                    return
+                batch: Batch | None = self._given.popleft()
+                while batch is not None:
+                    self._compute(batch, self._runner.compute_beside)
+                    self._read_on()
+                    batch = self._next()
+                    if batch is not None:
+                        self._spread()
+                self._resting += 1
+                self._hand_over()
+
+    def _spread(self) -> None:
+        """Start what can run beside what runs, in lanes that rest."""
+        while (self._resting or self._rests) and not self._paused:
+            batch = self._executor.step(time.monotonic_ns())
+            if batch is None:
+                return
+            if self._resting:
+                self._resting -= 1
+                self._given.append(batch)
+                self._work.notify()
+            else:
+                self._rests = False
+                self._mine = batch
+                self.poke()
+
+    def _hand_over(self) -> None:
+        """This lane rests. What is due next, a missing slot say, is for a thread that may sleep too
+        long: it did not know of it."""
+        due = self._executor.next_wake_ns() or NEVER_NS
+        if self._rests:
+            if due < self._until_ns:
+                self.poke()
+        elif due < self._data_until_ns:
+            self._wake()
+
+    def _read_on(self) -> None:
+        """A batch has made room: who had stopped reading the socket goes on."""
+        if self._executor.full:
+            return
+        if not self._engaged:
+            if not self._hears:
+                self.poke()
+        elif not self._data_hears and not self._paused:
+            self._data_hears = True
+            self._data.modify(self._fd, select.EPOLLIN)
+            self._wake()  # ZeroMQ has signalled what waits there before
+
+    # --- all, with the lock ----------------------------------------------------------------------
 
     def receive(self) -> bool:
         """Read what is there, a burst at most; True when anything was.
@@ -183,11 +271,23 @@ class Turns:
             self._data.poll(timeout_s(until_ns))
         finally:
             self.lock.acquire()
-        if self._executor.busy and not self._paused:
+        if self._engaged and not self._paused:
             if self._executor.full:
                 self._data.modify(self._fd, 0)
+                self._data_hears = False
             else:
                 self.receive()
+
+    def meanwhile(self, now: int) -> None:
+        """What is due while a lane computes: expiry, and work for lanes that rest."""
+        self._executor.expire(now)
+        self._spread()
+
+    def next_wake_ns(self) -> int:
+        """When :meth:`meanwhile` or the executor's time-outs are due at the latest."""
+        executor = self._executor
+        due = executor.next_overdue_ns() if self._paused else executor.next_wake_ns()
+        return due or NEVER_NS
 
     def poke(self) -> None:
         """Something has changed: the engine thread shall look whether there is work now."""
@@ -204,12 +304,13 @@ class Turns:
         self.poke()
 
     def close(self) -> None:
-        """End :meth:`serve` after the running batch."""
+        """End :meth:`serve` and :meth:`lend` after the running batches."""
         self._closing = self._paused = True
+        self._work.notify_all()
         self.poke()
 
     def release(self) -> None:
-        """Close the descriptors; both threads are done with them."""
+        """Close the descriptors; all threads are done with them."""
         self._engine.close()
         os.close(self._bell)
 

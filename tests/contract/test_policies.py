@@ -156,6 +156,51 @@ def test_a_whole_batch_can_fail(name: str, options: Mapping[str, Any]) -> None:
     assert run_out(policy, 60 * MS) == [Run(1, (2,))]
 
 
+def test_nothing_runs_at_a_busy_stage(name: str, options: Mapping[str, Any]) -> None:
+    """Whoever has asked for what runs there: the policy may be a new one."""
+    policy = make(name, options, STAGES)
+    late = 10_000 * MS
+    for key, stage in ((1, 1), (2, 2), (3, 3)):
+        policy.arrive(query(key, 0, stage=stage, deadline_ms=50_000), 0)
+    assert not isinstance(policy.decide(late, {1, 2, 3}), Run)
+    decision = policy.decide(late, {1, 3})
+    assert decision == Run(2, (2,))
+    assert not isinstance(policy.decide(late, {1, 2, 3}), Run)
+    beside = policy.decide(late, {2, 3})
+    if options.get("buffer_pairs") == 1:  # it lets no batch overlap, as it says
+        assert beside is None
+    else:
+        assert beside == Run(1, (1,))
+        policy.done(1, [1], late)  # before the one that began earlier
+    policy.done(2, [2], late)
+    left = {key for run in run_out(policy, late) for key in run.keys}
+    assert left == ({1, 3} if beside is None else {3})
+
+
+def test_batches_under_way_at_once_end_in_any_order(name: str, options: Mapping[str, Any]) -> None:
+    """Two lanes that are never left idle: the younger batch ends first wherever it can."""
+    worker = TinyWorker(make(name, options, STAGES), {}, lanes=2)
+    now, most = 0, 0
+    for key in range(30):
+        now += MS
+        worker.enter(key, Walk(STAGES), 1 + key % 3, 4, key % 4, now + 10**12, now)
+        while isinstance(worker.decide(now), Run):
+            pass
+        most = max(most, len(worker.running))
+        if key % 3 == 2:
+            worker.finish(-1, now, fail=False)
+        worker.check()
+    worker.run_out(now)
+    assert worker.left == set(range(30))
+    serial = options.get("buffer_pairs") == 1 or "input" in options.get("policies", ())
+    assert most == 2 or serial
+
+
+def test_how_many_batches_it_wants_at_once(name: str, options: Mapping[str, Any]) -> None:
+    wanted = POLICIES[name].overlap(options)
+    assert wanted == (options.get("buffer_pairs", 2) if name == "dvabatch" else 1)
+
+
 def test_unknown_options_are_found(name: str, options: Mapping[str, Any]) -> None:
     spec = {"policy": name, **options, "no_such_option": 1}
     (problem,) = policy_problems(spec, "$.blocks[2].batching")
@@ -189,7 +234,7 @@ EVENT = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(
     events=st.lists(st.tuples(EVENT, st.integers(0, 9)), max_size=70),
-    lanes=st.integers(1, 2),
+    lanes=st.integers(1, 3),
 )
 def test_any_course_of_events(
     name: str,

@@ -146,6 +146,33 @@ def test_threads_change_between_two_batches(rig: Rig) -> None:
 
 
 @two_cores
+def test_every_lane_computes_with_threads_of_its_own(rig: Rig) -> None:
+    """Two blocks at once, with the results that each gives alone; and one at a time after that."""
+    one, two = store(rig.repository)
+    rig.start(11, {1: one, 2: two}, threads=1, lanes=2)
+    rig.publish()
+    alone = {}
+    for stage in (1, 2):
+        rig.send(X, [stage])
+        alone[stage] = rig.result()[1]
+
+    def work() -> None:
+        for _ in range(20):
+            sent = {rig.send(X, [stage])[0]: stage for stage in (1, 2)}
+            for _ in range(2):
+                message, value = rig.result()
+                stage = sent.pop(message.items[0].request_id)
+                np.testing.assert_array_equal(value, alone[stage])
+
+    pid = rig.children[11].pid
+    assert reaches(pid, work, 2)
+    rig.tell(11, SetThreads(1, 1))
+    assert in_use(rig, 11) == 1
+    work()
+    assert rig.stop(11) == 0
+
+
+@two_cores
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_engines_with_pools_of_their_own_keep_to_it(rig: Rig, engine: str) -> None:
     pytest.importorskip(engine, reason=f"the extra {engine!r} is not installed")
@@ -199,14 +226,14 @@ def system(tmp_path: Path, launcher: TemplateLauncher) -> Iterator[System]:
         yield running
 
 
-def threads_now(system: System, want: dict[str, int]) -> None:
+def threads_now(system: System, want: dict[str, int], what: str = "threads") -> None:
     """Wait until the workers' own figures are ``want``."""
     end = time.monotonic() + 20
     while True:
         workers = {w["name"]: w for w in system.commands.workers() if w["role"] == "active"}
-        found = {n: w["threads_now"] for n, w in workers.items()}
+        found = {n: w[f"{what}_now"] for n, w in workers.items()}
         if found == want:
-            assert {n: w["threads"] for n, w in workers.items()} == want
+            assert {n: w[what] for n, w in workers.items()} == want
             return
         assert time.monotonic() < end, found
         time.sleep(0.02)
@@ -255,6 +282,25 @@ def test_threads_follow_updates_and_no_request_is_lost(system: System) -> None:
             future.result(30)
     assert system.commands.worker("m1#0")["pid"] == pid
     assert all(load.answers for load in loads)
+
+
+@two_cores
+def test_lanes_follow_updates_in_the_running_process(system: System) -> None:
+    def post(lanes: int) -> Any:
+        blocks = [{"name": n, "worker": "w", "lanes": lanes} for n in ("m1", "m2")]
+        return system.apply({"blocks": blocks, "tasks": {"t": ["m1", "m2"]}})["update"]["plan"]
+
+    with Client(system.client_endpoint) as client:
+        results = []
+        for lanes, threads in ((2, 1), (1, 2), (2, 1)):
+            plan = post(lanes)
+            assert (plan["lanes"], plan["threads"]) == ({"w": lanes}, {"w": threads})
+            threads_now(system, {"w#0": lanes}, "lanes")
+            threads_now(system, {"w#0": threads})
+            results.append(client.infer("t", X, deadline_s=30).value)
+    assert plan["keep"] == ["w#0"]
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-6)
 
 
 def until(test: Callable[[], bool], what: str, running: list[Any]) -> None:

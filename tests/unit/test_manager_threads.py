@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from control_rig import World
+from control_rig import World, topology
 
+from blockflow.batching.registry import with_overlap
 from blockflow.control.events import Launch, Send
 from blockflow.control.kpis import KpiBook
 from blockflow.control.update import Kind, Phase
@@ -162,6 +163,81 @@ def test_asked_threads_change_in_the_running_process(world: World) -> None:
     assert world.computing() == {"a#0": 2, "b#0": 2}
 
 
+PAIR = [{"name": n, "worker": "w"} for n in "ab"]
+
+
+def in_lanes(count: int) -> list[dict[str, Any]]:
+    return [{**b, "lanes": count} for b in PAIR]
+
+
+def shares(world: World) -> dict[str, tuple[int, int]]:
+    """Living worker -> threads and lanes that it was told last."""
+    found = {
+        i.name: (i.spec["threads"], i.spec["lanes"])
+        for i in world.log
+        if isinstance(i, Launch) and i.name in world.names() and "lanes" in i.spec
+    }
+    names = {i.incarnation: i.name for i in world.log if isinstance(i, Launch)}
+    for send in world.sent(SetThreads):
+        if isinstance(send.message, SetThreads) and names[send.incarnation] in found:
+            found[names[send.incarnation]] = (send.message.threads, send.message.lanes)
+    return found
+
+
+def test_lanes_are_planned_with_the_threads_and_change_in_the_running_process(
+    world: World,
+) -> None:
+    update = apply(world, *in_lanes(2))
+    assert (update.plan["threads"], update.plan["lanes"]) == ({"w": 2}, {"w": 2})
+    assert shares(world) == {"w#0": (2, 2)}
+    before = set(world.alive)
+    apply(world, *in_lanes(1))
+    assert shares(world) == {"w#0": (4, 1)}
+    apply(world, *in_lanes(2), "c", "d")
+    assert shares(world) == {"w#0": (1, 2), "c#0": (1, 1), "d#0": (1, 1)}
+    assert before <= set(world.alive)
+    # A successor starts with what its predecessor was told.
+    world.die("w#0")
+    world.pass_time(1)
+    assert shares(world)["w#0"] == (1, 2)
+
+
+def test_a_policy_that_overlaps_gets_the_cores_that_are_left(world: World) -> None:
+    def post(policy: Any, threads: Any) -> tuple[int, int]:
+        blocks = [{**b, "batching": policy, "threads": threads} for b in PAIR]
+        made = with_overlap(topology(blocks, {"t": ["a", "b"]}))
+        world.do(lambda now: world.brain.apply(made, {}, now))
+        return shares(world)["w#0"]
+
+    assert post("dvabatch", 1) == (1, 2)
+    before = set(world.alive)
+    assert post({"policy": "dvabatch", "buffer_pairs": 1}, 1) == (1, 1)
+    assert post({"policy": "dvabatch", "buffer_pairs": 4}, 2) == (2, 2)
+    assert post("dvabatch", "auto") == (4, 1)
+    assert post("window", 1) == (1, 1)
+    assert set(world.alive) == before
+
+
+def test_lanes_that_do_not_fit_are_refused(world: World) -> None:
+    with pytest.raises(TopologyError) as caught:
+        apply(world, *[{**b, "threads": 3, "lanes": 2} for b in PAIR])
+    (problem,) = caught.value.problems
+    assert problem.path == "$.blocks[0].threads"
+    assert "3 threads x 1 x 2 lanes of 'w': 6 threads may compute at once on 4" in problem.message
+    with pytest.raises(TopologyError) as caught:
+        apply(world, *[{**b, "lanes": 2, "cores": [1]} for b in PAIR])
+    assert [p.path for p in caught.value.problems] == ["$.blocks[0].lanes"]
+    for wrong, path in (
+        ([{"name": "a", "lanes": 2}], "$.blocks[0].lanes"),  # one block runs one batch at a time
+        ([{"name": "a", "lanes": 0}], "$.blocks[0].lanes"),
+        ([{**b, "lanes": 2, "device": "cuda:0"} for b in PAIR], "$.blocks[0].lanes"),
+        ([{**PAIR[0], "lanes": 2}, PAIR[1]], "$.blocks[1].lanes"),
+    ):
+        with pytest.raises(TopologyError) as caught:
+            apply(world, *wrong)
+        assert [p.path for p in caught.value.problems] == [path]
+
+
 def test_too_many_are_refused_unless_they_are_meant(world: World) -> None:
     crowd = [{"name": "a", "threads": 4}, {"name": "b", "threads": 4}]
     with pytest.raises(TopologyError) as caught:
@@ -190,11 +266,14 @@ def test_views_show_what_was_asked_told_and_is_in_use(world: World) -> None:
     apply(world, {"name": "a", "threads": 3}, "b")
     book = KpiBook()
     incarnation = world.incarnation("a#0")
-    book.add(incarnation, "a#0", Stats(incarnation, 1, [], {}, {"threads": 2}), 0.0)
+    figures = {"threads": 2, "lanes": 1}
+    book.add(incarnation, "a#0", Stats(incarnation, 1, [], {}, figures), 0.0)
     found = {w["name"]: w for w in Views(world.brain, book, {}, world.now).workers()}
 
-    def shown(name: str) -> list[Any]:
-        return [found[name][k] for k in ("threads_asked", "threads", "threads_now")]
+    def shown(name: str, what: str = "threads") -> list[Any]:
+        return [found[name][k] for k in (f"{what}_asked", what, f"{what}_now")]
 
     assert shown("a#0") == [3, 3, 2]
     assert shown("b#0") == ["auto", 1, None]
+    assert shown("a#0", "lanes") == ["auto", 1, 1]
+    assert shown("b#0", "lanes") == ["auto", 1, None]

@@ -12,7 +12,7 @@ from policy_rig import facts_for, profile
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Query, Run
-from blockflow.batching.registry import create_policy, policy_problems
+from blockflow.batching.registry import create_policy, largest_batch, policy_problems
 from blockflow.core.errors import TopologyError
 
 PATH = "$.blocks[0].batching"
@@ -114,11 +114,12 @@ def test_classes_need_a_variable_dim_that_may_be_padded() -> None:
     for facts, says in (
         (replace(stage, length_dims=()), "no block here has a variable dim"),
         (replace(stage, pads=False), "does not promise"),
-        (stage, "takes lengths up to 64"),
+        (replace(stage, lengths=(33, 64)), "takes lengths from 33"),
     ):
         (problem,) = policy_problems(spec, PATH, [facts])
         assert problem.path == f"{PATH}.classes" and says in problem.message
-    assert policy_problems({"policy": "window", "classes": [8, 64]}, PATH, [stage]) == []
+    for classes in ([8, 64], [8, 32]):  # longer inputs than the last class are refused at the door
+        assert policy_problems({"policy": "window", "classes": classes}, PATH, [stage]) == []
 
 
 def test_none_runs_the_oldest_first_whatever_its_stage() -> None:
@@ -144,3 +145,17 @@ def test_none_forgets_what_it_has_run() -> None:
     policy.arrive(Query(1, 2, 1, 0, 8, 10**12), 8)
     assert policy.decide(9) == Run(2, (1,))
     assert policy.decide(9) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows"),
+    [
+        ({"policy": "none"}, 1),
+        ({"policy": "window"}, 32),
+        ({"policy": "window", "max_rows": 10}, 10),
+        ({"policy": "dvabatch", "bs_max": 64}, 32),
+        ({"policy": "lbci", "t_opt_ms": 10, "n_max": 4}, 4),
+    ],
+)
+def test_the_largest_batch_of_a_policy(spec: dict[str, Any], rows: int) -> None:
+    assert largest_batch(spec, 32) == rows

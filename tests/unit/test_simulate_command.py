@@ -143,6 +143,14 @@ def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert [w["name"] for w in found["experiment"]["system"]["workers"]] == ["x", "b"]
     assert list(found["entries"][0]["tasks"]) == ["t"]
     assert found["entries"][0]["policy"] == "topology"
+    assert [w["lanes"] for w in found["experiment"]["system"]["workers"]] == [1, 1]
+    # Planned as when it is deployed: a policy that overlaps gets the core that is left.
+    blocks = [{"name": n, "worker": "w", "threads": 1, "batching": "dvabatch"} for n in ("a", "b")]
+    pair = tmp_path / "pair.json"
+    pair.write_text(json.dumps({"blocks": blocks, "tasks": {"t": ["a", "b"]}}))
+    again = [str(pair) if a == str(topology) else a for a in where]
+    found = document(capsys, *again, "--cores", "2")
+    assert [w["lanes"] for w in found["experiment"]["system"]["workers"]] == [2]
     assert refused(capsys, *where, "--task", "v")["message"] == "task 'v' is not in the topology"
 
 
@@ -169,6 +177,7 @@ def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: 
         (["--example", "--policy", "topology"], "goes with --topology"),
         (["--example", "--threads", "2", "--cores", "2"], "were not measured"),
         (["--example", "--threads", "2", "--cores", "1"], "2 threads on 1 cores"),
+        (["--example", "--lanes", "2", "--apart"], "2 lanes for the one block"),
         (["--example", "--share", "task:weight=0"], "weight"),
         (["--profile", "nowhere.json"], "no profile can be read"),
         (["--topology", "nowhere.json"], "no topology can be read"),

@@ -107,6 +107,33 @@ def test_a_lonely_query_takes_its_parts() -> None:
     assert totals(run(together, at(0.0))) == [pytest.approx(0.3 + 10.1 + 5.1 + 0.3)]
 
 
+def test_lanes_run_different_stages_at_once() -> None:
+    """Two queries at once through two blocks of 10 ms: one lane runs four forwards one by one; in
+    two lanes the second query is in the first block while the first one is in the second."""
+    model = chain([steady("a", 10.0), steady("b", 10.0)], cores=2)
+    assert totals(run(model, at(0.0, 0.0))) == [pytest.approx(20.0), pytest.approx(40.0)]
+    beside = chain([steady("a", 10.0), steady("b", 10.0)], cores=2, lanes=2)
+    done = run(beside, at(0.0, 0.0))
+    assert totals(done) == [pytest.approx(20.0), pytest.approx(30.0)]
+    assert done.workers[0].busy_ns == pytest.approx(40 * MS)
+    # Without a core for each lane they share one.
+    shared = chain([steady("a", 10.0), steady("b", 10.0)], cores=1, lanes=2)
+    assert totals(run(shared, at(0.0, 0.0))) == [pytest.approx(30.0), pytest.approx(40.0)]
+    # One block runs one batch at a time, however many lanes there are.
+    alone = chain([steady("a", 10.0)], cores=2, lanes=2)
+    assert totals(run(alone, at(0.0, 0.0))) == [pytest.approx(10.0), pytest.approx(20.0)]
+
+
+@pytest.mark.parametrize(("lanes", "cores", "able"), [(1, 2, 100 / 3), (2, 2, 50), (2, 1, 100 / 3)])
+def test_capacity_is_that_of_the_lanes_the_busiest_block_or_the_cores(
+    lanes: int, cores: int, able: float
+) -> None:
+    model = chain([steady("a", 20.0), steady("b", 10.0)], cores=cores, lanes=lanes)
+    assert capacity(model, ONE, None) == pytest.approx(able)
+    done = run(model, Closed(4), seconds=20.0)
+    assert len(done.requests) / 20.0 == pytest.approx(able, rel=0.02)
+
+
 def test_wait_and_compute_add_up() -> None:
     done = run(chain([steady("a", 10.0), steady("b", 5.0)]), Poisson(), 40.0, 2.0)
     for r in done.requests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -311,6 +312,10 @@ def test_tasks_of_a_plain_system() -> None:
         plain_system(PROFILES, tasks, {"c": TaskShare()}, COSTS, apart=False)
     with pytest.raises(RequestError, match="named twice"):
         plain_system(PROFILES, [tasks[0], tasks[0]], {}, COSTS, apart=False)
+    pair = replace(COSTS, lanes=2)
+    assert plain_system(PROFILES, tasks, {}, pair, apart=False).workers[0].lanes == 2
+    with pytest.raises(RequestError, match="2 lanes for the one block of worker 'stem'"):
+        plain_system(PROFILES, [], {}, pair, apart=True)
     for threads, says in ((2, "were not measured"), (3, "3 threads on 2 cores")):
         costs = Costs(2, 0.3, 0.1, 256, 16, threads, 1, 32, 1e4)
         with pytest.raises(RequestError, match=says):

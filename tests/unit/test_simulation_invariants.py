@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from blockflow.bench.simulation.worker import Lease, SimWorker
 from blockflow.bench.simulation.workload import Workload
 from blockflow.core.errors import Problem
 from blockflow.core.profile import Point, StageProfile
+from blockflow.worker.scheduler import Scheduler
 from blockflow.worker.ticket import Ticket
 
 MS = 1_000_000
@@ -92,7 +93,7 @@ class Waiting(Policy):
 
 
 class LastComeFirst(Waiting):
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         query = next(reversed(self.queries.values()), None)
         return None if query is None else self.run(query.stage, query.key)
 
@@ -100,7 +101,7 @@ class LastComeFirst(Waiting):
 class Greedy(Waiting):
     """All that wait at a stage, whatever fits."""
 
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         query = next(iter(self.queries.values()), None)
         if query is None:
             return None
@@ -111,14 +112,14 @@ class Greedy(Waiting):
 class Stuck(Waiting):
     """Runs nobody, and names no time either."""
 
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         return None
 
 
 class Idle(Waiting):
     """Lets the engine idle for a while although somebody waits."""
 
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         query = next(iter(self.queries.values()), None)
         if query is None:
             return None
@@ -130,7 +131,7 @@ class Idle(Waiting):
 class Hurried(Waiting):
     """Asks to be called again at once, for ever."""
 
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         return WaitUntil(now) if self.queries else None
 
 
@@ -139,7 +140,7 @@ class Twice(Waiting):
 
     ran = 0
 
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         query = next(iter(self.queries.values()), None)
         if query is None:
             return None
@@ -150,15 +151,23 @@ class Twice(Waiting):
 class OtherStage(Waiting):
     """Runs queries at a stage at which they do not wait."""
 
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         query = next(iter(self.queries.values()), None)
         if query is None:
             return None
         return self.run(next(s for s in self.stages if s != query.stage), query.key)
 
 
+class Pushy(Waiting):
+    """Does not care which stages are busy."""
+
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
+        query = next(iter(self.queries.values()), None)
+        return None if query is None else self.run(query.stage, query.key)
+
+
 class Nobody(Waiting):
-    def decide(self, now: int) -> Decision:
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         return Run(self.stages[0], ()) if self.queries else None
 
 
@@ -196,6 +205,38 @@ def test_a_broken_policy_is_caught(
         simulate({"policy": "broken"}, load=4.0)
     assert caught.value.rule == rule
     assert rule in str(caught.value)
+
+
+def test_a_second_batch_at_a_stage_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.POLICIES, "broken", Pushy)  # type: ignore[arg-type]
+    simulate({"policy": "broken"}, load=2.0)  # in one lane nothing is busy when it is asked
+    with pytest.raises(InvariantBroken, match="lanes bounded: worker1#0: a second batch"):
+        simulate({"policy": "broken"}, load=2.0, lanes=2)
+
+
+def test_a_lane_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimWorker, "lanes", 2, raising=False)
+    monkeypatch.setattr(SimWorker, "__setattr__", _all_but_lanes)
+    with pytest.raises(InvariantBroken, match="lanes bounded: worker1#0: 2 at once in 1"):
+        simulate({"policy": "none"}, load=2.0)
+
+
+def _all_but_lanes(self: SimWorker, name: str, value: Any) -> None:
+    if name != "lanes":
+        object.__setattr__(self, name, value)
+
+
+def test_a_lane_that_idles_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work conserving means every lane: one batch at a time in two of them is too little."""
+    real = Scheduler.decide
+
+    def one_at_a_time(self: Scheduler, now: int) -> Any:
+        return None if self.busy else real(self, now)
+
+    monkeypatch.setattr(Scheduler, "decide", one_at_a_time)
+    simulate({"policy": "none"}, load=2.0)
+    with pytest.raises(InvariantBroken, match="work conserving"):
+        simulate({"policy": "none"}, load=2.0, lanes=2)
 
 
 def test_none_that_idles_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,12 +331,14 @@ def test_a_start_after_the_deadline_is_caught(monkeypatch: pytest.MonkeyPatch) -
         simulate({"policy": "none"}, load=4.0, deadline_ms=50.0)
 
 
-def test_what_is_sound_passes() -> None:
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_what_is_sound_passes(lanes: int) -> None:
     for spec in ("none", "window", "lbci", "dvabatch"):
         options = {
             "window": {"max_rows": 4, "max_delay_ms": 2},
             "lbci": {"t_opt_ms": 60},
             "dvabatch": {"policies": ["load", "operator"]},
         }
-        done = simulate({"policy": spec, **options.get(spec, {})}, rows="uniform:1-3")
+        policy = {"policy": spec, **options.get(spec, {})}
+        done = simulate(policy, rows="uniform:1-3", lanes=lanes)
         assert all(r.exit is not None for r in done.requests)

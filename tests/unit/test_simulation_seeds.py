@@ -92,7 +92,14 @@ def system(rng: Random, name: str) -> SystemModel:
     if rng.random() < 0.2:
         groups = [[s] for s in stages]
     workers = tuple(
-        WorkerModel(f"w{i}", tuple(g), 1, rng.choice([1, 2, 16]), rng.choice([1, 1, 2]))
+        WorkerModel(
+            f"w{i}",
+            tuple(g),
+            1,
+            rng.choice([1, 2, 16]),
+            rng.choice([1, 1, 2]),
+            min(rng.choice([1, 1, 2, 3]), len(g)),
+        )
         for i, g in enumerate(groups)
     )
     tasks = tuple(
@@ -200,6 +207,7 @@ def test_the_scenarios_are_worth_running() -> None:
     exits = [r.exit for s in runs for r in s.requests]
     assert min(exits.count(e) for e in ("result", "expired", "rejected")) > 20
     assert sum(w.stalls for s in runs for w in s.workers) > 20
+    assert sum(w.lanes > 1 for s in runs for w in s.workers) > 10
     assert max(rows for s in runs for w in s.workers for b in w.batches.values() for rows in b) > 4
 
 

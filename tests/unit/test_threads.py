@@ -25,7 +25,7 @@ def threads(*demands: Demand) -> tuple[int, ...]:
 
 
 def total(demands: list[Demand], plan: ThreadPlan) -> int:
-    return sum(n * d.replicas for n, d in zip(plan.threads, demands, strict=True))
+    return sum(n * m * d.replicas for (n, m), d in zip(plan.shares, demands, strict=True))
 
 
 # --- by example -----------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def total(demands: list[Demand], plan: ThreadPlan) -> int:
 def test_alone_a_worker_gets_all_cores() -> None:
     assert threads(ask()) == (4,)
     assert threads(ask(cores=(2,))) == (1,)
-    assert plan_threads([]) == ThreadPlan((), ())
+    assert plan_threads([]) == ThreadPlan((), (), ())
 
 
 def test_the_rest_is_shared_evenly() -> None:
@@ -78,12 +78,44 @@ def test_only_spare_cores_are_given_out() -> None:
 
 def test_asking_for_cores_that_others_need() -> None:
     plan = plan_threads([ask("a", threads=4), ask("b"), ask("c")])
-    assert plan == ThreadPlan((4, 1, 1), (2, 0, 0))
+    assert plan == ThreadPlan((4, 1, 1), (2, 0, 0), (1, 1, 1))
     assert plan.oversubscribed
     # More workers than cores: asking for one thread is never wrong, for two always.
     many = [ask(n) for n in "abcd"]
     assert not plan_threads([*many, ask("e", threads=1)]).oversubscribed
     assert plan_threads([*many, ask("e", threads=2)]).unplaced[4] == 1
+
+
+def shares(*demands: Demand) -> list[tuple[int, int]]:
+    """Threads and lanes."""
+    plan = plan_threads(demands)
+    assert not plan.oversubscribed
+    return plan.shares
+
+
+def test_every_lane_has_threads_of_its_own() -> None:
+    assert shares(ask(lanes=2)) == [(2, 2)]
+    assert shares(ask(lanes=3)) == [(1, 3)]
+    assert shares(ask(lanes=2, threads=2)) == [(2, 2)]
+    assert shares(ask("a", lanes=2), ask("b")) == [(1, 2), (2, 1)]
+    assert shares(ask(lanes=2, replicas=2)) == [(1, 2)]
+    plan = plan_threads([ask("a", lanes=2, threads=2), ask("b")])
+    assert (plan.shares, plan.unplaced) == ([(2, 2), (1, 1)], (1, 0))
+    assert plan_threads([ask(cores=(0,), lanes=2)]).unplaced == (1,)
+
+
+def test_planned_lanes_get_the_cores_that_no_thread_wants() -> None:
+    assert shares(ask(overlap=2)) == [(4, 1)]  # a lone request is answered soonest
+    assert shares(ask(overlap=2, threads=1)) == [(1, 2)]
+    assert shares(ask(overlap=8, threads=1)) == [(1, 4)]
+    assert shares(ask(overlap=2, threads=2)) == [(2, 2)]
+    assert shares(ask(overlap=2, threads=3)) == [(3, 1)]
+    assert shares(ask(overlap=2, threads=1, lanes=1)) == [(1, 1)]
+    assert shares(ask(overlap=2, threads=1, replicas=3)) == [(1, 1)]
+    assert shares(ask("a", overlap=2, threads=1), ask("b")) == [(1, 1), (3, 1)]
+    two = [ask(n, overlap=2, threads=1) for n in "ab"]
+    assert shares(*two) == [(1, 2), (1, 2)]
+    assert shares(*two, ask("c", threads=1)) == [(1, 2), (1, 1), (1, 1)]
 
 
 # --- in general -----------------------------------------------------------------------------------
@@ -104,6 +136,8 @@ def _demands(draw: st.DrawFn) -> list[Demand]:
             draw(st.none() | st.integers(1, 4)),
             draw(_COSTS),
             draw(st.booleans()),
+            draw(st.none() | st.integers(1, 3)),
+            draw(st.integers(1, 3)),
         )
         for i in range(draw(st.integers(0, 8)))
     ]
@@ -112,9 +146,10 @@ def _demands(draw: st.DrawFn) -> list[Demand]:
 @given(_demands())
 def test_asked_numbers_are_kept_and_the_rest_is_positive(demands: list[Demand]) -> None:
     plan = plan_threads(demands)
-    for demand, n, missing in zip(demands, plan.threads, plan.unplaced, strict=True):
+    for demand, (n, m), missing in zip(demands, plan.shares, plan.unplaced, strict=True):
         assert n == demand.threads if demand.threads else 1 <= n <= len(demand.cores)
-        assert 0 <= missing <= (n - 1) * demand.replicas
+        assert m == demand.lanes if demand.lanes else 1 <= m <= demand.overlap
+        assert 0 <= missing <= ((demand.threads or 1) * (demand.lanes or 1) - 1) * demand.replicas
         assert n == 1 or demand.threads or demand.grows
 
 
@@ -134,8 +169,8 @@ def test_every_further_thread_has_a_core_that_no_other_needs(demands: list[Deman
     first = [d.cores for d in demands for _ in range(d.replicas)]
     further = [
         d.cores
-        for d, n, missing in zip(demands, plan.threads, plan.unplaced, strict=True)
-        for _ in range((n - 1) * d.replicas - missing)
+        for d, (n, m), missing in zip(demands, plan.shares, plan.unplaced, strict=True)
+        for _ in range((n * m - 1) * d.replicas - missing)
     ]
     assert seated(first + further) == seated(first) + len(further)
 
@@ -144,9 +179,15 @@ def test_every_further_thread_has_a_core_that_no_other_needs(demands: list[Deman
 def test_nothing_usable_is_left(demands: list[Demand]) -> None:
     plan = plan_threads(demands)
     for i, demand in enumerate(demands):
+        more = [
+            replace(d, threads=n, lanes=m) for d, (n, m) in zip(demands, plan.shares, strict=True)
+        ]
         if demand.threads is None and demand.grows:
-            more = [replace(d, threads=n) for d, n in zip(demands, plan.threads, strict=True)]
-            more[i] = replace(demand, threads=plan.threads[i] + 1)
+            asked = [replace(d, lanes=e.lanes or 1) for d, e in zip(more, demands, strict=True)]
+            asked[i] = replace(asked[i], threads=plan.threads[i] + 1)
+            assert sum(plan_threads(asked).unplaced) > sum(plan.unplaced)
+        if demand.lanes is None and plan.lanes[i] < demand.overlap:
+            more[i] = replace(more[i], lanes=plan.lanes[i] + 1)
             assert sum(plan_threads(more).unplaced) > sum(plan.unplaced)
 
 
@@ -154,8 +195,8 @@ def test_nothing_usable_is_left(demands: list[Demand]) -> None:
 def test_the_order_of_the_demands_is_nothing(demands: list[Demand], random: object) -> None:
     mixed = list(demands)
     random.shuffle(mixed)  # type: ignore[attr-defined]
-    by_name = dict(zip([d.name for d in demands], plan_threads(demands).threads, strict=True))
-    assert by_name == dict(zip([d.name for d in mixed], plan_threads(mixed).threads, strict=True))
+    by_name = dict(zip([d.name for d in demands], plan_threads(demands).shares, strict=True))
+    assert by_name == dict(zip([d.name for d in mixed], plan_threads(mixed).shares, strict=True))
 
 
 @given(st.integers(1, 16), st.integers(1, 24))

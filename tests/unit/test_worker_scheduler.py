@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.policy import Run
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, TopologyError
+from blockflow.core.profile import Point, StageProfile
 from blockflow.core.routing import merge_paths
 from blockflow.tensormq.channel import Payload
 from blockflow.wire.data import Data, HopTiming, Item, encode_data, pack_timings
 from blockflow.wire.tensor import Handle, TensorDesc
 from blockflow.worker.parting import next_item, plan_parts, timing
-from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.scheduler import BusyStage, Scheduler
 from blockflow.worker.ticket import Batch, Source, Ticket
 
 MS = 1_000_000
@@ -32,10 +35,11 @@ def ticket(
     now: int = 0,
     deadline: int = 1000 * MS,
     timings: int = 0,
+    alone: bool = False,
 ) -> Ticket:
     tree, _ = merge_paths(paths)
     done = pack_timings(HopTiming(n, 2**40, 2**40, 2**40, 2**40) for n in range(timings))
-    item = Item(os.urandom(16), 1, 1, tree, hop, rows, 1000, done)
+    item = Item(os.urandom(16), 1, 1, tree, hop, rows, 1000, done, alone=alone)
     stage = tree.nodes[hop].stage
     source = Source("float32", (4,), 1)
     return Ticket(key, item, stage, source, 0, now, now, now, deadline, 5)
@@ -99,12 +103,107 @@ def test_policy_can_change_while_queries_wait() -> None:
     assert drain(s, 10) == [[9]]
 
 
+def test_a_stage_is_busy_until_its_batch_is_done() -> None:
+    s = Scheduler({1: {}, 2: {"policy": "window"}})
+    for key, stage in ((1, 1), (2, 1), (3, 2), (4, 2)):
+        s.arrive(ticket(key, [[stage]]), 0)
+    first = s.decide(0)
+    second = s.decide(0)
+    assert isinstance(first, Batch) and isinstance(second, Batch)
+    assert (first.stage, second.stage) == (1, 2) and s.busy == {1, 2}
+    assert s.decide(0) is None
+    # Whoever's batch it is: a new policy hears of it, too.
+    s.set_policy(1, {"policy": "window"}, 0)
+    assert s.decide(0) is None
+    s.done(second, 1)
+    assert s.busy == {1} and s.decide(1) is None
+    s.done(first, 2)
+    assert drain(s, 3) == [[2]]
+
+
+def test_a_policy_that_runs_a_busy_stage_is_stopped() -> None:
+    s = Scheduler({1: {}})
+    for key in (1, 2):
+        s.arrive(ticket(key), 0)
+    assert isinstance(s.decide(0), Batch)
+    with pytest.raises(BusyStage):
+        s._take(Run(1, (2,)))
+
+
+def facts(*threads: int) -> StageFacts:
+    """A stage of one thread, measured with these."""
+    points = tuple(
+        Point(n, b, None, 30, t, t, t, t, t, t, 0.01, 0)
+        for n in threads
+        for b, t in ((1, 10.0 / n), (2, 12.0 / n), (4, 16.0 / n), (8, 24.0 / n))
+    )
+    return StageFacts("b", 8, 1, StageProfile("b", "0" * 64, "echo", "fp32", "test", points))
+
+
+def test_policies_predict_for_the_threads_in_use() -> None:
+    """Two rows take 12 ms on one thread and 6 on two; of ten the bound lets only the latter."""
+    s = Scheduler({1: {"policy": "lbci", "t_opt_ms": 11}}, {1: facts(1, 2)})
+    for key in range(4):
+        s.arrive(ticket(key), 0)
+    s.set_threads(2, 1)
+    assert drain(s, 2) == [[0, 1, 2, 3]]
+    for key in range(4, 6):
+        s.arrive(ticket(key), 3)
+    s.set_threads(1, 4)
+    assert drain(s, 5) == [[4], [5]]
+    with pytest.raises(TopologyError, match=r"invalid"):
+        s.set_threads(3, 6)
+    s.arrive(ticket(6), 7)
+    assert drain(s, 8) == [[6]]
+
+
 def test_take_all() -> None:
     s = Scheduler({1: {}})
     for key in (1, 2):
         s.arrive(ticket(key), 0)
     assert [t.key for t in s.take_all()] == [1, 2]
     assert s.decide(0) is None and len(s) == 0 and s.queued_rows() == 0
+
+
+WINDOW = {"policy": "window", "max_rows": 8, "max_delay_ms": 0}
+
+
+def test_what_is_to_run_alone_is_not_batched() -> None:
+    s = Scheduler({1: WINDOW})
+    for key in range(1, 7):
+        s.arrive(ticket(key, alone=key in (2, 5)), 0)
+    assert (s.queued(1), s.queued_rows()) == (6, 6)
+    assert drain(s, 0) == [[2], [5], [1, 3, 4, 6]]
+    assert len(s) == 0
+
+
+def test_one_that_runs_alone_has_its_stage_for_itself() -> None:
+    s = Scheduler({1: WINDOW, 2: {"policy": "none"}})
+    s.arrive(ticket(1, alone=True), 0)
+    s.arrive(ticket(2), 0)
+    s.arrive(ticket(3, [[2]]), 0)
+    lone = s.decide(0)
+    assert isinstance(lone, Batch)
+    assert lone.alone
+    other = s.decide(0)
+    assert isinstance(other, Batch)
+    assert (other.stage, other.alone) == (2, False)
+    assert not isinstance(s.decide(0), Batch)
+    s.done(lone, 1)
+    assert drain(s, 1) == [[2]]
+
+
+def test_what_runs_alone_expires_and_changes_hands_like_the_others() -> None:
+    s = Scheduler({1: WINDOW})
+    s.arrive(ticket(1, alone=True, deadline=10), 0)
+    s.arrive(ticket(2, alone=True), 0)
+    s.arrive(ticket(3), 0)
+    assert [t.key for t in s.expire(10)] == [1]
+    s.set_policy(1, {"policy": "none"}, 11)
+    assert drain(s, 12) == [[2], [3]]
+    s.arrive(ticket(4, alone=True), 13)
+    assert [t.key for t in s.take_all()] == [4]
+    assert s.decide(14) is None
 
 
 # --- parting a batch by next hop -----------------------------------------------------------------
@@ -145,8 +244,6 @@ def test_the_scheduler_puts_equal_ways_side_by_side() -> None:
     tickets = [ticket(k, [[1, 2 + k % 2]]) for k in range(4)]
     for t in tickets:
         s.arrive(t, 0)
-    from blockflow.batching.policy import Run
-
     batch = s._take(Run(1, (0, 1, 2, 3)))
     parts, _ = plan_parts(batch, {1})
     assert [(p.stage, len(p.members)) for p in parts] == [(2, 2), (3, 2)]

@@ -140,18 +140,27 @@ class Runner:
 def capacity(system: SystemModel, rows: Sizes, lengths: Sizes | None) -> float:
     """Queries per second that the system serves at most without batching: the yardstick of a load.
 
-    The smaller of what its busiest worker and what its cores can do, by the profiles' medians.
+    The smaller of what its busiest worker and what its cores can do, by the profiles' medians. A
+    worker of several lanes is as busy as its busiest stage at least.
     """
     work: dict[str, float] = {}
+    slowest: dict[str, float] = {}
+    by_block: dict[str, float] = {}
     traffic = sum(t.traffic for t in system.tasks)
     hosts = system.stages()
     for task in system.tasks:
         for block in task.path:
             worker, stage = hosts[block]
             ms = _mean_ms(stage.profile, worker.threads, rows, lengths) + system.turn_ms
-            work[worker.name] = work.get(worker.name, 0.0) + task.traffic / traffic * ms
+            part = task.traffic / traffic * ms
+            work[worker.name] = work.get(worker.name, 0.0) + part
+            by_block[block] = by_block.get(block, 0.0) + part
+            slowest[worker.name] = max(slowest.get(worker.name, 0.0), by_block[block])
     models = {w.name: w for w in system.workers}
-    alone = min(1000.0 * models[name].replicas / ms for name, ms in work.items())
+    alone = min(
+        1000.0 * models[name].replicas / max(ms / models[name].lanes, slowest[name])
+        for name, ms in work.items()
+    )
     together = 1000.0 * system.cores / sum(ms * models[n].threads for n, ms in work.items())
     return min(alone, together)
 

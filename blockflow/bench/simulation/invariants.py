@@ -121,6 +121,25 @@ class OneBatchAtATime(Watch):
             raise InvariantBroken("one batch at a time", now, f"query {ticket.key} expires running")
 
 
+class LanesBounded(Watch):
+    """No worker computes more batches at once than it has lanes, and no stage more than one.
+
+    (A policy that runs a batch at a busy stage is stopped by the scheduler, which breaks this rule
+    as well.)
+    """
+
+    def started(self, worker: SimWorker, batch: Batch, now: int) -> None:
+        count = len(worker.running)
+        if count > worker.model.lanes:
+            raise InvariantBroken(
+                "lanes bounded", now, f"{worker.name}: {count} at once in {worker.model.lanes}"
+            )
+        if sum(b.stage == batch.stage for b in worker.running) > 1:
+            raise InvariantBroken(
+                "lanes bounded", now, f"{worker.name}: two batches at stage {batch.stage}"
+            )
+
+
 class SlotsBounded(Watch):
     """No worker has more tensors out than it has slots, and at the end none."""
 
@@ -175,10 +194,10 @@ class DeadlinesKept(Watch):
 
 
 class NobodyForgotten(Watch):
-    """While somebody waits, an idle engine has work or a time at which it will look again."""
+    """While somebody waits, an idle worker has work or a time at which it will look again."""
 
     def rested(self, worker: SimWorker, now: int) -> None:
-        idle = worker.running is None and worker.stalled is None
+        idle = not worker.running and worker.stalled is None
         if idle and len(worker.scheduler) and worker.wait_until is None:
             raise InvariantBroken(
                 "nobody forgotten", now, f"{worker.name}: {len(worker.scheduler)} wait for nothing"
@@ -186,14 +205,16 @@ class NobodyForgotten(Watch):
 
 
 class WorkConserving(Watch):
-    """An engine never idles while somebody waits: as ``none`` and windows without delay promise."""
+    """No lane idles while somebody waits at a free stage: as ``none`` and windows without delay
+    promise."""
 
     def rested(self, worker: SimWorker, now: int) -> None:
-        idle = worker.running is None and worker.stalled is None
-        if idle and len(worker.scheduler):
-            raise InvariantBroken(
-                "work conserving", now, f"{worker.name} idles, {len(worker.scheduler)} wait"
-            )
+        if worker.stalled is not None or len(worker.running) >= worker.lanes:
+            return
+        scheduler = worker.scheduler
+        waiting = sum(scheduler.queued(s) for s in worker.stages if s not in scheduler.busy)
+        if waiting:
+            raise InvariantBroken("work conserving", now, f"{worker.name} idles, {waiting} wait")
 
 
 class InOrder(Watch):
@@ -246,6 +267,7 @@ def invariants(system: SystemModel, *, noisy: bool) -> list[Watch]:
         ClockRunsForward(),
         LeavesOnce(),
         OneBatchAtATime(),
+        LanesBounded(),
         SlotsBounded(),
         RowsBounded(),
         DeadlinesKept(),
@@ -253,7 +275,8 @@ def invariants(system: SystemModel, *, noisy: bool) -> list[Watch]:
         InOrder(),
         StretchInTime(),
     ]
-    if not noisy and system.threads <= system.cores:
+    one_lane = all(w.lanes == 1 for w in system.workers)
+    if not noisy and one_lane and system.threads <= system.cores:
         rules.append(JoinInTime())
     if all(conserves_work(s.policy) for w in system.workers for s in w.stages):
         rules.append(WorkConserving())

@@ -132,8 +132,9 @@ class JoinInTime(Joins):
     """``lbci``: a batch that others have joined ends within ``t_opt``, counted as the paper does
     (the newcomers' wait and what had run then included), and nobody joins twice.
 
-    Holds for forwards that take what the profile says: without fluctuation and without sharing
-    cores. How far the fitted curve is from the table is allowed for.
+    Holds for forwards that take what the profile says, without fluctuation and without sharing
+    cores, in one lane (in several, batches wait for each other's stages). How far the fitted curve
+    is from the table is allowed for.
     """
 
     POLICY = "lbci"

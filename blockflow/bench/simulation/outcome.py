@@ -161,7 +161,7 @@ def outcome(simulator: Simulator, warmup_s: float, end_s: float, bound_ms: float
         tasks=tasks,
         fairness=jain([t.results / t.offered for t in tasks.values() if t.offered]),
         batches={block: dict(sorted(sizes.items())) for block, sizes in batches.items()},
-        busy={w.name: w.busy_ns / last if last else 0.0 for w in simulator.workers},
+        busy={w.name: w.busy_ns / last / w.lanes if last else 0.0 for w in simulator.workers},
         stalls=sum(w.stalls for w in simulator.workers),
         queries=len(simulator.requests),
         virtual_s=last / 1e9,

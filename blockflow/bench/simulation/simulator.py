@@ -23,6 +23,7 @@ from blockflow.dispatcher.plan import Planner
 
 _NS = 1_000_000
 _NO_BOUND = 1 << 62
+_CLIENT = b"all"
 
 
 class Simulator:
@@ -58,10 +59,13 @@ class Simulator:
         self._workload = workload
         self._hop_ns = round(system.hop_ms * _NS)
         self._deadline_ns = {t.name: round(t.deadline_ms * _NS) for t in system.tasks}
-        self._admission = Admission(system.credits, system.credits, _NO_BOUND)
+        self._admission = Admission(
+            system.credits, system.credits, _NO_BOUND, system.adaptive_limit
+        )
         self._planner = Planner()
         table = system.routes()
         self._planner.replace(table)
+        self._admission.publish(table.tasks)
         self._tasks = dict(table.tasks)
         # Index 0 is the share of queries whose task nobody knows.
         self.shares = (TaskShare(), *(t.share for t in system.tasks))
@@ -143,13 +147,21 @@ class Simulator:
         if self._watch is not None:
             self._watch.came(request, now)
         verdict = self._admission.decide(
-            inflight=self.inflight, of_client=self.inflight, charged=0, nbytes=0, now_ns=now
+            _CLIENT,
+            (arrival.task,),
+            inflight=self.inflight,
+            of_client=self.inflight,
+            charged=0,
+            nbytes=0,
+            budget_ns=deadline - now,
+            now_ns=now,
         )
         if isinstance(verdict, Reject):
             self._leave(request, Exit.REJECTED, now, verdict.error.retry_after_ms or 1)
             return
         plan = self._planner.plan((self._tasks[arrival.task],))
         self._planner.take(plan)
+        self._admission.enter(request.number, _CLIENT, (arrival.task,), deadline - now, now)
         request.plan = plan
         self.inflight += 1
         if not self._deadlines or deadline < self._deadlines[0][0]:
@@ -189,7 +201,12 @@ class Simulator:
         request.left_ns = self.last_exit_ns = now
         if request.plan is not None:
             self.inflight -= 1
-            self._admission.completed(now)
+            if how is Exit.RESULT:
+                worked = request.compute_ns + self.turn_ns * len(request.plan.tree.nodes)
+                self._admission.answered(request.number, request.task, request.wait_ns, worked, now)
+            else:
+                self._admission.expired(request.number, request.task, now)
+            self._admission.leave(request.number, now)
             self._planner.give_back(request.plan)
         if self._workload.closed:
             self.loop.plan(now + pause_ms * _NS, self._again)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockflow.batching.registry import policy_problems
+from blockflow.batching.registry import policy_problems, with_overlap
 from blockflow.batching.shares import TaskShare
 from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel, WorkerModel
 from blockflow.bench.simulation.text import Options, nonsense
@@ -35,6 +35,7 @@ class Costs:
     replicas: int
     max_rows: int
     deadline_ms: float
+    lanes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def plain_system(
     stages = [StageModel(b, profiles[b], max_rows=costs.max_rows) for b in used]
     groups = [(s.block, (s,)) for s in stages] if apart else [("worker", tuple(stages))]
     workers = tuple(
-        WorkerModel(name, members, costs.threads, costs.slots, costs.replicas)
+        WorkerModel(name, members, costs.threads, costs.slots, costs.replicas, costs.lanes)
         for name, members in groups
     )
     return _checked(workers, _models(chosen, shares, {}, costs.deadline_ms), costs)
@@ -201,12 +202,12 @@ def topology_system(
     except (OSError, ValueError, RecursionError) as e:
         raise nonsense(f"no topology can be read: {e}", str(file)) from e
     topology = parse_topology(body, BlockRepository(root).info, policy_problems)
-    specs = desired_workers(topology, range(costs.cores))
-    threads = plan_workers(specs).threads
+    specs = desired_workers(with_overlap(topology), range(costs.cores))
+    plan = plan_workers(specs)
     workers = []
-    for spec, count in zip(specs, threads, strict=True):
+    for spec, threads, lanes in zip(specs, plan.threads, plan.lanes, strict=True):
         wanted = {
-            s.info.name: {
+            s.spec.artifact: {
                 "engine": s.spec.engine,
                 "precision": s.spec.precision,
                 "options": s.spec.options,
@@ -217,13 +218,13 @@ def topology_system(
         stages = tuple(
             StageModel(
                 s.spec.name,
-                found[s.info.name],
+                found[s.spec.artifact],
                 s.spec.batching.model_dump(mode="json"),
                 s.max_rows,
             )
             for s in spec.stages
         )
-        workers.append(WorkerModel(spec.name, stages, count, spec.slots, spec.replicas))
+        workers.append(WorkerModel(spec.name, stages, threads, spec.slots, spec.replicas, lanes))
     known = {n: tuple(t.path) for n, t in topology.tasks.items()}
     for task in chosen:
         if task.path or task.name not in known:
@@ -265,6 +266,11 @@ def _checked(
     for worker in workers:
         if worker.threads > costs.cores:
             raise nonsense(f"{worker.threads} threads on {costs.cores} cores", "--threads")
+        if worker.lanes > len(worker.stages):
+            count = len(worker.stages)
+            blocks = f"{count} blocks" if count > 1 else "one block"
+            what = f"{worker.lanes} lanes for the {blocks} of worker {worker.name!r}"
+            raise nonsense(what, "--lanes", "a block runs one batch at a time: a lane per block")
         for stage in worker.stages:
             try:
                 stage.profile.ms(1, worker.threads)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from blockflow.batching.facts import StageFacts
+from blockflow.batching.registry import largest_batch
 from blockflow.batching.shares import TaskShare
 from blockflow.core import limits
 from blockflow.core.model import ROWS, Contract, TensorSpec
@@ -59,10 +60,11 @@ class WorkerModel:
 
     Attributes:
         name: of the worker in the topology.
-        stages: the blocks that it hosts, in order; one engine serves them all.
+        stages: the blocks that it hosts, in order.
         threads: cores that one forward of it uses.
         slots: tensors that it may have out at once; without a free one it stalls.
         replicas: processes of it.
+        lanes: forwards of different stages that it computes at once.
     """
 
     name: str
@@ -70,6 +72,7 @@ class WorkerModel:
     threads: int = 1
     slots: int = 16
     replicas: int = 1
+    lanes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class SystemModel:
         turn_ms: what a worker needs between the end of a forward and the next one's start; the
             output leaves at the end of it.
         credits: requests that the Dispatcher lets in at once.
+        adaptive_limit: a task's credits follow its queues, as the Dispatcher's do by default.
     """
 
     workers: tuple[WorkerModel, ...]
@@ -112,6 +116,7 @@ class SystemModel:
     hop_ms: float = 0.0
     turn_ms: float = 0.0
     credits: int = 256
+    adaptive_limit: bool = True
 
     def routes(self) -> RouteTable:
         """The published routes of such a system: what its Dispatcher plans by."""
@@ -130,13 +135,17 @@ class SystemModel:
                         f"sim:{incarnation}",
                         "tensormq",
                     )
-        tasks = {t.name: TaskRoute(t.name, t.path, _CONTRACT) for t in self.tasks}
+        rows = {b: largest_batch(s.policy, s.max_rows) for b, (_, s) in self.stages().items()}
+        tasks = {
+            t.name: TaskRoute(t.name, t.path, _CONTRACT, batch_rows=max(rows[b] for b in t.path))
+            for t in self.tasks
+        }
         return RouteTable(1, 1, stages, tasks)
 
     @property
     def threads(self) -> int:
         """Cores that all workers together could use at once."""
-        return sum(w.threads * w.replicas for w in self.workers)
+        return sum(w.threads * w.lanes * w.replicas for w in self.workers)
 
     def stages(self) -> Mapping[str, tuple[WorkerModel, StageModel]]:
         """Every block with the worker that hosts it."""
@@ -162,6 +171,7 @@ class SystemModel:
                     "threads": w.threads,
                     "slots": w.slots,
                     "replicas": w.replicas,
+                    "lanes": w.lanes,
                     "stages": [
                         {
                             "block": s.block,
@@ -179,6 +189,7 @@ class SystemModel:
             "hop_ms": self.hop_ms,
             "turn_ms": self.turn_ms,
             "credits": self.credits,
+            "adaptive_limit": self.adaptive_limit,
         }
 
     @classmethod
@@ -199,6 +210,7 @@ class SystemModel:
                 w["threads"],
                 w["slots"],
                 w["replicas"],
+                w["lanes"],
             )
             for w in data["workers"]
         )
@@ -206,7 +218,8 @@ class SystemModel:
             TaskModel(**{**t, "path": tuple(t["path"]), "share": TaskShare(**t["share"])})
             for t in data["tasks"]
         )
-        return cls(workers, tasks, data["cores"], data["hop_ms"], data["turn_ms"], data["credits"])
+        plain = ("cores", "hop_ms", "turn_ms", "credits", "adaptive_limit")
+        return cls(workers, tasks, **{name: data[name] for name in plain})
 
 
 def chain(
@@ -215,6 +228,7 @@ def chain(
     max_rows: int = limits.DEFAULT_MAX_ROWS,
     apart: Sequence[int] = (),
     slots: int = 16,
+    lanes: int = 1,
     **system: Any,
 ) -> SystemModel:
     """One task over ``profiles`` in this order, in one worker.
@@ -225,6 +239,7 @@ def chain(
         apart: where another worker begins (indices into ``profiles``); every index but 0 makes a
             process per block.
         slots: of every worker.
+        lanes: of every worker.
         **system: further fields of :class:`SystemModel`.
     """
     starts = [0, *sorted(apart), len(profiles)]
@@ -233,6 +248,7 @@ def chain(
             f"worker{i + 1}",
             tuple(StageModel(p.block, p, max_rows=max_rows) for p in profiles[a:b]),
             slots=slots,
+            lanes=lanes,
         )
         for i, (a, b) in enumerate(pairwise(starts))
     )

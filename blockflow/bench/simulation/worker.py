@@ -1,9 +1,9 @@
 """SimWorker: a worker process under virtual time, around the real Scheduler and its policies.
 
-It does what :class:`blockflow.worker.executor.Executor` does, in the same order: one engine, a slot
-for every output that leaves, a stall without one, expiry before every decision. What comes at one
-instant is taken in before the next decision. Parting an output by next hop is the worker's own
-code.
+It does what :class:`blockflow.worker.executor.Executor` does, in the same order: as many forwards
+at once as it has lanes, of different stages, a slot for every output that leaves, a stall without
+one, expiry before every decision. What comes at one instant is taken in before the next decision.
+Parting an output by next hop is the worker's own code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from blockflow.core.routing import PathTree
 from blockflow.wire.data import REQUEST_ID_BYTES, Item
 from blockflow.worker.executor import INBOX_ROWS
 from blockflow.worker.parting import plan_parts
-from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.scheduler import BusyStage, Scheduler
 from blockflow.worker.ticket import Batch, Source, Ticket
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ class SimWorker:
 
     Attributes:
         batches: rows of a batch -> how many, per stage number.
-        busy_ns: time with a forward under way.
+        lanes: how many forwards it computes at once.
+        running: the batches under way.
+        busy_ns: time with a forward under way, the sum over all lanes.
         stalls: batches that had to wait for a slot.
         most_slots: most slots out at once.
         wait_until: when the policies want to be asked again; None = when something happens.
@@ -97,7 +99,8 @@ class SimWorker:
         self.busy_ns = 0
         self.batches: dict[int, Counter[int]] = {n: Counter() for n in numbers}
         self.requests: dict[int, Request] = {}
-        self.running: Batch | None = None
+        self.lanes = model.lanes
+        self.running: list[Batch] = []
         self.stalled: Batch | None = None
         self._stalled_at = 0
         self._backlog: deque[Message] = deque()
@@ -121,7 +124,7 @@ class SimWorker:
             self._backlog.append(message)
             return
         self._take(now, message)
-        if self.running is not None:
+        if len(self.running) >= self.lanes:
             self._arm_for_what_is_due()
         elif not self._stepping:
             self._stepping = True
@@ -149,11 +152,11 @@ class SimWorker:
             for ticket in self.scheduler.expire(now):
                 self._expired(ticket, now)
             self.wait_until = None
-            if self.running is None:
-                if self.stalled is not None:
-                    self._start(self.stalled, now)
-                else:
-                    self._decide(now)
+            if self.stalled is not None and len(self.running) < self.lanes:
+                self._start(self.stalled, now)
+            while self.stalled is None and len(self.running) < self.lanes:
+                if not self._decide(now):
+                    break
             if not self._backlog or self.scheduler.queued_rows() >= INBOX_ROWS:
                 break
             self._take(now, self._backlog.popleft())
@@ -181,23 +184,28 @@ class SimWorker:
             self._watch.queued(self, ticket, now)
         self.scheduler.arrive(ticket, now)
 
-    def _decide(self, now: int) -> None:
+    def _decide(self, now: int) -> bool:
+        """Ask the policies once; True when they have named a batch."""
         try:
             decision = self.scheduler.decide(now)
         except KeyError as exc:
             raise InvariantBroken(
                 "only what waits runs", now, f"{self.name}: the policy runs key {exc}"
             ) from exc
+        except BusyStage as exc:
+            raise InvariantBroken("lanes bounded", now, f"{self.name}: {exc}") from exc
         if isinstance(decision, Batch):
             if self._watch is not None:
                 self._watch.chosen(self, decision, now)
             self._start(decision, now)
-        elif isinstance(decision, WaitUntil):
+            return True
+        if isinstance(decision, WaitUntil):
             if decision.at_ns <= now:
                 raise InvariantBroken(
                     "waits end later", now, f"{self.name}: told to wait until {decision.at_ns}"
                 )
             self.wait_until = decision.at_ns
+        return False
 
     def _start(self, batch: Batch, now: int) -> None:
         was_stalled, self.stalled = self.stalled is batch, None
@@ -208,7 +216,6 @@ class SimWorker:
             batch.tickets = tuple(t for t in batch.tickets if t.deadline_ns > now)
             if not batch.tickets:
                 self.scheduler.done(batch, now)
-                self._decide(now)
                 return
         leaving = self._leaving
         leaves = any(id(t.item) in leaving for t in batch.tickets)
@@ -222,7 +229,7 @@ class SimWorker:
             self.slots_out += 1
             self.most_slots = max(self.most_slots, self.slots_out)
         batch.started_ns = now
-        self.running = batch
+        self.running.append(batch)
         rows = batch.rows
         self.batches[batch.stage][rows] += 1
         if self._watch is not None:
@@ -244,7 +251,7 @@ class SimWorker:
         return item
 
     def _deliver(self, now: int, batch: Batch) -> None:
-        self.running = None
+        self.running.remove(batch)
         batch.compute_to_ns = now - self._turn_ns
         compute = batch.compute_to_ns - batch.started_ns
         self.busy_ns += compute

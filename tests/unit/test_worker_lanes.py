@@ -1,0 +1,318 @@
+"""The executor with several lanes: batches of different stages at once, by a fake clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.routing import merge_paths
+from blockflow.engine.base import EngineOptions
+from blockflow.engine.echo import EchoEngine
+from blockflow.wire.data import Item
+from blockflow.worker import executor as module
+from blockflow.worker.delivery import Delivery
+from blockflow.worker.executor import Executor
+from blockflow.worker.failpoints import FailPoints
+from blockflow.worker.intake import Intake
+from blockflow.worker.parting import plan_parts
+from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.stage import Stage
+from blockflow.worker.ticket import Batch, Source, Ticket
+
+MS = 1_000_000
+SPEC = TensorSpec("float32", ("rows", 2))
+LATE = 10**15
+
+
+class Clock:
+    now = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+
+class Slots:
+    """A producer with so many buffers."""
+
+    by_consumer = False
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def reserve(self, dtype: str, dims: Sequence[int]) -> Any:
+        if not self.free:
+            return None
+        self.free -= 1
+        return Buffer()
+
+    def unhold(self, buffer: Any) -> None:
+        self.free += 1
+
+
+class Buffer:
+    nbytes = 8
+
+
+class Sink:
+    """The sending side: everything has left as soon as it is delivered, but for what stays here."""
+
+    def __init__(self, local: set[int], slots: Slots | None) -> None:
+        self.local = local
+        self.slots = slots
+        self.sent: list[list[int]] = []
+        self.failed: dict[int, str] = {}
+        self.keys: dict[bytes, int] = {}
+
+    def producer_for(self, batch: Batch) -> Slots | None:
+        return self.slots
+
+    def prepare(self, batch: Batch, producer: Any) -> None:
+        pass
+
+    def deliver(self, batch: Batch, producer: Any) -> list[tuple[Ticket, int, int]]:
+        parts, stays = plan_parts(batch, self.local)
+        for part in parts:
+            self.sent.append([t.key for t, _ in part.members])
+        if producer is not None and not stays:
+            producer.unhold(batch.out)
+        return stays
+
+    def fail(self, items: Sequence[Item], error: BlockFlowError) -> None:
+        self.failed |= {self.keys[i.request_id]: error.code for i in items}
+
+
+class Bench:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        stages: int = 3,
+        lanes: int = 2,
+        slots: int | None = None,
+        timeout_ms: Sequence[int] = (),
+        policy: str = "none",
+    ) -> None:
+        self.clock = Clock()
+        monkeypatch.setattr(module, "time", self.clock)
+        self.stages = {}
+        for n in range(1, stages + 1):
+            info = BlockInfo(f"b{n}", "1", "0" * 64, "echo", Contract(SPEC, SPEC), 0, 0)
+            limit = timeout_ms[n - 1] if timeout_ms else 0
+            spec = StageSpec(n, info, timeout_ms=limit)
+            self.stages[n] = Stage(spec, EchoEngine(info, EngineOptions()))
+        self.scheduler = Scheduler({n: {"policy": policy} for n in self.stages})
+        self.slots = None if slots is None else Slots(slots)
+        self.sink = Sink(set(self.stages), self.slots)
+        self.executor = Executor(
+            self.stages,
+            self.scheduler,
+            Intake(self.stages, cast(Any, None)),
+            cast(Delivery, self.sink),
+            FailPoints("", Path()),
+            lanes,
+        )
+
+    def arrive(self, key: int, *path: int, deadline: int = LATE) -> None:
+        """A query waits at the first stage of ``path``."""
+        tree, _ = merge_paths([path])
+        item = Item(os.urandom(16), 1, 1, tree, 0, 1, 1000)
+        self.sink.keys[item.request_id] = key
+        source = Source("float32", (2,), 1, tensor=torch.full((1, 2), float(key)))
+        now = self.clock.now
+        self.executor._queue(Ticket(key, item, path[0], source, 0, now, now, now, deadline, 0))
+
+    def start(self) -> tuple[int, Batch] | None:
+        """What the executor starts now: its stage, and the batch."""
+        batch = self.executor.step(self.clock.now)
+        return None if batch is None else (batch.stage, batch)
+
+    def expect(self, stage: int) -> Batch:
+        started = self.start()
+        assert started is not None and started[0] == stage
+        return started[1]
+
+    def compute(self, batch: Batch) -> None:
+        batch.compute_from_ns, batch.compute_to_ns = self.clock.now, self.clock.now + 1
+        batch.result = torch.cat([t.source.tensor() for t in batch.tickets])
+        self.executor.computed(batch)
+
+
+def test_batches_of_different_stages_run_at_once_and_end_in_any_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch)
+    for key, stage in ((1, 1), (2, 2), (3, 3)):
+        bench.arrive(key, stage)
+    one, two = bench.expect(1), bench.expect(2)
+    assert bench.start() is None, "two lanes"
+    assert bench.executor.busy and not bench.executor.idle
+    bench.compute(two)
+    three = bench.expect(3)
+    for batch in (three, one):
+        bench.compute(batch)
+    assert bench.sink.sent == [[2], [3], [1]]
+    assert bench.executor.idle and not bench.executor.busy
+
+
+def test_a_stage_runs_one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    for key in (1, 2):
+        bench.arrive(key, 1, 2)
+    first = bench.expect(1)
+    assert bench.start() is None
+    bench.compute(first)
+    # The older goes on with stage 2, and the younger follows it.
+    ahead, behind = bench.expect(2), bench.expect(1)
+    assert [t.key for t in (*ahead.tickets, *behind.tickets)] == [1, 2]
+    bench.compute(behind)
+    assert bench.start() is None, "stage 2 is busy"
+    bench.compute(ahead)
+    bench.compute(bench.expect(2))
+    assert bench.sink.sent == [[1], [2]]
+
+
+def test_one_lane_is_one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, lanes=1)
+    bench.arrive(1, 1)
+    bench.arrive(2, 2)
+    bench.expect(1)
+    assert bench.start() is None
+
+
+def test_lanes_change_while_batches_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    for key in (1, 2, 3):
+        bench.arrive(key, key)
+    one, two = bench.expect(1), bench.expect(2)
+    bench.executor.lanes = 1
+    bench.compute(one)
+    assert bench.start() is None, "one still runs"
+    bench.executor.lanes = 3
+    three = bench.expect(3)
+    bench.compute(two)
+    bench.compute(three)
+    assert bench.executor.idle
+
+
+def test_only_the_late_forward_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, timeout_ms=(50, 20, 0))
+    for key in (1, 2):
+        bench.arrive(key, key)
+    one, two = bench.expect(1), bench.expect(2)
+    assert bench.executor.next_wake_ns() == 20 * MS
+    assert not bench.executor.give_up_overdue(20 * MS - 1)
+    assert bench.executor.give_up_overdue(20 * MS)
+    assert bench.sink.failed == {2: "BLOCK_FAILED"}
+    assert bench.executor.busy, "the other one may still be done"
+    assert bench.executor.next_wake_ns() == 50 * MS
+    bench.compute(two)  # too late: it was answered for
+    bench.compute(one)
+    assert bench.sink.sent == [[1]] and not bench.executor.busy
+
+
+def test_it_wakes_for_what_a_free_lane_waits_for_and_not_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch)
+    for stage in bench.stages:
+        bench.scheduler.set_policy(stage, {"policy": "window", "max_delay_ms": 10}, 0)
+    bench.arrive(1, 1)
+    assert bench.start() is None
+    assert bench.executor.next_wake_ns() == 10 * MS
+    bench.clock.now = 10 * MS
+    bench.expect(1)
+    bench.arrive(2, 2)
+    assert bench.start() is None
+    assert bench.executor.next_wake_ns() == 20 * MS, "one lane is free"
+    bench.arrive(3, 3)
+    bench.clock.now = 20 * MS
+    bench.expect(2)
+    assert bench.start() is None
+    assert bench.executor.next_wake_ns() == LATE, "only the deadline of what waits"
+
+
+def test_what_waits_expires_while_all_lanes_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    for key in (1, 2):
+        bench.arrive(key, key)
+    bench.expect(1)
+    bench.expect(2)
+    bench.arrive(3, 3, deadline=5)
+    assert bench.executor.next_wake_ns() == 5
+    bench.clock.now = 5
+    assert bench.start() is None
+    assert bench.sink.failed == {3: "DEADLINE_EXCEEDED"}
+
+
+def test_without_a_slot_the_other_lane_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, slots=1)
+    for key in (1, 2):
+        bench.arrive(key, key)
+    one = bench.expect(1)
+    assert bench.start() is None, "no slot is left"
+    assert not bench.executor.idle
+    assert bench.executor.next_wake_ns() == bench.clock.now + MS
+    bench.compute(one)
+    bench.compute(bench.expect(2))
+    assert bench.sink.sent == [[1], [2]] and bench.executor.idle
+
+
+def test_a_slot_that_is_being_read_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stalled batch makes those who wait give up their slots, but not the other lane."""
+    bench = Bench(monkeypatch, slots=2)
+    bench.arrive(1, 1, 2)
+    bench.compute(bench.expect(1))
+    reads = bench.expect(2)  # its input lies in the first slot, its output in the second
+    held = reads.tickets[0].source.tensor()
+    bench.arrive(2, 1)
+    assert bench.start() is None
+    assert reads.tickets[0].source.tensor() is held
+    bench.compute(reads)
+    bench.compute(bench.expect(1))
+    assert bench.sink.sent == [[1], [2]]
+    assert bench.slots is not None and bench.slots.free == 2
+
+    # Nobody reads it: it gives up its slot to whoever cannot start without.
+    bench.executor.lanes = 1
+    bench.slots.free = 1
+    bench.arrive(3, 1, 2)
+    bench.compute(bench.expect(1))
+    waits = next(iter(bench.scheduler._tickets.values())).source
+    held = waits.tensor()
+    assert bench.start() is None
+    assert waits.tensor() is not held and bench.slots.free == 1
+    bench.compute(bench.expect(2))
+    assert bench.sink.sent[-1] == [3]
+
+
+def test_termination_refuses_what_waits_and_leaves_what_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch)
+    for key in (1, 2, 3):
+        bench.arrive(key, key)
+    one, two = bench.expect(1), bench.expect(2)
+    bench.executor.refuse_all(RequestError("BLOCK_UNAVAILABLE", "the worker is being stopped"))
+    assert bench.sink.failed == {3: "BLOCK_UNAVAILABLE"}
+    bench.compute(two)
+    bench.compute(one)
+    assert bench.sink.sent == [[2], [1]] and bench.executor.idle
+
+
+def test_what_is_abandoned_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    for key in (1, 2):
+        bench.arrive(key, key)
+    one, two = bench.expect(1), bench.expect(2)
+    bench.compute(two)
+    bench.executor.abandon()
+    bench.compute(one)
+    assert bench.sink.sent == [[2]] and not bench.executor.busy
