@@ -32,6 +32,7 @@ from blockflow.wire.data import (
     Failure,
     HopTiming,
     Item,
+    Withdraw,
     decode_data_plane,
     encode_data,
     encode_failure,
@@ -96,6 +97,7 @@ class FakeWorker:
         self.behave: dict[str, Callable[[np.ndarray], Any]] = {}
         self.table = RouteTable(0, 0)
         self.seen: list[tuple[int, Item]] = []
+        self.withdrawn: list[tuple[bytes, int]] = []
         self.pull, self.endpoint = bind_pull(context, transport, run_dir, incarnation)
         self.push = PushCache(context)
         self.consumer = ShmConsumer(run_dir)
@@ -128,6 +130,9 @@ class FakeWorker:
             frames = self.pull.recv_multipart(copy=False)
             received = time.monotonic_ns()
             msg = decode_data_plane(frames[0].buffer)
+            if isinstance(msg, Withdraw):
+                self.withdrawn += msg.requests
+                continue
             assert isinstance(msg, Data)
             source = self.consumer.open(msg.tensor, frames[1] if len(frames) > 1 else None)
             for item in msg.items:
@@ -215,12 +220,13 @@ class RawClient:
         *,
         rid: bytes | None = None,
         deadline_ms: int = 10_000,
+        tries: int = 0,
     ) -> bytes:
         """Send a request; returns its id."""
         rid = rid or self.new_id()
         names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
         desc = TensorDesc(str(array.dtype), array.shape)
-        header = wire.encode_to_dispatcher(wire.Request(rid, names, deadline_ms, desc))
+        header = wire.encode_to_dispatcher(wire.Request(rid, names, deadline_ms, desc, None, tries))
         self.socket.send_multipart([header, array.tobytes()])
         return rid
 

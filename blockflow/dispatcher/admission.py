@@ -1,23 +1,31 @@
 """Admission: who may enter, decided by credits. Pure: ``now`` is given, nothing is waited for.
 
-A credit is the right to be in flight; there are fewer credits than slots and queue places, so that
-an overload is answered at the door with a typed rejection and memory stays flat. What an adaptive
-limit, fairness or priorities need to know comes through the same three calls.
+A credit is the right to be in flight; there are fewer credits than slots and queue places, so
+that an overload is answered at the door with a typed rejection and memory stays flat. Each task has
+a pool of its own, whose adaptive limit keeps its queues short, so that a task whose blocks idle is
+not held back by another one's overload. Where credits are short, clients get fair shares of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from blockflow.core.errors import RequestError
 from blockflow.core.metrics import RateMeter
 from blockflow.core.routing import TaskRoute
+from blockflow.dispatcher.adaptive import AdaptiveLimit
+from blockflow.dispatcher.fairness import FairShares
 
 _MIN_RETRY_MS = 5
 _MAX_RETRY_MS = 1000
 _UNKNOWN_RETRY_MS = 100
 _SHARE_FREED = 8
+_OVERSHOOT = 2
+"""A client below its share may enter above an adaptive limit, by this factor at most: those who
+hold more than theirs leave in time, and nobody has to wait for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,47 +43,227 @@ class Reject:
 ADMIT = Admit()
 
 
+class _Pool:
+    """The credits of one task, or of all together (``adaptive`` None: they are as configured)."""
+
+    __slots__ = ("_most", "adaptive", "shares")
+
+    def __init__(self, most: int, adaptive: AdaptiveLimit | None) -> None:
+        self._most = most
+        self.adaptive = adaptive
+        self.shares = FairShares()
+
+    @property
+    def limit(self) -> int:
+        """Credits in force."""
+        return self._most if self.adaptive is None else self.adaptive.limit
+
+    def refusal(self, client: bytes, now_ns: int) -> str:
+        """Why one more of ``client`` may not enter: ``limit``, ``share`` or nothing."""
+        inflight, limit = self.shares.inflight, self.limit
+        if 2 * inflight < limit:
+            return ""
+        if not self.shares.below_share(client, limit, now_ns):
+            return "limit" if inflight >= limit else "share"
+        if inflight < limit or inflight < min(self._most, _OVERSHOOT * limit):
+            return ""
+        return "limit"
+
+    def unmet_deadline_ns(self, budget_ns: int, now_ns: int) -> int:
+        """How long a request would take that cannot make it in ``budget_ns``; 0 when it can."""
+        adaptive = self.adaptive
+        if adaptive is None or self.shares.inflight < adaptive.floor:
+            return 0
+        wait = adaptive.wait_ns(self.shares.inflight + 1, now_ns)
+        return wait if wait > budget_ns else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """An admitted request: ``pools`` by task with the requests in flight when it came in."""
+
+    client: bytes
+    pools: tuple[tuple[str, _Pool, int], ...]
+    budget_ns: int
+
+
 class Admission:
-    """Credits in total and per client.
+    """Credits in total, per client and per task.
+
+    The caller asks :meth:`decide`, then says :meth:`enter`, :meth:`answered` or :meth:`expired` for
+    each task that it knows more of, and :meth:`leave`.
 
     Args:
         max_inflight: requests in flight at once.
         max_inflight_per_client: of which one client may have this many.
         max_bytes: retained input bytes at once.
+        adaptive: whether a task's credits follow its measured queueing (:class:`AdaptiveLimit`),
+            and hopeless deadlines are refused.
+
+    Attributes:
+        refused: refusals by reason: ``credits``, ``client``, ``memory``, ``rows``, ``limit``,
+            ``share``, ``deadline``, ``edge``.
     """
 
-    __slots__ = ("_completions", "max_bytes", "max_inflight", "max_inflight_per_client")
+    __slots__ = (
+        "_adaptive",
+        "_all",
+        "_completions",
+        "_passes",
+        "_pools",
+        "max_bytes",
+        "max_inflight",
+        "max_inflight_per_client",
+        "refused",
+    )
 
-    def __init__(self, max_inflight: int, max_inflight_per_client: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        max_inflight: int,
+        max_inflight_per_client: int,
+        max_bytes: int,
+        adaptive: bool = True,
+    ) -> None:
         if max_inflight < 1 or max_inflight_per_client < 1:
             raise ValueError("credits must be positive")
         self.max_inflight = max_inflight
         self.max_inflight_per_client = max_inflight_per_client
         self.max_bytes = max_bytes
+        self.refused: Counter[str] = Counter()
+        self._adaptive = adaptive
+        self._all = _Pool(max_inflight, None)
+        self._pools: dict[str, _Pool] = {}
+        self._passes: dict[Hashable, _Pass] = {}
         self._completions = RateMeter()
 
+    def publish(self, tasks: Mapping[str, TaskRoute]) -> None:
+        """Keep what was learnt of these tasks, unless their path or its batches changed in size."""
+        pools = {}
+        for name, task in tasks.items():
+            known = self._pools.get(name)
+            fresh = None
+            if self._adaptive:
+                fresh = AdaptiveLimit(self.max_inflight, len(task.path), task.batch_rows)
+            if known is None:
+                known = _Pool(self.max_inflight, fresh)
+            elif fresh and known.adaptive and known.adaptive.floor != fresh.floor:
+                known.adaptive = fresh
+            pools[name] = known
+        self._pools = pools
+
     def decide(
-        self, *, inflight: int, of_client: int, charged: int, nbytes: int, now_ns: int
+        self,
+        client: bytes,
+        tasks: Iterable[str],
+        *,
+        inflight: int,
+        of_client: int,
+        charged: int,
+        nbytes: int,
+        budget_ns: int,
+        now_ns: int,
     ) -> Admit | Reject:
         """May one more request of ``nbytes`` enter?
 
-        ``inflight`` and ``of_client`` count the requests in flight, ``charged`` their input bytes.
+        ``inflight`` and ``of_client`` count the requests in flight, ``charged`` their input bytes;
+        ``budget_ns`` is the time to its deadline.
         """
         if inflight >= self.max_inflight:
-            return self._reject(f"all {self.max_inflight} credits are in use", inflight, now_ns)
+            self._all.shares.refused(client)
+            why = f"all {self.max_inflight} credits are in use"
+            return self._reject("credits", why, inflight, now_ns)
         if of_client >= self.max_inflight_per_client:
-            return self._reject(
-                f"this client has {of_client} requests in flight, its share of the credits",
-                of_client,
-                now_ns,
-            )
+            why = f"this client has {of_client} requests in flight, its share of the credits"
+            return self._reject("client", why, of_client, now_ns)
         if charged + nbytes > self.max_bytes:
             return self.no_space(nbytes, inflight, now_ns)
+        if self._all.refusal(client, now_ns):
+            return self._over(self._all, "share", client, "", inflight, now_ns)
+        for name in tasks:
+            pool = self._pools.get(name)
+            if pool is None:
+                continue
+            reason = pool.refusal(client, now_ns)
+            if reason:
+                return self._over(pool, reason, client, name, inflight, now_ns)
+            wait = pool.unmet_deadline_ns(budget_ns, now_ns)
+            if wait:
+                why = (
+                    f"a request for task {name!r} takes at least {wait // 1_000_000} ms now, "
+                    f"{budget_ns // 1_000_000} ms are left"
+                )
+                return self._reject("deadline", why, inflight, now_ns)
         return ADMIT
+
+    def _over(
+        self, pool: _Pool, reason: str, client: bytes, task: str, inflight: int, now_ns: int
+    ) -> Reject:
+        pool.shares.refused(client)
+        of = f" of task {task!r}" if task else ""
+        if reason == "share":
+            why = f"this client has {pool.shares.of(client)} requests{of} in flight, its fair share"
+        else:
+            why = f"{pool.shares.inflight} requests{of} are in flight; more would only queue"
+        return self._reject(reason, why, inflight, now_ns)
+
+    def enter(
+        self, key: Hashable, client: bytes, tasks: Iterable[str], budget_ns: int, now_ns: int
+    ) -> None:
+        """An admitted request sets out; ``key`` names it until it leaves."""
+        self._all.shares.enter(client, now_ns)
+        pools = []
+        for name in tasks:
+            pool = self._pools.get(name)
+            if pool is not None:
+                pools.append((name, pool, pool.shares.enter(client, now_ns)))
+        self._passes[key] = _Pass(client, tuple(pools), budget_ns)
+
+    def answered(
+        self, key: Hashable, task: str, queued_ns: int, worked_ns: int, now_ns: int
+    ) -> None:
+        """The result of one task of a request has come: where its time went."""
+        self._sample(key, task, (queued_ns, worked_ns), now_ns)
+
+    def expired(self, key: Hashable, task: str, now_ns: int) -> None:
+        """The deadline has passed before one task of a request had its result."""
+        self._sample(key, task, None, now_ns)
+
+    def _sample(self, key: Hashable, task: str, spent: tuple[int, int] | None, now_ns: int) -> None:
+        taken = self._passes.get(key)
+        if taken is None:
+            return
+        for name, pool, ahead in taken.pools:
+            if name == task and pool.adaptive is not None:
+                if spent is None:
+                    pool.adaptive.expired(ahead, taken.budget_ns, now_ns)
+                else:
+                    pool.adaptive.sample(ahead, *spent, taken.budget_ns, now_ns)
+
+    def leave(self, key: Hashable, now_ns: int) -> None:
+        """A request has ended, however it did; the rate of that says when credits will be free."""
+        self._completions.add(1, now_ns)
+        taken = self._passes.pop(key, None)
+        if taken is not None:
+            self._all.shares.leave(taken.client)
+            for _, pool, _ in taken.pools:
+                pool.shares.leave(taken.client)
+
+    def figures(self) -> dict[str, Any]:
+        """Credits in force per task, and refusals by reason."""
+        return {
+            "credits": self.max_inflight,
+            "limits": {name: pool.limit for name, pool in self._pools.items()},
+            "refused": dict(self.refused),
+        }
 
     def no_space(self, nbytes: int, inflight: int, now_ns: int) -> Reject:
         """The memory for retained inputs is used up (also said when no slot is free)."""
-        return self._reject(f"no room for {nbytes} bytes of input now", inflight, now_ns)
+        return self._reject("memory", f"no room for {nbytes} bytes of input now", inflight, now_ns)
+
+    def no_edge(self, worker: str, inflight: int, now_ns: int) -> Reject:
+        """The slots of a worker on a ring of workers are spoken for (:class:`EdgeBook`)."""
+        why = f"worker {worker} has no slot left for tensors on their way back"
+        return self._reject("edge", why, inflight, now_ns)
 
     def check_tasks(
         self,
@@ -96,11 +284,7 @@ class Admission:
             there = rows_of(task.name)
             if task.max_inflight_rows and there and there + rows > task.max_inflight_rows:
                 why = f"task {task.name!r} has {there} of {task.max_inflight_rows} rows under way"
-                raise self._reject(why, inflight, now_ns).error
-
-    def completed(self, now_ns: int) -> None:
-        """A request left; the rate of these calls says when a credit will be free."""
-        self._completions.add(1, now_ns)
+                raise self._reject("rows", why, inflight, now_ns).error
 
     def retry_after_ms(self, inflight: int, now_ns: int) -> int:
         """When a retry makes sense: the time in which an eighth of what is in flight completes.
@@ -113,7 +297,8 @@ class Admission:
         ms = 1000.0 * max(1, inflight // _SHARE_FREED) / rate
         return int(min(max(ms, _MIN_RETRY_MS), _MAX_RETRY_MS))
 
-    def _reject(self, why: str, inflight: int, now_ns: int) -> Reject:
+    def _reject(self, reason: str, why: str, inflight: int, now_ns: int) -> Reject:
+        self.refused[reason] += 1
         after = self.retry_after_ms(inflight, now_ns)
         return Reject(
             RequestError(

@@ -1,22 +1,45 @@
-"""ClientPort: the ROUTER that clients connect to, and what is owed to slow ones."""
+"""ClientPort: the ROUTER that clients connect to, and what is owed to slow ones.
+
+ZeroMQ tells neither how many bytes it holds for a peer nor when a peer has gone, and cannot cut a
+ROUTER's peer off. What is needed is found out beside it: a large frame is sent from our memory, and
+a tracker says when ZeroMQ has written it; small ones are bounded by the socket's HWM. Every message
+says on which file descriptor it came: shutting that down ends the connection, and what ZeroMQ held
+for it is freed.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
+import socket as std_socket
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 SLOW_CLIENT_BYTES = 8 * 1024 * 1024
-"""A client that lets more replies than this pile up is given up."""
+"""A client that lets more bytes of replies than this pile up is cut off."""
 
 SLOW_CLIENT_NS = 2_000_000_000
 """... and so is one that takes nothing for this long."""
 
+OWED_BYTES = 256 * 1024 * 1024
+"""All clients together may let so much pile up; beyond it the one who is owed most is cut off."""
+
+TRACKED_BYTES = 64 * 1024
+"""Frames of this size are not copied by ZeroMQ and can be watched until they are written."""
+
+_SLOWEST_NS_PER_BYTE = 250
+"""A large frame may take a second more for every 4 MB: to a distant client it is one write."""
+
+_DOUBT_NS = 10_000_000_000
+_RETRY_MS = 5
+_LOOK_MS = 100
 
 _LOCAL_PEERS = ("localhost:", "127.", "::1", "::ffff:127.")
 
@@ -59,12 +82,50 @@ def is_local(frame: zmq.Frame) -> bool:
 
 
 @dataclass(slots=True)
-class Backlog:
-    """Replies that a client's connection would not take yet."""
+class _Debt:
+    """What a client has not taken yet.
+
+    Attributes:
+        since_ns: when it last took something.
+        waiting: messages that its connection would not take, ``nbytes`` of them.
+        posted: frames that ZeroMQ has not written yet with their trackers, ``posted_bytes``.
+    """
 
     since_ns: int
     nbytes: int = 0
-    messages: deque[list[Any]] = field(default_factory=deque)
+    posted_bytes: int = 0
+    waiting: deque[list[Any]] = field(default_factory=deque)
+    posted: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
+
+    @property
+    def owed(self) -> int:
+        return self.nbytes + self.posted_bytes
+
+    def settle(self, now_ns: int) -> bool:
+        """Take off what ZeroMQ has written; True when nothing is left."""
+        posted = self.posted
+        while posted and posted[0][0].done:
+            self.posted_bytes -= posted.popleft()[1]
+            self.since_ns = now_ns
+        return not posted and not self.waiting
+
+    def hopeless(self, now_ns: int) -> bool:
+        # One message may be larger than the bound: a lone one is bounded by the message limit.
+        if len(self.waiting) + len(self.posted) > 1 and self.owed > SLOW_CLIENT_BYTES:
+            return True
+        patience = SLOW_CLIENT_NS
+        if self.posted:
+            patience += _SLOWEST_NS_PER_BYTE * self.posted[0][1]
+        return now_ns - self.since_ns > patience
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A client's connection: its descriptor in this process, and the inode that tells it from
+    another connection that gets the same number later."""
+
+    fd: int
+    inode: int
 
 
 class ClientPort:
@@ -72,73 +133,133 @@ class ClientPort:
 
     Args:
         socket: a bound ROUTER with ROUTER_MANDATORY and a finite SNDHWM.
+
+    Attributes:
+        departures: becomes readable when a connection has ended; then call :meth:`on_departures`.
+        evicted: clients that were cut off.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
-        self._backlogs: dict[bytes, Backlog] = {}
+        self.departures: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.evicted = 0
+        self._debts: dict[bytes, _Debt] = {}
+        self._owed = 0
+        self._links: dict[bytes, _Link] = {}
+        self._by_fd: dict[int, bytes] = {}
+        self._doubts: dict[bytes, int] = {}
 
     def receive(self) -> tuple[bytes, list[zmq.Frame]] | None:
         """(client, its frames) of the next message, or None when there is none now."""
         frames = receive_frames(self.socket)
-        return (frames[0].bytes, frames[1:]) if frames else None
+        if not frames:
+            return None
+        client = frames[0].bytes
+        self._learn(client, frames[0])
+        return client, frames[1:]
 
     def send(self, client: bytes, frames: Sequence[Any], now_ns: int) -> Sent:
         """Send ``frames`` to ``client``; never waits, keeps the order per client."""
-        backlog = self._backlogs.get(client)
-        if backlog is None:
-            sent = self._try(client, frames)
-            if sent is not Sent.LATER:
+        debt = self._debts.get(client)
+        if debt is not None:
+            self._settle(debt, now_ns)
+        if debt is None or not debt.waiting:
+            sent = self._try(client, frames, now_ns)
+            if sent is Sent.GONE:
+                self.forget(client)
                 return sent
-            backlog = self._backlogs[client] = Backlog(now_ns)
-        backlog.messages.append(list(frames))
-        backlog.nbytes += sum(len(f) for f in frames)
-        if self._hopeless(backlog, now_ns):
-            self.forget(client)
-            return Sent.SLOW
-        return Sent.LATER
+            if sent is Sent.YES:
+                return sent if self._patient(client, now_ns) else Sent.SLOW
+            debt = self._debts.setdefault(client, _Debt(now_ns))
+        debt.waiting.append(list(frames))
+        self._owe(debt, sum(map(_size, frames)))
+        return Sent.LATER if self._patient(client, now_ns) else Sent.SLOW
 
     def flush(self, now_ns: int) -> list[tuple[bytes, Sent]]:
-        """Try what waits once more; returns the clients that are gone or given up."""
+        """Try what waits once more; returns the clients that are gone or cut off."""
         lost: list[tuple[bytes, Sent]] = []
-        for client, backlog in list(self._backlogs.items()):
+        for client, debt in list(self._debts.items()):
             sent = Sent.YES
-            while backlog.messages:
-                sent = self._try(client, backlog.messages[0])
+            self._settle(debt, now_ns)
+            while debt.waiting:
+                sent = self._try(client, debt.waiting[0], now_ns)
                 if sent is not Sent.YES:
                     break
-                backlog.nbytes -= sum(len(f) for f in backlog.messages.popleft())
-                backlog.since_ns = now_ns
-            if sent is Sent.YES:
-                del self._backlogs[client]
-            elif sent is Sent.GONE or self._hopeless(backlog, now_ns):
-                del self._backlogs[client]
-                lost.append((client, Sent.GONE if sent is Sent.GONE else Sent.SLOW))
-        return lost
+                self._owe(debt, -sum(map(_size, debt.waiting.popleft())))
+                debt.since_ns = now_ns
+            if sent is Sent.GONE:
+                self.forget(client)
+                lost.append((client, sent))
+            elif self._settle(debt, now_ns):
+                self._debts.pop(client, None)
+            elif not self._patient(client, now_ns):
+                lost.append((client, Sent.SLOW))
+        while self._owed > OWED_BYTES:
+            client = max(self._debts, key=lambda c: self._debts[c].owed)
+            self._cut_off(client)
+            lost.append((client, Sent.SLOW))
+        return lost + self._departed(now_ns)
+
+    def on_departures(self, now_ns: int) -> None:
+        """Some connections have ended; :meth:`flush` will say which clients are gone."""
+        while self.departures.poll(0):
+            event = parse_monitor_message(self.departures.recv_multipart(zmq.NOBLOCK))
+            client = self._by_fd.get(int(event["value"]))
+            if client is not None:
+                self._doubts[client] = now_ns + _DOUBT_NS
 
     def forget(self, client: bytes) -> None:
-        """Throw away what waits for ``client``. ZeroMQ cannot cut a single ROUTER peer off."""
-        self._backlogs.pop(client, None)
+        """Throw away what waits for ``client``, and all that is known of it."""
+        debt = self._debts.pop(client, None)
+        if debt is not None:
+            self._owed -= debt.owed
+        self._doubts.pop(client, None)
+        link = self._links.pop(client, None)
+        if link is not None and self._by_fd.get(link.fd) == client:
+            del self._by_fd[link.fd]
 
     def waiting(self) -> int:
-        """Clients with a backlog: call :meth:`flush` while there are any."""
-        return len(self._backlogs)
+        """Clients that :meth:`flush` has something to do for."""
+        return len(self._debts) + len(self._doubts)
+
+    def next_look_ms(self) -> int | None:
+        """How soon :meth:`flush` shall be called again; None = nothing is to be done."""
+        if self._doubts or any(d.waiting for d in self._debts.values()):
+            return _RETRY_MS
+        return _LOOK_MS if self._debts else None
 
     def backlog_bytes(self) -> int:
-        return sum(b.nbytes for b in self._backlogs.values())
+        """Bytes that clients have not taken yet, here and in ZeroMQ (there, of large frames)."""
+        return self._owed
 
     def close(self) -> None:
-        self._backlogs.clear()
+        self._debts.clear()
+        self.socket.disable_monitor()
+        self.departures.close(0)
         self.socket.close()
 
-    @staticmethod
-    def _hopeless(backlog: Backlog, now_ns: int) -> bool:
-        # One message may be larger than the bound: a lone one is bounded by the message limit.
-        return (
-            len(backlog.messages) > 1 and backlog.nbytes > SLOW_CLIENT_BYTES
-        ) or now_ns - backlog.since_ns > SLOW_CLIENT_NS
+    # --- debts -----------------------------------------------------------------------------------
 
-    def _try(self, client: bytes, frames: Sequence[Any]) -> Sent:
+    def _owe(self, debt: _Debt, nbytes: int) -> None:
+        debt.nbytes += nbytes
+        self._owed += nbytes
+
+    def _settle(self, debt: _Debt, now_ns: int) -> bool:
+        """Take off what ZeroMQ has written; True when nothing is owed any more."""
+        before = debt.posted_bytes
+        clear = debt.settle(now_ns)
+        self._owed -= before - debt.posted_bytes
+        return clear
+
+    def _patient(self, client: bytes, now_ns: int) -> bool:
+        """False when ``client`` was too slow: it has been cut off."""
+        debt = self._debts.get(client)
+        if debt is None or not debt.hopeless(now_ns):
+            return True
+        self._cut_off(client)
+        return False
+
+    def _try(self, client: bytes, frames: Sequence[Any], now_ns: int) -> Sent:
         socket = self.socket
         try:
             # Only the first part can be refused: after it, the message is the peer's as a whole.
@@ -152,5 +273,85 @@ class ClientPort:
         last = len(frames) - 1
         for i, frame in enumerate(frames):
             flags = zmq.NOBLOCK if i == last else zmq.NOBLOCK | zmq.SNDMORE
-            socket.send(frame, flags, copy=False)  # pyzmq copies small ones all the same
+            size = _size(frame)
+            if size < TRACKED_BYTES:
+                socket.send(frame, flags, copy=False)  # pyzmq copies small ones all the same
+                continue
+            tracker = socket.send(frame, flags, copy=False, track=True)
+            debt = self._debts.setdefault(client, _Debt(now_ns))
+            debt.posted.append((tracker, size))
+            debt.posted_bytes += size
+            self._owed += size
         return Sent.YES
+
+    # --- connections -----------------------------------------------------------------------------
+
+    def _learn(self, client: bytes, frame: zmq.Frame) -> None:
+        """Remember which connection ``client`` has."""
+        try:
+            fd = int(frame.get(zmq.SRCFD))
+        except zmq.ZMQError:  # a transport without descriptors
+            return
+        known = self._links.get(client)
+        if known is not None and known.fd == fd and client not in self._doubts:
+            return
+        inode = _inode(fd)
+        other = self._by_fd.get(fd)
+        if inode is None or (known is not None and known.inode == inode):
+            return
+        # Whoever chooses its identity itself may be back, even with the same descriptor.
+        self._doubts.pop(client, None)
+        if other is not None and other != client:
+            self._doubts[other] = 0  # its descriptor has been given to this one
+        if known is not None and self._by_fd.get(known.fd) == client:
+            del self._by_fd[known.fd]
+        self._links[client] = _Link(fd, inode)
+        self._by_fd[fd] = client
+
+    def _departed(self, now_ns: int) -> list[tuple[bytes, Sent]]:
+        """Clients whose connection is no more.
+
+        ZeroMQ says so just before it closes the descriptor: until then it looks alive.
+        """
+        lost: list[tuple[bytes, Sent]] = []
+        for client, until_ns in list(self._doubts.items()):
+            link = self._links.get(client)
+            taken = link is not None and self._by_fd.get(link.fd) != client
+            if link is None:
+                del self._doubts[client]
+            elif taken or _inode(link.fd) != link.inode:
+                self.forget(client)
+                lost.append((client, Sent.GONE))
+            elif now_ns > until_ns:
+                del self._doubts[client]
+        return lost
+
+    def _cut_off(self, client: bytes) -> None:
+        """End the client's connection and forget it."""
+        self.evicted += 1
+        link = self._links.get(client)
+        self.forget(client)
+        if link is None:
+            return
+        try:
+            # A copy of the descriptor cannot become another connection while we look at it.
+            copy = os.dup(link.fd)
+        except OSError:
+            return
+        if _inode(copy) != link.inode:
+            os.close(copy)
+            return
+        with std_socket.socket(fileno=copy) as mine, suppress(OSError):  # it may have ended itself
+            mine.shutdown(std_socket.SHUT_RDWR)
+
+
+def _size(frame: Any) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
+def _inode(fd: int) -> int | None:
+    """Of the file behind a descriptor of this process; None when it is closed."""
+    try:
+        return os.fstat(fd).st_ino
+    except OSError:
+        return None

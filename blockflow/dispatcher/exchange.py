@@ -8,34 +8,35 @@ from typing import Any
 
 import zmq
 
-from blockflow.core import limits
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError, WireError
 from blockflow.core.routing import RouteTable
-from blockflow.dispatcher.admission import Admission, Reject
+from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.clients import ClientPort, Sent, is_local
-from blockflow.dispatcher.grants import GrantDesk
-from blockflow.dispatcher.inflight import (
+from blockflow.dispatcher.entrance import let_in
+from blockflow.dispatcher.entry import (
     Answer,
     Drop,
     Entry,
-    InFlightTable,
     Instruction,
     ReleaseInput,
     Reply,
+    SendAgain,
 )
+from blockflow.dispatcher.feedback import learn
+from blockflow.dispatcher.grants import GrantDesk
+from blockflow.dispatcher.inflight import InFlightTable
 from blockflow.dispatcher.plan import Planner
+from blockflow.dispatcher.recovery import Death
+from blockflow.dispatcher.repeats import ResultMemory, find_known, request_digest
+from blockflow.dispatcher.replies import make_description, make_refusal, make_reply
+from blockflow.dispatcher.retry import RetryBudget
 from blockflow.dispatcher.stats import DispatcherStats
-from blockflow.dispatcher.tensors import Result, TensorDesk
+from blockflow.dispatcher.tensors import Outgoing, TensorDesk
 from blockflow.dispatcher.validate import check_contract, check_names
+from blockflow.dispatcher.withdraw import Withdrawals
 from blockflow.tensormq.push import PushCache, Unsent
 from blockflow.wire import client as wire
-from blockflow.wire.data import (
-    Data,
-    Failure,
-    Item,
-    decode_data_plane,
-    encode_data,
-)
+from blockflow.wire.data import Data, Failure, Item, Withdraw, decode_data_plane, encode_data
 
 _LOG = logging.getLogger("blockflow.dispatcher")
 ANY_TASK = "*"
@@ -48,6 +49,9 @@ class Exchange:
     Used from one thread. ``clock`` gives monotonic nanoseconds; each event is stamped once.
 
     Attributes:
+        admission: who may enter.
+        memory: of replies that their clients may ask for again.
+        withdrawals: of requests that nobody waits for any more.
         closed_because: reason for which nothing new is admitted ('' = open).
     """
 
@@ -59,17 +63,20 @@ class Exchange:
         grants: GrantDesk,
         clients: ClientPort,
         push: PushCache,
+        memory: ResultMemory,
         clock: Callable[[], int],
     ) -> None:
         self._incarnation = incarnation
-        self._admission = admission
+        self.admission = admission
         self._desk = desk
         self._grants = grants
         self._clients = clients
         self._push = push
         self._clock = clock
         self.planner = Planner()
-        self.table = InFlightTable(incarnation)
+        self.table = InFlightTable(incarnation, self.planner, RetryBudget(admission.max_inflight))
+        self.memory = memory
+        self.withdrawals = Withdrawals(incarnation, push)
         self.stats = DispatcherStats()
         self.closed_because = ""
 
@@ -99,7 +106,8 @@ class Exchange:
                 error = BlockFlowError("INTERNAL", f"{type(exc).__name__} in admission")
                 self._refuse(client, msg, error, received)
             else:
-                self._set_out(entry)
+                if entry is not None:
+                    self._set_out(entry)
         elif isinstance(msg, wire.Cancel):
             self.carry_out(self.table.cancel(client, msg.request_id))
         elif isinstance(msg, wire.Invite):
@@ -109,46 +117,48 @@ class Exchange:
 
     def _admit(
         self, client: bytes, request: wire.Request, frame: memoryview | None, received: int
-    ) -> Entry:
-        """Check, plan and keep the input. Raises BlockFlowError: it is not admitted."""
-        if self.closed_because:
-            raise RequestError("NOT_READY", self.closed_because, hint="try again later")
+    ) -> Entry | None:
+        """Check, plan and keep the input. Raises BlockFlowError: it is not admitted.
+
+        Returns:
+            None when it is a request that came before: it has its answer, or will get it.
+        """
         check_names(request.tasks)
         table = self.table
         table.check_new(client, request.request_id)
+        source = self._desk.elements(client, request, frame)
+        digest = b""
+        if request.tries and self.memory.on:
+            digest = request_digest(request, source)
+            known = find_known(self.memory, table, client, request, digest, received)
+            if known is not None:
+                if known:
+                    self._send_frames(client, known)
+                return None
+        if self.closed_because:
+            raise RequestError("NOT_READY", self.closed_because, hint="try again later")
         tasks = [self.planner.task(name) for name in request.tasks]
         check_contract(request.tensor, tasks)
-        source = self._desk.elements(client, request, frame)
-        nbytes = source.nbytes
-        verdict = self._admission.decide(
-            inflight=len(table),
-            of_client=table.of_client(client),
-            charged=table.charged,
-            nbytes=nbytes,
-            now_ns=received,
-        )
-        if isinstance(verdict, Reject):
-            raise verdict.error
-        rows = request.tensor.dims[0]
-        self._admission.check_tasks(tasks, table.rows_of, rows, len(table), received)
-        plan = self.planner.plan(tasks)
+        budget_ns = request.deadline_ms * 1_000_000
+        plan = let_in(self.admission, table, self.planner, client, request, tasks, received)
         # What costs more the larger the input is comes last: the copy, and the check of the values.
         check_finite = any(t.check_finite for t in tasks)
         retained = self._desk.retain(request, source, plan.root, check_finite)
         if retained is None:
-            raise self._admission.no_space(nbytes, len(table), received).error
+            raise self.admission.no_space(source.nbytes, len(table), received).error
         entry = table.admit(
             client,
             request.request_id,
             request.tasks,
             plan,
-            rows=rows,
-            deadline_ns=received + request.deadline_ms * 1_000_000,
+            rows=request.tensor.dims[0],
+            deadline_ns=received + budget_ns,
             received_ns=received,
             retained=retained,
-            charged=nbytes,
+            charged=source.nbytes,
+            digest=digest,
         )
-        self.planner.take(plan)
+        self.admission.enter(entry.ticket, client, request.tasks, budget_ns, received)
         self.stats.admitted(request.tasks, entry.rows)
         return entry
 
@@ -163,14 +173,20 @@ class Exchange:
         if payload.frame is not None:
             frames.append(payload.frame)
         root = plan.root
-        if not self._push.send(root.endpoint, frames, tag=entry):
-            self.on_unsent([Unsent(root.endpoint, frames, entry)])
+        tag = Outgoing(entry, entry.attempt, payload)
+        if not self._push.send(root.endpoint, frames, tag=tag):
+            self.on_unsent([Unsent(root.endpoint, frames, tag)])
 
     def on_unsent(self, messages: Sequence[Unsent]) -> None:
         """Inputs that never left this process: their requests fail, their leases end."""
         for message in messages:
-            entry: Entry = message.tag
-            self._desk.unsent(entry.retained)
+            out: Outgoing | None = message.tag
+            if out is None:  # a withdrawal
+                continue
+            self._desk.unsent(out.payload)
+            if not out.current:
+                continue
+            entry = out.entry
             error = RequestError(
                 "BLOCK_UNAVAILABLE",
                 f"worker {entry.plan.root.worker} takes no messages",
@@ -184,11 +200,7 @@ class Exchange:
     ) -> None:
         self.stats.refused(request.tasks, error.code)
         total = self._clock() - received
-        results = [
-            wire.TaskResult(task, None, error, total_ns=total)
-            for task in dict.fromkeys(request.tasks)
-        ]
-        self._send(client, wire.Reply(request.request_id, self.planner.epoch, tuple(results)), [])
+        self._send(client, make_refusal(request, error, self.planner.epoch, total), [])
 
     def _refuse_unread(self, client: bytes, header: memoryview, error: BlockFlowError) -> None:
         """Answer what cannot be decoded if it has a request id; else only count it."""
@@ -203,19 +215,11 @@ class Exchange:
         self._send(client, wire.Reply(rid, self.planner.epoch, (result,)), [])
 
     def _describe(self, client: bytes, ask: wire.Describe) -> None:
-        table = self.planner.table
-        tasks = [t.to_dict() for t in table.tasks.values()] if table else []
         bounds = {
-            "protocol_version": limits.PROTOCOL_VERSION,
-            "max_inflight": self._admission.max_inflight,
-            "max_inflight_per_client": self._admission.max_inflight_per_client,
-            "max_message_bytes": limits.MAX_MESSAGE_BYTES,
-            "max_tasks_per_request": limits.MAX_TASKS_PER_REQUEST,
-            "max_deadline_ms": limits.MAX_DEADLINE_MS,
+            "max_inflight": self.admission.max_inflight,
+            "max_inflight_per_client": self.admission.max_inflight_per_client,
         }
-        self._send(
-            client, wire.Description(ask.request_id, self.planner.epoch, tuple(tasks), bounds), []
-        )
+        self._send(client, make_description(ask.request_id, self.planner.table, bounds), [])
 
     def _invite(self, client: bytes, ask: wire.Invite, local: bool, received: int) -> None:
         if local:
@@ -239,11 +243,10 @@ class Exchange:
             return
         if isinstance(msg, Failure):
             for item in msg.items:
-                self.carry_out(
-                    self.table.failure(
-                        item.request_id, item.attempt, item.hop, msg.sender, msg.error
-                    )
-                )
+                self._fail_item(msg, item, msg.error, now)
+            return
+        if isinstance(msg, Withdraw):
+            self._malformed_data("a withdrawal, which only workers take")
             return
         self._on_data(msg, frames[1].buffer if len(frames) == 2 else None, now)
 
@@ -254,7 +257,7 @@ class Exchange:
             self.stats.events["unreadable_data"] += 1
             _LOG.warning("a result of incarnation %d: %s", msg.sender, exc.__cause__ or exc)
             for item in msg.items:
-                self._fail_item(msg, item, exc)
+                self._fail_item(msg, item, exc, now)
             return
         instructions: list[Instruction] = []
         start = 0
@@ -268,10 +271,11 @@ class Exchange:
                         "OUTPUT_MISMATCH", f"{item.rows} rows came for a request of {entry.rows}"
                     )
                     instructions += self.table.failure(
-                        item.request_id, item.attempt, item.hop, msg.sender, error
+                        item.request_id, item.attempt, item.hop, msg.sender, error, now
                     )
                 else:
-                    payload = self._desk.cut(buffer, start, item.rows, entry.client)
+                    keep = bool(entry.digest)
+                    payload = self._desk.cut(buffer, start, item.rows, entry.client, keep)
                     instructions += self.table.outcome(
                         item.request_id,
                         item.attempt,
@@ -284,9 +288,9 @@ class Exchange:
             buffer.release()
         self.carry_out(instructions)
 
-    def _fail_item(self, msg: Data, item: Item, error: BlockFlowError) -> None:
+    def _fail_item(self, msg: Data | Failure, item: Item, error: BlockFlowError, now: int) -> None:
         self.carry_out(
-            self.table.failure(item.request_id, item.attempt, item.hop, msg.sender, error)
+            self.table.failure(item.request_id, item.attempt, item.hop, msg.sender, error, now)
         )
 
     def _malformed_data(self, why: str) -> None:
@@ -297,15 +301,32 @@ class Exchange:
     # --- from the Controller and the clock
 
     def publish(self, routes: RouteTable) -> None:
-        """New requests go by ``routes``; those in flight keep their way."""
+        """New requests, and new attempts, go by ``routes``; what is under way keeps its way."""
         self.planner.replace(routes)
-        self.stats.publish(routes.tasks)
+        self.withdrawals.publish(routes)
+        self.admission.publish(routes.tasks)
+        canaries = {n: t.canary.path for n, t in routes.tasks.items() if t.canary is not None}
+        self.stats.publish(routes.tasks, canaries)
+        self.carry_out(self.table.published())
 
-    def peer_gone(self, incarnation: int) -> None:
-        """A worker is proven dead."""
-        self.planner.peer_gone(incarnation)
+    def peer_gone(
+        self, incarnation: int, at_work: Sequence[bytes] = (), unsent: Sequence[Unsent] = ()
+    ) -> None:
+        """A worker is proven dead.
+
+        Args:
+            incarnation: its.
+            at_work: records of what it was executing (:class:`~blockflow.wire.control.PeerGone`).
+            unsent: messages that had not left for it.
+        """
+        self.withdrawals.peer_gone(incarnation)
+        tags: list[Outgoing] = [m.tag for m in unsent if m.tag is not None]
+        for tag in tags:
+            self._desk.unsent(tag.payload)
+        tickets = {t.entry.ticket for t in tags if t.current}
         self._desk.peer_gone(incarnation)
-        self.carry_out(self.table.peer_gone(incarnation))
+        death = Death.of(incarnation, at_work, tickets)
+        self.carry_out(self.table.peer_gone(death, self._clock()))
 
     def tick(self) -> None:
         """Answer what is due, try again what clients did not take."""
@@ -325,57 +346,40 @@ class Exchange:
         for what in instructions:
             if isinstance(what, Reply):
                 self._reply(what.entry)
+            elif isinstance(what, SendAgain):
+                self._desk.prepare_again(what.entry.retained, what.entry.plan.root)
+                self._set_out(what.entry)
             elif isinstance(what, ReleaseInput):
                 entry = what.entry
                 self._desk.release(entry.retained)
-                self.planner.give_back(entry.plan)
-                self._admission.completed(self._clock())
+                self.admission.leave(entry.ticket, self._clock())
+                self.withdrawals.ended(entry)
+        self.withdrawals.send()
 
     def _reply(self, entry: Entry) -> None:
-        blocks, lineage = entry.plan.blocks, entry.plan.lineage
-        frames: list[Any] = []
-        results: list[wire.TaskResult] = []
         now = self._clock()
-        total = now - entry.received_ns
-        for task, end, outcome in entry.results():
-            if isinstance(outcome, BlockFlowError):
-                self.stats.failed(task, outcome.code)
-                results.append(
-                    wire.TaskResult(
-                        task, None, outcome, ingress_ns=entry.ingress_ns, total_ns=total
-                    )
-                )
-                continue
-            result: Result = outcome.payload
-            egress = max(0, now - outcome.sent_ns)
-            way = lineage[end]
-            timings = [wire.Timing(blocks[t.node], t) for t in outcome.timings if t.node in way]
-            if result.place is None:
-                frames.append(result.frame)
-            results.append(
-                wire.TaskResult(
-                    task,
-                    result.tensor,
-                    None,
-                    tuple(timings),
-                    entry.ingress_ns,
-                    egress,
-                    total,
-                    result.place,
-                )
-            )
-            self.stats.succeeded(task, total, entry.ingress_ns, egress, now)
-        reply = wire.Reply(entry.request_id, entry.plan.epoch, tuple(results), entry.received_ns)
-        self._send(entry.client, reply, frames)
+        learn(self.admission, entry, now)
+        reply, tensors = make_reply(entry, now, self.stats)
+        frames = [wire.encode_to_client(reply), *tensors]
+        if entry.digest:
+            self.memory.remember(entry, frames, now)
+        if entry.client:
+            self._send_frames(entry.client, frames)
 
     def _send(self, client: bytes, msg: wire.ToClient, frames: list[Any]) -> None:
-        sent = self._clients.send(client, [wire.encode_to_client(msg), *frames], self._clock())
+        self._send_frames(client, [wire.encode_to_client(msg), *frames])
+
+    def _send_frames(self, client: bytes, frames: Sequence[Any]) -> None:
+        sent = self._clients.send(client, frames, self._clock())
         if sent is not Sent.YES and sent is not Sent.LATER:
             self._client_lost(client, sent)
 
     def _client_lost(self, client: bytes, why: Sent) -> None:
         """Its other requests need no answer either; what comes back for them is dropped."""
-        self.stats.events["slow_client" if why is Sent.SLOW else "client_gone"] += 1
+        if why is Sent.SLOW:
+            self.stats.events["slow_client"] += 1
+        elif self.table.of_client(client):
+            self.stats.events["client_gone"] += 1
         self._clients.forget(client)
         self._grants.client_gone(client)
         self.carry_out(self.table.client_gone(client))

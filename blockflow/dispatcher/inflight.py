@@ -6,203 +6,94 @@ double, forged or from another life changes nothing and is counted.
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from blockflow.core.errors import BlockFlowError, RequestError
-from blockflow.dispatcher.plan import Plan
-from blockflow.wire.data import REQUEST_ID_BYTES, HopTiming, Item
+from blockflow.dispatcher.entry import (
+    QUARANTINE,
+    Answer,
+    Drop,
+    Entry,
+    Instruction,
+    ReleaseInput,
+    Reply,
+    SendAgain,
+)
+from blockflow.dispatcher.plan import Planner
+from blockflow.dispatcher.recovery import (
+    DEADLY,
+    Death,
+    WaitingRoom,
+    begun_once,
+    lost,
+    poisoned,
+    why_not_again,
+)
+from blockflow.dispatcher.register import Register
+from blockflow.dispatcher.retry import RetryBudget
 
-_HEAP_SLACK = 256
+_DOUBT_NS = 5_000_000_000
+"""A worker says that another one is gone; the proof of it comes within this long, or never."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A task's result as it came back: ``payload`` is whatever the server replies with.
+class _Doubt(NamedTuple):
+    """A worker's word that ``ends`` are lost."""
 
-    ``sent_ns`` is the last block's stamp: what follows is the Dispatcher's egress.
-    """
-
-    payload: Any
-    timings: tuple[HopTiming, ...]
-    sent_ns: int
-
-
-Outcome = Answer | BlockFlowError
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One request in flight.
-
-    Attributes:
-        client, request_id: who asked, and under which name: together unique.
-        ticket: its name towards the workers. Two clients may choose the same id, and what an
-            earlier Dispatcher had sent out must not answer for this one's requests.
-        tasks: names in the order asked; ``plan.ends`` are their end nodes.
-        rows: of the input.
-        deadline_ns, received_ns: of the monotonic clock.
-        retained: the input as the server keeps it, for a re-run.
-        charged: bytes that it occupies.
-        attempt: which run of the path this is.
-        ingress_ns: from the receipt until the input was on its way.
-        outcomes: end node -> result or failure.
-    """
-
-    client: bytes
-    request_id: bytes
+    due_ns: int
     ticket: bytes
-    tasks: tuple[str, ...]
-    plan: Plan
-    rows: int
-    deadline_ns: int
-    received_ns: int
-    retained: Any
-    charged: int
-    attempt: int = 1
-    ingress_ns: int = 0
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-
-    def item(self, now_ns: int) -> Item:
-        """What goes to the first stage, sent at ``now_ns``."""
-        plan = self.plan
-        left = max(0, (self.deadline_ns - now_ns) // 1_000_000)
-        return Item(
-            self.ticket, self.attempt, plan.epoch, plan.tree, 0, self.rows, left, task=plan.share
-        )
-
-    def results(self) -> list[tuple[str, int, Outcome]]:
-        """(task, end node, outcome) in the order asked; complete when a Reply was instructed."""
-        ends = zip(self.tasks, self.plan.ends, strict=True)
-        return [(task, end, self.outcomes[end]) for task, end in ends]
+    attempt: int
+    ends: frozenset[int]
+    error: BlockFlowError
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Send the terminal reply: every task of ``entry`` has an outcome."""
-
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseInput:
-    """The retained input of ``entry`` is not needed any more; its credit is free."""
-
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Do nothing with what came; ``reason`` is a key of :attr:`InFlightTable.dropped`."""
-
-    reason: str
-
-
-Instruction = Reply | ReleaseInput | Drop
-
-
-class InFlightTable:
+class InFlightTable(Register):
     """Who waits for what.
 
     Args:
         incarnation: of the Dispatcher; part of every ticket.
+        planner: makes the plans of re-runs, and is told which requests are under way.
+        budget: of re-runs.
+
+    Attributes:
+        dropped: what changed nothing, by reason.
+        recovered: what became of requests whose worker died: ``rerun`` (attempts beyond the first),
+            ``parked`` (how many of these had to wait), ``poisoned``, ``budget_denied``,
+            ``attempts_spent`` (or no time left), ``not_replayable``.
     """
 
-    def __init__(self, incarnation: int) -> None:
-        self._prefix = incarnation.to_bytes(REQUEST_ID_BYTES // 2, "big")
-        self._count = 0
-        self._by_ticket: dict[bytes, Entry] = {}
-        self._by_id: dict[tuple[bytes, bytes], Entry] = {}
-        self._of_client: Counter[bytes] = Counter()
-        self._rows: Counter[str] = Counter()
-        self._versions: Counter[int] = Counter()
-        self._deadlines: list[tuple[int, bytes]] = []
-        self.charged = 0
+    def __init__(self, incarnation: int, planner: Planner, budget: RetryBudget) -> None:
+        super().__init__(incarnation, planner)
+        self._budget = budget
+        self._room = WaitingRoom(planner)
+        self._doubts: deque[_Doubt] = deque()
         self.dropped: Counter[str] = Counter()
+        self.recovered: Counter[str] = Counter()
 
-    def __len__(self) -> int:
-        return len(self._by_ticket)
+    @property
+    def waiting(self) -> int:
+        """Requests between two attempts."""
+        return len(self._room.waiting)
 
-    def rows_of(self, task: str) -> int:
-        """Rows of one task in flight."""
-        return self._rows[task]
-
-    def of_client(self, client: bytes) -> int:
-        """Requests that this client has in flight."""
-        return self._of_client.get(client, 0)
-
-    def check_new(self, client: bytes, request_id: bytes) -> None:
-        """Raises RequestError DUPLICATE_REQUEST when this client has the id in flight."""
-        if (client, request_id) in self._by_id:
-            raise RequestError(
-                "DUPLICATE_REQUEST",
-                f"request {request_id.hex()} is in flight",
-                where=request_id.hex(),
-                hint="the running one is not touched; choose another id",
-            )
-
-    def oldest_version(self) -> int | None:
-        """Lowest route version of a request in flight; None when there is none."""
-        return min(self._versions) if self._versions else None
+    def gauges(self) -> dict[str, int]:
+        """Re-runs: what has happened, and what holds now."""
+        names = ("rerun", "parked", "poisoned", "budget_denied", "attempts_spent", "not_replayable")
+        return {
+            **{name: self.recovered[name] for name in names},
+            "waiting": self.waiting,
+            "suspects": self._room.suspects,
+            "budget": self._budget.left(),
+        }
 
     def next_deadline(self) -> int | None:
         """When :meth:`tick` has work next."""
-        heap = self._deadlines
-        while heap and heap[0][1] not in self._by_ticket:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        due = self.soonest_deadline()
+        if self._doubts and (due is None or self._doubts[0].due_ns < due):
+            return self._doubts[0].due_ns
+        return due
 
     # --- events
-
-    def admit(
-        self,
-        client: bytes,
-        request_id: bytes,
-        tasks: tuple[str, ...],
-        plan: Plan,
-        *,
-        rows: int,
-        deadline_ns: int,
-        received_ns: int,
-        retained: Any,
-        charged: int,
-    ) -> Entry:
-        """A request enters; from here on it gets exactly one reply.
-
-        Raises:
-            RequestError: DUPLICATE_REQUEST.
-        """
-        self.check_new(client, request_id)
-        self._count += 1
-        ticket = self._prefix + self._count.to_bytes(REQUEST_ID_BYTES - len(self._prefix), "big")
-        entry = Entry(
-            client,
-            request_id,
-            ticket,
-            tasks,
-            plan,
-            rows,
-            deadline_ns,
-            received_ns,
-            retained,
-            charged,
-        )
-        self._by_ticket[ticket] = entry
-        self._by_id[client, request_id] = entry
-        self._of_client[client] += 1
-        for task in tasks:
-            self._rows[task] += rows
-        self._versions[plan.version] += 1
-        self.charged += charged
-        heapq.heappush(self._deadlines, (deadline_ns, ticket))
-        if len(self._deadlines) > 2 * len(self._by_ticket) + _HEAP_SLACK:
-            # Most requests end long before their deadline: their places must not pile up.
-            self._deadlines = [d for d in self._deadlines if d[1] in self._by_ticket]
-            heapq.heapify(self._deadlines)
-        return entry
 
     def expecting(self, ticket: bytes, attempt: int, hop: int, sender: int) -> Entry | Drop:
         """Is a result of node ``hop`` from incarnation ``sender`` wanted? Ask before copying it."""
@@ -228,16 +119,30 @@ class InFlightTable:
         return self._settle(entry)
 
     def failure(
-        self, ticket: bytes, attempt: int, hop: int, sender: int, error: BlockFlowError
+        self,
+        ticket: bytes,
+        attempt: int,
+        hop: int,
+        sender: int,
+        error: BlockFlowError,
+        now_ns: int,
     ) -> list[Instruction]:
-        """Node ``hop`` failed: so have all tasks below it that have no outcome yet."""
+        """Node ``hop`` failed: so have all tasks below it that have no outcome yet.
+
+        That another worker is lost is a rumour until it is proven dead, which decides; only if that
+        proof does not come, the rumour does.
+        """
         entry = self._current(ticket, attempt, hop)
         if isinstance(entry, Drop):
             return [entry]
         if sender not in entry.plan.lost_with:
             # The worker before may speak for a node that it could not reach; nobody else may.
             return [self._drop("wrong_sender")]
-        return self._fail(entry, entry.plan.below[hop], error)
+        ends = entry.plan.below[hop]
+        if error.code == "WORKER_LOST":
+            self._doubts.append(_Doubt(now_ns + _DOUBT_NS, ticket, attempt, ends, error))
+            return []
+        return self._fail(entry, ends, error)
 
     def fail(self, entry: Entry, error: BlockFlowError) -> list[Instruction]:
         """The server could not send the input on its way: everything open fails."""
@@ -248,12 +153,20 @@ class InFlightTable:
     def tick(self, now_ns: int) -> list[Instruction]:
         """Time has passed: what is due gets DEADLINE_EXCEEDED for its open tasks."""
         out: list[Instruction] = []
-        while (due := self.next_deadline()) is not None and due <= now_ns:
-            entry = self._by_ticket[heapq.heappop(self._deadlines)[1]]
+        while self._doubts and self._doubts[0].due_ns <= now_ns:
+            doubt = self._doubts.popleft()
+            entry = self._by_ticket.get(doubt.ticket)
+            if entry is not None and entry.attempt == doubt.attempt and not entry.waits_for:
+                out += self._fail(entry, doubt.ends - entry.lost, doubt.error)
+        while (entry := self._due(now_ns)) is not None:
             budget = (entry.deadline_ns - entry.received_ns) // 1_000_000
+            text = f"no result within {budget} ms"
+            if entry.waits_for:
+                text += f": its worker died, and attempt {entry.attempt} waited for "
+                text += entry.waits_for
             error = RequestError(
                 "DEADLINE_EXCEEDED",
-                f"no result within {budget} ms",
+                text,
                 where=entry.request_id.hex(),
                 hint="allow more time, or send less at once",
             )
@@ -268,52 +181,131 @@ class InFlightTable:
         error = RequestError("CANCELLED", "cancelled by the client", where=request_id.hex())
         return self._fail(entry, entry.plan.ends, error)
 
-    def peer_gone(self, incarnation: int) -> list[Instruction]:
+    def peer_gone(self, death: Death, now_ns: int) -> list[Instruction]:
         """A worker is dead: open tasks whose way leads through it are lost with it.
 
-        Which of them it had done already is not known, so all count as lost.
+        Which of them it had done already is not known, so all count as lost: they are run again,
+        or they end. What it was executing may be the cause.
         """
+        self._planner.peer_gone(death.incarnation)
+        blamed = [e for t in death.at_work if (e := self._by_ticket.get(t)) is not None]
+        for entry in blamed:
+            entry.deaths += 1
         out: list[Instruction] = []
+        if len(death.at_work) == 1 and blamed and blamed[0].deaths >= DEADLY:
+            self.recovered["poisoned"] += 1
+            out += self._fail(blamed[0], blamed[0].plan.ends, poisoned(blamed[0]))
         for entry in list(self._by_ticket.values()):
-            lost = entry.plan.lost_with.get(incarnation)
-            if lost is not None and not lost.issubset(entry.outcomes):
-                out += self._lost(entry, lost, incarnation)
-        return out
+            if entry.waits_for or entry.ticket not in self._by_ticket:
+                continue
+            ends = entry.plan.lost_with.get(death.incarnation, frozenset())
+            open_ends = sorted(ends.difference(entry.outcomes))
+            if open_ends:
+                out += self._lost(entry, open_ends, death, now_ns)
+        return out + self._advance(QUARANTINE)
+
+    def published(self) -> list[Instruction]:
+        """The planner has new routes: what waits for them goes on."""
+        return self._advance()
 
     def client_gone(self, client: bytes) -> list[Instruction]:
-        """Nobody waits for this client's requests any more: forget them, reply to none."""
+        """Nobody waits for this client's requests any more: forget them, reply to none.
+
+        Those that it may send again go on without a client, for their result to be remembered.
+        """
         if not self._of_client.get(client):
             return []
-        mine = [e for e in self._by_ticket.values() if e.client == client]
-        for entry in mine:
-            self._remove(entry)
-        return [ReleaseInput(e) for e in mine]
+        out: list[Instruction] = []
+        for entry in [e for e in self._by_ticket.values() if e.client == client]:
+            if entry.digest:
+                self._detach(entry)
+                entry.client = b""
+            else:
+                self._remove(entry)
+                out.append(ReleaseInput(entry))
+        return out + self._advance(QUARANTINE)
 
     def abort_all(self, error: BlockFlowError) -> list[Instruction]:
         """The Dispatcher ends: every request gets its reply now."""
         out: list[Instruction] = []
         for entry in list(self._by_ticket.values()):
-            out += self._fail(entry, entry.plan.ends, error)
-        return out
+            if entry.ticket in self._by_ticket:
+                out += self._fail(entry, entry.plan.ends, error)
+        return [i for i in out if not isinstance(i, SendAgain)]
 
     # --- decisions
 
-    def _lost(self, entry: Entry, ends: Iterable[int], incarnation: int) -> list[Instruction]:
+    def _lost(self, entry: Entry, ends: list[int], death: Death, now_ns: int) -> list[Instruction]:
         """What becomes of a request whose worker died: the one place that decides on a re-run."""
-        workers = {
-            block
-            for block, inc in zip(entry.plan.blocks, entry.plan.incarnations, strict=True)
-            if inc == incarnation
-        }
-        error = RequestError(
-            "WORKER_LOST",
-            f"the worker of {', '.join(sorted(workers))} died with the request",
-            where=entry.request_id.hex(),
-            hint="send it again",
-        )
-        return self._fail(entry, ends, error)
+        refusal = why_not_again(entry, death, now_ns)
+        if refusal is not None:
+            self.recovered["attempts_spent"] += 1
+            return self._fail(entry, ends, refusal)
+        out: list[Instruction] = []
+        not_begun = death.not_begun(entry)
+        once = {end: block for end in ends if (block := begun_once(entry, end, not_begun))}
+        if once:
+            self.recovered["not_replayable"] += 1
+            text = f"block {next(iter(once.values()))!r} must not run twice, and may have begun"
+            hint = "what it did may have been done: send it again only if that does no harm"
+            attempt = entry.attempt
+            out += self._fail(entry, once, lost(entry, death.incarnation, text, hint))
+            ends = [e for e in ends if e not in once]
+            if entry.attempt != attempt:
+                return out  # the others were lost before and waited for just these
+        if not ends:
+            return out
+        if not entry.lost and not self._budget.take(self._count, now_ns):
+            self.recovered["budget_denied"] += 1
+            text = "too many requests are being run again"
+            return out + self._fail(entry, ends, lost(entry, death.incarnation, text))
+        entry.lost.update(ends)
+        return out + self._run_again(entry)
+
+    def _run_again(self, entry: Entry) -> list[Instruction]:
+        """Begin the next attempt, for all tasks that have no outcome.
+
+        It waits for those that go on in this one, if they visit a block that must not run twice.
+        """
+        plan = entry.plan
+        if plan.once:
+            rest = [e for e in entry.open_ends() if e not in entry.lost]
+            if any(not plan.once.isdisjoint(plan.lineage[e]) for e in rest):
+                return []
+        self._arrived(plan)
+        entry.leave_plan()
+        entry.attempt += 1
+        self.recovered["rerun"] += 1
+        self._room.enter(entry)
+        return self._proceed(entry)
+
+    def _proceed(self, entry: Entry) -> list[Instruction]:
+        """Start the attempt of a request in the waiting room, if it can be."""
+        waited = entry.waits_for
+        found = self._room.next_plan(entry)
+        if found is None:
+            self.recovered["parked"] += not waited
+            return []
+        if isinstance(found, BlockFlowError):
+            entry.end_all(found)
+            return self._finish(entry)
+        self._room.start(entry)
+        entry.plan = found
+        self._set_out(found)
+        return [SendAgain(entry)]
+
+    def _advance(self, waits_for: str = "") -> list[Instruction]:
+        """Start what can be started of what waits (for something in particular)."""
+        out: list[Instruction] = []
+        for entry in list(self._room.waiting.values()):
+            if not waits_for or entry.waits_for == waits_for:
+                out += self._proceed(entry)
+        return out
 
     def _fail(self, entry: Entry, ends: Iterable[int], error: BlockFlowError) -> list[Instruction]:
+        if entry.waits_for:  # it is on no plan: everything open fails
+            entry.end_all(error)
+            return self._finish(entry)
         open_ends = [e for e in ends if e not in entry.outcomes]
         if not open_ends:
             return [self._drop("answered")]
@@ -325,9 +317,14 @@ class InFlightTable:
         outcomes = entry.outcomes
         for end in entry.plan.ends:
             if end not in outcomes:
+                if entry.lost and entry.lost.issuperset(entry.open_ends()):
+                    return self._run_again(entry) + self._advance(QUARANTINE)
                 return []
-        self._remove(entry)
-        return [Reply(entry), ReleaseInput(entry)]
+        return self._finish(entry)
+
+    def _finish(self, entry: Entry) -> list[Instruction]:
+        out: list[Instruction] = [Reply(entry), ReleaseInput(entry)]
+        return out + self._advance(QUARANTINE) if self._remove(entry) else out
 
     def _current(self, ticket: bytes, attempt: int, hop: int) -> Entry | Drop:
         entry = self._by_ticket.get(ticket)
@@ -335,27 +332,17 @@ class InFlightTable:
             return self._drop("unknown")
         if entry.attempt != attempt:
             return self._drop("old_attempt")
+        if entry.waits_for:
+            return self._drop("not_under_way")
         if not 0 <= hop < len(entry.plan.blocks):
             return self._drop("off_path")
         return entry
 
-    def _remove(self, entry: Entry) -> None:
-        del self._by_ticket[entry.ticket]
-        del self._by_id[entry.client, entry.request_id]
-        self.charged -= entry.charged
-        _count_down(self._of_client, entry.client)
-        for task in entry.tasks:
-            _count_down(self._rows, task, entry.rows)
-        _count_down(self._versions, entry.plan.version)
+    def _remove(self, entry: Entry) -> bool:
+        """It has ended. True when what waits may go on by this."""
+        self._strike_out(entry, under_way=entry.ticket not in self._room.waiting)
+        return self._room.leave(entry)
 
     def _drop(self, reason: str) -> Drop:
         self.dropped[reason] += 1
         return Drop(reason)
-
-
-def _count_down(counter: Counter[Any], key: Any, by: int = 1) -> None:
-    left = counter[key] - by
-    if left:
-        counter[key] = left
-    else:
-        del counter[key]

@@ -58,7 +58,7 @@ def run(spec: Mapping[str, Any]) -> int:
     agent.send(Hello("dispatcher", launch.name, launch.incarnation, os.getpid(), __version__))
     status = EXIT_FAILED
     try:
-        server = DispatcherServer(launch, context, mailbox, agent.send)
+        server = DispatcherServer(launch, context, mailbox, agent.send, heard=agent.heard)
         agent.send(Ready(launch.incarnation, server.endpoint, server.client_endpoints))
         # What exists now lives as long as the process: no collection needs to look at it again.
         gc.collect()

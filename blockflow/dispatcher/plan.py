@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
 from blockflow.core.routing import PathTree, RouteTable, StageRoute, TaskRoute, merge_paths
+from blockflow.dispatcher.canary import CanaryTurns
+from blockflow.dispatcher.edges import EdgeBook
 
 _CACHE_LIMIT = 4096
 _DEAD_LIMIT = 4096
@@ -33,6 +36,10 @@ class Plan:
         lineage: end node -> its nodes from the root on.
         root: where the input goes.
         share: index of what its request may claim at blocks that others use too.
+        tasks: the routes of the tasks, aligned with ``ends``.
+        once: nodes of blocks that may not run a second time on the same request.
+        canaries: names of the tasks that take their canary's path.
+        guards: incarnations whose slots it holds on its way back (:class:`EdgeBook`).
     """
 
     epoch: int
@@ -46,6 +53,10 @@ class Plan:
     lineage: Mapping[int, tuple[int, ...]]
     root: StageRoute
     share: int
+    tasks: tuple[TaskRoute, ...]
+    once: frozenset[int]
+    canaries: frozenset[str] = frozenset()
+    guards: tuple[int, ...] = ()
 
 
 class Planner:
@@ -53,15 +64,20 @@ class Planner:
 
     ``take`` and ``give_back`` count the requests that a stage has before it; the replica with the
     fewest is chosen, in turn when they are equal.
+
+    Attributes:
+        edges: what the requests under way hold of the workers' slots.
     """
 
     def __init__(self) -> None:
+        self.edges = EdgeBook()
         self._table: RouteTable | None = None
         self._replicas: dict[str, tuple[int, ...]] = {}
         self._dead: dict[int, None] = {}  # in order of death
         self._load: dict[int, int] = {}
         self._turn: dict[str, int] = {}
-        self._cache: dict[tuple[tuple[str, ...], tuple[int, ...]], Plan] = {}
+        self._canaries = CanaryTurns()
+        self._cache: dict[tuple[tuple[str, ...], frozenset[str], tuple[int, ...]], Plan] = {}
 
     @property
     def table(self) -> RouteTable | None:
@@ -82,6 +98,8 @@ class Planner:
         self._cache.clear()
         self._index()
         self._turn = {b: n for b, n in self._turn.items() if b in self._replicas}
+        self._canaries.keep(table.tasks)
+        self.edges.publish(table)
 
     def peer_gone(self, incarnation: int) -> None:
         """Choose none of its stages any more, even if a table that was made before names it."""
@@ -122,34 +140,52 @@ class Planner:
     def plan(self, tasks: Sequence[TaskRoute]) -> Plan:
         """Choose replicas and merge the paths of ``tasks`` (at least one).
 
+        A canary whose turn it is gives way where it cannot run, or where its path does not go with
+        the other tasks': trying something must not cost an answer.
+
         Raises:
             RequestError: INVALID_REQUEST when the tasks cannot share an input or their tree is too
                 large, BLOCK_UNAVAILABLE when a block has no live replica.
         """
+        canaries = frozenset([t.name for t in tasks if t.canary and self._canaries.turn(t)])
+        if canaries:
+            with suppress(RequestError):
+                return self._plan(tasks, canaries)
+        return self._plan(tasks, frozenset())
+
+    def plan_again(self, tasks: Sequence[TaskRoute]) -> Plan:
+        """The way of a further attempt: the tasks' own paths, since a canary may be why there has
+        to be one. Raises as :meth:`plan`."""
+        return self._plan(tasks, frozenset())
+
+    def _plan(self, tasks: Sequence[TaskRoute], canaries: frozenset[str]) -> Plan:
+        paths = [t.canary.path if t.canary and t.name in canaries else t.path for t in tasks]
         chosen: dict[str, int] = {}
-        for task in tasks:
+        for path in paths:
             before = 0
-            for block in task.path:
+            for block in path:
                 if block not in chosen:
                     chosen[block] = self._choose(block, before)
                 before = chosen[block]
         names = tuple(t.name for t in tasks)
-        key = (names, tuple(chosen.values()))
+        key = (names, canaries, tuple(chosen.values()))
         plan = self._cache.get(key)
         if plan is None:
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()
-            plan = self._cache[key] = self._build(tasks, chosen)
+            plan = self._cache[key] = self._build(tasks, paths, chosen, canaries)
         return plan
 
     def take(self, plan: Plan) -> None:
         """A request sets out on ``plan``."""
+        self.edges.take(plan.guards)
         load = self._load
         for node in plan.tree.nodes:
             load[node.stage] = load.get(node.stage, 0) + 1
 
     def give_back(self, plan: Plan) -> None:
         """A request of ``plan`` has ended."""
+        self.edges.give_back(plan.guards)
         load = self._load
         for node in plan.tree.nodes:
             left = load[node.stage] - 1
@@ -161,12 +197,17 @@ class Planner:
     def outstanding(self, stage: int) -> int:
         return self._load.get(stage, 0)
 
+    def down(self, block: str) -> str:
+        """Why no worker will run ``block`` before somebody acts; '' when one will."""
+        return self._table.down.get(block, "") if self._table else ""
+
     def _choose(self, block: str, before: int) -> int:
         replicas = self._replicas.get(block)
         if not replicas:
+            why = self.down(block)
             raise RequestError(
                 "BLOCK_UNAVAILABLE",
-                f"block {block!r} has no worker that runs",
+                f"block {block!r} has no worker that runs" + (f": {why}" if why else ""),
                 where=block,
                 hint="see its state with `blockflow status`",
             )
@@ -185,14 +226,20 @@ class Planner:
         order = (replicas[(turn + i) % count] for i in range(count))
         return min(order, key=lambda number: load.get(number, 0))
 
-    def _build(self, tasks: Sequence[TaskRoute], chosen: Mapping[str, int]) -> Plan:
+    def _build(
+        self,
+        tasks: Sequence[TaskRoute],
+        paths: Sequence[Sequence[str]],
+        chosen: Mapping[str, int],
+        canaries: frozenset[str],
+    ) -> Plan:
         table = self._table
         if table is None:
             raise RequestError("NOT_READY", "no topology is deployed yet")
         try:
-            tree, ends = merge_paths([[chosen[b] for b in t.path] for t in tasks])
+            tree, ends = merge_paths([[chosen[b] for b in path] for path in paths])
         except ValueError as exc:
-            firsts = ", ".join(f"{t.name}: {t.path[0]}" for t in tasks)
+            firsts = ", ".join(f"{t.name}: {p[0]}" for t, p in zip(tasks, paths, strict=True))
             raise RequestError(
                 "INVALID_REQUEST",
                 f"these tasks cannot run on one input: {exc} ({firsts})",
@@ -224,6 +271,10 @@ class Planner:
             lineage,
             routes[0],
             max((t.share for t in tasks), key=lambda i: _priority(table, i)),
+            tuple(tasks),
+            frozenset(i for i, r in enumerate(routes) if not r.replayable),
+            canaries,
+            self.edges.guards(tree, routes),
         )
 
 

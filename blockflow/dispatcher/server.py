@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 
 from blockflow.core import limits
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import RequestError
 from blockflow.core.launchspec import DispatcherLaunch
 from blockflow.core.routing import RouteTable
 from blockflow.dispatcher.admission import Admission
@@ -20,21 +20,25 @@ from blockflow.dispatcher.clients import ClientPort, receive_frames
 from blockflow.dispatcher.exchange import Exchange
 from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.monitor import Snapshot, StatsThread
+from blockflow.dispatcher.repeats import ResultMemory
 from blockflow.dispatcher.tensors import TensorDesk
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.channel import Producer
+from blockflow.tensormq.curve import CLIENTS, Gatekeeper, LinkGuard, Protect
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.janitor import grant_socket_path, remove_leavings
+from blockflow.tensormq.keys import Keyring
 from blockflow.tensormq.push import PushCache
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
-from blockflow.tensormq.sockets import bind_pull, bind_router
+from blockflow.tensormq.sockets import bind_pull, bind_router, remove_socket_files
 from blockflow.wire.control import (
     ControlMessage,
     Drain,
     Drained,
     Monitor,
     PeerGone,
+    Ping,
     Routes,
     RoutesApplied,
     Stop,
@@ -47,9 +51,12 @@ _RETURNS_AT_ONCE = 64
 _REQUESTS_AT_ONCE = 32
 """Results come first, as they give credits back; neither side starves the other."""
 
+_FIRST_ROUTES_NS = 1_000_000_000
+"""What clients send to a new Dispatcher waits for its first routes, but no longer than this: one
+that replaces another gets them at once, and need not tell its predecessor's clients NOT_READY."""
+
 _CLIENT_HWM = 64
 _RETURN_HWM = 1024
-_RETRY_MS = 5
 _INLINE_BYTES = 1 << 30
 
 State = str
@@ -64,6 +71,7 @@ class DispatcherServer:
         mailbox: what the control thread passes on (control messages) and the monitor asks.
         tell: sends a message to the Controller, from any thread.
         clock: monotonic nanoseconds.
+        heard: is told each Ping that this loop has seen: it is alive.
 
     Raises:
         BlockFlowError: PORT_IN_USE, NO_SPACE, INVALID_REQUEST; nothing is left behind then.
@@ -81,36 +89,45 @@ class DispatcherServer:
         mailbox: Mailbox[ControlMessage | Snapshot],
         tell: Callable[[ControlMessage], None],
         clock: Callable[[], int] = time.monotonic_ns,
+        heard: Callable[[int], None] = lambda seq: None,
     ) -> None:
         self._launch = launch
         self._incarnation = launch.incarnation
         self._mailbox = mailbox
         self._tell = tell
         self._clock = clock
+        self._heard = heard
         self._poller = zmq.Poller()
         self._hosts: dict[int, str] = {}
         self._drained_due: int | None = None
         self._empty_due = False
         self.state: State = "running"
         run_dir = Path(launch.run_dir)
-        try:
-            router, self.client_endpoints = bind_router(
-                context, launch.client_endpoints, limits.MAX_MESSAGE_BYTES, _CLIENT_HWM
-            )
-        except BlockFlowError as exc:
-            _remove_sockets(launch.client_endpoints, until=exc.where)  # those that were ours
-            raise
+        keeper = Gatekeeper(context)
+        link = LinkGuard(keeper, run_dir)
+        router, self.client_endpoints = bind_router(
+            context,
+            launch.client_endpoints,
+            limits.MAX_MESSAGE_BYTES,
+            _CLIENT_HWM,
+            _client_protection(launch, keeper),
+        )
         with ExitStack() as undo:  # of what this Dispatcher has made itself, and nothing else
-            undo.callback(_remove_sockets, launch.client_endpoints)
+            undo.callback(remove_socket_files, launch.client_endpoints)
             undo.callback(router.close, 0)
             self._returns, self.endpoint = bind_pull(
-                context, launch.transport, run_dir, launch.incarnation, hwm=_RETURN_HWM
+                context,
+                launch.transport,
+                run_dir,
+                launch.incarnation,
+                hwm=_RETURN_HWM,
+                protect=link.bind(launch.transport),
             )
-            undo.callback(_remove_sockets, [self.endpoint])
+            undo.callback(remove_socket_files, [self.endpoint])
             undo.callback(self._returns.close, 0)
             producer = _producer(launch, run_dir)
             undo.pop_all()
-        self._push = PushCache(context, self._poller)
+        self._push = PushCache(context, self._poller, protect=link.connect)
         self._clients = ClientPort(router)
         side = grant_socket_path(run_dir, launch.incarnation)
         self._grants = GrantDesk(side, self._poller)
@@ -121,18 +138,21 @@ class DispatcherServer:
                 launch.max_inflight,
                 launch.max_inflight_per_client,
                 launch.arena_bytes or _INLINE_BYTES,
+                launch.adaptive_limit,
             ),
             self._desk,
             self._grants,
             self._clients,
             self._push,
+            ResultMemory(launch.result_memory_bytes),
             clock,
         )
         self._stats = StatsThread(
             launch.incarnation, launch.monitor_hz, mailbox.put, tell, producer.usage
         )
-        for source in (self._returns, router, mailbox.fileno()):
+        for source in (self._returns, self._clients.departures, mailbox.fileno()):
             self._poller.register(source, zmq.POLLIN)
+        self._opens_ns: int | None = clock() + _FIRST_ROUTES_NS
 
     def run(self) -> None:
         """Serve until Stop. Every request in flight is answered before this returns."""
@@ -150,6 +170,8 @@ class DispatcherServer:
             self._serve_returns()
         if self._clients.socket in events:
             self._serve_clients()
+        if self._clients.departures in events:
+            self._clients.on_departures(self._clock())
         # After the requests: what a client had sent before it went is served with its memory.
         for source in events:
             if self._grants.watches(source):
@@ -162,6 +184,14 @@ class DispatcherServer:
         self.exchange.tick()
         self._grants.tick(self._clock())
         self._report_drained()
+        if self._opens_ns is not None:
+            self._open_when_due(self._opens_ns)
+
+    def _open_when_due(self, due_ns: int) -> None:
+        """Serve clients once there are routes, or when there will be none for now."""
+        if self.exchange.planner.table is not None or self._clock() >= due_ns:
+            self._poller.register(self._clients.socket, zmq.POLLIN)
+            self._opens_ns = None
 
     def close(self) -> None:
         """Close sockets (replies get up to a second to leave), remove all files. Idempotent."""
@@ -174,13 +204,13 @@ class DispatcherServer:
         remove_files(self._launch)
 
     def _timeout_ms(self) -> int:
-        if self._clients.waiting():
-            return _RETRY_MS
-        dues = [self.exchange.table.next_deadline(), self._grants.next_due()]
+        dues = [self.exchange.table.next_deadline(), self._grants.next_due(), self._opens_ns]
         due = min((d for d in dues if d is not None), default=None)
+        look = self._clients.next_look_ms()
         if due is None:
-            return -1
-        return max(0, -((self._clock() - due) // 1_000_000))  # rounded up: not a moment too early
+            return -1 if look is None else look
+        left = max(0, -((self._clock() - due) // 1_000_000))  # rounded up: not a moment too early
+        return left if look is None else min(left, look)
 
     def _serve_returns(self) -> None:
         for _ in range(_RETURNS_AT_ONCE):
@@ -213,10 +243,12 @@ class DispatcherServer:
     def _on_note(self, note: ControlMessage | Snapshot) -> None:
         if isinstance(note, Snapshot):
             note.answer.put(self.exchange.stats.freeze(self._clock(), self._gauges()))
+        elif isinstance(note, Ping):
+            self._heard(note.seq)
         elif isinstance(note, Routes):
             self._on_routes(note)
         elif isinstance(note, PeerGone):
-            self._on_peer_gone(note.incarnation)
+            self._on_peer_gone(note)
         elif isinstance(note, Drain):
             self.state = "draining"
             self.exchange.closed_because = "the system is draining"
@@ -247,11 +279,10 @@ class DispatcherServer:
         self._tell(RoutesApplied(self._incarnation, table.version))
         self._drained_due = table.version
 
-    def _on_peer_gone(self, incarnation: int) -> None:
-        endpoint = self._hosts.pop(incarnation, None)
-        self.exchange.peer_gone(incarnation)
-        if endpoint is not None:
-            self.exchange.on_unsent(self._push.drop(endpoint))
+    def _on_peer_gone(self, note: PeerGone) -> None:
+        endpoint = self._hosts.pop(note.incarnation, None)
+        unsent = [] if endpoint is None else self._push.drop(endpoint)
+        self.exchange.peer_gone(note.incarnation, note.at_work, unsent)
 
     def _report_drained(self) -> None:
         table = self.exchange.table
@@ -283,7 +314,12 @@ class DispatcherServer:
             "inflight": len(exchange.table),
             "inflight_bytes": exchange.table.charged,
             "dropped": dict(exchange.table.dropped),
+            "recovery": exchange.table.gauges(),
+            "result_memory": exchange.memory.gauges(),
             "backlog_bytes": self._clients.backlog_bytes(),
+            "evicted": self._clients.evicted,
+            "admission": exchange.admission.figures(),
+            "withdrawn": exchange.withdrawals.sent,
             "legs": self._desk.legs.to_dict(),
             "grants": self._grants.gauges(),
             "epoch": exchange.planner.epoch,
@@ -294,15 +330,14 @@ class DispatcherServer:
 def remove_files(launch: DispatcherLaunch) -> None:
     """Remove the arena and the socket files (ZeroMQ leaves those); also of a dead Dispatcher."""
     remove_leavings(Path(launch.run_dir), launch.incarnation)
-    _remove_sockets(launch.client_endpoints)
+    remove_socket_files(launch.client_endpoints)
 
 
-def _remove_sockets(endpoints: Iterable[str], until: str = "") -> None:
-    for endpoint in endpoints:
-        if endpoint == until:
-            return
-        if endpoint.startswith("ipc://"):
-            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+def _client_protection(launch: DispatcherLaunch, keeper: Gatekeeper) -> Protect | None:
+    if not launch.keys:
+        return None
+    ring = Keyring(Path(launch.keys))
+    return keeper.protect(CLIENTS, ring.server(), ring.allows)
 
 
 def _producer(launch: DispatcherLaunch, run_dir: Path) -> Producer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from blockflow.core.metrics import Histogram, RateMeter
@@ -60,14 +60,41 @@ class Legs:
         return {"in": self._in.to_dict(), "out": self._out.to_dict()}
 
 
+class VariantStats:
+    """What was answered by one of the two paths of a task that has a canary."""
+
+    __slots__ = ("failed", "latency", "ok")
+
+    def __init__(self) -> None:
+        self.ok = 0
+        self.failed: Counter[str] = Counter()
+        self.latency = Histogram()
+
+    def freeze(self) -> VariantStats:
+        out = VariantStats()
+        out.ok, out.failed = self.ok, self.failed.copy()
+        out.latency.merge(self.latency)
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "answered": self.ok + self.failed.total(),
+            "ok": self.ok,
+            "failed": dict(self.failed),
+            "latency": self.latency.summary(),
+        }
+
+
 class TaskStats:
     """One published task since the Dispatcher started.
 
     ``latency`` is from receipt to the encoding of the reply, ``ingress`` until the input was on its
     way, ``egress`` from the last block's stamp to the encoding (the final transit is in it).
+    ``variants`` tells ``stable`` from ``canary`` since the canary's path was published.
     """
 
     __slots__ = (
+        "canary",
         "egress",
         "failed",
         "ingress",
@@ -78,9 +105,12 @@ class TaskStats:
         "rejected",
         "requests",
         "rows",
+        "variants",
     )
 
     def __init__(self) -> None:
+        self.canary: tuple[str, ...] = ()
+        self.variants: dict[str, VariantStats] = {}
         self.requests = 0
         self.rows = 0
         self.ok = 0
@@ -101,7 +131,18 @@ class TaskStats:
         out.ingress.merge(self.ingress)
         out.egress.merge(self.egress)
         out.per_s = self.rate.rate(now_ns)
+        out.variants = {name: variant.freeze() for name, variant in self.variants.items()}
         return out
+
+    def tries(self, path: tuple[str, ...]) -> None:
+        """``path`` is the canary's from now on; () = there is none."""
+        if path != self.canary:
+            self.canary = path
+            self.variants = {"stable": VariantStats(), "canary": VariantStats()} if path else {}
+
+    def variant(self, canary: bool) -> VariantStats | None:
+        """Where an answer counts besides; None while nothing is tried."""
+        return self.variants.get("canary" if canary else "stable")
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, ``per_s`` (answers per second as of the freeze) and summaries in milliseconds."""
@@ -115,6 +156,7 @@ class TaskStats:
             "latency": self.latency.summary(),
             "ingress": self.ingress.summary(),
             "egress": self.egress.summary(),
+            "variants": {name: variant.to_dict() for name, variant in self.variants.items()},
         }
 
 
@@ -132,9 +174,16 @@ class DispatcherStats:
         self.events: Counter[str] = Counter()
         self.gauges: dict[str, Any] = {}
 
-    def publish(self, names: Iterable[str]) -> None:
-        """Keep the figures of these tasks, begin new ones, forget those that are gone."""
+    def publish(
+        self, names: Iterable[str], canaries: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
+        """Keep the figures of these tasks, begin new ones, forget those that are gone.
+
+        ``canaries`` are the paths that are being tried, by task.
+        """
         self.tasks = {n: self.tasks.get(n) or TaskStats() for n in names}
+        for name, task in self.tasks.items():
+            task.tries((canaries or {}).get(name, ()))
 
     def admitted(self, names: Iterable[str], rows: int) -> None:
         for name in names:
@@ -152,7 +201,14 @@ class DispatcherStats:
                 task.rejected[code] += 1
 
     def succeeded(
-        self, name: str, total_ns: int, ingress_ns: int, egress_ns: int, now_ns: int
+        self,
+        name: str,
+        total_ns: int,
+        ingress_ns: int,
+        egress_ns: int,
+        now_ns: int,
+        *,
+        canary: bool = False,
     ) -> None:
         task = self.tasks.get(name)
         if task is not None:
@@ -161,11 +217,18 @@ class DispatcherStats:
             task.latency.record(total_ns)
             task.ingress.record(ingress_ns)
             task.egress.record(egress_ns)
+            variant = task.variant(canary)
+            if variant is not None:
+                variant.ok += 1
+                variant.latency.record(total_ns)
 
-    def failed(self, name: str, code: str) -> None:
+    def failed(self, name: str, code: str, *, canary: bool = False) -> None:
         task = self.tasks.get(name)
         if task is not None:
             task.failed[code] += 1
+            variant = task.variant(canary)
+            if variant is not None:
+                variant.failed[code] += 1
 
     def freeze(self, now_ns: int, gauges: dict[str, Any]) -> DispatcherStats:
         """A copy for another thread; ``gauges`` are figures of the moment (requests in flight)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from blockflow.core.errors import (
     BlockError,
@@ -14,10 +15,13 @@ from blockflow.core.errors import (
 )
 from blockflow.core.model import tensor_bytes
 from blockflow.core.routing import StageRoute
+from blockflow.dispatcher.entry import Entry
 from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.stats import Legs
 from blockflow.dispatcher.validate import check_frame, check_values
 from blockflow.tensormq.channel import Consumer, InBuffer, OutBuffer, Payload, Producer, Usage
+from blockflow.tensormq.leases import LeaseError
+from blockflow.tensormq.views import as_numpy
 from blockflow.wire.client import Place, Request
 from blockflow.wire.data import Data
 from blockflow.wire.tensor import TensorDesc
@@ -44,6 +48,19 @@ class RetainedInput:
 
     payload: Payload
     buffer: OutBuffer | None
+
+
+class Outgoing(NamedTuple):
+    """An input on its way to a first stage: what to answer for when it never leaves."""
+
+    entry: Entry
+    attempt: int
+    payload: Payload
+
+    @property
+    def current(self) -> bool:
+        """It belongs to the request's present attempt."""
+        return self.attempt == self.entry.attempt
 
 
 class TensorDesk:
@@ -115,10 +132,26 @@ class TensorDesk:
         self._producer.hold(buffer)
         return RetainedInput(self._producer.publish(buffer, (root.incarnation,))[0], buffer)
 
-    def unsent(self, retained: RetainedInput) -> None:
-        """The message with the input's handle never left: nobody will release it."""
-        if retained.payload.desc.handle is not None:
-            self._producer.revoke(retained.payload)
+    def prepare_again(self, retained: RetainedInput, root: StageRoute) -> None:
+        """Make a kept input ready for another run, which begins at ``root``.
+
+        An input that was kept as a frame goes as one; one in a slot goes as a frame to a worker
+        that takes no handles, and where the slot can have no more readers.
+        """
+        buffer = retained.buffer
+        if buffer is None:
+            return
+        if root.mode == MODE_HANDLES:
+            with suppress(LeaseError):
+                retained.payload = self._producer.publish(buffer, (root.incarnation,))[0]
+                return
+        desc = TensorDesc(buffer.dtype, buffer.dims)
+        retained.payload = Payload(desc, memoryview(bytes(buffer.memory)))
+
+    def unsent(self, payload: Payload) -> None:
+        """A message with an input's handle never left: nobody will release it."""
+        if payload.desc.handle is not None:
+            self._producer.revoke(payload)
 
     def release(self, retained: RetainedInput) -> None:
         """The request has ended; the slot is free once the first stage has let go of it, too."""
@@ -130,11 +163,9 @@ class TensorDesk:
         """Map a result.
 
         Raises:
-            BlockError: OUTPUT_MISMATCH: it cannot be read, or it is not contiguous.
+            BlockError: OUTPUT_MISMATCH: it cannot be read.
             RequestError: WORKER_LOST: its arena is gone.
         """
-        if msg.tensor.strides is not None:
-            raise BlockError("OUTPUT_MISMATCH", "the last block's result is not contiguous")
         try:
             return self._consumer.open(msg.tensor, frame)
         except RequestError as exc:
@@ -142,23 +173,33 @@ class TensorDesk:
         except WireError as exc:
             raise BlockError("OUTPUT_MISMATCH", "the last block's result cannot be read") from exc
 
-    def cut(self, buffer: InBuffer, start: int, rows: int, client: bytes) -> Result:
+    def cut(
+        self, buffer: InBuffer, start: int, rows: int, client: bytes, keep: bool = False
+    ) -> Result:
         """Rows ``start..start+rows`` of a result, ready for the reply to ``client``.
 
         What lies in a worker's slot is copied (once, into a slot of the client where it has one),
         so that the slot is free at once even when the request waits for its other tasks; a frame
-        is ours already.
+        is ours already. What was cut out of a padded batch is not contiguous and becomes so here.
+        What is to outlive the client's connection (``keep``) is copied into a frame of its own.
         """
         desc = buffer.desc
         dims = (rows, *desc.dims[1:])
-        row_bytes = tensor_bytes(desc.dtype, dims[1:])
-        part = buffer.memory[start * row_bytes : (start + rows) * row_bytes]
         mine = TensorDesc(desc.dtype, dims)
-        place = self._grants.place(client, part)
+        in_slot = keep or desc.handle is not None
+        if desc.strides is None:
+            row_bytes = tensor_bytes(desc.dtype, dims[1:])
+            part = buffer.memory[start * row_bytes : (start + rows) * row_bytes]
+        else:
+            whole = as_numpy(buffer.memory, desc.dtype, desc.dims, desc.strides)
+            part = memoryview(whole[start : start + rows].tobytes())
+        place = None if keep else self._grants.place(client, part)
         if place is not None:
             self.legs.left(part.nbytes, True, copies=1)
             return Result(mine, None, place)
-        in_slot = desc.handle is not None
+        if desc.strides is not None:
+            self.legs.left(part.nbytes, False, copies=1)
+            return Result(mine, part, None)
         self.legs.left(part.nbytes, False, copies=int(in_slot))
         return Result(mine, bytes(part) if in_slot else part, None)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dispatcher_rig import CONTRACT, PATIENCE_S, Rig, rig, task, wait_until
+from dispatcher_rig import CONTRACT, Rig, rig, task, wait_until
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockError
@@ -431,40 +431,6 @@ def test_draining_admits_nothing_and_says_when_it_is_empty(make: Callable[..., R
     wait_until(lambda: r.server.state == "running")
     worker.behave.clear()
     np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
-
-
-def test_a_dead_worker_ends_its_requests_at_once(make: Callable[..., Rig]) -> None:
-    r = make()
-    dead = r.worker(11, {1: "e"})
-    dead.behave["e"] = swallow
-    r.worker(12, {2: "f"})
-    r.publish(task("te", ["e"]), task("tf", ["f"]))
-    client = r.client()
-    rid = client.ask("te", X)
-    wait_until(lambda: dead.seen)
-    r.mailbox.put(PeerGone(11))
-    reply, _ = client.answer()
-    assert reply.request_id == rid
-    assert reply.results[0].error.code == "WORKER_LOST"
-    np.testing.assert_array_equal(client.infer("tf", X)[0], X + 1)
-    wait_until(r.idle)
-
-
-def test_what_never_left_for_a_dead_worker_is_answered(make: Callable[..., Rig]) -> None:
-    """Its socket is not there any more; the message waits in the cache when the death is known."""
-    r = make()
-    worker = r.worker(11, {1: "e"})
-    r.publish(task("t", ["e"]))
-    worker._stop.set()
-    worker._thread.join(PATIENCE_S)
-    worker.pull.close(0)
-    client = r.client()
-    client.ask("t", X)
-    wait_until(lambda: len(r.exchange.table) == 1)
-    r.mailbox.put(PeerGone(11))
-    reply, _ = client.answer()
-    assert reply.results[0].error.code == "WORKER_LOST"
-    wait_until(r.idle)
 
 
 def test_stop_answers_what_is_in_flight(make: Callable[..., Rig]) -> None:

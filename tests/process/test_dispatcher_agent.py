@@ -126,7 +126,18 @@ def test_a_failing_handler_does_not_silence_the_pings(line: Line) -> None:
     line.say(Ping(3))
     assert line.heard() == Pong(7, 3, "running")
     line.say(Stop())
-    wait_until(lambda: line.got == [Stop()])
+    wait_until(lambda: line.got == [Ping(3), Stop()])
+
+
+def test_a_pong_tells_what_the_main_loop_has_heard(line: Line) -> None:
+    line.agent.start()
+    line.agent.send(Drained(7, 1))
+    assert line.heard() == Drained(7, 1)  # it can be reached from now on
+    line.say(Ping(1))
+    assert line.heard() == Pong(7, 1, "running", heard=0)
+    line.agent.heard(1)
+    line.say(Ping(2))
+    assert line.heard() == Pong(7, 2, "running", heard=1)
 
 
 def test_what_is_queued_leaves_at_close(line: Line) -> None:

@@ -11,7 +11,7 @@ SECOND = 1_000_000_000
 
 def decide(admission: Admission, **changes: int) -> object:
     given = {"inflight": 0, "of_client": 0, "charged": 0, "nbytes": 10, "now_ns": 0, **changes}
-    return admission.decide(**given)
+    return admission.decide(b"c", ("t",), budget_ns=10 * SECOND, **given)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_each_bound_rejects_with_a_time_to_come_back(
 
 def test_the_time_follows_the_recent_rate(admission: Admission) -> None:
     for i in range(1000):  # 1000 a second
-        admission.completed(i * SECOND // 1000)
+        admission.leave(i, i * SECOND // 1000)
     assert admission.retry_after_ms(8, SECOND) == 5  # bounded from below
     assert admission.retry_after_ms(800, SECOND) == pytest.approx(100, rel=0.3)
     assert admission.retry_after_ms(10**6, SECOND) == 1000  # ... and from above

@@ -9,47 +9,42 @@ import pytest
 from blockflow.core.errors import BlockError, RequestError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
-from blockflow.dispatcher.inflight import (
-    Answer,
-    Drop,
-    Entry,
-    InFlightTable,
-    ReleaseInput,
-    Reply,
-)
-from blockflow.dispatcher.plan import Plan, Planner
+from blockflow.dispatcher.entry import Answer, Drop, Entry, ReleaseInput, Reply
+from blockflow.dispatcher.inflight import InFlightTable
+from blockflow.dispatcher.plan import Planner
+from blockflow.dispatcher.retry import RetryBudget
 
 CONTRACT = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))
 TRUNK, HEAD_A, HEAD_B = 101, 102, 103
 SECOND = 1_000_000_000
 
 
-def make_plan(*tasks: str, version: int = 1) -> Plan:
+def routes(version: int = 1) -> RouteTable:
     """Task "a" is trunk -> head_a, "b" trunk -> head_b, "t" the trunk alone."""
-    planner = Planner()
-    planner.replace(
-        RouteTable(
-            version,
-            version,
-            {
-                s: StageRoute(s, block, f"{block}#0", inc, f"ipc://{inc}", "tensormq")
-                for s, block, inc in (
-                    (1, "trunk", TRUNK),
-                    (2, "head_a", HEAD_A),
-                    (3, "head_b", HEAD_B),
-                )
-            },
-            {
-                name: TaskRoute(name, path, CONTRACT)
-                for name, path in (
-                    ("a", ("trunk", "head_a")),
-                    ("b", ("trunk", "head_b")),
-                    ("t", ("trunk",)),
-                )
-            },
-        )
+    return RouteTable(
+        version,
+        version,
+        {
+            s: StageRoute(s, block, f"{block}#0", inc, f"ipc://{inc}", "tensormq")
+            for s, block, inc in (
+                (1, "trunk", TRUNK),
+                (2, "head_a", HEAD_A),
+                (3, "head_b", HEAD_B),
+            )
+        },
+        {
+            name: TaskRoute(name, path, CONTRACT)
+            for name, path in (
+                ("a", ("trunk", "head_a")),
+                ("b", ("trunk", "head_b")),
+                ("t", ("trunk",)),
+            )
+        },
     )
-    return planner.plan([planner.task(t) for t in tasks])
+
+
+def new_table(incarnation: int = 7) -> InFlightTable:
+    return InFlightTable(incarnation, Planner(), RetryBudget(100))
 
 
 def admit(
@@ -61,11 +56,14 @@ def admit(
     version: int = 1,
 ) -> Entry:
     tasks = tasks or ("a",)
+    planner = table._planner
+    if planner.version < version:
+        planner.replace(routes(version))
     return table.admit(
         client,
         rid.to_bytes(16, "big"),
         tasks,
-        make_plan(*tasks, version=version),
+        planner.plan([planner.task(t) for t in tasks]),
         rows=2,
         deadline_ns=deadline_ns,
         received_ns=0,
@@ -84,7 +82,7 @@ def error(code: str = "BLOCK_FAILED") -> BlockError:
 
 @pytest.fixture
 def table() -> InFlightTable:
-    return InFlightTable(7)
+    return new_table()
 
 
 def kinds(instructions: list[Any]) -> list[type]:
@@ -95,7 +93,7 @@ def test_a_result_gives_the_reply_and_frees_the_input(table: InFlightTable) -> N
     entry = admit(table)
     out = table.outcome(entry.ticket, 1, 1, HEAD_A, answer())
     assert out == [Reply(entry), ReleaseInput(entry)]
-    assert entry.results() == [("a", 1, answer())]
+    assert entry.results() == [("a", entry.plan, 1, answer(), 0)]
     assert len(table) == 0
     assert table.charged == 0
     assert table.of_client(b"c") == 0
@@ -109,7 +107,7 @@ def test_tickets_name_the_dispatchers_life_and_never_repeat(table: InFlightTable
     assert one.ticket != two.ticket
     assert one.ticket.startswith((7).to_bytes(8, "big"))
     assert len(one.ticket) == 16
-    assert InFlightTable(8)._prefix != table._prefix
+    assert new_table(8)._prefix != table._prefix
 
 
 def test_a_duplicate_id_of_one_client_is_refused_and_the_first_lives(table: InFlightTable) -> None:
@@ -129,32 +127,32 @@ def test_several_tasks_wait_for_each_other(table: InFlightTable) -> None:
     assert table.outcome(entry.ticket, 1, second, HEAD_B, answer("B")) == []
     out = table.outcome(entry.ticket, 1, first, HEAD_A, answer("A"))
     assert kinds(out) == [Reply, ReleaseInput]
-    assert [o.payload for _, _, o in entry.results()] == ["A", "B"]
+    assert [e.outcome.payload for e in entry.results()] == ["A", "B"]
 
 
 def test_a_failed_trunk_fails_all_tasks_below(table: InFlightTable) -> None:
     entry = admit(table, "a", "b")
-    out = table.failure(entry.ticket, 1, 0, TRUNK, error())
+    out = table.failure(entry.ticket, 1, 0, TRUNK, error(), 0)
     assert kinds(out) == [Reply, ReleaseInput]
-    assert [o.code for _, _, o in entry.results()] == ["BLOCK_FAILED", "BLOCK_FAILED"]
+    assert [e.outcome.code for e in entry.results()] == ["BLOCK_FAILED", "BLOCK_FAILED"]
 
 
 def test_a_failed_head_leaves_the_other_alone(table: InFlightTable) -> None:
     entry = admit(table, "a", "b")
     hop_a, hop_b = entry.plan.ends
-    assert table.failure(entry.ticket, 1, hop_a, HEAD_A, error()) == []
+    assert table.failure(entry.ticket, 1, hop_a, HEAD_A, error(), 0) == []
     assert kinds(table.outcome(entry.ticket, 1, hop_b, HEAD_B, answer())) == [Reply, ReleaseInput]
     results = entry.results()
-    assert results[0][2].code == "BLOCK_FAILED"
-    assert results[1][2] == answer()
+    assert results[0].outcome.code == "BLOCK_FAILED"
+    assert results[1].outcome == answer()
 
 
 def test_a_late_trunk_failure_spares_the_task_that_is_answered(table: InFlightTable) -> None:
     entry = admit(table, "a", "b")
     table.outcome(entry.ticket, 1, entry.plan.ends[0], HEAD_A, answer())
-    table.failure(entry.ticket, 1, 0, TRUNK, error())
-    assert entry.results()[0][2] == answer()
-    assert entry.results()[1][2].code == "BLOCK_FAILED"
+    table.failure(entry.ticket, 1, 0, TRUNK, error(), 0)
+    assert entry.results()[0].outcome == answer()
+    assert entry.results()[1].outcome.code == "BLOCK_FAILED"
 
 
 def test_an_inner_node_may_be_an_end(table: InFlightTable) -> None:
@@ -190,15 +188,15 @@ def test_a_second_result_changes_nothing(table: InFlightTable) -> None:
     hop = entry.plan.ends[0]
     table.outcome(entry.ticket, 1, hop, HEAD_A, answer("first"))
     assert table.outcome(entry.ticket, 1, hop, HEAD_A, answer("second")) == [Drop("answered")]
-    assert table.failure(entry.ticket, 1, hop, HEAD_A, error()) == [Drop("answered")]
+    assert table.failure(entry.ticket, 1, hop, HEAD_A, error(), 0) == [Drop("answered")]
     assert entry.outcomes[hop] == answer("first")
 
 
 def test_only_workers_of_the_path_may_report_a_failure(table: InFlightTable) -> None:
     entry = admit(table, "a")
-    assert table.failure(entry.ticket, 1, 1, HEAD_B, error()) == [Drop("wrong_sender")]
+    assert table.failure(entry.ticket, 1, 1, HEAD_B, error(), 0) == [Drop("wrong_sender")]
     # The trunk's worker speaks for the head that it cannot reach.
-    assert kinds(table.failure(entry.ticket, 1, 1, TRUNK, error())) == [Reply, ReleaseInput]
+    assert kinds(table.failure(entry.ticket, 1, 1, TRUNK, error(), 0)) == [Reply, ReleaseInput]
 
 
 def test_deadlines_come_in_order_and_keep_what_is_answered(table: InFlightTable) -> None:
@@ -208,7 +206,7 @@ def test_deadlines_come_in_order_and_keep_what_is_answered(table: InFlightTable)
     assert table.next_deadline() == SECOND
     assert table.tick(SECOND - 1) == []
     assert table.tick(SECOND) == [Reply(soon), ReleaseInput(soon)]
-    (_, _, first), (_, _, second) = soon.results()
+    first, second = (e.outcome for e in soon.results())
     assert first.code == "DEADLINE_EXCEEDED"
     assert "1000 ms" in first.message
     assert second == answer()
@@ -228,24 +226,6 @@ def test_cancel_answers_the_open_tasks(table: InFlightTable) -> None:
     assert table.cancel(b"other", entry.request_id) == [Drop("cancel_unknown")]
     assert table.cancel(b"c", entry.request_id) == [Reply(entry), ReleaseInput(entry)]
     assert entry.outcomes[1].code == "CANCELLED"
-
-
-def test_a_dead_worker_ends_what_leads_through_it(table: InFlightTable) -> None:
-    both = admit(table, "a", "b", rid=1)
-    only_b = admit(table, "b", rid=2)
-    assert table.peer_gone(999) == []
-    assert table.peer_gone(HEAD_A) == []
-    assert both.outcomes[both.plan.ends[0]].code == "WORKER_LOST"
-    assert "head_a" in both.outcomes[both.plan.ends[0]].message
-    out = table.peer_gone(TRUNK)
-    assert out == [Reply(both), ReleaseInput(both), Reply(only_b), ReleaseInput(only_b)]
-
-
-def test_a_dead_worker_does_not_undo_an_answer(table: InFlightTable) -> None:
-    entry = admit(table, "t", "a")
-    table.outcome(entry.ticket, 1, 0, TRUNK, answer())
-    table.peer_gone(HEAD_A)
-    assert entry.results()[0][2] == answer()
 
 
 def test_a_client_that_left_gets_nothing(table: InFlightTable) -> None:

@@ -12,11 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from blockflow.core.errors import BlockError, RequestError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
-from blockflow.dispatcher.inflight import Answer, Entry, InFlightTable, ReleaseInput, Reply
+from blockflow.dispatcher.entry import QUARANTINE, Answer, Entry, ReleaseInput, Reply, SendAgain
+from blockflow.dispatcher.inflight import InFlightTable
 from blockflow.dispatcher.plan import Planner
+from blockflow.dispatcher.recovery import DEADLY, Death
+from blockflow.dispatcher.retry import MAX_ATTEMPTS, RetryBudget
 
 CONTRACT = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))
-STAGES = {1: ("trunk", 101), 2: ("mid", 102), 3: ("head", 103), 4: ("side", 102)}
+BLOCKS = ("trunk", "mid", "head", "side")
+ONCE = "side"
 TASKS = {
     "long": ("trunk", "mid", "head"),
     "short": ("trunk",),
@@ -24,138 +28,242 @@ TASKS = {
     "twin": ("trunk", "mid", "head"),
 }
 CLIENTS = (b"one", b"two")
+SECOND = 1_000_000_000
 
 
 class InFlight(RuleBasedStateMachine):
-    """Keeps its own ledger and compares."""
+    """Keeps its own ledger and compares.
+
+    A worker hosts one block; "mid" and "side" share workers. Each life has a number of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = InFlightTable(1)
         self.planner = Planner()
+        self.table = InFlightTable(1, self.planner, RetryBudget(6))
         self.now = 0
         self.version = 0
+        self.epoch = 1
+        self.next_life = 100
+        self.alive: dict[int, tuple[str, ...]] = {}
         self.open: dict[bytes, Entry] = {}
         self.ended: list[Entry] = []
         self.replies: dict[bytes, int] = {}
         self.released: dict[bytes, int] = {}
-        self.taken = 0
-        self.publish()
+        self.sent: dict[bytes, int] = {}
+        for blocks in (("trunk",), ("mid", "side"), ("head",)):
+            self.start(blocks)
+        self.publish(new_epoch=False, down=[])
 
     # --- the ledger
 
     def carry_out(self, instructions: list[Any]) -> None:
         for what in instructions:
-            if isinstance(what, Reply):
+            if isinstance(what, SendAgain):
+                ticket = what.entry.ticket
+                self.sent[ticket] += 1
+                assert self.sent[ticket] <= MAX_ATTEMPTS
+                assert what.entry.attempt <= MAX_ATTEMPTS
+                assert not what.entry.waits_for
+                assert set(what.entry.plan.incarnations) <= self.alive.keys()
+            elif isinstance(what, Reply):
                 ticket = what.entry.ticket
                 self.replies[ticket] = self.replies.get(ticket, 0) + 1
-                assert len(what.entry.results()) == len(what.entry.tasks)
+                results = what.entry.results()
+                assert [e.task for e in results] == list(what.entry.tasks)
+                answered = {e.plan.epoch for e in results if isinstance(e.outcome, Answer)}
+                assert len(answered) <= 1
             elif isinstance(what, ReleaseInput):
                 ticket = what.entry.ticket
                 self.released[ticket] = self.released.get(ticket, 0) + 1
-                self.planner.give_back(what.entry.plan)
                 self.ended.append(self.open.pop(ticket))
 
-    def pick(self, data: st.DataObject) -> Entry:
-        return data.draw(st.sampled_from(list(self.open.values())))
+    def pick(self, data: st.DataObject, under_way: bool = False) -> Entry | None:
+        entries = [e for e in self.open.values() if not (under_way and e.waits_for)]
+        return data.draw(st.sampled_from(entries)) if entries else None
+
+    def start(self, blocks: tuple[str, ...]) -> None:
+        self.next_life += 1
+        self.alive[self.next_life] = blocks
 
     # --- events
 
-    @rule()
-    def publish(self) -> None:
+    @rule(blocks=st.sampled_from([("trunk",), ("mid", "side"), ("head",)]))
+    def worker_starts(self, blocks: tuple[str, ...]) -> None:
+        if len(self.alive) < 8:
+            self.start(blocks)
+
+    @rule(new_epoch=st.booleans(), down=st.sampled_from([[], [], ["head"]]))
+    def publish(self, new_epoch: bool, down: list[str]) -> None:
         self.version += 1
-        self.planner.replace(
-            RouteTable(
-                self.version,
-                self.version,
-                {
-                    s: StageRoute(s, b, f"{b}#0", inc, f"ipc://{inc}", "tensormq")
-                    for s, (b, inc) in STAGES.items()
-                },
-                {n: TaskRoute(n, p, CONTRACT) for n, p in TASKS.items()},
-            )
-        )
+        self.epoch += new_epoch
+        stages = {}
+        for life, blocks in self.alive.items():
+            for block in blocks:
+                stage = life * 10 + BLOCKS.index(block)
+                stages[stage] = StageRoute(
+                    stage,
+                    block,
+                    f"{block}#{life}",
+                    life,
+                    f"ipc://{life}",
+                    "tensormq",
+                    replayable=block != ONCE,
+                )
+        tasks = {n: TaskRoute(n, p, CONTRACT) for n, p in TASKS.items()}
+        reasons = dict.fromkeys(down, "given up")
+        self.planner.replace(RouteTable(self.epoch, self.version, stages, tasks, (), reasons))
+        self.carry_out(self.table.published())
 
     @rule(
         tasks=st.lists(st.sampled_from(sorted(TASKS)), min_size=1, max_size=3, unique=True),
         client=st.sampled_from(CLIENTS),
-        rid=st.integers(0, 3),
-        budget=st.integers(1, 20),
+        rids=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+        seconds=st.integers(1, 20),
+        again=st.booleans(),
     )
-    def admit(self, tasks: list[str], client: bytes, rid: int, budget: int) -> None:
-        plan = self.planner.plan([self.planner.task(t) for t in tasks])
+    def admit(
+        self, tasks: list[str], client: bytes, rids: list[int], seconds: int, again: bool
+    ) -> None:
+        for rid in rids:
+            self.admit_one(tasks, client, rid, seconds, again)
+
+    def admit_one(
+        self, tasks: list[str], client: bytes, rid: int, seconds: int, again: bool
+    ) -> None:
+        try:
+            plan = self.planner.plan([self.planner.task(t) for t in tasks])
+        except RequestError:  # a block has no worker now
+            return
         key = rid.to_bytes(16, "big")
         in_use = any((e.client, e.request_id) == (client, key) for e in self.open.values())
         given: dict[str, Any] = {
             "rows": 1,
-            "deadline_ns": self.now + budget,
+            "deadline_ns": self.now + seconds * SECOND,
             "received_ns": self.now,
             "retained": None,
             "charged": 8,
+            "digest": b"same" if again else b"",
         }
         if in_use:
             with pytest.raises(RequestError, match="in flight"):
                 self.table.admit(client, key, tuple(tasks), plan, **given)
             return
         entry = self.table.admit(client, key, tuple(tasks), plan, **given)
-        self.planner.take(plan)
         self.open[entry.ticket] = entry
+        self.sent[entry.ticket] = 1
 
-    @precondition(lambda self: self.open)
+    @rule(data=st.data(), client=st.sampled_from(CLIENTS))
+    def comes_again(self, data: st.DataObject, client: bytes) -> None:
+        known = self.pick(data)
+        if known is None or not known.digest:
+            return
+        entry = self.table.find(known.request_id, b"same")
+        assert self.table.find(known.request_id, b"other") is None
+        if entry is None:  # the last one with this id has ended
+            return
+        if any((e.client, e.request_id) == (client, entry.request_id) for e in self.open.values()):
+            with pytest.raises(RequestError, match="in flight"):
+                self.table.attach(client, entry)
+        else:
+            self.table.attach(client, entry)
+            assert entry.client == client
+
     @rule(data=st.data())
     def result(self, data: st.DataObject) -> None:
-        entry = self.pick(data)
+        entry = self.pick(data, under_way=True)
+        if entry is None:
+            return
         hop = data.draw(st.sampled_from(entry.plan.ends))
         sender = entry.plan.incarnations[hop]
-        self.carry_out(self.table.outcome(entry.ticket, 1, hop, sender, Answer("x", (), 0)))
+        answer = Answer("x", (), 0)
+        self.carry_out(self.table.outcome(entry.ticket, entry.attempt, hop, sender, answer))
 
     @precondition(lambda self: self.open or self.ended)
     @rule(
         data=st.data(),
-        attempt=st.integers(1, 2),
+        attempt=st.integers(1, 3),
         hop=st.integers(0, 6),
-        sender=st.sampled_from([101, 102, 103, 999]),
+        sender=st.integers(100, 112),
     )
     def forged_or_late_result(
         self, data: st.DataObject, attempt: int, hop: int, sender: int
     ) -> None:
         entry = data.draw(st.sampled_from([*self.open.values(), *self.ended[-5:]]))
-        before = dict(entry.outcomes)
+        before = entry.ended()
         out = self.table.outcome(entry.ticket, attempt, hop, sender, Answer("y", (), 0))
-        for node, outcome in before.items():
-            assert entry.outcomes[node] is outcome
+        for task, end in entry.ended().items():
+            assert task not in before or before[task].outcome is end.outcome
         self.carry_out(out)
 
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def failure(self, data: st.DataObject) -> None:
-        entry = self.pick(data)
+    @rule(data=st.data(), code=st.sampled_from(["BLOCK_FAILED", "WORKER_LOST"]))
+    def failure(self, data: st.DataObject, code: str) -> None:
+        entry = self.pick(data, under_way=True)
+        if entry is None:
+            return
         hop = data.draw(st.integers(0, len(entry.plan.blocks) - 1))
         sender = entry.plan.incarnations[hop]
-        error = BlockError("BLOCK_FAILED", "broken")
-        self.carry_out(self.table.failure(entry.ticket, 1, hop, sender, error))
+        error = BlockError(code, "broken")
+        self.carry_out(
+            self.table.failure(entry.ticket, entry.attempt, hop, sender, error, self.now)
+        )
 
-    @rule(step=st.integers(0, 8))
+    @rule(step=st.sampled_from([1, SECOND // 2, SECOND // 2, 3 * SECOND]))
     def time_passes(self, step: int) -> None:
         self.now += step
         self.carry_out(self.table.tick(self.now))
         assert all(e.deadline_ns > self.now for e in self.open.values())
+        due = self.table.next_deadline()
+        assert due is None or due > self.now
 
-    @rule(client=st.sampled_from(CLIENTS), rid=st.integers(0, 3))
-    def cancel(self, client: bytes, rid: int) -> None:
-        self.carry_out(self.table.cancel(client, rid.to_bytes(16, "big")))
+    @rule(data=st.data(), client=st.sampled_from(CLIENTS))
+    def cancel(self, data: st.DataObject, client: bytes) -> None:
+        entry = self.pick(data)
+        if entry is not None:
+            self.carry_out(self.table.cancel(client, entry.request_id))
 
-    @rule(incarnation=st.sampled_from([101, 102, 103, 999]))
-    def worker_dies(self, incarnation: int) -> None:
-        self.carry_out(self.table.peer_gone(incarnation))
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), replaced=st.sampled_from([True, True, True, False]))
+    def worker_dies(self, data: st.DataObject, replaced: bool) -> None:
+        life = data.draw(st.sampled_from(sorted(self.alive)))
+        blocks = self.alive.pop(life)
+        self.check_death(data, life)
+        if replaced:
+            self.start(blocks)
+            self.publish(new_epoch=False, down=[])
+
+    def check_death(self, data: st.DataObject, life: int) -> None:
+        there = [e for e in self.open.values() if not e.waits_for and life in e.plan.lost_with]
+        records, deaths = [], {e.ticket: e.deaths for e in self.open.values()}
+        for entry in there:
+            if len(there) == 1 or data.draw(st.booleans()):
+                nodes = [i for i, inc in enumerate(entry.plan.incarnations) if inc == life]
+                node = data.draw(st.sampled_from(nodes))
+                records.append(entry.ticket + bytes([entry.attempt, node]))
+        ended = len(self.ended)
+        self.carry_out(self.table.peer_gone(Death.of(life, records), self.now))
+        at_work = {r[:-2] for r in records}
+        for entry in [*self.open.values(), *self.ended[ended:]]:
+            blamed = entry.ticket in at_work
+            assert entry.deaths == deaths[entry.ticket] + blamed
+            poison = [
+                e.task
+                for e in entry.ended().values()
+                if isinstance(e.outcome, RequestError) and e.outcome.code == "POISON"
+            ]
+            if poison and entry in self.ended[ended:]:
+                assert entry.deaths >= DEADLY
+                assert at_work == {entry.ticket}
         for entry in self.open.values():
-            lost = entry.plan.lost_with.get(incarnation, frozenset())
-            assert lost.issubset(entry.outcomes)
+            if not entry.waits_for:
+                lost = entry.plan.lost_with.get(life, frozenset())
+                assert lost <= entry.outcomes.keys() | entry.lost
 
     @rule(client=st.sampled_from(CLIENTS))
     def client_leaves(self, client: bytes) -> None:
-        gone = [t for t, e in self.open.items() if e.client == client]
+        gone = [t for t, e in self.open.items() if e.client == client and not e.digest]
         self.carry_out(self.table.client_gone(client))
+        assert not any(e.client == client for e in self.open.values())
         for ticket in gone:
             self.replies[ticket] = self.replies.get(ticket, 0) + 1  # nobody is left to tell
 
@@ -168,19 +276,48 @@ class InFlight(RuleBasedStateMachine):
             assert self.released[entry.ticket] == 1
 
     @invariant()
+    def each_attempt_was_sent_once(self) -> None:
+        for entry in self.open.values():
+            assert self.sent[entry.ticket] == entry.attempt - bool(entry.waits_for)
+
+    @invariant()
+    def no_two_suspects_meet(self) -> None:
+        met: set[int] = set()
+        for entry in self.open.values():
+            if entry.item(self.now).alone and entry.attempt > 1 and not entry.waits_for:
+                if not self.suspected_before_its_attempt(entry):
+                    continue
+                assert met.isdisjoint(entry.plan.lost_with)
+                met.update(entry.plan.lost_with)
+
+    def suspected_before_its_attempt(self, entry: Entry) -> bool:
+        """Not one whose earlier attempt killed a worker while this attempt was under way."""
+        return entry.ticket in self.table._room._suspects
+
+    @invariant()
+    def quarantine_has_a_reason(self) -> None:
+        waits = [e for e in self.open.values() if e.waits_for == QUARANTINE]
+        assert not waits or self.table.gauges()["suspects"]
+
+    @invariant()
     def the_books_agree(self) -> None:
         open_entries = list(self.open.values())
+        under_way = [e for e in open_entries if not e.waits_for]
         assert len(self.table) == len(open_entries)
+        assert self.table.waiting == len(open_entries) - len(under_way)
         assert self.table.charged == 8 * len(open_entries)
         for client in CLIENTS:
             assert self.table.of_client(client) == sum(e.client == client for e in open_entries)
-        versions = [e.plan.version for e in open_entries]
+        versions = [e.plan.version for e in under_way]
         assert self.table.oldest_version() == (min(versions) if versions else None)
         due = [e.deadline_ns for e in open_entries]
-        assert self.table.next_deadline() == (min(due) if due else None)
-        for stage in STAGES:
-            visits = sum(n.stage == stage for e in open_entries for n in e.plan.tree.nodes)
+        assert self.table.soonest_deadline() == (min(due) if due else None)
+        for stage in {n.stage for e in under_way for n in e.plan.tree.nodes}:
+            visits = sum(n.stage == stage for e in under_way for n in e.plan.tree.nodes)
             assert self.planner.outstanding(stage) == visits
+        assert len(self.planner._load) == len(
+            {n.stage for e in under_way for n in e.plan.tree.nodes}
+        )
 
     def teardown(self) -> None:
         self.carry_out(self.table.abort_all(RequestError("BLOCK_UNAVAILABLE", "over")))
@@ -189,5 +326,5 @@ class InFlight(RuleBasedStateMachine):
         self.the_books_agree()
 
 
-InFlight.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+InFlight.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestInFlight = InFlight.TestCase

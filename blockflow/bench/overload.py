@@ -1,0 +1,215 @@
+"""``make bench-overload``: goodput at one to four times what the system can do.
+
+The capacity is measured first, by callers that wait for their answers. Then requests come at random
+at multiples of it, whether the system keeps up or not, and nobody tries again: what a good system
+does then is to answer as many as before, in time, and to refuse the others at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from blockflow.bench.canvas import save_page
+from blockflow.bench.chaos.watch import Watch
+from blockflow.bench.overload_figures import Ended, Load, draw, figures, remarks
+from blockflow.bench.results import ResultFile, figure_table, make_command
+from blockflow.client import Client
+from blockflow.control.settings import ControlSettings
+from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+_TASK = "work"
+_SPEC = TensorSpec("float32", ("rows", 1024))
+_CALLERS = 12
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        times: offered loads, as multiples of the capacity.
+        seconds: of each load.
+        delay_ms: that the slower of the two blocks takes per request.
+        deadline_s: of every request.
+        adaptive: whether the limit follows the queues; without, credits are fixed.
+    """
+
+    times: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+    seconds: float = 12.0
+    delay_ms: float = 8.0
+    deadline_s: float = 1.0
+    adaptive: bool = True
+
+
+QUICK = Plan((1.0, 3.0), seconds=1.5, delay_ms=10.0)
+
+
+class Bench:
+    """One run against a running system.
+
+    Args:
+        plan: what to do.
+        system: it serves the task ``work``.
+        client: of it.
+    """
+
+    def __init__(self, plan: Plan, system: System, client: Client) -> None:
+        self._plan = plan
+        self._system = system
+        self._client = client
+        self._input = np.ones((1, 1024), np.float32)
+
+    def run(self, say: Any) -> list[Load]:
+        """All loads."""
+        begin = time.monotonic()
+        capacity = self.capacity()
+        say(f"capacity: {capacity:.1f} requests per second")
+        loads = []
+        for times in self._plan.times:
+            started = time.monotonic() - begin
+            load = Load(times, times * capacity, self._plan.seconds, started)
+            self._offer(load)
+            load.limit = self._limit()
+            loads.append(load)
+            say(f"{load.label}: {load.per_s('ok'):.1f} answered per second")
+        return loads
+
+    def capacity(self) -> float:
+        """Answers per second to callers that each wait for theirs."""
+        end = time.monotonic() + self._plan.seconds
+        done = [0] * _CALLERS
+
+        def call(number: int) -> None:
+            while time.monotonic() < end:
+                self._client.infer(_TASK, self._input)
+                done[number] += 1
+
+        begin = time.monotonic()
+        threads = [threading.Thread(target=call, args=(n,)) for n in range(_CALLERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(done) / (time.monotonic() - begin)
+
+    def _offer(self, load: Load) -> None:
+        """Send at random times, ``load.offered`` a second; wait for every outcome."""
+        rng = Random(f"{_SEED}/{load.times}")
+        begin = time.monotonic()
+        at, ended = 0.0, load.ended
+        pending: list[Future[Any]] = []
+        deadline_s = self._plan.deadline_s
+
+        def finish(future: Future[Any], sent: float) -> None:
+            ended.append(Ended(sent, time.monotonic() - begin, outcome_of(future)))
+
+        while (at := at + rng.expovariate(load.offered)) < load.seconds:
+            pause = begin + at - time.monotonic()
+            if pause > 0:
+                time.sleep(pause)
+            future = self._client.submit(_TASK, self._input, deadline_s=deadline_s)
+            sent = time.monotonic() - begin
+            future.add_done_callback(partial(finish, sent=sent))
+            pending.append(future)
+        wait_for(pending)
+
+    def _limit(self) -> int:
+        extra = self._system.status()["dispatcher"].get("kpi", {})
+        return int(extra.get("admission", {}).get("limits", {}).get(_TASK, 0))
+
+
+def outcome_of(future: Future[Any]) -> str:
+    """One of ``OUTCOMES``."""
+    error = future.exception()
+    if error is None:
+        return "ok"
+    code = error.code if isinstance(error, BlockFlowError) else ""
+    return {"OVERLOADED": "rejected", "DEADLINE_EXCEEDED": "late"}.get(code, "failed")
+
+
+def measure(plan: Plan, say: Any) -> tuple[list[Load], list[tuple[float, float]]]:
+    """All loads, and the memory of the system's processes meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="bf-bench-") as folder:
+        root = Path(folder)
+        repository = BlockRepository(root / "blocks")
+        save_echo(repository, "trunk", _SPEC)
+        save_echo(repository, "head", _SPEC, settings={"delay_ms": plan.delay_ms})
+        with (
+            System(
+                ControlSettings(
+                    repository=root / "blocks",
+                    state_dir=root / "state",
+                    rest_port=0,
+                    client_port=0,
+                    adaptive_limit=plan.adaptive,
+                )
+            ) as system,
+            Client(system.client_endpoint) as client,
+        ):
+            system.apply({"blocks": ["trunk", "head"], "tasks": {_TASK: ["trunk", "head"]}})
+            client.wait_ready([_TASK])
+            watch = Watch(system.run_dir, interval_s=0.2)
+            watch.start()
+            try:
+                loads = Bench(plan, system, client).run(say)
+            finally:
+                watch.stop()
+    return loads, [(s.at_s, s.rss / 2**20) for s in watch.samples]
+
+
+def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
+    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.overload", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="seconds only: is everything sound?")
+    parser.add_argument("--seconds", type=float, help="of each load")
+    parser.add_argument("--fixed", action="store_true", help="without the adaptive limit")
+    parser.add_argument("--json", help="file for the figures")
+    parser.add_argument("--plot", help="file for the picture")
+    args = parser.parse_args(argv)
+    plan = QUICK if args.quick else Plan()
+    if args.seconds is not None:
+        plan = replace(plan, seconds=args.seconds)
+    if args.fixed:
+        plan = replace(plan, adaptive=False)
+    return plan, args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark, print its table, write its figures and its picture."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    plan, args = parse_args(arguments)
+    console = Console()
+    loads, memory = measure(plan, lambda line: console.print(line, highlight=False))
+    found = figures(loads, memory)
+    console.print(figure_table("overload", [f for f in found if f.unit != "MiB"]))
+    for line in remarks(loads, memory):
+        console.print(line, highlight=False)
+    # A quick run must not take the place of a real one.
+    stem = f"results/overload{'-fixed' * args.fixed}{'-quick' * args.quick}"
+    path = Path(args.json or f"{stem}.jsonl")
+    ResultFile(path, "overload", make_command("bench-overload", arguments)).write(found)
+    save_page(draw(loads, memory), Path(args.plot or f"{stem}.png"))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,29 @@
+"""What admission learns from a request that has ended."""
+
+from __future__ import annotations
+
+from blockflow.core.errors import BlockFlowError
+from blockflow.dispatcher.admission import Admission
+from blockflow.dispatcher.entry import Entry
+
+
+def learn(admission: Admission, entry: Entry, now_ns: int) -> None:
+    """Tell ``admission`` where the time of each task of ``entry`` went.
+
+    A re-run says nothing of the queues: its time went elsewhere. Nor does a failure, except for a
+    deadline that has passed.
+    """
+    if entry.attempt > 1:
+        return
+    for task, plan, end, outcome, _ in entry.results():
+        if isinstance(outcome, BlockFlowError):
+            if outcome.code == "DEADLINE_EXCEEDED":
+                admission.expired(entry.ticket, task, now_ns)
+            continue
+        way = plan.lineage[end]
+        queued = worked = 0
+        for node, transit, wait, overhead, compute in outcome.timings:
+            if node in way:
+                queued += transit + wait
+                worked += overhead + compute
+        admission.answered(entry.ticket, task, queued, worked, now_ns)

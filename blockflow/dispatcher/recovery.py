@@ -1,0 +1,199 @@
+"""Recovery: whether a request whose worker died is run again, and when. Pure.
+
+Blocks are pure functions unless the topology says otherwise (``replayable: false``), so a request
+may start anew from its retained input. What may have killed the worker is run alone, one such
+request at a time per worker: a second death can then be blamed on one request, and on no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.routing import PathTree
+from blockflow.dispatcher.entry import QUARANTINE, Entry
+from blockflow.dispatcher.plan import Plan, Planner
+from blockflow.dispatcher.retry import MAX_ATTEMPTS
+from blockflow.wire.data import REQUEST_ID_BYTES
+
+DEADLY = 2
+"""Workers that may die with one request at work before it is blamed."""
+
+_MIN_LEFT_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker is proven dead.
+
+    Attributes:
+        incarnation: its.
+        at_work: ticket -> nodes that it was executing for that request.
+        unsent: tickets whose input had not left for it yet.
+    """
+
+    incarnation: int
+    at_work: Mapping[bytes, Collection[tuple[int, int]]]
+    unsent: Collection[bytes] = ()
+
+    @classmethod
+    def of(
+        cls, incarnation: int, records: Iterable[bytes], unsent: Collection[bytes] = ()
+    ) -> Death:
+        """From a PeerGone's records: ticket, attempt (1 byte), node (1 byte)."""
+        at_work: dict[bytes, list[tuple[int, int]]] = {}
+        for raw in records:
+            if type(raw) is bytes and len(raw) == REQUEST_ID_BYTES + 2:
+                at_work.setdefault(raw[:-2], []).append((raw[-2], raw[-1]))
+        return cls(incarnation, at_work, unsent)
+
+    def not_begun(self, entry: Entry) -> frozenset[int]:
+        """Nodes of the present attempt that have certainly not begun.
+
+        The nodes after one that was still at work, and all of them where the input never left.
+        """
+        tree = entry.plan.tree
+        if entry.ticket in self.unsent:
+            return frozenset(range(len(tree.nodes)))
+        after: set[int] = set()
+        for attempt, node in self.at_work.get(entry.ticket, ()):
+            if attempt == entry.attempt and node < len(tree.nodes):
+                after |= _after(tree, node)
+        return frozenset(after)
+
+
+def _after(tree: PathTree, node: int) -> set[int]:
+    """All nodes below ``node``, without itself."""
+    found: set[int] = set()
+    todo = [node]
+    while todo:
+        children = tree.children(todo.pop())
+        found.update(children)
+        todo += children
+    return found
+
+
+def poisoned(entry: Entry) -> RequestError:
+    """The request is to blame."""
+    return RequestError(
+        "POISON",
+        f"{entry.deaths} workers died while they executed this request",
+        where=entry.request_id.hex(),
+        hint="see the workers' logs; the same input will do the same again",
+    )
+
+
+def lost(entry: Entry, incarnation: int, why: str, hint: str = "send it again") -> RequestError:
+    """WORKER_LOST: the request's worker died, and ``why`` it is not run again."""
+    plan = entry.plan
+    ways = zip(plan.blocks, plan.incarnations, strict=True)
+    blocks = sorted({block for block, inc in ways if inc == incarnation})
+    text = f"the worker of {', '.join(blocks)} died with the request: {why}"
+    return RequestError("WORKER_LOST", text, where=entry.request_id.hex(), hint=hint)
+
+
+def why_not_again(entry: Entry, death: Death, now_ns: int) -> RequestError | None:
+    """Why no part of the request can be run again; None: it can, as far as the request goes."""
+    if entry.attempt >= MAX_ATTEMPTS:
+        return lost(entry, death.incarnation, f"it was run {MAX_ATTEMPTS} times")
+    if entry.deadline_ns - now_ns < _MIN_LEFT_NS:
+        return lost(entry, death.incarnation, "no time is left to run it again", "allow more time")
+    return None
+
+
+def begun_once(entry: Entry, end: int, not_begun: Collection[int]) -> str:
+    """A block on the way to ``end`` that must not run twice and may have begun; '' = none."""
+    plan = entry.plan
+    if plan.once:
+        for node in plan.lineage[end]:
+            if node in plan.once and node not in not_begun:
+                return plan.blocks[node]
+    return ""
+
+
+class WaitingRoom:
+    """Requests between two attempts.
+
+    A request waits here while no live worker runs one of its blocks, and, if it may have killed a
+    worker, while another such request is under way on a worker that both visit.
+
+    Args:
+        planner: by whose routes they will go.
+    """
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self._suspects: dict[bytes, Entry] = {}
+        self.waiting: dict[bytes, Entry] = {}
+
+    @property
+    def suspects(self) -> int:
+        """Requests under way that may have killed a worker."""
+        return len(self._suspects)
+
+    def enter(self, entry: Entry) -> None:
+        """Its attempt has been left; :meth:`next_plan` says how it goes on."""
+        self._suspects.pop(entry.ticket, None)
+        self.waiting[entry.ticket] = entry
+
+    def leave(self, entry: Entry) -> bool:
+        """The request has ended, or is under way again.
+
+        Returns:
+            True when others may have waited for just that.
+        """
+        self.waiting.pop(entry.ticket, None)
+        return self._suspects.pop(entry.ticket, None) is not None
+
+    def start(self, entry: Entry) -> None:
+        """It is under way again."""
+        del self.waiting[entry.ticket]
+        entry.waits_for = ""
+        if entry.deaths:
+            self._suspects[entry.ticket] = entry
+
+    def next_plan(self, entry: Entry) -> Plan | BlockFlowError | None:
+        """The way of its next attempt, why there will be none, or None: it has to wait."""
+        table = self._planner.table
+        routes = [table.tasks.get(name) if table else None for name in entry.open]
+        admitted = dict(zip((t.name for t in entry.plan.tasks), entry.plan.tasks, strict=True))
+        tasks = []
+        for name, route in zip(entry.open, routes, strict=True):
+            if (
+                route is None
+                or route.contract != admitted[name].contract
+                or route.max_rows < entry.rows
+            ):
+                return self._changed(entry, f"an update changed task {name!r} meanwhile")
+            tasks.append(route)
+        if self._planner.epoch != entry.plan.epoch and any(
+            not isinstance(k.outcome, BlockFlowError) for k in entry.kept.values()
+        ):
+            return self._changed(entry, "the results of one reply do not come from two epochs")
+        try:
+            plan = self._planner.plan_again(tasks)
+        except RequestError as exc:
+            if exc.code != "BLOCK_UNAVAILABLE":
+                return self._changed(entry, exc.message)
+            if self._planner.down(exc.where):
+                return exc
+            entry.waits_for = f"a worker of block {exc.where!r}"
+            return None
+        if entry.deaths and self._contested(plan):
+            entry.waits_for = QUARANTINE
+            return None
+        return plan
+
+    def _contested(self, plan: Plan) -> bool:
+        mine = plan.lost_with.keys()
+        return any(not mine.isdisjoint(s.plan.lost_with) for s in self._suspects.values())
+
+    @staticmethod
+    def _changed(entry: Entry, why: str) -> RequestError:
+        return RequestError(
+            "WORKER_LOST",
+            f"the request's worker died, and {why}",
+            where=entry.request_id.hex(),
+            hint="send it again",
+        )

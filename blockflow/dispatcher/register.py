@@ -1,0 +1,181 @@
+"""Register: the books about requests in flight: who they are, whose, how many, until when. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from typing import Any
+
+from blockflow.core.errors import RequestError
+from blockflow.dispatcher.entry import Entry
+from blockflow.dispatcher.plan import Plan, Planner
+from blockflow.wire.data import REQUEST_ID_BYTES
+
+_HEAP_SLACK = 256
+
+
+class Register:
+    """What the in-flight table knows of its requests.
+
+    Args:
+        incarnation: of the Dispatcher; part of every ticket.
+        planner: is told which requests are under way.
+
+    Attributes:
+        charged: bytes of all retained inputs.
+    """
+
+    def __init__(self, incarnation: int, planner: Planner) -> None:
+        self._prefix = incarnation.to_bytes(REQUEST_ID_BYTES // 2, "big")
+        self._planner = planner
+        self._count = 0
+        self._by_ticket: dict[bytes, Entry] = {}
+        self._by_id: dict[tuple[bytes, bytes], Entry] = {}
+        self._repeatable: dict[bytes, Entry] = {}
+        self._of_client: Counter[bytes] = Counter()
+        self._rows: Counter[str] = Counter()
+        self._versions: Counter[int] = Counter()
+        self._deadlines: list[tuple[int, bytes]] = []
+        self.charged = 0
+
+    def __len__(self) -> int:
+        return len(self._by_ticket)
+
+    def rows_of(self, task: str) -> int:
+        """Rows of one task in flight."""
+        return self._rows[task]
+
+    def of_client(self, client: bytes) -> int:
+        """Requests that this client has in flight."""
+        return self._of_client.get(client, 0)
+
+    def find(self, request_id: bytes, digest: bytes) -> Entry | None:
+        """The request in flight that is the same one, whichever connection it came by."""
+        entry = self._repeatable.get(request_id)
+        return entry if entry is not None and entry.digest == digest else None
+
+    def check_new(self, client: bytes, request_id: bytes) -> None:
+        """Raises RequestError DUPLICATE_REQUEST when this client has the id in flight."""
+        if (client, request_id) in self._by_id:
+            raise RequestError(
+                "DUPLICATE_REQUEST",
+                f"request {request_id.hex()} is in flight",
+                where=request_id.hex(),
+                hint="the running one is not touched; choose another id",
+            )
+
+    def oldest_version(self) -> int | None:
+        """Lowest route version of a request in flight; None when there is none."""
+        return min(self._versions) if self._versions else None
+
+    def soonest_deadline(self) -> int | None:
+        """Of the requests in flight."""
+        heap = self._deadlines
+        while heap and heap[0][1] not in self._by_ticket:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def _due(self, now_ns: int) -> Entry | None:
+        """One request whose deadline has passed, each once."""
+        due = self.soonest_deadline()
+        if due is None or due > now_ns:
+            return None
+        return self._by_ticket[heapq.heappop(self._deadlines)[1]]
+
+    # --- coming and going
+
+    def admit(
+        self,
+        client: bytes,
+        request_id: bytes,
+        tasks: tuple[str, ...],
+        plan: Plan,
+        *,
+        rows: int,
+        deadline_ns: int,
+        received_ns: int,
+        retained: Any,
+        charged: int,
+        digest: bytes = b"",
+    ) -> Entry:
+        """A request enters; from here on it gets exactly one reply.
+
+        Raises:
+            RequestError: DUPLICATE_REQUEST.
+        """
+        self.check_new(client, request_id)
+        self._count += 1
+        ticket = self._prefix + self._count.to_bytes(REQUEST_ID_BYTES - len(self._prefix), "big")
+        entry = Entry(
+            client,
+            request_id,
+            ticket,
+            tasks,
+            plan,
+            rows,
+            deadline_ns,
+            received_ns,
+            retained,
+            charged,
+            digest,
+        )
+        self._by_ticket[ticket] = entry
+        self._by_id[client, request_id] = entry
+        self._of_client[client] += 1
+        if digest:
+            self._repeatable[request_id] = entry
+        for task in tasks:
+            self._rows[task] += rows
+        self._set_out(plan)
+        self.charged += charged
+        heapq.heappush(self._deadlines, (deadline_ns, ticket))
+        if len(self._deadlines) > 2 * len(self._by_ticket) + _HEAP_SLACK:
+            # Most requests end long before their deadline: their places must not pile up.
+            self._deadlines = [d for d in self._deadlines if d[1] in self._by_ticket]
+            heapq.heapify(self._deadlines)
+        return entry
+
+    def attach(self, client: bytes, entry: Entry) -> None:
+        """The request has come again by another connection: its reply goes there.
+
+        Raises:
+            RequestError: DUPLICATE_REQUEST: it is in flight for this very connection.
+        """
+        self.check_new(client, entry.request_id)
+        self._detach(entry)
+        entry.client = client
+        self._by_id[client, entry.request_id] = entry
+        self._of_client[client] += 1
+
+    def _set_out(self, plan: Plan) -> None:
+        self._planner.take(plan)
+        self._versions[plan.version] += 1
+
+    def _arrived(self, plan: Plan) -> None:
+        self._planner.give_back(plan)
+        _count_down(self._versions, plan.version)
+
+    def _strike_out(self, entry: Entry, under_way: bool) -> None:
+        """It has ended; ``under_way``: on its plan, and not between two attempts."""
+        del self._by_ticket[entry.ticket]
+        self._detach(entry)
+        if entry.digest and self._repeatable.get(entry.request_id) is entry:
+            del self._repeatable[entry.request_id]
+        self.charged -= entry.charged
+        for task in entry.tasks:
+            _count_down(self._rows, task, entry.rows)
+        if under_way:
+            self._arrived(entry.plan)
+
+    def _detach(self, entry: Entry) -> None:
+        """Its client waits for no reply of it any more. Idempotent."""
+        if self._by_id.pop((entry.client, entry.request_id), None) is not None:
+            _count_down(self._of_client, entry.client)
+
+
+def _count_down(counter: Counter[Any], key: Any, by: int = 1) -> None:
+    left = counter[key] - by
+    if left:
+        counter[key] = left
+    else:
+        del counter[key]

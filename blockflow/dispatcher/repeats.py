@@ -1,0 +1,153 @@
+"""ResultMemory: replies that their clients may ask for again. Pure.
+
+A client that lost its connection does not know whether its request was answered. It sends it again
+under the same id and says so (``tries``); what is remembered here is then sent once more, and
+nothing runs twice. Only requests that announced this are remembered, so the others cost nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.core.errors import BlockFlowError
+from blockflow.dispatcher.entry import Entry
+from blockflow.dispatcher.register import Register
+from blockflow.wire.client import Request
+
+MAX_RESULTS = 4096
+MAX_AGE_NS = 60_000_000_000
+"""No request lives longer, so no client asks later (limits.MAX_DEADLINE_MS)."""
+
+_MAX_SHARE = 4
+"""One reply may fill this part of the memory."""
+
+_DIGEST_BYTES = 16
+
+
+def request_digest(request: Request, elements: memoryview) -> bytes:
+    """What makes two requests the same one: tasks, dtype, dims and the input's elements.
+
+    An id alone does not: whoever guesses or repeats another's id must not get its result.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for name in request.tasks:
+        digest.update(name.encode() + b"\0")
+    digest.update(f"\0{request.tensor.dtype}{request.tensor.dims}".encode())
+    digest.update(elements)
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    digest: bytes
+    frames: Sequence[Any]
+    nbytes: int
+    until_ns: int
+
+
+class ResultMemory:
+    """The latest replies, by request id; the oldest goes first.
+
+    Args:
+        max_bytes: of all frames together; 0 = nothing is remembered, and requests that come again
+            are new ones.
+
+    Attributes:
+        events: ``remembered``, ``answered`` (from memory), ``attached`` (to a request in flight),
+            ``forgotten`` (before their time), ``too_large``.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._nbytes = 0
+        self.events: Counter[str] = Counter()
+
+    @property
+    def on(self) -> bool:
+        return self._max_bytes > 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def remember(self, entry: Entry, frames: Sequence[Any], now_ns: int) -> None:
+        """``frames`` are the reply of ``entry``; they must not change any more.
+
+        A reply without any result is not worth it: the request may as well run again, unless a
+        block must not.
+        """
+        ends = entry.results()
+        if all(isinstance(e.outcome, BlockFlowError) for e in ends) and not entry.plan.once:
+            return
+        nbytes = sum(memoryview(f).nbytes for f in frames)
+        if nbytes > self._max_bytes // _MAX_SHARE:
+            self.events["too_large"] += 1
+            return
+        self._forget(self._kept.pop(entry.request_id, None))
+        self._expire(now_ns)
+        while self._kept and (
+            len(self._kept) >= MAX_RESULTS or self._nbytes + nbytes > self._max_bytes
+        ):
+            self._forget(self._kept.popitem(last=False)[1])
+            self.events["forgotten"] += 1
+        kept = _Kept(entry.digest, tuple(frames), nbytes, now_ns + MAX_AGE_NS)
+        self._kept[entry.request_id] = kept
+        self._nbytes += nbytes
+        self.events["remembered"] += 1
+
+    def recall(self, request_id: bytes, digest: bytes, now_ns: int) -> Sequence[Any] | None:
+        """The frames of the reply to that very request; None when it is not remembered."""
+        self._expire(now_ns)
+        kept = self._kept.get(request_id)
+        if kept is None or kept.digest != digest:
+            return None
+        self.events["answered"] += 1
+        return kept.frames
+
+    def gauges(self) -> dict[str, int]:
+        return {"results": len(self._kept), "bytes": self._nbytes, **self.events}
+
+    def _expire(self, now_ns: int) -> None:
+        while self._kept:
+            oldest = next(iter(self._kept.values()))
+            if oldest.until_ns > now_ns:
+                return
+            self._forget(self._kept.popitem(last=False)[1])
+
+    def _forget(self, kept: _Kept | None) -> None:
+        if kept is not None:
+            self._nbytes -= kept.nbytes
+
+
+def find_known(
+    memory: ResultMemory,
+    register: Register,
+    client: bytes,
+    request: Request,
+    digest: bytes,
+    now_ns: int,
+) -> Sequence[Any] | None:
+    """What is known of a request that says that it was sent before.
+
+    Returns:
+        The frames of its reply; empty when it is in flight, and its reply will now go to
+        ``client``; None when it is a new one after all: it may never have arrived.
+
+    Raises:
+        RequestError: DUPLICATE_REQUEST.
+    """
+    if request.tries <= 1:
+        return None
+    frames = memory.recall(request.request_id, digest, now_ns)
+    if frames is not None:
+        return frames
+    entry = register.find(request.request_id, digest)
+    if entry is None:
+        return None
+    register.attach(client, entry)
+    memory.events["attached"] += 1
+    return ()

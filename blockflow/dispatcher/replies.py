@@ -1,0 +1,79 @@
+"""What the Dispatcher says to clients: replies, refusals, descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.routing import RouteTable
+from blockflow.dispatcher.entry import Entry
+from blockflow.dispatcher.stats import DispatcherStats
+from blockflow.dispatcher.tensors import Result
+from blockflow.wire import client as wire
+
+
+def make_reply(entry: Entry, now_ns: int, stats: DispatcherStats) -> tuple[wire.Reply, list[Any]]:
+    """A request's terminal reply and its tensors' frames; every outcome is counted."""
+    frames: list[Any] = []
+    results: list[wire.TaskResult] = []
+    total = now_ns - entry.received_ns
+    for task, plan, end, outcome, ingress in entry.results():
+        tried = task in plan.canaries
+        if isinstance(outcome, BlockFlowError):
+            stats.failed(task, outcome.code, canary=tried)
+            results.append(
+                wire.TaskResult(
+                    task, None, outcome, ingress_ns=ingress, total_ns=total, canary=tried
+                )
+            )
+            continue
+        result: Result = outcome.payload
+        egress = max(0, now_ns - outcome.sent_ns)
+        way, blocks = plan.lineage[end], plan.blocks
+        timings = [wire.Timing(blocks[t.node], t) for t in outcome.timings if t.node in way]
+        if result.place is None:
+            frames.append(result.frame)
+        results.append(
+            wire.TaskResult(
+                task,
+                result.tensor,
+                None,
+                tuple(timings),
+                ingress,
+                egress,
+                total,
+                result.place,
+                tried,
+            )
+        )
+        stats.succeeded(task, total, ingress, egress, now_ns, canary=tried)
+    reply = wire.Reply(entry.request_id, entry.plan.epoch, tuple(results), entry.received_ns)
+    return reply, frames
+
+
+def make_refusal(
+    request: wire.Request, error: BlockFlowError, epoch: int, total_ns: int
+) -> wire.Reply:
+    """The reply to a request that was not admitted: each task that it names has ``error``."""
+    results = [
+        wire.TaskResult(task, None, error, total_ns=total_ns)
+        for task in dict.fromkeys(request.tasks)
+    ]
+    return wire.Reply(request.request_id, epoch, tuple(results))
+
+
+def make_description(
+    request_id: bytes, table: RouteTable | None, credits: Mapping[str, int]
+) -> wire.Description:
+    """The published tasks and the limits, ``credits`` among them."""
+    tasks = [t.to_dict() for t in table.tasks.values()] if table else []
+    bounds = {
+        "protocol_version": limits.PROTOCOL_VERSION,
+        **credits,
+        "max_message_bytes": limits.MAX_MESSAGE_BYTES,
+        "max_tasks_per_request": limits.MAX_TASKS_PER_REQUEST,
+        "max_deadline_ms": limits.MAX_DEADLINE_MS,
+    }
+    return wire.Description(request_id, table.epoch if table else 0, tuple(tasks), bounds)

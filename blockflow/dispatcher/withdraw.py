@@ -1,0 +1,81 @@
+"""Withdrawals: workers are told of requests that nobody waits for any more.
+
+A request that its client has cancelled, or whose client is gone, may still wait in queues. One
+message to each worker on its way, straight from the Dispatcher, lets them drop it on arrival or in
+the queue. Nothing depends on its delivery: what is not withdrawn comes back late and is dropped.
+A passed deadline needs no word, since every item carries the time that it has left.
+"""
+
+from __future__ import annotations
+
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.routing import DISPATCHER_STAGE, RouteTable
+from blockflow.dispatcher.entry import Entry
+from blockflow.tensormq.push import PushCache
+from blockflow.wire.data import Withdraw, encode_withdraw
+
+
+class Withdrawals:
+    """Collects what has been given up and tells the workers.
+
+    Args:
+        incarnation: of the Dispatcher.
+        push: sockets to the workers.
+
+    Attributes:
+        sent: requests withdrawn, counted per worker that was told.
+    """
+
+    def __init__(self, incarnation: int, push: PushCache) -> None:
+        self._incarnation = incarnation
+        self._push = push
+        self._endpoints: dict[int, str] = {}
+        self._before: dict[int, str] = {}
+        self._due: dict[str, list[tuple[bytes, int]]] = {}
+        self.sent = 0
+
+    def publish(self, table: RouteTable) -> None:
+        """Workers' addresses; requests of the routes before may still visit those of then."""
+        self._before = self._endpoints
+        self._endpoints = {
+            r.incarnation: r.endpoint for r in table.stages.values() if r.stage != DISPATCHER_STAGE
+        }
+
+    def peer_gone(self, incarnation: int) -> None:
+        """There is nobody there to be told."""
+        self._endpoints.pop(incarnation, None)
+        self._before.pop(incarnation, None)
+
+    def ended(self, entry: Entry) -> None:
+        """``entry`` has ended: does it still run somewhere?"""
+        if entry.waits_for:
+            return
+        plan = entry.plan
+        visited: set[int] = set()
+        for end in plan.ends:
+            if _given_up(entry, end):
+                visited.update([plan.incarnations[node] for node in plan.lineage[end]])
+        for incarnation in visited:
+            endpoint = self._endpoints.get(incarnation) or self._before.get(incarnation)
+            if endpoint is not None:
+                self._due.setdefault(endpoint, []).append((entry.ticket, entry.attempt))
+
+    def send(self) -> None:
+        """Tell the workers what was collected."""
+        if not self._due:
+            return
+        most = limits.MAX_WITHDRAWN_PER_MESSAGE
+        for endpoint, requests in self._due.items():
+            for i in range(0, len(requests), most):
+                part = tuple(requests[i : i + most])
+                # A worker that takes no messages has other troubles, and forgets by deadlines.
+                if self._push.send(endpoint, [encode_withdraw(Withdraw(self._incarnation, part))]):
+                    self.sent += len(part)
+        self._due = {}
+
+
+def _given_up(entry: Entry, end: int) -> bool:
+    """Whether a task ended by the client's will and not by what came back."""
+    outcome = entry.outcomes.get(end)
+    return outcome is None or (isinstance(outcome, BlockFlowError) and outcome.code == "CANCELLED")

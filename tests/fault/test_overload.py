@@ -1,0 +1,192 @@
+"""More than the system can do: fair shares, slow readers, withdrawn work, opposed paths."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from dispatcher_rig import RawClient, Rig, rig, task, wait_until
+
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import TensorSpec
+from blockflow.dispatcher import clients
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.janitor import run_root
+from blockflow.wire import client as wire
+
+X = np.ones((1, 4), np.float32)
+BIG = np.ones((1, 65_536), np.float32)
+
+
+def swallow(_: np.ndarray) -> None:
+    return None
+
+
+@pytest.fixture
+def up() -> Iterator[Rig]:
+    with rig(run_root(), max_inflight=16, max_inflight_per_client=16) as r:
+        r.worker(11, {1: "e"})
+        r.publish(task("t", ["e"]))
+        yield r
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+def test_a_greedy_client_does_not_starve_a_modest_one(up: Rig) -> None:
+    def work(v: np.ndarray) -> np.ndarray:
+        time.sleep(0.001)
+        return v + 1
+
+    up.workers[0].behave["e"] = work
+    greedy, modest = up.client(), up.client(1)
+    enough = threading.Event()
+
+    def grab() -> None:
+        for _ in range(64):
+            greedy.ask("t", X)
+        while not enough.is_set():
+            if greedy.socket.poll(20):
+                greedy.answer()
+                greedy.ask("t", X)  # at once, whatever it was told
+
+    thread = threading.Thread(target=grab)
+    thread.start()
+    try:
+        wait_until(lambda: up.exchange.stats.rejected["OVERLOADED"] > 50)
+        tries = served = 0
+        while served < 20:
+            tries += 1
+            assert tries < 400, f"{served} of 20 served"
+            (result,) = modest.infer("t", X)
+            if isinstance(result, BlockFlowError):
+                assert result.code == "OVERLOADED"
+                time.sleep((result.retry_after_ms or 1) / 1e3)
+            else:
+                served += 1
+    finally:
+        enough.set()
+        thread.join()
+    refused = up.exchange.admission.refused
+    assert refused["share"] + refused["credits"] + refused["limit"] > 0
+
+
+def test_a_hundred_readers_that_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = 16 << 20
+    monkeypatch.setattr(clients, "OWED_BYTES", bound)
+    with rig(run_root(), slots=256) as r:
+        worker = r.worker(11, {1: "e", 2: "small"})
+        worker.behave["e"] = lambda v: BIG
+        # Whole tensors: there are no slots of the worker to run out of.
+        r.publish(task("t", ["e"]), task("small", ["small"]), mode="zeromq")
+        witness = r.client(1)
+        # A unix socket holds 200 KB or so, a tcp one may grow to many MB.
+        lazy = [r.client(0, hwm=1) for _ in range(100)]
+        port = r.server._clients
+        for _ in range(4):
+            for one in lazy:
+                with suppress(zmq.Again):
+                    one.ask("t", X)
+            np.testing.assert_array_equal(witness.infer("small", X)[0], X + 1)
+            wait_until(lambda: len(r.exchange.table) == 0)
+            # What one round of the loop adds comes on top until its end.
+            assert port.backlog_bytes() <= bound + 64 * BIG.nbytes
+        wait_until(lambda: port.evicted and not port.backlog_bytes())
+        assert port.waiting() == 0
+        assert r.exchange.stats.events["slow_client"] == port.evicted
+        np.testing.assert_array_equal(witness.infer("small", X)[0], X + 1)
+        wait_until(r.idle)
+
+
+def test_a_cancelled_request_is_withdrawn_from_its_workers(up: Rig) -> None:
+    worker = up.workers[0]
+    worker.behave["e"] = swallow
+    client = up.client()
+    rid = client.ask("t", X)
+    wait_until(lambda: worker.seen)
+    client.send(wire.encode_to_dispatcher(wire.Cancel(rid)))
+    assert client.answer()[0].results[0].error.code == "CANCELLED"
+    item = worker.seen[0][1]
+    wait_until(lambda: worker.withdrawn == [(item.request_id, 1)])
+    assert up.exchange.withdrawals.sent == 1
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["ipc", "tcp"])
+def test_a_client_that_leaves_is_noticed_and_its_work_withdrawn(up: Rig, which: int) -> None:
+    worker = up.workers[0]
+    worker.behave["e"] = swallow
+    client, stays = up.client(which), up.client(which)
+    for _ in range(3):
+        client.ask("t", X)
+    wait_until(lambda: len(worker.seen) == 3)
+    stays.ask("t", X)
+    wait_until(lambda: len(worker.seen) == 4)
+    client.close()
+    wait_until(lambda: len(up.exchange.table) == 1)  # long before the deadline
+    gone = {item.request_id for _, item in worker.seen[:3]}
+    wait_until(lambda: {t for t, _ in worker.withdrawn} == gone)
+    assert up.exchange.stats.events["client_gone"] == 1
+    wait_until(lambda: not up.server._clients.waiting())
+
+
+def test_connections_that_come_and_go_leave_nothing(up: Rig) -> None:
+    for _ in range(30):
+        client = RawClient(up.context, up.server.client_endpoints[1])
+        np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
+        client.close()
+    port = up.server._clients
+    wait_until(lambda: not port._links and not port._by_fd)
+    assert up.exchange.stats.events["client_gone"] == 0  # they were owed nothing
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def test_opposed_paths_under_load_never_block_each_other(tmp_path: Path) -> None:
+    repository = BlockRepository(tmp_path / "blocks")
+    spec = TensorSpec("float32", ("rows", 4))
+    for name in ("a", "b"):
+        save_echo(repository, name, spec)
+    topology = {
+        "blocks": [{"name": "a", "slots": 2}, {"name": "b", "slots": 2}],
+        "tasks": {"there": ["a", "b"], "back": ["b", "a"]},
+    }
+    with (
+        System(
+            repository=tmp_path / "blocks", state_dir=tmp_path / "state", rest_port=0, client_port=0
+        ) as system,
+        Client(system.client_endpoint) as client,
+    ):
+        system.apply(topology)
+        client.wait_ready(["there", "back"])
+        done: list[str] = []
+
+        def ask(way: str) -> None:
+            for _ in range(10):
+                while True:
+                    try:
+                        client.infer(way, X, deadline_s=30.0)
+                    except BlockFlowError as exc:
+                        if exc.code != "OVERLOADED":
+                            done.append(str(exc))
+                            break
+                        time.sleep((exc.retry_after_ms or 1) / 1e3)
+                    else:
+                        done.append("")
+                        break
+
+        threads = [threading.Thread(target=ask, args=(w,)) for w in ("there", "back") * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert done == [""] * 10 * len(threads)

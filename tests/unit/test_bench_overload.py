@@ -1,0 +1,94 @@
+"""The overload benchmark's bookkeeping: what counts, what is said of it, what is written."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.bench.canvas import save_page
+from blockflow.bench.overload import QUICK, Plan, outcome_of, parse_args
+from blockflow.bench.overload_figures import (
+    ANSWER,
+    GOODPUT,
+    MEMORY,
+    REJECTION,
+    Ended,
+    Load,
+    draw,
+    figures,
+    remarks,
+)
+from blockflow.core.errors import RequestError
+
+MEMORY_SEEN = [(0.2 * n, 100.0 + (n > 8)) for n in range(12)]
+
+
+def load(times: float, good: int, rejected: int) -> Load:
+    """Ten seconds with so many answers of 20 ms and rejections of 2 ms per second."""
+    made = Load(times, 50.0 * times, 10.0, 12.0 * times, limit=9)
+    for second in range(11):  # the last ones are done after the time
+        made.ended += [Ended(second, second + 0.02, "ok")] * good
+        made.ended += [Ended(second, second + 0.002, "rejected")] * rejected
+    return made
+
+
+def test_only_what_is_done_in_the_time_that_counts_is_counted() -> None:
+    one = load(1.0, 40, 0)
+    assert one.per_s("ok") == pytest.approx(40 * 7 / 7.5)  # seconds 3 to 9 of 2.5 to 10
+    assert one.per_s("rejected") == 0.0
+    assert one.took_ms("ok") == pytest.approx([20.0] * 280)
+
+
+def test_figures_and_remarks() -> None:
+    loads = [load(1.0, 40, 0), load(3.0, 38, 90)]
+    found = figures(loads, MEMORY_SEEN)
+    by = {(f.name, f.mode): f for f in found if f.name != MEMORY}
+    assert set(by) == {
+        (GOODPUT, "1x"),
+        (ANSWER, "1x"),
+        (GOODPUT, "3x"),
+        (ANSWER, "3x"),
+        (REJECTION, "3x"),
+    }
+    assert by[GOODPUT, "3x"].labels["offered"] == 150.0
+    assert by[GOODPUT, "3x"].labels["rejected"] == 84.0
+    assert by[REJECTION, "3x"].p99_ms == pytest.approx(2.0)
+    assert [f.value for f in found if f.name == MEMORY] == [mib for _, mib in MEMORY_SEEN]
+    said = remarks(loads, MEMORY_SEEN)
+    assert said[1] == "3x: 95% of the peak's goodput, limit 9, rejections p99 2.0 ms"
+    assert said[-1] == "resident memory: 100 MiB in the first quarter, 101 at last"
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save_page(draw([load(1.0, 40, 0), load(3.0, 38, 90)], MEMORY_SEEN), tmp_path / "o.png")
+    assert (tmp_path / "o.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "ok"),
+        (RequestError("OVERLOADED", "full"), "rejected"),
+        (RequestError("DEADLINE_EXCEEDED", "late"), "late"),
+        (RequestError("WORKER_LOST", "dead"), "failed"),
+        (ValueError("a defect"), "failed"),
+    ],
+)
+def test_outcomes(error: Exception | None, outcome: str) -> None:
+    future: Future[Any] = Future()
+    if error is None:
+        future.set_result(1)
+    else:
+        future.set_exception(error)
+    assert outcome_of(future) == outcome
+
+
+def test_arguments() -> None:
+    assert parse_args([])[0] == Plan()
+    assert parse_args(["--quick"])[0] == QUICK
+    plan, args = parse_args(["--seconds", "3", "--fixed"])
+    assert (plan.seconds, plan.adaptive, args.fixed) == (3.0, False, True)

@@ -1,0 +1,197 @@
+"""Fair shares: max-min between those who want, everything for who is alone, bounded memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.core.routing import TaskRoute
+from blockflow.dispatcher.admission import ADMIT, Admission, Admit
+from blockflow.dispatcher.fairness import MAX_CLIENTS, FairShares, fair_level
+
+SECOND = 1_000_000_000
+MS = 1_000_000
+ANY = TensorSpec("float32", ("rows", 4))
+TASKS = {"t": TaskRoute("t", ("a",), Contract(ANY, ANY))}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 1000))
+def test_the_level_is_max_min_fair(wants: list[int], limit: int) -> None:
+    level = fair_level(wants, limit)
+    given_out = sum(min(w, level) for w in wants)
+    if sum(wants) <= limit:
+        assert all(w <= level for w in wants)  # nobody is held back
+    elif limit >= len(wants):
+        assert given_out == pytest.approx(limit)  # nothing is left over
+    else:
+        assert level == 1.0  # more clients than credits: one each, for who comes first
+
+
+def test_a_lone_client_may_have_everything() -> None:
+    shares = FairShares()
+    for n in range(100):
+        assert shares.below_share(b"a", 100, n * MS)
+        shares.enter(b"a", n * MS)
+    shares.refused(b"a")
+    assert shares.level(100, SECOND) == 100
+
+
+def test_a_greedy_client_leaves_the_others_what_they_want() -> None:
+    shares = FairShares()
+    for _ in range(100):
+        shares.enter(b"greedy", 0)
+    for _ in range(5000):
+        shares.refused(b"greedy")
+    for _ in range(3):
+        shares.refused(b"modest")
+    level = shares.level(100, 20 * MS)
+    assert 90 < level < 100
+    assert shares.below_share(b"modest", 100, 20 * MS)
+    assert not shares.below_share(b"greedy", 100, 20 * MS)
+    for _ in range(5000):
+        shares.refused(b"modest")  # now it wants as much
+    assert shares.level(100, 40 * MS) == 50
+
+
+def test_who_wants_nothing_more_is_forgotten() -> None:
+    shares = FairShares()
+    for n in range(2 * MAX_CLIENTS):
+        shares.refused(n.to_bytes(4, "big"))
+    assert len(shares) == MAX_CLIENTS
+    shares.enter(b"a", 1 * SECOND)
+    shares.enter(b"a", 2 * SECOND + 1)
+    shares.enter(b"a", 3 * SECOND + 2)
+    assert len(shares) == 1
+    for _ in range(3):
+        shares.leave(b"a")
+    shares.enter(b"b", 10 * SECOND)
+    assert len(shares) == 1
+    assert shares.inflight == 1
+
+
+# --- in admission ---------------------------------------------------------------------------------
+
+
+class Door:
+    """An admission with clients before it that each hold as much as they get."""
+
+    def __init__(self, credits: int, limit: int = 0) -> None:
+        self.admission = Admission(credits, credits, 1 << 30)
+        self.admission.publish(TASKS)
+        if limit:
+            self.admission._pools["t"].adaptive.limit = limit  # type: ignore[union-attr]
+        self.now = 0
+        self.held: dict[bytes, list[int]] = {}
+        self._count = 0
+
+    def ask(self, client: bytes) -> bool:
+        mine = self.held.setdefault(client, [])
+        verdict = self.admission.decide(
+            client,
+            ("t",),
+            inflight=sum(map(len, self.held.values())),
+            of_client=len(mine),
+            charged=0,
+            nbytes=1,
+            budget_ns=10 * SECOND,
+            now_ns=self.now,
+        )
+        if isinstance(verdict, Admit):
+            self._count += 1
+            mine.append(self._count)
+            self.admission.enter(self._count, client, ("t",), 10 * SECOND, self.now)
+        return verdict is ADMIT
+
+    def serve(self) -> None:
+        """The oldest request ends: every client's turn comes as it came in."""
+        client = min((c for c in self.held if self.held[c]), key=lambda c: self.held[c][0])
+        self.admission.leave(self.held[client].pop(0), self.now)
+        self.now += MS
+
+
+@pytest.mark.parametrize(("credits", "limit"), [(64, 0), (256, 10)])
+def test_a_modest_client_is_served_beside_a_greedy_one(credits: int, limit: int) -> None:
+    door = Door(credits, limit)
+    while door.ask(b"greedy"):
+        pass
+    refused = served = 0
+    for _ in range(500):
+        door.serve()
+        for _ in range(10):
+            door.ask(b"greedy")
+        if not door.held.get(b"modest"):
+            if door.ask(b"modest"):
+                served += 1
+            else:
+                refused += 1
+    assert served >= 5
+    assert refused <= 2  # until the first that was refused made itself known
+    greedy = len(door.held[b"greedy"])
+    assert greedy >= (limit or credits) - 4  # ... who has all the rest
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(2, 5), st.integers(12, 24), st.randoms(use_true_random=False))
+def test_equally_greedy_clients_get_equal_parts(clients: int, credits: int, rng: object) -> None:
+    door = Door(credits)
+    names = [bytes([n]) for n in range(clients)]
+    while door.ask(names[0]):
+        pass
+    for _ in range(8 * credits):
+        door.serve()
+        order = list(names)
+        rng.shuffle(order)  # type: ignore[attr-defined]
+        for name in order:
+            door.ask(name)
+    parts = [len(door.held[name]) for name in names]
+    assert max(parts) - min(parts) <= 2
+    assert sum(parts) >= credits - clients
+
+
+def test_below_half_of_the_limit_nobody_is_asked_for_shares() -> None:
+    door = Door(100)
+    for _ in range(50):
+        assert door.ask(b"a")
+    assert door.ask(b"b")
+
+
+def test_refusals_are_counted_by_reason_and_hopeless_deadlines_refused() -> None:
+    door = Door(64)
+    admission = door.admission
+    for _ in range(12):
+        assert door.ask(b"a")
+    for key in range(3, 13):
+        admission.answered(key, "t", 980 * MS, 20 * MS, key * 20 * MS)
+    verdict = admission.decide(
+        b"b",
+        ("t",),
+        inflight=12,
+        of_client=0,
+        charged=0,
+        nbytes=1,
+        budget_ns=100 * MS,
+        now_ns=300 * MS,
+    )
+    assert not isinstance(verdict, Admit)
+    assert verdict.error.code == "OVERLOADED"
+    assert verdict.error.retry_after_ms
+    assert "100 ms are left" in verdict.error.message
+    assert admission.refused == {"deadline": 1}
+    assert admission.figures()["credits"] == 64
+    assert admission.figures()["limits"] == {"t": 64}
+
+
+def test_what_was_learnt_lives_as_long_as_the_task() -> None:
+    door = Door(64, limit=9)
+    admission = door.admission
+    admission.publish(TASKS)
+    assert admission.figures()["limits"] == {"t": 9}
+    longer = {"t": TaskRoute("t", ("a", "b", "c"), Contract(ANY, ANY))}
+    admission.publish(longer)
+    assert admission.figures()["limits"] == {"t": 64}
+    admission.publish({})
+    assert admission.figures()["limits"] == {}
+    assert Admission(8, 8, 8, adaptive=False).figures()["limits"] == {}

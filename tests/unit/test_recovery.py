@@ -1,0 +1,469 @@
+"""What becomes of requests whose worker dies: run again, parked, blamed, or ended with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from blockflow.core.errors import BlockError, RequestError
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
+from blockflow.dispatcher.entry import Answer, Drop, Entry, ReleaseInput, Reply, SendAgain
+from blockflow.dispatcher.inflight import InFlightTable
+from blockflow.dispatcher.plan import Planner
+from blockflow.dispatcher.recovery import Death
+from blockflow.dispatcher.retry import RetryBudget
+
+CONTRACT = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))
+WIDER = Contract(TensorSpec("float32", ("rows", 8)), TensorSpec("float32", ("rows", 4)))
+PATHS = {
+    "a": ("trunk", "head_a"),
+    "b": ("trunk", "head_b"),
+    "t": ("trunk",),
+    "deep": ("trunk", "mid", "head_a"),
+}
+SECOND = 1_000_000_000
+
+
+class World:
+    """A table whose routes are given as block -> incarnations; deadlines are at 10 s."""
+
+    def __init__(self, budget: int = 100, once: Iterable[str] = (), **workers: list[int]) -> None:
+        self.planner = Planner()
+        self.table = InFlightTable(7, self.planner, RetryBudget(budget))
+        self.once = frozenset(once)
+        self.version = 0
+        self.count = 0
+        self.publish(**workers)
+
+    def publish(
+        self,
+        *,
+        epoch: int = 1,
+        down: Mapping[str, str] | None = None,
+        contract: Contract = CONTRACT,
+        paths: Mapping[str, tuple[str, ...]] = PATHS,
+        **workers: list[int],
+    ) -> list[Any]:
+        self.version += 1
+        routes = {}
+        for block, incarnations in workers.items():
+            for inc in incarnations:
+                # A stage belongs to one life; blocks of one worker have stages of their own.
+                stage = inc * 100 + sorted(workers).index(block)
+                routes[stage] = StageRoute(
+                    stage,
+                    block,
+                    f"{block}#{inc}",
+                    inc,
+                    f"ipc://{inc}",
+                    "tensormq",
+                    replayable=block not in self.once,
+                )
+        tasks = {n: TaskRoute(n, p, contract) for n, p in paths.items()}
+        self.planner.replace(RouteTable(epoch, self.version, routes, tasks, (), down or {}))
+        return self.table.published()
+
+    def admit(self, *tasks: str, deadline_ns: int = 10 * SECOND) -> Entry:
+        self.count += 1
+        return self.table.admit(
+            b"client",
+            self.count.to_bytes(16, "big"),
+            tasks,
+            self.planner.plan([self.planner.task(t) for t in tasks]),
+            rows=1,
+            deadline_ns=deadline_ns,
+            received_ns=0,
+            retained="input",
+            charged=8,
+        )
+
+    def die(
+        self,
+        incarnation: int,
+        *at_work: Entry,
+        hop: int = 0,
+        now_ns: int = 0,
+        unsent: Iterable[Entry] = (),
+    ) -> list[Any]:
+        records = [e.ticket + bytes([e.attempt, hop]) for e in at_work]
+        death = Death.of(incarnation, records, {e.ticket for e in unsent})
+        return self.table.peer_gone(death, now_ns)
+
+    def answer(self, entry: Entry, end: int = -1) -> list[Any]:
+        """The result of the present attempt's ``end``-th task."""
+        node = entry.plan.ends[end]
+        sender = entry.plan.incarnations[node]
+        return self.table.outcome(
+            entry.ticket, entry.attempt, node, sender, Answer(entry.attempt, (), 0)
+        )
+
+    def left(self) -> tuple[int, int, int]:
+        return len(self.table), self.table.waiting, self.table.charged
+
+
+def codes(entry: Entry) -> list[str]:
+    return [e.outcome.code for e in entry.results() if not isinstance(e.outcome, Answer)]
+
+
+def message(entry: Entry) -> str:
+    (error,) = {str(e.outcome) for e in entry.results() if not isinstance(e.outcome, Answer)}
+    return error
+
+
+def done(entry: Entry) -> list[Any]:
+    return [Reply(entry), ReleaseInput(entry)]
+
+
+def test_a_request_runs_again_elsewhere_as_the_next_attempt() -> None:
+    w = World(trunk=[1, 2], head_a=[3])
+    entry = w.admit("a")
+    first = entry.plan.incarnations[0]
+    assert w.die(first) == [SendAgain(entry)]
+    assert entry.attempt == 2
+    assert entry.plan.incarnations == (3 - first, 3)
+    assert entry.item(0).attempt == 2
+    assert not entry.item(0).alone
+    # What the first attempt still brings is fenced off.
+    assert w.table.outcome(entry.ticket, 1, 1, 3, Answer("old", (), 0)) == [Drop("old_attempt")]
+    assert w.answer(entry) == done(entry)
+    assert entry.results()[0].outcome == Answer(2, (), 0)
+    assert w.left() == (0, 0, 0)
+
+
+def test_without_a_worker_it_waits_for_routes_with_one() -> None:
+    w = World(trunk=[1], head_a=[2])
+    entry = w.admit("a")
+    assert w.die(1) == []
+    assert w.left()[:2] == (1, 1)
+    assert w.table.oldest_version() is None  # it holds no old version back
+    assert w.publish(head_a=[2]) == []
+    assert w.table.outcome(entry.ticket, 2, 1, 2, Answer("forged", (), 0)) == [
+        Drop("not_under_way")
+    ]
+    assert w.publish(trunk=[5], head_a=[2]) == [SendAgain(entry)]
+    assert w.answer(entry) == done(entry)
+    gauges = w.table.gauges()
+    assert (gauges["rerun"], gauges["parked"], gauges["waiting"]) == (1, 1, 0)
+
+
+def test_what_waits_in_vain_says_for_what() -> None:
+    w = World(trunk=[1], head_a=[2])
+    entry = w.admit("a")
+    w.die(1)
+    assert w.table.tick(10 * SECOND) == done(entry)
+    assert codes(entry) == ["DEADLINE_EXCEEDED"]
+    assert "attempt 2 waited for a worker of block 'trunk'" in message(entry)
+    assert w.left() == (0, 0, 0)
+
+
+def test_a_block_that_was_given_up_is_not_waited_for() -> None:
+    w = World(trunk=[1], head_a=[2])
+    entry = w.admit("a")
+    w.die(1)
+    out = w.publish(head_a=[2], down={"trunk": "it was given up: 5 crashes within 60 s"})
+    assert out == done(entry)
+    assert codes(entry) == ["BLOCK_UNAVAILABLE"]
+    assert "5 crashes" in message(entry)
+
+
+def test_three_attempts_are_all() -> None:
+    w = World(trunk=[1], head_a=[9])
+    entry = w.admit("a")
+    w.die(1)
+    w.publish(trunk=[2], head_a=[9])
+    w.die(2)
+    w.publish(trunk=[3], head_a=[9])
+    assert entry.attempt == 3
+    assert w.die(3) == done(entry)
+    assert codes(entry) == ["WORKER_LOST"]
+    assert "run 3 times" in message(entry)
+
+
+def test_no_rerun_without_time() -> None:
+    w = World(trunk=[1, 2], head_a=[3])
+    entry = w.admit("a", deadline_ns=SECOND)
+    out = w.die(entry.plan.incarnations[0], now_ns=SECOND - 1000)
+    assert out == done(entry)
+    assert "no time" in message(entry)
+
+
+def test_the_budget_covers_a_full_house_twice_and_then_denies() -> None:
+    w = World(budget=5, trunk=[1], head_a=[99])
+    entries = [w.admit("a") for _ in range(5)]
+    for life in (1, 2):
+        w.die(life)
+        assert w.publish(trunk=[life + 1], head_a=[99]) == [SendAgain(e) for e in entries]
+    for entry in entries:
+        w.answer(entry)
+    late = w.admit("a")
+    assert w.die(3) == done(late)
+    assert codes(late) == ["WORKER_LOST"]
+    assert "too many" in message(late)
+    assert w.table.gauges()["budget_denied"] == 1
+
+
+def test_finished_tasks_keep_their_results() -> None:
+    w = World(trunk=[1, 2], head_a=[3, 4], head_b=[5])
+    entry = w.admit("a", "b")
+    assert w.answer(entry, end=1) == []
+    kept = entry.plan
+    head = entry.plan.incarnations[entry.plan.ends[0]]
+    assert w.die(head) == [SendAgain(entry)]
+    assert [t.name for t in entry.plan.tasks] == ["a"]
+    assert w.answer(entry) == done(entry)
+    first, second = entry.results()
+    assert (first.task, first.outcome.payload, first.plan) == ("a", 2, entry.plan)
+    assert (second.task, second.outcome.payload, second.plan) == ("b", 1, kept)
+
+
+def test_a_death_on_no_open_way_changes_nothing() -> None:
+    w = World(trunk=[1], head_a=[2], head_b=[3])
+    entry = w.admit("t", "a")
+    other = w.admit("b")
+    w.answer(entry, end=0)
+    assert w.die(77) == []
+    assert w.die(3) == []  # "b" waits, "t" and "a" are not concerned
+    assert (entry.attempt, other.attempt) == (1, 2)
+    assert w.answer(entry) == done(entry)
+
+
+def test_permanent_failures_are_not_run_again() -> None:
+    w = World(trunk=[1, 2], head_a=[3])
+    entry = w.admit("a")
+    error = BlockError("BLOCK_FAILED", "broken")
+    out = w.table.failure(entry.ticket, 1, 0, entry.plan.incarnations[0], error, 0)
+    assert out == done(entry)
+    assert w.table.gauges()["rerun"] == 0
+
+
+# --- rumours
+
+
+def test_that_a_peer_is_lost_is_decided_by_the_proof() -> None:
+    w = World(trunk=[1], head_a=[2, 3])
+    entry = w.admit("a")
+    head = entry.plan.incarnations[1]
+    rumour = RequestError("WORKER_LOST", "the next hop's worker is gone")
+    assert w.table.failure(entry.ticket, 1, 1, 1, rumour, 0) == []
+    assert w.die(head, now_ns=5) == [SendAgain(entry)]
+    # The rumour, and one that comes late, are of an attempt that is over.
+    assert w.table.failure(entry.ticket, 1, 1, 1, rumour, 6) == [Drop("old_attempt")]
+    assert w.table.tick(6 * SECOND) == []
+    assert w.answer(entry) == done(entry)
+
+
+def test_a_rumour_without_a_proof_ends_the_request() -> None:
+    w = World(trunk=[1], head_a=[2])
+    entry = w.admit("a")
+    rumour = RequestError("WORKER_LOST", "no route to stage 9 any more")
+    w.table.failure(entry.ticket, 1, 1, 1, rumour, 0)
+    assert w.table.next_deadline() == 5 * SECOND
+    assert w.table.tick(5 * SECOND - 1) == []
+    assert w.table.tick(5 * SECOND) == done(entry)
+    assert codes(entry) == ["WORKER_LOST"]
+
+
+# --- epochs
+
+
+def test_a_rerun_may_use_a_newer_epoch_with_the_same_contract() -> None:
+    w = World(trunk=[1], head_a=[2])
+    entry = w.admit("a")
+    w.die(1)
+    assert w.publish(epoch=2, trunk=[5], head_a=[6]) == [SendAgain(entry)]
+    assert entry.item(0).epoch == 2
+    assert set(entry.plan.incarnations) == {5, 6}  # none of the old epoch's
+
+
+@pytest.mark.parametrize(
+    "change", [{"contract": WIDER}, {"paths": {"b": ("trunk", "head_b")}}], ids=str
+)
+def test_a_changed_task_is_not_run_again(change: dict[str, Any]) -> None:
+    w = World(trunk=[1], head_a=[2])
+    entry = w.admit("a")
+    w.die(1)
+    assert w.publish(epoch=2, trunk=[5], head_a=[6], **change) == done(entry)
+    assert codes(entry) == ["WORKER_LOST"]
+    assert "'a'" in message(entry)
+
+
+def test_one_reply_never_mixes_epochs() -> None:
+    w = World(trunk=[1], head_a=[2], head_b=[3])
+    entry = w.admit("a", "b")
+    w.answer(entry, end=1)
+    w.die(2)
+    assert w.publish(epoch=2, trunk=[5], head_a=[6], head_b=[7]) == done(entry)
+    assert codes(entry) == ["WORKER_LOST"]
+    assert entry.results()[1].outcome == Answer(1, (), 0)
+
+
+# --- poison
+
+
+def test_two_deaths_at_work_alone_are_poison() -> None:
+    w = World(trunk=[1], head_a=[9])
+    entry = w.admit("a")
+    assert w.die(1, entry) == []
+    assert w.publish(trunk=[2], head_a=[9]) == [SendAgain(entry)]
+    assert entry.item(0).alone
+    assert w.die(2, entry) == done(entry)
+    assert codes(entry) == ["POISON"]
+    assert w.table.gauges()["poisoned"] == 1
+
+
+def test_batch_mates_run_one_at_a_time_and_are_not_blamed() -> None:
+    w = World(trunk=[1], head_a=[9])
+    mate, poison, other = (w.admit("a") for _ in range(3))
+    bystander = w.admit("a")  # queued in the same worker, not at work
+    assert w.die(1, mate, poison, other) == []
+    # One suspect at a time; who was not at work goes at once.
+    assert w.publish(trunk=[2], head_a=[9]) == [SendAgain(mate), SendAgain(bystander)]
+    assert w.answer(mate) == [*done(mate), SendAgain(poison)]
+    assert w.answer(bystander) == done(bystander)
+    assert w.die(2, poison) == done(poison)
+    assert codes(poison) == ["POISON"]
+    assert w.publish(trunk=[3], head_a=[9]) == [SendAgain(other)]
+    assert (other.attempt, other.deaths) == (2, 1)
+    assert w.answer(other) == done(other)
+
+
+def test_several_at_work_twice_blame_nobody() -> None:
+    """Lanes: a request that runs alone in its batch may still die beside another batch."""
+    w = World(trunk=[1], head_a=[9])
+    entry = w.admit("a")
+    w.die(1, entry)
+    w.publish(trunk=[2], head_a=[9])
+    fresh = w.admit("a")
+    assert w.die(2, entry, fresh) == []
+    assert (entry.deaths, fresh.deaths) == (2, 1)
+    assert w.publish(trunk=[3], head_a=[9]) == [SendAgain(entry)]
+    assert w.die(3, entry) == [*done(entry)]
+    assert codes(entry) == ["POISON"]
+
+
+def test_a_suspect_waits_only_for_workers_that_it_visits_too() -> None:
+    w = World(trunk=[1], other=[4])
+    paths = {"a": ("trunk",), "z": ("other",)}
+    w.publish(trunk=[1], other=[4], paths=paths)
+    here, there = w.admit("a"), w.admit("z")
+    w.die(1, here)
+    w.die(4, there)
+    assert w.publish(trunk=[2], other=[5], paths=paths) == [SendAgain(here), SendAgain(there)]
+
+
+def test_a_suspect_that_has_to_wait_makes_room_for_the_next() -> None:
+    w = World(trunk=[1], head_a=[9])
+    first, second = w.admit("a"), w.admit("t")
+    w.die(1, first, second)
+    assert w.publish(trunk=[2], head_a=[9]) == [SendAgain(first)]
+    assert w.die(9) == [SendAgain(second)]
+    assert first.waits_for == "a worker of block 'head_a'"
+
+
+def test_an_older_attempt_that_kills_a_worker_counts_as_well() -> None:
+    w = World(trunk=[1], head_a=[2, 3])
+    entry = w.admit("a")
+    old = entry.ticket + bytes([1, 0])
+    w.die(entry.plan.incarnations[1])
+    assert entry.attempt == 2
+    w.table.peer_gone(Death.of(88, [old]), 0)
+    assert (entry.deaths, entry.attempt) == (1, 2)
+
+
+def test_what_a_dead_worker_reports_may_be_nonsense() -> None:
+    w = World(trunk=[1, 2], head_a=[3])
+    entry = w.admit("a")
+    records = [b"", b"x" * 17, entry.ticket + b"\x01\xff", b"u" * 18]
+    assert w.table.peer_gone(Death.of(entry.plan.incarnations[0], records), 0) == [SendAgain(entry)]
+
+
+# --- replayable: false
+
+
+def test_what_may_have_begun_is_not_run_twice() -> None:
+    w = World(once=["head_a"], trunk=[1, 2], head_a=[3])
+    entry = w.admit("a")
+    assert w.die(entry.plan.incarnations[0]) == done(entry)
+    assert codes(entry) == ["WORKER_LOST"]
+    assert "'head_a' must not run twice" in message(entry)
+
+
+def test_what_has_certainly_not_begun_is_run_again() -> None:
+    w = World(once=["head_a"], trunk=[1, 2], head_a=[3])
+    at_work, unsent = w.admit("a"), w.admit("a")
+    trunk = at_work.plan.incarnations[0]
+    assert unsent.plan.incarnations[0] != trunk  # in turn
+    assert w.die(trunk, at_work, hop=0) == [SendAgain(at_work)]
+    assert w.die(unsent.plan.incarnations[0], at_work, unsent=[unsent])[:1] != done(unsent)
+    assert unsent.waits_for == "a worker of block 'trunk'"
+
+
+def test_the_block_at_work_itself_may_have_begun() -> None:
+    w = World(once=["trunk"], trunk=[1, 2], head_a=[3])
+    entry = w.admit("a")
+    assert w.die(entry.plan.incarnations[0], entry, hop=0) == done(entry)
+
+
+def test_a_rerun_waits_for_tasks_whose_blocks_must_not_run_twice() -> None:
+    w = World(once=["head_b"], trunk=[1], head_a=[2, 3], head_b=[4])
+    entry = w.admit("a", "b")
+    assert w.die(entry.plan.incarnations[entry.plan.ends[0]]) == []
+    assert entry.attempt == 1  # "b" goes on in it
+    assert w.answer(entry, end=1) == [SendAgain(entry)]
+    assert [t.name for t in entry.plan.tasks] == ["a"]
+    assert w.answer(entry) == done(entry)
+    assert [e.outcome.payload for e in entry.results()] == [2, 1]
+
+
+def test_what_waits_for_such_a_task_is_charged_once() -> None:
+    w = World(budget=1, once=["head_b"], trunk=[1], head_a=[2], head_b=[4], mid=[5])
+    entry = w.admit("t", "a", "b", "deep")
+    w.answer(entry, end=0)
+    assert w.die(2) == []  # "a" and "deep"
+    assert w.die(5) == []  # "deep" is lost already
+    w.publish(trunk=[1], head_a=[6], head_b=[4], mid=[7])
+    assert w.answer(entry, end=2) == [SendAgain(entry)]
+    assert w.table.gauges()["budget"] == 1
+    assert w.answer(entry, end=0) == []
+    assert w.answer(entry, end=1) == done(entry)
+
+
+def test_only_the_tasks_through_such_a_block_fail() -> None:
+    w = World(once=["head_b"], trunk=[1, 2], head_a=[3], head_b=[4])
+    entry = w.admit("a", "b")
+    assert w.die(entry.plan.incarnations[0]) == [SendAgain(entry)]
+    assert [t.name for t in entry.plan.tasks] == ["a"]
+    assert w.answer(entry) == done(entry)
+    assert [type(e.outcome) for e in entry.results()] == [Answer, RequestError]
+
+
+# --- ends of other kinds, between two attempts
+
+
+def test_cancel_client_gone_and_the_end_reach_what_waits() -> None:
+    for end in ("cancel", "client_gone", "abort_all"):
+        w = World(trunk=[1], head_a=[2])
+        entry = w.admit("a")
+        w.die(1)
+        if end == "cancel":
+            assert w.table.cancel(b"client", entry.request_id) == done(entry)
+        elif end == "client_gone":
+            assert w.table.client_gone(b"client") == [ReleaseInput(entry)]
+        else:
+            assert w.table.abort_all(RequestError("NOT_READY", "over")) == done(entry)
+        assert w.left() == (0, 0, 0)
+
+
+def test_the_budget_fills_with_admissions_and_with_time() -> None:
+    budget = RetryBudget(10)
+    assert [budget.take(0, 0) for _ in range(21)] == [True] * 20 + [False]
+    assert budget.take(10, 0)  # a tenth of what was admitted
+    assert not budget.take(19, 0)
+    assert budget.take(20, 0)
+    assert not budget.take(20, 2 * SECOND)
+    assert budget.take(20, 4 * SECOND)  # a sixtieth of 20 tokens a second
+    assert budget.take(20, 3600 * SECOND)
+    assert budget.left() == 19
