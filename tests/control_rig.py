@@ -18,6 +18,8 @@ from blockflow.control.events import (
     Kill,
     Launch,
     Launched,
+    Prove,
+    Proved,
     Received,
     Send,
 )
@@ -29,6 +31,7 @@ from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.topology import Topology, parse_topology
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.atwork import Work
 from blockflow.wire.control import (
     Drain,
     Drained,
@@ -86,6 +89,7 @@ class World:
     Attributes:
         log: all instructions, in order.
         start_fails: replica name -> error of its StartFailed.
+        probe_fails: replica name -> what its readiness probe meets.
         mute: incarnations or names that do not answer anything.
         hold_ready: names that say Hello but not Ready, until :meth:`make_ready`.
         busy: the Dispatcher has requests in flight: no Drained until :meth:`let_drain`.
@@ -105,6 +109,7 @@ class World:
         self.log: list[Instruction] = []
         self.alive: dict[int, Launch] = {}
         self.start_fails: dict[str, BlockFlowError] = {}
+        self.probe_fails: dict[str, BlockFlowError] = {}
         self.mute: set[str] = set()
         self.hold_ready: set[str] = set()
         self.busy = False
@@ -144,10 +149,16 @@ class World:
             self.settle()
         self.now = end
 
-    def die(self, name: str, status: int = -9, tail: tuple[str, ...] = ()) -> None:
+    def die(
+        self,
+        name: str,
+        status: int = -9,
+        tail: tuple[str, ...] = (),
+        work: tuple[Work, ...] = (),
+    ) -> None:
         incarnation = self.incarnation(name)
         del self.alive[incarnation]
-        self.tell(Exited(incarnation, status, tail))
+        self.tell(Exited(incarnation, status, tail, work))
 
     def make_ready(self, name: str) -> None:
         self.hold_ready.discard(name)
@@ -225,6 +236,11 @@ class World:
             self._launch(instruction)
         elif isinstance(instruction, Send):
             self._deliver(instruction)
+        elif isinstance(instruction, Prove):
+            order = self.alive.get(instruction.incarnation)
+            if order is not None:
+                error = self.probe_fails.get(order.name)
+                self._events.append(Proved(instruction.incarnation, error, 1.0))
         elif isinstance(instruction, Kill):
             if self.alive.pop(instruction.incarnation, None) is not None:
                 self._events.append(Exited(instruction.incarnation, -9))

@@ -228,7 +228,7 @@ class Rig:
 
     def read(self, desc: TensorDesc, frame: Any) -> np.ndarray[Any, Any]:
         buffer = self.consumer.open(desc, frame)
-        value = as_numpy(buffer.memory, desc.dtype, desc.dims).copy()
+        value = as_numpy(buffer.memory, desc.dtype, desc.dims, desc.strides).copy()
         buffer.release()
         return value
 

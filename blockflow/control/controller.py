@@ -51,6 +51,11 @@ class _Deliver:
     message: ControlMessage
 
 
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    done: Callable[[], None]
+
+
 class Controller:
     """The ROUTER and its thread.
 
@@ -75,7 +80,7 @@ class Controller:
         except BaseException:
             self._context.term()
             raise
-        self._inbox: Mailbox[_Admit | _Forget | _Deliver | None] = Mailbox()
+        self._inbox: Mailbox[_Admit | _Forget | _Deliver | _Echo | None] = Mailbox()
         self._admitted: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="bf-controller", daemon=True)
 
@@ -94,6 +99,11 @@ class Controller:
         """Queue a message; never blocks. A process that is not there is counted, not an error: its
         death is about to be known anyway."""
         self._inbox.put(_Deliver(incarnation, message))
+
+    def echo(self, done: Callable[[], None]) -> None:
+        """Call ``done``, in the Controller's thread, once what was queued before has been sent and
+        what had arrived by then was delivered: it is not this thread that keeps anybody waiting."""
+        self._inbox.put(_Echo(done))
 
     def close(self) -> None:
         """Send what is queued and end the thread. Idempotent."""
@@ -114,6 +124,7 @@ class Controller:
         open_ = True
         while open_:
             events = dict(poller.poll())
+            echoes: list[_Echo] = []
             if self._inbox.fileno() in events:
                 for order in self._inbox.drain():
                     if order is None:
@@ -122,10 +133,14 @@ class Controller:
                         self._admitted.add(order.incarnation)
                     elif isinstance(order, _Forget):
                         self._admitted.discard(order.incarnation)
+                    elif isinstance(order, _Echo):
+                        echoes.append(order)
                     else:
                         self._send(order)
             if self._socket in events:
                 self._receive()
+            for echo in echoes:
+                echo.done()
 
     def _send(self, order: _Deliver) -> None:
         identity = str(order.incarnation).encode()

@@ -6,15 +6,19 @@ It knows lives and deadlines, not topologies: what shall run is the Brain's busi
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 
-from blockflow.control.events import Instruction, Kill, Launch, Send
+from blockflow.control.events import Exited, Instruction, Kill, Launch, Prove, Proved, Send
 from blockflow.control.fleet import (
+    CRASHES_KEPT,
     DISPATCHER_ENTRY,
     DISPATCHER_NAME,
+    TICKETS_SHOWN,
     WORKER_ENTRY,
     Crash,
     Fleet,
+    LastWork,
     Life,
     Numbers,
     Place,
@@ -23,11 +27,15 @@ from blockflow.control.fleet import (
     dispatcher_launch,
     worker_launch,
 )
+from blockflow.control.heartbeat import Hang
 from blockflow.control.settings import ControlSettings
-from blockflow.control.supervision import DISPATCHER_POLICY, RestartAt, RestartLedger
+from blockflow.control.supervision import DISPATCHER_POLICY, RestartAt, RestartLedger, spread
 from blockflow.core.errors import SystemError_, from_dict
 from blockflow.core.lifecycle import TABLE, Event, State
 from blockflow.core.placement import WorkerSpec
+from blockflow.core.threads import Share
+from blockflow.launch.child import CRASH_STATUS
+from blockflow.tensormq.atwork import Work
 from blockflow.wire.control import (
     ControlMessage,
     Hello,
@@ -36,6 +44,9 @@ from blockflow.wire.control import (
     StartFailed,
     Stop,
 )
+from blockflow.wire.data import REQUEST_ID_BYTES
+
+STARTING = frozenset({State.LAUNCHING, State.LOADING, State.PROVING})
 
 
 def ns(seconds: float) -> int:
@@ -48,6 +59,7 @@ class Crew:
     Attributes:
         fleet: the replicas.
         dispatcher: the Dispatcher's latest life, None before the first.
+        dispatcher_crashes: its latest crashes, oldest first.
         hz: KPI rate that new processes start with.
         out: instructions for the shell, in order; the Brain hands them over.
         strays: messages that came from the dead, or did not fit the sender's state.
@@ -58,7 +70,7 @@ class Crew:
         self.dispatcher: Life | None = None
         self.dispatcher_ledger = RestartLedger(DISPATCHER_POLICY)
         self.dispatcher_restart_ns: int | None = None
-        self.dispatcher_crash: Crash | None = None
+        self.dispatcher_crashes: deque[Crash] = deque(maxlen=CRASHES_KEPT)
         self.hz = settings.monitor_hz
         self.out: list[Instruction] = []
         self.strays = 0
@@ -66,7 +78,7 @@ class Crew:
         self._place = place
         self._numbers = numbers
         self._client_endpoints: tuple[str, ...] = (
-            f"tcp://{settings.host}:{settings.client_port}",
+            f"tcp://{settings.client_host}:{settings.client_port}",
             f"ipc://{place.run_dir}/clients.sock",
         )
 
@@ -85,6 +97,11 @@ class Crew:
             if life.incarnation == incarnation:
                 return life
         return None
+
+    @property
+    def dispatcher_crash(self) -> Crash | None:
+        """The latest."""
+        return self.dispatcher_crashes[-1] if self.dispatcher_crashes else None
 
     @property
     def dispatcher_ready(self) -> bool:
@@ -110,10 +127,10 @@ class Crew:
         self.out.append(Launch(life.incarnation, "dispatcher", life.name, DISPATCHER_ENTRY, spec))
 
     def start_replica(
-        self, spec: WorkerSpec, name: str, threads: int, role: Role, now_ns: int
+        self, spec: WorkerSpec, name: str, share: Share, role: Role, now_ns: int
     ) -> Replica:
         """Launch the first life of a new replica."""
-        life = self._new_life(name, spec.blocks, now_ns, threads)
+        life = self._new_life(name, spec.blocks, now_ns, share)
         replica = Replica(name, spec, role, life, spec.policies())
         self.fleet.replicas.append(replica)
         self._launch(replica)
@@ -148,18 +165,52 @@ class Crew:
                 self.out.append(Send(life.incarnation, Stop()))
 
     def ready(self, life: Life, message: Ready, now_ns: int) -> bool:
-        """True when the life became READY by it (it may be stopping already)."""
-        if not self._moves(life, Event.READY) or life.state is not State.READY:
+        """It has loaded. True when that makes it READY: a worker has to prove itself first."""
+        if not self._moves(life, Event.LOADED) or life.state is not State.PROVING:
             return False
         life.endpoint = message.endpoint
         life.endpoints = tuple(message.endpoints)
         life.load_ms, life.warm_ms = message.load_ms, message.warm_ms
+        if life is self.dispatcher:
+            if life.endpoints:
+                # A successor must come up where the clients are already connected to.
+                self._client_endpoints = life.endpoints
+            return self._proved(life, now_ns)
+        replica = self.fleet.by_incarnation(life.incarnation)
+        if replica is not None:
+            blocks = tuple((life.stages[s.spec.name], s.info) for s in replica.spec.stages)
+            mode = replica.spec.mode
+            self.out.append(Prove(life.incarnation, life.endpoint, mode, blocks))
+        return False
+
+    def proved(self, event: Proved, now_ns: int) -> bool:
+        """True when the life became READY by it."""
+        life = self.find(event.incarnation)
+        if life is None or life.state is not State.PROVING:
+            return False  # it was stopped, or died, meanwhile
+        life.probe_ms = event.took_ms
+        if event.error is None:
+            return self._proved(life, now_ns)
+        life.on(Event.START_FAILED)
+        life.error = event.error
+        life.condemned = f"its readiness probe failed: {event.error.code}: {event.error.message}"
+        life.deadline_ns = now_ns + ns(self._settings.timing.stop)
+        self.out.append(Send(life.incarnation, Stop()))
+        return False
+
+    def _proved(self, life: Life, now_ns: int) -> bool:
+        life.on(Event.PROVED)
         life.ready_ns = now_ns
         life.deadline_ns = None
-        if life is self.dispatcher and life.endpoints:
-            # A successor must come up where the clients are already connected to.
-            self._client_endpoints = life.endpoints
         return True
+
+    def condemn(self, hang: Hang) -> None:
+        """A process that hangs is killed; its exit, which follows, does the rest."""
+        life = self.find(hang.incarnation)
+        if life is not None and life.state is not State.STOPPING and not life.condemned:
+            life.condemned = hang.cause
+            life.innocent = hang.outside
+            self.out.append(Kill(life.incarnation))
 
     def start_failed(self, life: Life, message: StartFailed, now_ns: int) -> None:
         """The exit follows; it is what ends the life, and it is waited for only briefly."""
@@ -167,46 +218,58 @@ class Crew:
             life.error = from_dict(message.error)
             life.deadline_ns = now_ns + ns(self._settings.timing.stop)
 
-    def exited(
-        self, incarnation: int, status: int, tail: tuple[str, ...], now_ns: int
-    ) -> tuple[Life, Crash | None] | None:
+    def exited(self, event: Exited, now_ns: int) -> tuple[Life, Crash | None] | None:
         """A process was reaped: its leases are reclaimed everywhere.
 
         Returns:
             The life and, unless it was told to stop, its Crash; None for an unknown incarnation.
         """
-        life = self.find(incarnation)
+        life = self.find(event.incarnation)
         if life is None:
             self.strays += 1
             return None
         told = life.state is State.STOPPING
-        starting = life.state in (State.LAUNCHING, State.LOADING)
+        starting = life.state in STARTING
         life.on(Event.EXITED)
         life.reaped = True
         life.deadline_ns = None
-        self.broadcast(PeerGone(incarnation))
+        self._tell_gone(event, blame=not (told or life.innocent))
         if told:
             return life, None
-        cause = describe_exit(status)
-        if life.error is not None:
-            cause = f"{life.error.code}: {life.error.message}"
-        elif starting:
-            cause = f"{cause} while it started"
-        retryable = life.error is None or life.error.retryable or not life.lasting
-        return life, Crash(incarnation, now_ns, cause, life.error, tail, retryable)
+        return life, Crash(
+            event.incarnation,
+            now_ns,
+            describe_end(life, event, starting),
+            life.error,
+            event.log_tail,
+            life.error is None
+            or life.error.retryable
+            or not life.lasting
+            or life.error.code == "INTERNAL",  # a defect may be one of that moment
+            last_work(life, event.work, now_ns),
+        )
+
+    def _tell_gone(self, event: Exited, *, blame: bool) -> None:
+        """The Dispatcher also learns what it was executing, if that may have been the reason."""
+        records = [r for w in event.work for r in w.records] if blame else []
+        for life in self.lives():
+            if life.connected:
+                mine = records if life is self.dispatcher else []
+                self.out.append(Send(life.incarnation, PeerGone(event.incarnation, mine)))
 
     def supervise(self, replica: Replica, crash: Crash, now_ns: int) -> None:
         """Decide about an active replica's next life."""
-        replica.crash = crash
-        verdict = replica.ledger.crashed(now_ns, retryable=crash.retryable)
+        replica.crashes.append(crash)
+        chance = spread(crash.incarnation)
+        verdict = replica.ledger.crashed(now_ns, retryable=crash.retryable, chance=chance)
         if isinstance(verdict, RestartAt):
             replica.restart_at_ns = verdict.at_ns
         else:
             replica.given_up = verdict.reason
 
     def supervise_dispatcher(self, crash: Crash, now_ns: int) -> None:
-        self.dispatcher_crash = crash
-        verdict = self.dispatcher_ledger.crashed(now_ns)
+        self.dispatcher_crashes.append(crash)
+        verdict = self.dispatcher_ledger.crashed(now_ns, chance=spread(crash.incarnation))
         if isinstance(verdict, RestartAt):
             self.dispatcher_restart_ns = verdict.at_ns
 
@@ -215,7 +278,7 @@ class Crew:
         for life in list(self.lives()):
             if life.deadline_ns is None or now_ns < life.deadline_ns:
                 continue
-            if life.state in (State.LAUNCHING, State.LOADING):
+            if life.state in STARTING:
                 seconds = self._settings.timing.start
                 life.error = SystemError_(
                     "START_TIMEOUT", f"{life.name} was not ready within {seconds:g} s"
@@ -224,8 +287,8 @@ class Crew:
             life.deadline_ns = now_ns + ns(self._settings.timing.stop)
         for replica in self.fleet:
             if replica.restart_at_ns is not None and now_ns >= replica.restart_at_ns:
-                threads = replica.life.threads
-                replica.life = self._new_life(replica.name, replica.spec.blocks, now_ns, threads)
+                share = replica.life.threads, replica.life.lanes
+                replica.life = self._new_life(replica.name, replica.spec.blocks, now_ns, share)
                 replica.restart_at_ns = None
                 replica.policies = replica.spec.policies()
                 self._launch(replica)
@@ -243,13 +306,15 @@ class Crew:
         spec = worker_launch(replica.spec, life, self._place, self._settings, self.hz).to_dict()
         self.out.append(Launch(life.incarnation, "worker", life.name, WORKER_ENTRY, spec))
 
-    def _new_life(self, name: str, blocks: tuple[str, ...], now_ns: int, threads: int = 1) -> Life:
+    def _new_life(
+        self, name: str, blocks: tuple[str, ...], now_ns: int, share: Share = (1, 1)
+    ) -> Life:
         return Life(
             name,
             self._numbers.take_incarnation(),
             now_ns,
             {b: self._numbers.take_stage() for b in blocks},
-            threads,
+            *share,
             deadline_ns=now_ns + ns(self._settings.timing.start),
         )
 
@@ -260,6 +325,34 @@ class Crew:
             return False
         life.on(event)
         return True
+
+
+def describe_end(life: Life, event: Exited, starting: bool) -> str:
+    """Why a process ended that should not have, in one line."""
+    if life.condemned:
+        return life.condemned
+    if life.error is not None:
+        return f"{life.error.code}: {life.error.message}"
+    cause = describe_exit(event.status)
+    if starting:
+        cause += " while it started"
+    if event.status == CRASH_STATUS and event.log_tail:
+        cause += f": {event.log_tail[-1]}"  # an exception ended it: the traceback's last line
+    return cause
+
+
+def last_work(life: Life, works: Sequence[Work], now_ns: int) -> tuple[LastWork, ...]:
+    """What a process was executing at its end."""
+    blocks = {stage: block for block, stage in life.stages.items()}
+    return tuple(
+        LastWork(
+            blocks.get(w.stage, f"stage {w.stage}"),
+            round((now_ns - w.started_ns) / 1e6, 3),
+            w.count,
+            tuple(r[:REQUEST_ID_BYTES].hex() for r in w.records[:TICKETS_SHOWN]),
+        )
+        for w in works
+    )
 
 
 def describe_exit(status: int) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import BlockInfo
+from blockflow.tensormq.atwork import Work
 from blockflow.wire.control import ControlMessage
 
 # --- events -------------------------------------------------------------------------------------
@@ -42,11 +44,21 @@ class Received:
 @dataclass(frozen=True, slots=True)
 class Exited:
     """The process is dead and reaped. ``status``: exit status, or minus the signal's number;
-    ``log_tail``: its last log lines."""
+    ``log_tail``: its last log lines; ``work``: the forwards that it died in."""
 
     incarnation: int
     status: int
     log_tail: tuple[str, ...] = ()
+    work: tuple[Work, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """A worker's readiness probe came back, or ``error`` says what is wrong with it."""
+
+    incarnation: int
+    error: BlockFlowError | None
+    took_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ class CommitFailed:
     error: BlockFlowError
 
 
-Event = Launched | LaunchFailed | Received | Exited | Committed | CommitFailed
+Event = Launched | LaunchFailed | Received | Exited | Proved | Committed | CommitFailed
 
 # --- instructions -------------------------------------------------------------------------------
 
@@ -87,20 +99,41 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Prove:
+    """Send a probe through each of a worker's blocks (stage, block); answered by Proved."""
+
+    incarnation: int
+    endpoint: str
+    mode: str
+    blocks: tuple[tuple[int, BlockInfo], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL: it did not stop by itself."""
+    """SIGKILL: it did not stop by itself, or it hangs."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """An update to ``epoch`` is under way: a note for whoever finds this control plane dead."""
+
+    update_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
-    """Store the epoch; answered by Committed or CommitFailed."""
+    """Store the epoch; answered by Committed or CommitFailed. ``digests`` pin the artifacts by
+    block of the repository, ``how`` is the kind of the update."""
 
     update_id: int
     epoch: int
     posted: Mapping[str, Any]
     topology: Mapping[str, Any]
+    digests: Mapping[str, str]
+    how: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +148,4 @@ class AllGone:
     """After a shutdown: no process is left."""
 
 
-Instruction = Launch | Send | Kill | Commit | Finished | AllGone
+Instruction = Launch | Send | Prove | Kill | Begun | Commit | Finished | AllGone

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from blockflow.control.brain import Brain
@@ -21,6 +21,7 @@ from blockflow.control.controller import Controller
 from blockflow.control.crew import ns
 from blockflow.control.events import (
     AllGone,
+    Begun,
     Commit,
     CommitFailed,
     Committed,
@@ -32,12 +33,15 @@ from blockflow.control.events import (
     Launch,
     Launched,
     LaunchFailed,
+    Prove,
+    Proved,
     Received,
     Send,
 )
 from blockflow.control.fleet import Place
+from blockflow.control.health import Health
 from blockflow.control.kpis import KpiBook
-from blockflow.control.pings import PingBook, Round
+from blockflow.control.probe import ROUTES_VERSION, Prober
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.settings import ControlSettings
 from blockflow.control.store import StateStore
@@ -47,7 +51,7 @@ from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Launcher
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.janitor import RunDir, remove_leavings
-from blockflow.wire.control import Pong, Stats
+from blockflow.wire.control import Pong, Ready, RoutesApplied, Stats
 
 log = logging.getLogger("blockflow.control")
 
@@ -90,21 +94,23 @@ class Manager:
         self.gone = threading.Event()
         self._launcher = launcher
         self._profiles = ProfileShelf(settings.repository)
-        self._inbox: Mailbox[Received | Callable[[], None]] = Mailbox()
+        self._inbox: Mailbox[Received | Proved | Callable[[], None]] = Mailbox()
+        self._prober = Prober(run_dir.path, store.take_incarnation(), self._inbox.put)
+        self._unproved: dict[int, Prove] = {}
         self.controller = Controller(endpoint, self._inbox.put)
+        self._health = Health(
+            self.brain.crew, self.controller, run_dir.path, settings.timing, self._inbox.put
+        )
         self._poll = select.poll()
         self._poll.register(self._inbox.fileno(), select.POLLIN)
-        self._pings = PingBook()
-        self._ping_ms: dict[int, float] = {}
-        self._ping_futures: dict[int, Future[Round]] = {}
         self._waiters: list[_Waiter] = []
-        self._health_ns = 0
         self._thread = threading.Thread(target=self._run, name="bf-manager", daemon=True)
 
     # --- for other threads ----------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread and the Dispatcher's launch; returns at once."""
+        self._prober.start()
         self.controller.start()
         self._thread.start()
         self.submit(lambda: self.brain.crew.start_dispatcher(time.monotonic_ns()))
@@ -149,24 +155,13 @@ class Manager:
 
     def views(self) -> Views:
         """Documents of this moment; call it in the Manager's thread."""
-        return Views(self.brain, self.kpis, self._ping_ms, time.monotonic_ns())
+        return Views(self.brain, self.kpis, self._health.ping_ms, time.monotonic_ns())
 
     def ping(self, names: set[str] | None = None) -> list[dict[str, Any]]:
         """Ping the workers with these names (None = all, with the Dispatcher) and collect the
         answers; a process that does not answer in time has ``ok`` false."""
-
-        def begin() -> Future[Round]:
-            lives = [x for x in self.brain.crew.lives() if names is None or x.name in names]
-            targets = {x.incarnation: x.name for x in lives}
-            ping = self._begin_ping(targets)
-            future: Future[Round] = Future()
-            if targets:
-                self._ping_futures[ping.seq] = future
-            else:
-                future.set_result(ping)
-            return future
-
-        return self.call(begin).result(self.settings.timing.ping + _CALL_S).to_dict()
+        answers = self.call(lambda: self._health.ask(names))
+        return answers.result(self.settings.timing.ping + _CALL_S).to_dict()
 
     def stop(self) -> None:
         """Stop all processes and wait until they are gone, then end the threads. Idempotent."""
@@ -178,6 +173,7 @@ class Manager:
             self._inbox.put(self._end)
             self._thread.join()
         self.controller.close()
+        self._prober.close()
         self._inbox.close()
 
     # --- the Manager's thread -------------------------------------------------------------------
@@ -195,8 +191,7 @@ class Manager:
         self._children.kill_all(self.settings.timing.stop)
         for waiter in self._waiters:
             waiter.future.set_result(None)
-        for future in self._ping_futures.values():
-            future.set_exception(SystemError_("NOT_RUNNING", "the control plane ended"))
+        self._health.close()
 
     def _end(self) -> None:
         self._running = False
@@ -207,6 +202,8 @@ class Manager:
         for item in self._inbox.drain():
             if isinstance(item, Received):
                 self._received(item)
+            elif isinstance(item, Proved):
+                self.brain.handle(item, time.monotonic_ns())
             else:
                 item()
             self._carry_out()
@@ -218,14 +215,14 @@ class Manager:
         if deadline is not None and now >= deadline:
             self.brain.tick(now)
             self._carry_out()
-        for ping in self._pings.tick(now):
-            self._end_ping(ping)
-        self._check_health(now)
+        for hang in self._health.tick(now):
+            self.brain.condemn(hang, now)
+            self._carry_out()
         self._check_waiters(now)
 
     def _timeout_ms(self) -> int:
         now = time.monotonic_ns()
-        times = [self.brain.deadline(), self._pings.deadline(), self._health_ns]
+        times = [self.brain.deadline(), self._health.deadline()]
         times += [w.deadline_ns for w in self._waiters]
         soonest = min(t for t in times if t is not None)
         return max(0, -(-(soonest - now) // 1_000_000))
@@ -237,10 +234,14 @@ class Manager:
             if life is not None:
                 self.kpis.add(event.incarnation, life.name, message, time.time())
         elif isinstance(message, Pong):
-            ping = self._pings.pong(event.incarnation, message, now)
-            if ping is not None:
-                self._end_ping(ping)
+            self._health.pong(event.incarnation, message, now)
+        elif isinstance(message, RoutesApplied) and message.version == ROUTES_VERSION:
+            order = self._unproved.pop(event.incarnation, None)
+            if order is not None:
+                self._prober.prove(order)
         else:
+            if isinstance(message, Ready):
+                self._health.loaded(event.incarnation)
             self.brain.handle(event, now)
 
     def _died(self, death: Exited) -> None:
@@ -252,9 +253,9 @@ class Manager:
         log.log(level, "%s (incarnation %d) ended: status %d", name, incarnation, death.status)
         self.controller.forget(incarnation)
         self.kpis.forget(incarnation)
-        self._ping_ms.pop(incarnation, None)
-        for ping in self._pings.gone(incarnation):
-            self._end_ping(ping)
+        self._unproved.pop(incarnation, None)
+        self._prober.forget(incarnation)
+        death = replace(death, work=self._health.died(incarnation))
         # Consumers keep what they have mapped; nobody can map the dead arena anew.
         remove_leavings(self.run_dir.path, incarnation)
         self.brain.handle(death, time.monotonic_ns())
@@ -272,13 +273,20 @@ class Manager:
             self.controller.send(instruction.incarnation, instruction.message)
         elif isinstance(instruction, Launch):
             return self._launch(instruction)
+        elif isinstance(instruction, Prove):
+            self._unproved[instruction.incarnation] = instruction
+            self.controller.send(instruction.incarnation, self._prober.routes(instruction.mode))
         elif isinstance(instruction, Kill):
             self._children.kill(instruction)
+        elif isinstance(instruction, Begun):
+            self.store.begin(instruction.epoch)
         elif isinstance(instruction, Commit):
             return self._commit(instruction)
         elif isinstance(instruction, Finished):
             update = self.brain.runner.updates.get(instruction.update_id)
             if update is not None:
+                if update.stores:
+                    self.store.ended()
                 cause = f": {update.error}" if update.error is not None else ""
                 log.info("update %d (%s) %s%s", update.update_id, update.kind, update.phase, cause)
         elif isinstance(instruction, AllGone):
@@ -297,35 +305,12 @@ class Manager:
 
     def _commit(self, order: Commit) -> Committed | CommitFailed:
         try:
-            self.store.commit(order.epoch, order.posted, order.topology)
+            self.store.commit(order.epoch, order.posted, order.topology, order.digests, order.how)
         except BlockFlowError as e:
             return CommitFailed(order.update_id, e)
         return Committed(order.update_id)
 
-    # --- pings and waiters ----------------------------------------------------------------------
-
-    def _begin_ping(self, targets: dict[int, str]) -> Round:
-        now = time.monotonic_ns()
-        ping, sends = self._pings.begin(targets, now, ns(self.settings.timing.ping))
-        for send in sends:
-            self.controller.send(send.incarnation, send.message)
-        return ping
-
-    def _end_ping(self, ping: Round) -> None:
-        for incarnation, (rtt_ms, _) in ping.answers.items():
-            self._ping_ms[incarnation] = round(rtt_ms, 3)
-        for incarnation in ping.waiting:
-            self._ping_ms.pop(incarnation, None)
-        future = self._ping_futures.pop(ping.seq, None)
-        if future is not None:
-            future.set_result(ping)
-
-    def _check_health(self, now_ns: int) -> None:
-        """The thesis's periodic health check; supervision of hangs builds on it."""
-        if now_ns < self._health_ns:
-            return
-        self._health_ns = now_ns + ns(self.settings.timing.health)
-        self._begin_ping({x.incarnation: x.name for x in self.brain.crew.lives() if x.connected})
+    # --- waiters --------------------------------------------------------------------------------
 
     def _check_waiters(self, now_ns: int) -> None:
         left = []

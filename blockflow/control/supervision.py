@@ -1,5 +1,8 @@
 """Supervision: whether and when a dead process is started again. Pure: ``now`` is an argument.
 
+Pauses double, and a part of each is left to chance, so that processes which die together do not
+all come back, and load from the same disk, in the same moment.
+
 Restart intensity as in Erlang/OTP's supervisors: so many crashes within a window and the replica is
 given up, so that a block that cannot live does not take the machine with it.
 """
@@ -21,8 +24,18 @@ class RestartPolicy:
     window_s: float = 60.0
 
 
+_GOLDEN = 0.6180339887498949
+
 WORKER_POLICY = RestartPolicy()
 DISPATCHER_POLICY = RestartPolicy(crashes=0)
+
+
+def spread(number: int) -> float:
+    """A number in 0..1 for ``number``; those of neighbours lie far apart (golden ratio sequence).
+
+    As good as chance for telling processes apart, and the same in every run.
+    """
+    return number * _GOLDEN % 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +63,15 @@ class RestartLedger:
     total: int = 0
     _recent: deque[int] = field(default_factory=deque)
 
-    def crashed(self, now_ns: int, *, retryable: bool = True) -> Verdict:
-        """Record a death. One that is not ``retryable`` gives up at once (a load failure: the same
-        artifact will fail the same way)."""
+    def crashed(self, now_ns: int, *, retryable: bool = True, chance: float = 0.0) -> Verdict:
+        """Record a death.
+
+        Args:
+            now_ns: monotonic clock.
+            retryable: false gives up at once (a load failure: the same artifact will fail the same
+                way).
+            chance: 0..1; the pause is shortened by up to half of it.
+        """
         policy = self.policy
         window_ns = int(policy.window_s * 1e9)
         self.total += 1
@@ -65,5 +84,5 @@ class RestartLedger:
         if policy.crashes and count >= policy.crashes:
             return GiveUp(f"{count} crashes within {policy.window_s:g} s")
         # The exponent is bounded so that a long crash loop cannot overflow the float.
-        delay_s = min(policy.first_s * 2.0 ** min(count - 1, 30), policy.cap_s)
+        delay_s = min(policy.first_s * 2.0 ** min(count - 1, 30), policy.cap_s) * (1 - chance / 2)
         return RestartAt(now_ns + int(delay_s * 1e9))

@@ -1,7 +1,7 @@
 """The life of a replica as one transition table; the docs' diagram is drawn from it.
 
-Phases of the thesis (section 3.6.1): startup = LAUNCHING and LOADING, running = READY and DRAINING,
-termination = STOPPING.
+Phases of the thesis (section 3.6.1): startup = LAUNCHING, LOADING and PROVING, running = READY and
+DRAINING, termination = STOPPING.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import StrEnum
 class State(StrEnum):
     LAUNCHING = "launching"
     LOADING = "loading"
+    PROVING = "proving"
     READY = "ready"
     DRAINING = "draining"
     STOPPING = "stopping"
@@ -22,7 +23,8 @@ class State(StrEnum):
 
 class Event(StrEnum):
     HELLO = "hello"
-    READY = "ready"
+    LOADED = "loaded"
+    PROVED = "proved"
     START_FAILED = "start-failed"
     DRAIN = "drain"
     UNDRAIN = "undrain"
@@ -36,10 +38,14 @@ TABLE: Mapping[tuple[State, Event], State] = {
     (S.LAUNCHING, E.HELLO): S.LOADING,
     (S.LAUNCHING, E.STOP): S.STOPPING,
     (S.LAUNCHING, E.EXITED): S.FAILED,
-    (S.LOADING, E.READY): S.READY,
+    (S.LOADING, E.LOADED): S.PROVING,
     (S.LOADING, E.START_FAILED): S.FAILED,
     (S.LOADING, E.STOP): S.STOPPING,
     (S.LOADING, E.EXITED): S.FAILED,
+    (S.PROVING, E.PROVED): S.READY,
+    (S.PROVING, E.START_FAILED): S.FAILED,
+    (S.PROVING, E.STOP): S.STOPPING,
+    (S.PROVING, E.EXITED): S.FAILED,
     (S.READY, E.DRAIN): S.DRAINING,
     (S.READY, E.STOP): S.STOPPING,
     (S.READY, E.EXITED): S.FAILED,
@@ -49,7 +55,8 @@ TABLE: Mapping[tuple[State, Event], State] = {
     (S.STOPPING, E.EXITED): S.STOPPED,
     # What a process sent before it learned that it shall stop still arrives.
     (S.STOPPING, E.HELLO): S.STOPPING,
-    (S.STOPPING, E.READY): S.STOPPING,
+    (S.STOPPING, E.LOADED): S.STOPPING,
+    (S.STOPPING, E.PROVED): S.STOPPING,
     (S.STOPPING, E.START_FAILED): S.STOPPING,
     (S.STOPPING, E.STOP): S.STOPPING,
     (S.FAILED, E.STOP): S.FAILED,

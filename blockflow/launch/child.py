@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from blockflow.core import limits
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import LIFELINE_ENV
-from blockflow.launch.process import close_descriptors, set_process_name
+from blockflow.launch.process import close_descriptors, give_up_privileges, set_process_name
 from blockflow.wire.codec import decode, encode
 
 CRASH_STATUS = 1
@@ -74,6 +74,7 @@ def _prepare(order: Order, lifeline_fd: int) -> None:
     close_descriptors(frozenset({lifeline_fd}))
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(sig, signal.SIG_IGN if sig == signal.SIGPIPE else signal.SIG_DFL)
+    give_up_privileges()
     _redirect(str(order.spec.get("log_path", "")))
     set_process_name(f"bf:{order.name}")
     cores = order.spec.get("cores")

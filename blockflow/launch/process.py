@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import select
+import signal
 from contextlib import suppress
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
 
 EXIT_UNKNOWN = 255
 """Reported for a process that is certainly dead, but whose status somebody else collected."""
@@ -33,6 +37,37 @@ def become_subreaper() -> None:
     The manager calls it once before its first launch, so that it can still collect how they ended.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+class Adoption:
+    """Notices that this process's parent, the template, has died and the manager has adopted it.
+
+    Nobody is then left who would kill it if it were stuck when the manager dies: from there on the
+    kernel does, with the manager's process. Not before, for the template's death is no reason.
+    """
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+
+    def check(self) -> None:
+        """Look now; called now and then."""
+        parent = os.getppid()
+        if parent != self._parent:
+            self._parent = parent
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def give_up_privileges() -> None:
+    """Drop what no worker needs, for this process and whatever it starts; irrevocable.
+
+    No program that it executes can gain rights (setuid, file capabilities); a crash leaves no
+    core file with clients' tensors in it; files that it makes are this user's alone. The process
+    stays *dumpable*: without that, /proc/self belongs to root, and verified artifacts are opened
+    through /proc/self/fd, while the control plane reads the memory figures there.
+    """
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.umask(0o077)
 
 
 def close_descriptors(keep: frozenset[int]) -> None:
@@ -74,9 +109,11 @@ def collect_own_child(pidfd: int) -> int | None:
 
 __all__ = [
     "EXIT_UNKNOWN",
+    "Adoption",
     "become_subreaper",
     "close_descriptors",
     "collect_own_child",
+    "give_up_privileges",
     "has_exited",
     "set_process_name",
     "thread_count",

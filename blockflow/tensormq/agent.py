@@ -98,8 +98,9 @@ class ControlAgent:
     Args:
         endpoint: the Controller's ROUTER (``ipc://...``).
         incarnation: of this process; its decimal form is the DEALER's identity.
-        on_message: gets every message but Ping, in the control thread: hand it on (for instance
-            :meth:`Mailbox.put`) and return at once.
+        on_message: gets every message, in the control thread: hand it on (for instance
+            :meth:`Mailbox.put`) and return at once. Ping is answered already; the main loop says
+            with :meth:`heard` that it has seen it.
         state: what Pong reports; called in the control thread.
         on_orphaned: the manager is dead. Called in the control thread: remove this process's arena
             and socket files; the process then ends by ``os._exit``, whatever other threads do.
@@ -131,6 +132,7 @@ class ControlAgent:
         self._outbox: Mailbox[ControlMessage | None] = Mailbox()
         self._unsent: deque[bytes] = deque()
         self._thread = threading.Thread(target=self._run, name="bf-control", daemon=True)
+        self._heard = 0
         self.malformed = 0
         self.dropped = 0
 
@@ -148,6 +150,10 @@ class ControlAgent:
             self.dropped += 1
             return
         self._outbox.put(msg)
+
+    def heard(self, seq: int) -> None:
+        """The main loop has seen Ping ``seq``: it is alive, as the next Pong will say."""
+        self._heard = seq
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what is queued (at most a second is spent on it), end the thread. Idempotent."""
@@ -212,9 +218,8 @@ class ControlAgent:
                     _LOG.warning("control message refused (%d so far): %s", self.malformed, exc)
                 continue
             if isinstance(msg, Ping):
-                pong = Pong(self._incarnation, msg.seq, self._state())
+                pong = Pong(self._incarnation, msg.seq, self._state(), self._heard)
                 self._unsent.append(encode_control(pong))
-                continue
             try:
                 self._on_message(msg)
             except Exception:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from blockflow.core.errors import RequestError, make_error
 from blockflow.tensormq.arena import DEVICE_BIT, arena_path, marks_path
+from blockflow.tensormq.atwork import work_path
 
 ROOT_ENV = "BLOCKFLOW_RUN_ROOT"
 LOCK_NAME = "lock"
@@ -146,7 +147,8 @@ def sweep_stale(root: Path | None = None) -> list[Path]:
 
 
 def remove_leavings(run_dir: Path, incarnation: int) -> None:
-    """Remove what a dead process left in a live run directory: its arena and its sockets.
+    """Remove what a dead process left in a live run directory: its arena, its sockets, and
+    the file that says what it was at.
 
     Consumers that have the arena mapped keep what they hold; nobody can map it anew.
     """
@@ -157,6 +159,7 @@ def remove_leavings(run_dir: Path, incarnation: int) -> None:
         marks_path(run_dir, incarnation | DEVICE_BIT),
         data_socket_path(run_dir, incarnation),
         grant_socket_path(run_dir, incarnation),
+        work_path(run_dir, incarnation),
     ):
         path.unlink(missing_ok=True)
 

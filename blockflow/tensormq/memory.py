@@ -17,7 +17,7 @@ from blockflow.tensormq.channel import Consumer, Producer
 from blockflow.tensormq.cuda import CudaProducer
 from blockflow.tensormq.cuda_api import CudaApi
 from blockflow.tensormq.cuda_consumer import CudaConsumer
-from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.cuda_device import CopyCounts, CudaDevice
 from blockflow.tensormq.cuda_preflight import preflight
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.mixed import MixedConsumer, MixedProducer
@@ -100,6 +100,12 @@ class TensorMemory:
         times = self.device_times.setdefault(stage, Histogram())
         with device.queue.batch(times.record):
             yield
+
+    def forget_figures(self) -> None:
+        """Count copies and device times from here on; while nothing is computed."""
+        self.device_times.clear()
+        if self.device is not None:
+            self.device.copies = CopyCounts()
 
     def close(self) -> None:
         """Orderly: consumers close before owners free. Idempotent."""

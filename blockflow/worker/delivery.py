@@ -10,7 +10,6 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
-from blockflow.core.model import tensor_bytes
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute
 from blockflow.tensormq.channel import OutBuffer, Payload, Producer
 from blockflow.tensormq.push import PushCache, Unsent
@@ -151,12 +150,9 @@ class Delivery:
             return
         producer.hold(out)
         payloads = producer.publish(out, [route.incarnation for _, route in ways])
-        rows = out.dims[0]
         letters = []
         for (part, route), payload in zip(ways, payloads, strict=True):
-            mine = payload
-            if part.stop - part.start != rows:
-                mine = payload.rows(part.start, part.stop)
+            mine = part.of(payload)
             draft = Draft(self._incarnation, mine.desc, [(t.item, hop) for t, hop in part.members])
             letters.append((part, route, payload, draft))
         batch.shipment = Shipment(routes, letters, stays)
@@ -228,11 +224,10 @@ class Delivery:
         copies = self._copies(copied, out, batch)
         payloads = producer.publish(out, [route.incarnation for _, route in slots])
         for (part, route), payload in zip(slots, payloads, strict=True):
-            whole = part.stop - part.start == out.dims[0]
             self._send(
                 part,
                 route,
-                payload if whole else payload.rows(part.start, part.stop),
+                part.of(payload),
                 batch,
                 lambda payload=payload: producer.revoke(payload),  # type: ignore[misc]
             )
@@ -277,19 +272,10 @@ class Delivery:
         self, sends: Sequence[tuple[Part, StageRoute]], out: OutBuffer, batch: Batch
     ) -> list[tuple[Part, StageRoute, Payload]]:
         """Whole tensors for those that cannot have the buffer itself."""
-        row_bytes = tensor_bytes(out.dtype, out.dims[1:])
         batch.copies += len(sends)
-        return [
-            (
-                part,
-                route,
-                Payload(
-                    TensorDesc(out.dtype, (part.stop - part.start, *out.dims[1:])),
-                    bytes(out.memory[part.start * row_bytes : part.stop * row_bytes]),
-                ),
-            )
-            for part, route in sends
-        ]
+        whole = Payload(TensorDesc(out.dtype, out.dims), out.memory)
+        mine = [(part, route, part.of(whole)) for part, route in sends]
+        return [(p, route, Payload(own.desc, bytes(own.frame or b""))) for p, route, own in mine]
 
     def _send_copies(
         self, copies: Sequence[tuple[Part, StageRoute, Payload]], batch: Batch
@@ -337,15 +323,17 @@ class Delivery:
     def _unsent(self, messages: Sequence[Unsent]) -> None:
         for message in messages:
             if isinstance(message.tag, _Tag):
-                self._give_up(message.tag, None)
+                self._give_up(message.tag, None, gone=True)
             else:
                 self._lost(1, "a failure for a Dispatcher that is gone")
 
-    def _give_up(self, tag: _Tag, stage: int | None) -> None:
+    def _give_up(self, tag: _Tag, stage: int | None, gone: bool = False) -> None:
         if tag.revoke is not None:
             tag.revoke()
         if stage == DISPATCHER_STAGE:
             self._lost(len(tag.members), "the Dispatcher takes no messages")
+        elif gone:
+            self.fail(tag.items(), RequestError("WORKER_LOST", "the next hop's worker is gone"))
         else:
             self.fail(
                 tag.items(), RequestError("BLOCK_UNAVAILABLE", "the next hop takes no messages")
@@ -355,7 +343,7 @@ class Delivery:
         now = time.monotonic_ns()
         self.fail(
             [next_item(t, batch, hop, now) for t, hop in part.members],
-            RequestError("BLOCK_UNAVAILABLE", f"no route to stage {part.stage}"),
+            RequestError("WORKER_LOST", f"no route to stage {part.stage} any more"),
         )
 
     def _lost(self, count: int, why: str) -> None:

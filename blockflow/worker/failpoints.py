@@ -2,19 +2,21 @@
 
 Armed by the environment only, for tests: ``BLOCKFLOW_FAILPOINTS="before_forward=kill:trunk1,..."``;
 entries are ``name=action`` with an optional ``:block``. Actions: ``kill`` (SIGKILL itself),
-``stall`` (that thread sleeps for ever) and ``raise`` (BLOCK_FAILED); ``kill-once`` and
-``stall-once`` do it in the first process of an instance that gets there, so that a replacement
-lives. With the value ``options`` each stage's entries are taken from its option ``failpoints``
-instead, so that the workers of one template can be armed one by one; without the variable that
-option does nothing.
+``stall`` (that thread sleeps for ever), ``freeze`` (so do all: it sleeps with the interpreter's
+lock), ``spin`` (it computes for ever, with that lock) and ``raise`` (BLOCK_FAILED); with ``-once``
+the first process of an instance that gets there does it, so that a replacement lives. With the
+value ``options`` each stage's entries are taken from its option ``failpoints`` instead, so that the
+workers of one template can be armed one by one; without the variable that option does nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from pathlib import Path
 
 from blockflow.core.errors import BlockError, SystemError_
@@ -26,9 +28,11 @@ BY_OPTIONS = "options"
 
 POINTS = frozenset({"before_load", "after_load", "before_forward", "after_forward", "after_output"})
 """``before_forward`` and ``after_forward`` lie in the engine thread, ``after_output`` in the data
-thread right after the result was sent; the load points come once per block."""
+thread right after the result was sent; the load points come once per block. Readiness probes pass
+all of them."""
 
-ACTIONS = frozenset({"kill", "stall", "raise", "kill-once", "stall-once"})
+_ONCE = ("kill", "stall", "freeze", "spin")
+ACTIONS = frozenset({*_ONCE, *(f"{a}-once" for a in _ONCE), "raise"})
 
 
 class FailPoints:
@@ -75,6 +79,11 @@ class FailPoints:
             os.kill(os.getpid(), signal.SIGKILL)
         if action == "stall":
             threading.Event().wait()
+        if action == "freeze":
+            while True:  # pause returns after a signal
+                ctypes.PyDLL(None).pause()
+        if action == "spin":
+            sum(repeat(0))  # without an end, and within one instruction of the interpreter
         raise BlockError("BLOCK_FAILED", f"failpoint {name}", where=block)
 
     def _first(self, name: str) -> bool:

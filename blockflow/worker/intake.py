@@ -9,7 +9,7 @@ from typing import Any
 
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_, WireError
 from blockflow.tensormq.channel import Consumer, InBuffer
-from blockflow.wire.data import Data, Failure, Item, decode_data_plane
+from blockflow.wire.data import Data, Failure, Item, Withdraw, decode_data_plane
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Source, Ticket
 
@@ -18,10 +18,12 @@ _LOG = logging.getLogger("blockflow.worker")
 
 @dataclass(slots=True)
 class Arrival:
-    """What one message has brought: tickets to queue, items to fail with their reasons."""
+    """What one message has brought: tickets to queue, items to fail with their reasons, requests
+    that are withdrawn (:class:`~blockflow.wire.data.Withdraw`)."""
 
     tickets: list[Ticket] = field(default_factory=list)
     refused: list[tuple[Item, BlockFlowError]] = field(default_factory=list)
+    withdrawn: tuple[tuple[bytes, int], ...] = ()
 
 
 class Intake:
@@ -58,6 +60,9 @@ class Intake:
             return arrival
         if isinstance(msg, Failure):
             self._refuse("a failure, which only the Dispatcher takes")
+            return arrival
+        if isinstance(msg, Withdraw):
+            arrival.withdrawn = msg.requests
             return arrival
         try:
             buffer = self._consumer.open(msg.tensor, frame)

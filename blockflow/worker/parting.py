@@ -1,6 +1,7 @@
 """Parting: which rows of a computed batch go where, and what their headers say. Pure.
 
-A batch is parted by next hop: the rows that go the same way ride in one message.
+A batch is parted by next hop: the rows that go the same way ride in one message. So are the rows of
+a padded batch by their own lengths.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from blockflow.core import limits
 from blockflow.core.routing import DISPATCHER_STAGE
+from blockflow.tensormq.channel import Payload
 from blockflow.wire.data import HopTiming, Item, pack_timings
 from blockflow.worker.ticket import Batch, Ticket
 
@@ -22,7 +24,8 @@ class Part:
     """One message: rows ``start..stop`` of a batch's output, all to ``stage``.
 
     ``members`` are tickets with the path node that receives them (their own node towards the
-    Dispatcher).
+    Dispatcher). ``shape`` are the dims after the rows that a padded batch's rows are cut back to;
+    None: all of the output's.
     """
 
     stage: int
@@ -30,6 +33,13 @@ class Part:
     stop: int
     members: list[tuple[Ticket, int]]
     header: int
+    shape: tuple[int, ...] | None = None
+
+    def of(self, whole: Payload) -> Payload:
+        """Its part of the batch's output."""
+        if self.shape is None and self.stop - self.start == whole.desc.dims[0]:
+            return whole
+        return whole.rows(self.start, self.stop, self.shape)
 
 
 def plan_parts(
@@ -53,6 +63,7 @@ def plan_parts(
         if ticket.key in batch.errors:
             continue
         size = item_bytes(ticket.item)
+        shape = batch.cuts.get(ticket.key)
         times: dict[int, int] = {}  # two branches to one stage are two messages
         for stage, hop in targets(ticket.item):
             if stage in local:
@@ -63,10 +74,11 @@ def plan_parts(
             if (
                 part is None
                 or part.stop != start
+                or part.shape != shape
                 or part.header + size > _HEADER_ROOM
                 or len(part.members) == limits.MAX_ITEMS_PER_MESSAGE
             ):
-                part = growing[(stage, nth)] = Part(stage, start, start, [], 0)
+                part = growing[(stage, nth)] = Part(stage, start, start, [], 0, shape)
                 parts.append(part)
             part.stop = row
             part.header += size
@@ -113,4 +125,6 @@ def next_item(ticket: Ticket, batch: Batch, hop: int, sent_ns: int) -> Item:
         item.rows,
         max(0, ticket.deadline_ns - sent_ns) // 1_000_000,
         item.timings + pack_timings((timing(ticket, batch, sent_ns),)),
+        item.task,
+        item.alone,
     )

@@ -10,8 +10,11 @@ from typing import Any
 import zmq
 
 from blockflow.batching.facts import StageFacts
+from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import WorkerLaunch
+from blockflow.tensormq.atwork import AtWork
+from blockflow.tensormq.curve import Gatekeeper, LinkGuard
 from blockflow.tensormq.memory import TensorMemory, open_memory
 from blockflow.tensormq.push import PushCache
 from blockflow.tensormq.sockets import bind_pull
@@ -63,7 +66,8 @@ def open_parts(
         tell: sends to the Controller.
 
     Raises:
-        BlockFlowError: what cannot be had; nothing is left behind.
+        BlockFlowError: what cannot be had; files are left to the caller
+            (:func:`~blockflow.tensormq.janitor.remove_leavings`), nothing else is.
     """
     run_dir = Path(launch.run_dir)
     failpoints = FailPoints.from_environment(run_dir, launch.stages)
@@ -81,18 +85,29 @@ def open_parts(
         on_broken=lambda why: mail(RuntimeError(why)),
     )
     try:
+        most = max((s.max_rows for s in launch.stages), default=1)  # a request has a row at least
+        most_lanes = min(max(1, len(launch.stages)), limits.MAX_LANES)
+        at_work = AtWork.create(run_dir, launch.incarnation, most, most_lanes)
         stages = make_engines(launch.stages, memory.engine_device, launch.threads)
-        pull, endpoint = bind_pull(context, launch.transport, run_dir, launch.incarnation)
+        link = LinkGuard(Gatekeeper(context), run_dir)
+        pull, endpoint = bind_pull(
+            context,
+            launch.transport,
+            run_dir,
+            launch.incarnation,
+            protect=link.bind(launch.transport),
+        )
     except BlockFlowError:
         memory.close()
         raise
-    push = PushCache(context, watched)
+    push = PushCache(context, watched, protect=link.connect)
     delivery = Delivery(
         launch.incarnation, launch.mode, stages.keys(), push, memory.slots, memory.frames
     )
     intake = Intake(stages, memory.consumer)
-    runner = Runner(stages, failpoints, memory)
-    executor = Executor(stages, scheduler, intake, delivery, failpoints)
+    runner = Runner(stages, failpoints, memory, at_work)
+    lanes = min(launch.lanes, len(stages)) if runner.concurrent else 1
+    executor = Executor(stages, scheduler, intake, delivery, failpoints, lanes)
     turns = Turns(pull, watched, executor, runner, lambda: mail(Wake()))
     monitor = KpiMonitor(
         launch.incarnation,

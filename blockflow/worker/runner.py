@@ -1,7 +1,8 @@
-"""Runner: loads the worker's blocks and computes one batch after the other.
+"""Runner: loads the worker's blocks and computes its batches.
 
-All of it happens in the worker's engine thread: intra-op threads are planned per worker, and two
-forwards side by side would only fight for them. It touches no socket and keeps no books.
+All of it happens in the worker's engine thread, but for the forwards of further lanes, each of
+which has a thread of its own: threads are planned per worker, as many for each lane. It touches no
+socket and keeps no books.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.registry import create_engine
 from blockflow.repository.machine import fingerprint
+from blockflow.repository.padding import blank, cut, padded
 from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.atwork import NO_LANE, AtWork
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.worker import failpoints
 from blockflow.worker.failpoints import FailPoints
+from blockflow.worker.parting import targets
 from blockflow.worker.stage import Stage
-from blockflow.worker.ticket import Batch, Ticket
+from blockflow.worker.ticket import FILL, Batch, Ticket
 
 _LOG = logging.getLogger("blockflow.worker")
 
@@ -41,20 +45,27 @@ class Loaded:
 
 
 class Runner:
-    """Used by the engine thread alone.
+    """Used by the engine thread, and by further lanes for :meth:`compute_beside`.
 
     Args:
         stages: by number; their engines are made and not loaded.
         points: failpoints of this process.
+        memory: of this worker; None computes without a device.
+        at_work: gets to know what is computed, for whoever finds this process dead or stuck.
 
     Attributes:
-        threads: the intra-op threads in use.
+        threads: the intra-op threads in use, of each lane.
     """
 
     def __init__(
-        self, stages: Mapping[int, Stage], points: FailPoints, memory: TensorMemory | None = None
+        self,
+        stages: Mapping[int, Stage],
+        points: FailPoints,
+        memory: TensorMemory | None = None,
+        at_work: AtWork | None = None,
     ) -> None:
         self._memory = memory
+        self._at_work = at_work
         self._stages = stages
         self._failpoints = points
         self.threads = max((s.engine.options.threads for s in stages.values()), default=1)
@@ -87,23 +98,50 @@ class Runner:
 
     def compute(self, batch: Batch) -> None:
         """Fill in the batch's result and times, or its errors."""
+        at_work = self._at_work
+        if at_work is None:
+            self._run(batch, NO_LANE)
+            return
+        lane = at_work.begin(batch.stage, [t.item for t in batch.tickets])
+        try:
+            self._run(batch, lane)
+        finally:
+            at_work.end(lane)
+
+    def compute_beside(self, batch: Batch) -> None:
+        """:meth:`compute` in the thread of a further lane, beside other batches."""
+        # torch keeps both for each thread that computes.
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        with torch.inference_mode():
+            self.compute(batch)
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether every engine here can compute beside the others."""
+        return all(stage.engine.concurrent for stage in self._stages.values())
+
+    def _run(self, batch: Batch, lane: int) -> None:
         memory = self._memory
         if memory is None or memory.device is None:
-            self._compute(batch)
+            self._compute(batch, lane)
             return
         with memory.batch(batch.stage):
-            self._compute(batch)
+            self._compute(batch, lane)
         if batch.out is not None:
             copied_ns = batch.out.finish()  # the device's time belongs to the compute, the copy not
             batch.compute_to_ns = time.monotonic_ns() - copied_ns
 
-    def _compute(self, batch: Batch) -> None:
+    def _compute(self, batch: Batch, lane: int) -> None:
         stage = self._stages[batch.stage]
         try:
             self._forward(stage, batch, batch.tickets, _whole(batch))
-            self._failpoints.hit("after_forward", stage.name)
+            if not batch.probe:
+                self._failpoints.hit("after_forward", stage.name)
         except Exception as exc:
-            self._failed(stage, batch, exc)
+            self._failed(stage, batch, exc, lane)
+        if batch.cuts and batch.result is not None:
+            self._blank(batch)
         if not batch.compute_to_ns:
             batch.compute_to_ns = time.monotonic_ns()
             batch.compute_from_ns = batch.compute_from_ns or batch.compute_to_ns
@@ -135,9 +173,10 @@ class Runner:
         self, stage: Stage, batch: Batch, tickets: Sequence[Ticket], out: torch.Tensor | None
     ) -> None:
         """One forward of ``tickets``; the result is in ``out``, or in ``batch.result`` without."""
-        x = _input(tickets)
+        x = _input(tickets, batch.pad_to, 0 if stage.padding is None else stage.padding.value)
         engine = stage.engine
-        self._failpoints.hit("before_forward", stage.name)
+        if not batch.probe:
+            self._failpoints.hit("before_forward", stage.name)
         if not batch.compute_from_ns:
             batch.compute_from_ns = time.monotonic_ns()
         if out is not None and engine.copies_out == 0:
@@ -162,7 +201,7 @@ class Runner:
         batch.result = out
         batch.copies += 1
 
-    def _failed(self, stage: Stage, batch: Batch, exc: Exception) -> None:
+    def _failed(self, stage: Stage, batch: Batch, exc: Exception, lane: int) -> None:
         """Blame the guilty only: with batch mates, each ticket is run again by itself."""
         if len(batch.tickets) == 1:
             batch.errors[batch.tickets[0].key] = _as_error(stage, exc)
@@ -173,6 +212,8 @@ class Runner:
         for ticket in batch.tickets:
             part = None if whole is None else whole[row : row + ticket.rows]
             row += ticket.rows
+            if self._at_work is not None:
+                self._at_work.restart(lane, batch.stage, [ticket.item])
             try:
                 self._forward(stage, batch, (ticket,), part)
                 results.append(batch.result)
@@ -180,6 +221,17 @@ class Runner:
                 batch.errors[ticket.key] = _as_error(stage, again)
                 results.append(None)
         batch.result = whole if whole is not None else _joined(batch.tickets, results)
+
+    def _blank(self, batch: Batch) -> None:
+        """Zeros beyond each ticket's own length, if a stage here goes on with the padded tensor."""
+        tickets = batch.tickets
+        if not any(s in self._stages for t in tickets for s, _ in targets(t.item)):
+            return
+        row = 0
+        for ticket in tickets:
+            own = batch.result[row : row + ticket.rows]
+            blank(own, batch.cuts[ticket.key], FILL)
+            row += ticket.rows
 
 
 def _whole(batch: Batch) -> torch.Tensor | None:
@@ -202,19 +254,29 @@ def _joined(
     )
 
 
-def _input(tickets: Sequence[Ticket]) -> torch.Tensor:
-    """The tickets' rows as one tensor: a view where they lie side by side, else one copy."""
+def _input(tickets: Sequence[Ticket], pad_to: tuple[int, ...], value: float) -> torch.Tensor:
+    """The tickets' rows as one tensor: a view where they lie side by side, else one copy.
+
+    A batch that was padded for the stage before and stays together is such a view, too.
+    """
+    filled = pad_to if value == FILL else None
     parts: list[torch.Tensor] = []
     i = 0
     while i < len(tickets):
-        source, start = tickets[i].source, tickets[i].start
+        source, start, cut_to = tickets[i].source, tickets[i].start, tickets[i].cut
+        as_it_is = cut_to is None or source.shape == filled
         stop = start
         while i < len(tickets) and tickets[i].source is source and tickets[i].start == stop:
+            if not as_it_is and tickets[i].cut != cut_to:
+                break
             stop += tickets[i].rows
             i += 1
         x: torch.Tensor = source.tensor()
-        parts.append(x if stop - start == x.shape[0] else x[start:stop])
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        part = x if stop - start == x.shape[0] else x[start:stop]
+        parts.append(part if as_it_is or cut_to is None else cut(part, cut_to))
+    if pad_to and any(part.shape[1:] != pad_to for part in parts):
+        return padded(parts, pad_to, value)
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
 
 
 def _as_error(stage: Stage, exc: Exception) -> BlockFlowError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.metrics import Histogram, RateMeter, StageKpi
 from blockflow.engine.base import Engine
+from blockflow.worker.ticket import Batch
 
 _SHAPES_KEPT = 1024
 
@@ -21,6 +23,8 @@ class StageMeter:
         "bytes_out",
         "compute",
         "copies_out",
+        "elements_in",
+        "elements_padded",
         "expired",
         "failures",
         "overhead",
@@ -33,12 +37,20 @@ class StageMeter:
     def __init__(self) -> None:
         self.requests = self.rows = self.batches = self.failures = self.expired = 0
         self.bytes_out = self.copies_out = 0
+        self.elements_in = self.elements_padded = 0
         self.wait = Histogram()
         self.overhead = Histogram()
         self.compute = Histogram()
         self.arrived = RateMeter()
         self.served = RateMeter()
         self.busy = RateMeter()
+
+    def given(self, batch: Batch) -> None:
+        """Count the elements that the engine was given, and those that only padded others."""
+        given = batch.rows * prod(batch.shape)
+        self.elements_in += given
+        if batch.pad_to:
+            self.elements_padded += given - sum([t.rows * prod(t.shape) for t in batch.tickets])
 
     def snapshot(self, now: int, queued: int, queued_rows: int) -> StageSnapshot:
         """A copy that another thread may turn into KPIs; cheap: it interrupts the data thread."""
@@ -54,6 +66,7 @@ class StageMeter:
             (self.arrived.rate(now), mu, served),
             (_copy(self.wait), _copy(self.overhead), _copy(self.compute)),
             (self.bytes_out, self.copies_out),
+            (self.elements_in, self.elements_padded),
         )
 
 
@@ -67,6 +80,7 @@ class StageSnapshot:
     rates: tuple[float, float, float]
     times: tuple[Histogram, Histogram, Histogram]
     outs: tuple[int, int]
+    elements: tuple[int, int]
 
     def kpi(self, spec: StageSpec) -> StageKpi:
         requests, rows, batches, failures, expired = self.counts
@@ -92,6 +106,8 @@ class StageSnapshot:
             compute=compute.summary(),
             bytes_out=self.outs[0],
             copies_out=self.outs[1],
+            elements_in=self.elements[0],
+            elements_padded=self.elements[1],
             engine=spec.engine,
             precision=spec.precision,
         )
@@ -107,6 +123,7 @@ class Stage:
         "meter",
         "name",
         "number",
+        "padding",
         "spec",
         "timeout_ns",
     )
@@ -117,6 +134,7 @@ class Stage:
         self.number = spec.stage
         self.name = spec.block.name
         self.contract = spec.block.contract
+        self.padding = spec.block.padding
         self.timeout_ns = spec.timeout_ms * 1_000_000
         self.meter = StageMeter()
         self._fits: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
@@ -134,6 +152,20 @@ class Stage:
                 self._fits.clear()
             self._fits[(dtype, dims)] = out
         return out
+
+    def cuts(self, batch: Batch) -> dict[int, tuple[int, ...]]:
+        """Dims after the rows that each ticket has of a padded batch's output, by its key; nothing
+        where that is all of it.
+
+        Raises:
+            RequestError: as :meth:`output_dims`.
+        """
+        if not batch.pad_to:
+            return {}
+        dtype = batch.tickets[0].source.dtype
+        whole = self.output_dims(dtype, (batch.rows, *batch.pad_to))[1:]
+        own = {t.key: self.output_dims(dtype, (t.rows, *t.shape))[1:] for t in batch.tickets}
+        return own if any(shape != whole for shape in own.values()) else {}
 
 
 def _copy(histogram: Histogram) -> Histogram:

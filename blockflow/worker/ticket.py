@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.core.errors import BlockFlowError
 from blockflow.tensormq.channel import InBuffer, OutBuffer
-from blockflow.wire.data import Item
+from blockflow.wire.data import PROBE_EPOCH, Item
+
+FILL = 0
+"""What stands in a padded batch's result beyond the own length of each ticket that goes on here."""
 
 
 class Source:
@@ -76,6 +79,8 @@ class Ticket:
         deadline_ns: on this host's monotonic clock.
         transit_ns: of the way to here; 0 within a worker.
         task: index of its task's share (:class:`~blockflow.batching.shares.TaskShare`).
+        cut: its own dims after the rows, where they are a part of a padded batch's result and
+            :data:`FILL` stands beyond them. None: they are the source's.
     """
 
     key: int
@@ -89,10 +94,21 @@ class Ticket:
     deadline_ns: int
     transit_ns: int
     task: int = 0
+    cut: tuple[int, ...] | None = None
+
+    @property
+    def probe(self) -> bool:
+        """The control plane's readiness probe, and nobody's request."""
+        return self.item.epoch == PROBE_EPOCH
 
     @property
     def rows(self) -> int:
         return self.item.rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dims after the rows."""
+        return self.source.shape if self.cut is None else self.cut
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +126,8 @@ class Batch:
         copies: how often the output's bytes were copied.
         shipment: its messages, as far as they could be made before it was computed.
         pad_to: dims after the rows that every input is padded to; empty: nothing is padded.
+        cuts: of a padded batch, by ticket key: the ticket's own dims after the rows in the output.
+        alone: one ticket that was to run unbatched; no policy knows of it.
     """
 
     stage: int
@@ -123,6 +141,17 @@ class Batch:
     copies: int = 0
     shipment: Any = None
     pad_to: tuple[int, ...] = ()
+    cuts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    alone: bool = False
+
+    @property
+    def probe(self) -> bool:
+        return self.tickets[0].probe
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dims after the rows of what the engine is given."""
+        return self.pad_to or self.tickets[0].shape
 
     @property
     def rows(self) -> int:

@@ -1,10 +1,10 @@
 """Worker: startup, running, termination; its data thread's loop (thesis, section 3.6.1).
 
-Four threads: *engine* loads and computes, and receives and sends what it computes
-(:mod:`blockflow.worker.turns`); *data*, the process's main thread, obeys the control messages, and
-receives while the engine thread computes; *control* answers pings and watches the lifeline
-(:class:`blockflow.tensormq.agent.ControlAgent`); *monitor* samples KPIs. They speak with the data
-thread by its mailbox.
+Four threads, and one for each lane beyond the first: *engine* loads and computes, and receives and
+sends what it computes (:mod:`blockflow.worker.turns`); a *lane* computes beside it; *data*, the
+process's main thread, obeys the control messages, and receives while the engine thread computes;
+*control* answers pings and watches the lifeline (:class:`blockflow.tensormq.agent.ControlAgent`);
+*monitor* samples KPIs. They speak with the data thread by its mailbox.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import torch
 
 import blockflow
 from blockflow.batching.shares import TaskShare
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.routing import RouteTable
+from blockflow.launch.process import Adoption
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.agent import ControlAgent, Mailbox
 from blockflow.tensormq.janitor import remove_leavings
@@ -45,7 +46,8 @@ EXIT_STUCK = 3
 _STOP_S = 30.0
 """How long a running batch may take to finish after Stop (its block's time-out may be shorter)."""
 _END_S = 2.0
-"""How long the next hops have to read the last outputs, and the engine to free its memory."""
+"""How long the next hops have to read the last outputs, and the engine to free its memory; and the
+other lanes to finish when a forward is stuck."""
 
 
 class Worker:
@@ -74,8 +76,10 @@ class Worker:
         self._watched = WatchedSockets()
         self._watched.epoll.register(self._mailbox.fileno(), select.EPOLLIN)
         self._engine_thread: threading.Thread | None = None
+        self._lanes: list[threading.Thread] = []
         self._begin = threading.Event()
         self._loaded: Loaded | None = None
+        self._adoption = Adoption()
         self._drain_asked = False
         self._stopping = False
 
@@ -108,6 +112,13 @@ class Worker:
         except BlockFlowError as exc:
             _LOG.error("start-up of %s failed: %s", launch.name, exc)
             self._agent.send(control.StartFailed(launch.incarnation, exc.to_dict()))
+            status = EXIT_START_FAILED
+        except Exception as exc:
+            if self._state != "loading":
+                raise
+            _LOG.exception("start-up of %s ends by a defect", launch.name)
+            defect = SystemError_("INTERNAL", f"{type(exc).__name__} at start: {exc}")
+            self._agent.send(control.StartFailed(launch.incarnation, defect.to_dict()))
             status = EXIT_START_FAILED
         self._terminate(parts, status)
         return status
@@ -154,25 +165,44 @@ class Worker:
         except Exception as exc:  # a defect: it ends the process, not just this thread
             self._mailbox.put(exc)
 
+    def _open_lanes(self, parts: Parts) -> None:
+        """A thread for each lane; those of lanes that are given up stay asleep."""
+        while len(self._lanes) < parts.executor.lanes - 1:
+            name = f"bf-lane{len(self._lanes) + 2}"
+            thread = threading.Thread(target=self._lane_life, args=(parts,), name=name, daemon=True)
+            self._lanes.append(thread)
+            thread.start()
+
+    def _lane_life(self, parts: Parts) -> None:
+        """The thread of a further lane."""
+        try:
+            parts.turns.lend()
+        except Exception as exc:  # as in the engine thread
+            self._mailbox.put(exc)
+
     def _serve(self, parts: Parts) -> int:
         """Running: returns the exit status once there is nothing more to do."""
         executor, push, turns = parts.executor, parts.push, parts.turns
         end_ns: int | None = None
+        stuck = False
         with turns.lock:
             self._begin.set()
             while True:
                 now = time.monotonic_ns()
+                self._open_lanes(parts)
                 if executor.give_up_overdue(now):
-                    return EXIT_STUCK
+                    # What the other lanes compute is nobody's fault: it may still be done.
+                    stuck = self._stopping = True
+                    end_ns = now + int(_END_S * 1e9)
                 if self._stopping:
                     turns.pause()
                     end_ns = end_ns or now + int(_STOP_S * 1e9)
                     if not executor.busy:
-                        return EXIT_OK
+                        return EXIT_STUCK if stuck else EXIT_OK
                     if now > end_ns:
                         return EXIT_STUCK
-                elif executor.busy:
-                    executor.expire(now)
+                if executor.busy:
+                    turns.meanwhile(now)
                 if self._drain_asked and executor.idle and not push.pending():
                     self._drain_asked = False
                     version = parts.delivery.routes.version
@@ -180,7 +210,7 @@ class Worker:
                 turns.attentive = self._stopping or self._drain_asked
                 until = end_ns or NEVER_NS
                 if executor.busy:
-                    until = min(until, executor.next_wake_ns() or NEVER_NS)
+                    until = min(until, turns.next_wake_ns())
                 turns.rest(until)
                 if self._mailbox:
                     self._read_mailbox(parts)
@@ -193,12 +223,11 @@ class Worker:
             turns = parts.turns
             with turns.lock:
                 turns.close()
+                parts.executor.abandon()  # its memory goes before it is done
                 more = True
                 while more:  # an inbox at a time
                     more = turns.receive()
-                    parts.executor.refuse_all(
-                        RequestError("BLOCK_UNAVAILABLE", "the worker is being stopped")
-                    )
+                    parts.executor.refuse_all(RequestError("WORKER_LOST", "the worker has ended"))
                 self._await_next_hops(parts)
             self._begin.set()
             ended = self._join_engine(_END_S if status == EXIT_OK else 0.0)
@@ -215,12 +244,14 @@ class Worker:
         self._mailbox.close()
 
     def _join_engine(self, timeout_s: float) -> bool:
-        """Wait for the engine thread to end; False when it is stuck in a computation."""
-        thread = self._engine_thread
-        if thread is None:
+        """Wait for the threads that compute to end; False when one is stuck in a computation."""
+        if self._engine_thread is None:
             return True
-        thread.join(timeout_s)
-        return not thread.is_alive()
+        end = time.monotonic() + timeout_s
+        threads = [self._engine_thread, *self._lanes]
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
     def _await_next_hops(self, parts: Parts) -> None:
         """Give the next hops time to read the last outputs: the arena goes with this process."""
@@ -251,6 +282,9 @@ class Worker:
                     raise message
                 case AskKpi():
                     parts.monitor.answer(self._snapshot(parts))
+                case control.Ping():
+                    self._agent.heard(message.seq)
+                    self._adoption.check()
                 case _:
                     self._obey(parts, message)
                     parts.turns.poke()  # slots, policies, routes: there may be work now
@@ -279,13 +313,25 @@ class Worker:
                 except (BlockFlowError, KeyError) as exc:
                     _LOG.error("policy of stage %d stays: %s", message.stage, exc)
             case control.SetThreads():
-                parts.turns.later(lambda: self._set_threads(parts, message.threads))
+                # Fewer at once; more when their threads are set, so that they never outnumber both.
+                parts.executor.lanes = min(parts.executor.lanes, message.lanes)
+                parts.turns.later(lambda: self._set_threads(parts, message))
             case _:
                 _LOG.warning("%s is not for %s", type(message).__name__, launch.name)
 
-    def _set_threads(self, parts: Parts, threads: int) -> None:
+    def _set_threads(self, parts: Parts, message: control.SetThreads) -> None:
         """In the engine thread: the pools of torch belong to the thread that computes."""
-        parts.runner.set_threads(threads)
+        parts.runner.set_threads(message.threads)
+        if parts.runner.threads != message.threads:
+            return
+        with parts.turns.lock:
+            if parts.runner.concurrent:
+                parts.executor.lanes = min(message.lanes, len(self._launch.stages))
+            try:
+                parts.scheduler.set_threads(message.threads, time.monotonic_ns())
+            except BlockFlowError as exc:
+                _LOG.error("policies go on predicting as before: %s", exc)
+        self._mailbox.put(Wake())  # for a lane that has no thread yet
 
     def _set_routes(self, parts: Parts, message: control.Routes) -> None:
         try:
@@ -295,6 +341,8 @@ class Worker:
             return
         if table.version < parts.delivery.routes.version:
             return  # overtaken by a newer one
+        if table.version and not parts.delivery.routes.version:
+            parts.memory.forget_figures()  # until now there was nothing but the readiness probe
         parts.delivery.set_routes(table)
         shares = [TaskShare.from_dict(s) for s in table.shares]
         parts.scheduler.set_shares(shares, time.monotonic_ns())
@@ -306,5 +354,7 @@ class Worker:
             "undeliverable": parts.delivery.undeliverable,
             "unsent": parts.push.pending(),
             "threads": parts.runner.threads,
+            "lanes": parts.executor.lanes,
+            "withdrawn": parts.executor.withdrawn,
         }
         return Snapshot(parts.executor.snapshot(time.monotonic_ns()), counters)

@@ -20,6 +20,7 @@ from blockflow.core.errors import RequestError
 from blockflow.core.routing import merge_paths
 from blockflow.launch.fresh import SubprocessLauncher
 from blockflow.tensormq.agent import ORPHAN_STATUS
+from blockflow.tensormq.atwork import AtWorkReader
 from blockflow.tensormq.janitor import remove_leavings
 from blockflow.wire.control import Hello, PeerGone, Ping, Pong, StartFailed, Stats
 from blockflow.wire.data import Data, Failure, Item, encode_data, encode_failure
@@ -101,7 +102,7 @@ def test_next_hop_killed(rig: Rig) -> None:
     for _ in range(4):  # more than there are slots
         (rid,) = rig.send(some(), [1, 2])
         failure = rig.failure()
-        assert failure.error.code == "BLOCK_UNAVAILABLE"
+        assert failure.error.code == "WORKER_LOST"
         assert [(i.request_id, i.hop) for i in failure.items] == [(rid, 1)]
     rig.send(some(), [1])
     rig.result()
@@ -134,6 +135,38 @@ def test_unknown_failpoint_stops_the_start(rig: Rig) -> None:
     rig.launch(11, {1: echo(rig, "e1")}, **armed("nowhere=kill"))
     assert "nowhere" in rig.expect(StartFailed, 11).error["message"]
     assert rig.children[11].wait(WAIT_S) == 2
+
+
+def test_a_defect_at_start_is_told(rig: Rig) -> None:
+    rig.launch(11, {1: echo(rig, "e1")}, slots="many")
+    error = rig.expect(StartFailed, 11).error
+    assert error["code"] == "INTERNAL"
+    assert "TypeError" in error["message"]
+    assert rig.children[11].wait(WAIT_S) == 2
+    assert rig.leavings(11) == []
+
+
+@pytest.mark.parametrize("point", ["before_forward", "after_forward"])
+def test_the_requests_at_work_are_known_after_a_death(rig: Rig, point: str) -> None:
+    rig.start(11, {1: echo(rig, "e1")}, **armed(f"{point}=kill"))
+    rig.publish()
+    (rid,) = rig.send(some(), [1])
+    assert rig.children[11].wait(WAIT_S) == -signal.SIGKILL
+    reader = AtWorkReader.open(rig.folder, 11)
+    assert reader is not None
+    (work,) = reader.read()
+    assert (work.stage, work.count, work.records) == (1, 1, (rid + b"\1\0",))
+    assert work.started_ns < time.monotonic_ns()
+
+
+def test_who_dies_after_the_work_was_not_at_work(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "e1")}, **armed("after_output=kill"))
+    rig.publish()
+    rig.send(some(), [1])
+    assert rig.children[11].wait(WAIT_S) == -signal.SIGKILL
+    reader = AtWorkReader.open(rig.folder, 11)
+    assert reader is not None
+    assert reader.read() == []
 
 
 def await_stopped(pid: int) -> None:

@@ -20,7 +20,7 @@ from blockflow.launch.base import wait_any
 from blockflow.launch.environment import MallocTuning, child_environment
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import WORKER_MODULES
-from blockflow.launch.process import become_subreaper
+from blockflow.launch.process import Adoption, become_subreaper
 from tests.contract.test_launchers import ENTRY, report, spec_for
 from tests.worker_rig import private_folder
 
@@ -150,6 +150,57 @@ def test_nothing_survives_the_manager(tmp_path: Path) -> None:
             select.select([], [], [], 0.01)
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
+
+
+ORPHANS = """
+import json, sys, time
+from blockflow.launch.local import TemplateLauncher
+from blockflow.launch.process import become_subreaper
+become_subreaper()
+launcher = TemplateLauncher(preload=["msgpack"])
+entry = "tests.process.test_template:be_deaf_and_watch"
+pid = launcher.launch(entry, {"folder": sys.argv[1]}, "w").pid
+print(json.dumps([launcher.template_pid, pid]), flush=True)
+time.sleep(600)
+"""
+
+
+def be_deaf_and_watch(spec: dict[str, str]) -> int:
+    """A child that is stuck, but for what a worker does at each ping before it is."""
+    adoption, parent = Adoption(), os.getppid()
+    Path(spec["folder"], "up").touch()
+    while os.getppid() == parent:
+        adoption.check()
+        select.select([], [], [], 0.01)
+    adoption.check()
+    Path(spec["folder"], "adopted").touch()
+    while True:
+        select.select([], [], [], 600)
+
+
+def test_a_stuck_child_whose_template_is_dead_ends_with_the_manager(tmp_path: Path) -> None:
+    manager = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert manager.stdout is not None
+    with manager.stdout:
+        template, child = json.loads(manager.stdout.readline())
+
+    def wait_for(name: str) -> None:
+        end = time.monotonic() + WAIT_S
+        while not (tmp_path / name).exists():
+            assert time.monotonic() < end
+            select.select([], [], [], 0.01)
+
+    try:
+        wait_for("up")
+        os.kill(template, signal.SIGKILL)
+        wait_for("adopted")
+        assert not gone(child)
+    finally:
+        manager.kill()
+        manager.wait()
+    wait_gone(template, child)
 
 
 def test_environment() -> None:

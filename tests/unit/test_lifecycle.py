@@ -17,7 +17,10 @@ def walk(*events: Event) -> State:
 
 
 def test_a_whole_life() -> None:
-    assert walk(Event.HELLO, Event.READY, Event.DRAIN, Event.STOP, Event.EXITED) is State.STOPPED
+    assert (
+        walk(Event.HELLO, Event.LOADED, Event.PROVED, Event.DRAIN, Event.STOP, Event.EXITED)
+        is State.STOPPED
+    )
 
 
 @pytest.mark.parametrize(
@@ -26,8 +29,8 @@ def test_a_whole_life() -> None:
         (Event.EXITED,),
         (Event.HELLO, Event.EXITED),
         (Event.HELLO, Event.START_FAILED),
-        (Event.HELLO, Event.READY, Event.EXITED),
-        (Event.HELLO, Event.READY, Event.DRAIN, Event.EXITED),
+        (Event.HELLO, Event.LOADED, Event.PROVED, Event.EXITED),
+        (Event.HELLO, Event.LOADED, Event.PROVED, Event.DRAIN, Event.EXITED),
     ],
 )
 def test_an_unasked_exit_is_a_failure(events: tuple[Event, ...]) -> None:

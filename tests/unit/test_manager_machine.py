@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from blockflow.control.fleet import Role
+from blockflow.control.heartbeat import Hang
 from blockflow.control.update import Kind
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.lifecycle import State
@@ -69,6 +70,18 @@ class BrainMachine(RuleBasedStateMachine):
         if self.world.start_fails.pop(name, None) is None:
             self.world.start_fails[name] = BlockError("LOAD_FAILED", "no")
 
+    @rule(name=st.sampled_from(["a#0", "b#0", "c#1"]))
+    def break_probe(self, name: str) -> None:
+        if self.world.probe_fails.pop(name, None) is None:
+            self.world.probe_fails[name] = BlockError("OUTPUT_MISMATCH", "no")
+
+    @rule(data=st.data())
+    def hang(self, data: Any) -> None:
+        if self.world.alive:
+            incarnation = data.draw(st.sampled_from(sorted(self.world.alive)))
+            self.world.brain.condemn(Hang(incarnation, "hung"), self.world.now)
+            self.world.settle()
+
     @rule()
     def busy(self) -> None:
         self.world.busy = True
@@ -109,7 +122,7 @@ class BrainMachine(RuleBasedStateMachine):
     def threads_told_do_not_outnumber_the_cores(self) -> None:
         """Whoever may compute: not those of an update that has not been adopted."""
         seats = [r for r in self.world.brain.crew.fleet if r.role is not Role.CANDIDATE]
-        told = sum(r.life.threads for r in seats if r.life.connected)
+        told = sum(r.life.threads * r.life.lanes for r in seats if r.life.connected)
         assert told <= max(CORES, len(seats))
 
     def teardown(self) -> None:
@@ -117,6 +130,7 @@ class BrainMachine(RuleBasedStateMachine):
         world = self.world
         world.mute.clear()
         world.start_fails.clear()
+        world.probe_fails.clear()
         world.disk_full = False
         world.busy = False
         world.pass_time(300)
@@ -129,9 +143,10 @@ class BrainMachine(RuleBasedStateMachine):
             return
         assert all(r.role is Role.ACTIVE for r in brain.crew.fleet)
         workers = desired_workers(realm.topology, tuple(range(CORES)))
-        planned = plan_workers(workers).threads
+        planned = plan_workers(workers).shares
         wanted = {w.name: n for w, n in zip(workers, planned, strict=True)}
-        assert all(r.life.threads == wanted[r.spec.name] for r in brain.crew.fleet)
+        told = {r.name: (r.life.threads, r.life.lanes) for r in brain.crew.fleet}
+        assert told == {r.name: wanted[r.spec.name] for r in brain.crew.fleet}
         expected = {}
         for name, spec in realm.topology.blocks.items():
             hosts = brain.crew.fleet.hosting(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -23,6 +24,7 @@ from blockflow.control.supervision import (
     GiveUp,
     RestartAt,
     RestartLedger,
+    spread,
 )
 from blockflow.control.update import FINAL, MOVES, Kind, Phase, Update
 from blockflow.core import limits
@@ -114,6 +116,22 @@ class TestSupervision:
         for _ in range(100):
             verdict = ledger.crashed(0)
         assert verdict == RestartAt(30 * S)
+
+    def test_chance_shortens_a_pause_by_half_at_most(self) -> None:
+        for chance in (0.0, 0.3, 1.0):
+            ledger = RestartLedger(WORKER_POLICY)
+            delays = []
+            for _ in range(4):
+                verdict = ledger.crashed(0, chance=chance)
+                assert isinstance(verdict, RestartAt)
+                delays.append(verdict.at_ns / S)
+            assert delays == pytest.approx([d * (1 - chance / 2) for d in (0.1, 0.2, 0.4, 0.8)])
+
+    def test_neighbours_come_back_at_different_times(self) -> None:
+        for first in (1, 100, 12345):
+            chances = sorted(spread(first + i) for i in range(8))
+            assert all(0 <= c < 1 for c in chances)
+            assert min(b - a for a, b in itertools.pairwise(chances)) > 0.05
 
     def test_what_cannot_work_is_not_tried_again(self) -> None:
         assert isinstance(RestartLedger(WORKER_POLICY).crashed(0, retryable=False), GiveUp)

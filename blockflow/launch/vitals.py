@@ -1,0 +1,76 @@
+"""Vitals: what the kernel says of a process that does not answer: stopped, asleep, or starved?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_WANTS_CPU = frozenset({"R", "D"})
+"""Running or waiting for a core; waiting for the disk, which a starved machine does as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """One look at a process.
+
+    Attributes:
+        state: of its main thread as in ps: ``R``, ``S``, ``D``, ``T`` (stopped), ``t`` (traced)...
+        cpu_ns: of all its threads since its start, in steps of the kernel's tick.
+        main_cpu_ns: of its main thread.
+        eager: some thread that was looked at runs, waits for a core or for the disk.
+    """
+
+    state: str
+    cpu_ns: int
+    main_cpu_ns: int
+    eager: bool
+
+    @property
+    def stopped(self) -> bool:
+        """By SIGSTOP or its like; not by a debugger, which has its reasons."""
+        return self.state == "T"
+
+    @property
+    def traced(self) -> bool:
+        return self.state == "t"
+
+    @property
+    def main_eager(self) -> bool:
+        return self.state in _WANTS_CPU
+
+
+def read_vitals(pid: int, *, every_thread: bool = False) -> Vitals | None:
+    """Look at a process; None when there is none.
+
+    Args:
+        pid: of the process.
+        every_thread: look at all threads' states, which costs some 10 us per thread; otherwise
+            ``eager`` speaks of the main thread alone.
+    """
+    proc = Path("/proc", str(pid))
+    try:
+        state, ticks = _stat(proc)
+        main_ns = _run_ns(proc, ticks)
+        eager = state in _WANTS_CPU
+        if every_thread and not eager:
+            eager = any(_stat(task)[0] in _WANTS_CPU for task in (proc / "task").iterdir())
+    except OSError:
+        return None
+    return Vitals(state, ticks * _TICK_NS, main_ns, eager)
+
+
+def _stat(folder: Path) -> tuple[str, int]:
+    """State and used ticks of ``/proc/<pid>`` (all threads) or of one task below it."""
+    # The name in parentheses may hold anything, blanks and parentheses too.
+    fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+    return fields[0].decode(), int(fields[11]) + int(fields[12])
+
+
+def _run_ns(folder: Path, ticks: int) -> int:
+    """What the main thread has run; in ticks of the process where the kernel does not say."""
+    try:
+        return int((folder / "schedstat").read_bytes().split()[0])
+    except (OSError, IndexError):
+        return ticks * _TICK_NS

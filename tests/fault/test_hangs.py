@@ -1,0 +1,212 @@
+"""Processes that hang, and some that only seem to: noticed, killed and replaced, or left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from control_rig import SPEC, echo_repository
+from up_rig import family, up
+
+from blockflow.client.sync import Client
+from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError, TopologyError
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.launch.local import TemplateLauncher
+from blockflow.repository.manifest import Manifest, Source, contract_form
+from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.janitor import sweep_stale
+from blockflow.worker.failpoints import ENV
+
+X = np.arange(4, dtype=np.float32).reshape(1, 4)
+WAIT_S = 60.0
+NAMES = ("plain", "spinning", "frozen", "stalling")
+BODY = {
+    "blocks": ["plain", {"name": "spinning", "timeout_ms": 500}, "frozen", "stalling"],
+    "tasks": {name: [name] for name in NAMES},
+}
+POINTS = (
+    "before_forward=spin-once:spinning,"
+    "after_forward=freeze-once:frozen,"
+    "after_output=stall-once:stalling"
+)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    root = tmp_path_factory.mktemp("hangs")
+    repository = echo_repository(root / "blocks", **{name: {} for name in NAMES})
+    store_liar(repository)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENV, POINTS)
+        launcher = TemplateLauncher()
+        launcher.start()  # it keeps the environment that it was started with
+        launcher.wait_ready()
+    try:
+        with System(
+            repository=root / "blocks",
+            state_dir=root / "state",
+            rest_port=0,
+            client_port=0,
+            launcher=launcher,
+        ) as running:
+            running.apply(BODY)
+            yield running
+    finally:
+        launcher.close()
+
+
+def store_liar(repository: BlockRepository) -> None:
+    """A block that gives back what it is given, and whose contract says otherwise."""
+    manifest = Manifest(
+        name="liar",
+        version="1",
+        format="echo",
+        artifact="unset",
+        sha256="0" * 64,
+        size=0,
+        contract=contract_form(Contract(SPEC, TensorSpec("float32", ("rows", 5)))),
+        parameters=0,
+        state_bytes=0,
+        source=Source(model="echo"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    repository.save(manifest, b"{}")
+
+
+def worker(system: System, name: str) -> dict[str, Any]:
+    return system.commands.worker(name)
+
+
+def replaced(system: System, old: dict[str, Any]) -> dict[str, Any]:
+    """Wait until the successor of ``old`` serves; returns it."""
+
+    def settled() -> bool | None:
+        view = system.manager.views().worker(old["name"])
+        assert view is not None
+        well = view["incarnation"] > old["incarnation"] and view["state"] == "ready"
+        return (well and not system.manager.brain.realm.reasons_not_ready()) or None
+
+    assert system.manager.wait(settled, WAIT_S), f"{old['name']} was not replaced"
+    return worker(system, old["name"])
+
+
+def serves(system: System, task: str) -> bool:
+    with Client(system.client_endpoint) as client:
+        return np.array_equal(client.infer(task, X, deadline_s=30).value, X)
+
+
+def test_a_stopped_worker_is_replaced(system: System) -> None:
+    old = worker(system, "plain#0")
+    os.kill(old["pid"], signal.SIGSTOP)
+    new = replaced(system, old)
+    assert "stopped" in new["crash"]["cause"]
+    assert serves(system, "plain")
+
+
+def test_a_stopped_dispatcher_is_replaced(system: System) -> None:
+    old = worker(system, "dispatcher")
+    os.kill(old["pid"], signal.SIGSTOP)
+    new = replaced(system, old)
+    assert "stopped" in new["crash"]["cause"]
+    assert serves(system, "plain")
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("spinning", "a forward of spinning has not ended"),
+        ("frozen", "silent and asleep"),
+        ("stalling", "main loop"),
+    ],
+)
+def test_a_worker_that_hangs_is_replaced(system: System, name: str, cause: str) -> None:
+    """While it computes, with the interpreter; asleep, with the interpreter; with a lock."""
+    old = worker(system, f"{name}#0")
+    with Client(system.client_endpoint) as client, suppress(BlockFlowError):
+        client.infer(name, X, deadline_s=5)  # what becomes of the request is another test's matter
+    new = replaced(system, old)
+    assert cause in new["crash"]["cause"]
+    assert new["crashes"][0] == new["crash"]
+    if name == "spinning":
+        (work,) = new["crash"]["work"]
+        assert (work["block"], work["requests"], len(work["tickets"])) == ("spinning", 1, 1)
+        assert work["took_ms"] >= 500
+    assert serves(system, name)
+
+
+def test_a_worker_that_fails_its_readiness_probe_is_not_published(system: System) -> None:
+    epoch = system.status()["epoch"]
+    with pytest.raises(TopologyError) as e:
+        system.apply({**BODY, "blocks": [*BODY["blocks"], "liar"]})
+    assert e.value.code == "UPDATE_FAILED"
+    assert "readiness probe" in e.value.message
+    assert e.value.details["cause"]["code"] == "OUTPUT_MISMATCH"
+    assert system.status()["epoch"] == epoch
+    assert serves(system, "plain")
+
+
+def test_a_starved_machine_costs_nobody_his_life(system: System) -> None:
+    before = {w["name"]: w["incarnation"] for w in system.commands.workers()}
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        end = time.monotonic() + 2.5  # more than the patience with a process that is silent
+        while time.monotonic() < end:
+            assert serves(system, "plain")
+    finally:
+        for burner in burners:
+            burner.kill()
+        for burner in burners:
+            burner.wait()
+    assert {w["name"]: w["incarnation"] for w in system.commands.workers()} == before
+
+
+@pytest.mark.timeout(400)  # it starts a system of its own
+def test_a_stopped_manager_stops_nobody_and_a_dead_one_leaves_nobody(tmp_path: Path) -> None:
+    """Serving goes on, and when he is back he blames nobody for the time that he was away. When the
+    template dies and then he, nobody is orphaned."""
+    echo_repository(tmp_path / "blocks")
+    (tmp_path / "topology.json").write_text('{"blocks": ["a"], "tasks": {"t": ["a"]}}')
+    with up(tmp_path, "--topology", str(tmp_path / "topology.json")) as (process, ready):
+        url = ready["rest"] + "/v1/workers"
+
+        def incarnations() -> list[int]:
+            found = httpx.get(url, timeout=WAIT_S).json()
+            return [w["incarnation"] for w in (*found["workers"], found["dispatcher"])]
+
+        before = incarnations()
+        with Client(ready["clients"][0]) as client:
+            process.send_signal(signal.SIGSTOP)
+            end = time.monotonic() + 2.0
+            while time.monotonic() < end:
+                assert np.array_equal(client.infer("t", X, deadline_s=30).value, X)
+            process.send_signal(signal.SIGCONT)
+            assert incarnations() == before
+            end = time.monotonic() + 1.0
+            while time.monotonic() < end:
+                assert np.array_equal(client.infer("t", X, deadline_s=30).value, X)
+            assert incarnations() == before
+        children = family(process.pid)
+        (template,) = [c for c in children if c.name() == "bf:template"]
+        template.kill()
+        assert incarnations() == before
+        process.kill()
+        process.wait(WAIT_S)
+        _, alive = psutil.wait_procs(children, WAIT_S)
+        assert not alive
+    # Nobody is left to remove the directory: the next start does.
+    run_dir = Path(ready["run_dir"])
+    sweep_stale(run_dir.parent)
+    assert not run_dir.exists()
