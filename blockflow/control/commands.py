@@ -13,22 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from blockflow import __version__
-from blockflow.batching.registry import policy_problems
-from blockflow.control.engines import engine_check
+from blockflow.control.accept import Acceptance
 from blockflow.control.manager import Manager
-from blockflow.control.policies import policy_misfits
 from blockflow.control.profiles import ProfileShelf
+from blockflow.control.stored import PastEpoch
 from blockflow.control.update import Kind, Update
 from blockflow.core.errors import (
     Problem,
     RepositoryError,
     RequestError,
     SystemError_,
-    TopologyError,
 )
 from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
-from blockflow.core.topology import Topology, parse_topology
 from blockflow.launch.process_kpi import ProcessSampler, private_and_shared
 from blockflow.repository.repository import BlockRepository
 
@@ -56,6 +53,7 @@ class Commands:
         self._manager = manager
         self._repository = repository
         self._profiles = ProfileShelf(repository.root)
+        self._acceptance = Acceptance(manager, repository, self._profiles)
         self._started_ns = time.monotonic_ns()
         self._sampler = ProcessSampler()
         self._self_kpi: tuple[int, dict[str, Any]] | None = None
@@ -64,66 +62,9 @@ class Commands:
 
     # --- updates --------------------------------------------------------------------------------
 
-    def parse(self, body: Any, problems: Sequence[Problem] = ()) -> Topology:
-        """Validate a system update, artifacts included.
-
-        Args:
-            body: decoded JSON.
-            problems: what the decoding found already (names that stand twice); they are reported
-                together with what is found here.
-
-        Raises:
-            TopologyError: INVALID_TOPOLOGY with all problems and their JSON paths.
-        """
-        manager = self._manager
-        running = manager.call(
-            lambda: {
-                s.info.digest
-                for r in manager.brain.crew.fleet.active()
-                for s in r.spec.stages
-                if r.wanted
-            }
-        )
-
-        def lookup(name: str) -> BlockInfo:
-            info = self._repository.info(name)
-            if info.digest not in running:
-                # Hash what is about to be loaded now: a missing or altered artifact is then one of
-                # the problems of this update instead of a failure in its middle.
-                info = self._repository.verify(name).to_info()
-            return info
-
-        try:
-            check = engine_check(self._repository, running)
-            topology = parse_topology(body, lookup, policy_problems, check)
-        except TopologyError as e:
-            if not problems:
-                raise
-            found = [*problems, *e.problems]
-            text = f"{len(found)} problems in the system update"
-            raise TopologyError(e.code, text, problems=found, hint=e.hint) from None
-        if problems:
-            n = len(problems)
-            raise TopologyError(
-                "INVALID_TOPOLOGY",
-                f"{n} problem{'s' if n > 1 else ''} in the system update",
-                problems=problems,
-                hint="nothing was changed; mend all of them and send the update again",
-            )
-        topology = self._profiles.with_costs(topology)
-        unfit = policy_misfits(topology, self._manager.brain.realm.settings.cores, self._profiles)
-        if unfit:
-            raise TopologyError(
-                "INVALID_TOPOLOGY",
-                f"{len(unfit)} batching polic{'ies' if len(unfit) > 1 else 'y'} cannot work",
-                problems=unfit,
-                hint="nothing was changed; mend all of them and send the update again",
-            )
-        return topology
-
     def preview(self, body: Any, problems: Sequence[Problem] = ()) -> dict[str, Any]:
         """What an update would change: ``{changed, epoch, plan}``. Raises as :meth:`apply`."""
-        topology = self.parse(body, problems)
+        topology = self._acceptance.parse(body, problems)
         return self._manager.call(lambda: self._manager.brain.preview(topology))
 
     def apply(
@@ -134,7 +75,7 @@ class Commands:
         Args:
             body: decoded JSON, either form.
             wait_s: how long to wait for its end; 0 returns as soon as it is accepted.
-            problems: see :meth:`parse`.
+            problems: what the decoding found already; reported with what is found here.
 
         Returns:
             ``{"epoch": in force, "update": {...}}``; the update's ``state`` tells how far it is.
@@ -143,10 +84,76 @@ class Commands:
             TopologyError: INVALID_TOPOLOGY, UPDATE_IN_PROGRESS, UPDATE_FAILED.
             SystemError_: NO_SPACE when the new epoch cannot be stored.
         """
-        topology = self.parse(body, problems)
+        topology = self._acceptance.parse(body, problems)
         manager = self._manager
         update = manager.call(lambda: manager.brain.apply(topology, body, time.monotonic_ns()))
         return self._outcome(update, wait_s)
+
+    def history(self) -> list[dict[str, Any]]:
+        """The epochs that are remembered, newest first; ``missing`` names the blocks whose artifact
+        of then is not stored any more."""
+        state = self._manager.call(lambda: self._manager.store.state)
+        pinned = {pair for p in state.history for pair in p.digests.items()}
+        gone = {pair for pair in pinned if not self._stored(*pair)}
+        return [
+            {
+                "epoch": p.epoch,
+                "how": p.how,
+                "when": p.when,
+                "in_force": p.epoch == state.epoch,
+                "posted": p.posted,
+                "digests": dict(p.digests),
+                "missing": [b for b, d in p.digests.items() if (b, d) in gone],
+            }
+            for p in reversed(state.history)
+        ]
+
+    def rollback(
+        self, to: int | None = None, *, wait_s: float = WAIT_S, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Put the topology of an earlier epoch in force again, as a new epoch, with the artifacts
+        that it had then.
+
+        Args:
+            to: the epoch; None = the one before that in force.
+            wait_s: as of :meth:`apply`.
+            dry_run: only tell what would change, as :meth:`preview`.
+
+        Raises:
+            SystemError_: NOT_FOUND when that epoch is not remembered.
+            TopologyError: as :meth:`apply`; ARTIFACT_MISSING is among the problems of
+                INVALID_TOPOLOGY when a block has been replaced.
+        """
+        manager = self._manager
+        past = self._past(to)
+        topology = self._acceptance.parse(past.posted, digests=past.digests)
+        if dry_run:
+            return manager.call(lambda: manager.brain.preview(topology))
+        update = manager.call(
+            lambda: manager.brain.apply(topology, past.posted, time.monotonic_ns(), Kind.ROLLBACK)
+        )
+        return self._outcome(update, wait_s)
+
+    def _past(self, to: int | None) -> PastEpoch:
+        state = self._manager.call(lambda: self._manager.store.state)
+        known = [p.epoch for p in state.history]
+        for past in reversed(state.history):
+            if past.epoch == to or (to is None and past.epoch < state.epoch):
+                return past
+        raise SystemError_(
+            "NOT_FOUND",
+            "no earlier epoch is remembered"
+            if to is None
+            else f"epoch {str(to)[:20]} is not remembered",
+            hint=f"GET /v1/history; epochs: {', '.join(map(str, known)) or 'none'}",
+        )
+
+    def _stored(self, block: str, digest: str) -> bool:
+        try:
+            self._repository.info(block, digest=digest)
+        except RepositoryError:
+            return False
+        return True
 
     def operate(self, kind: Kind, block: str, *, wait_s: float = WAIT_S) -> dict[str, Any]:
         """Restart, drain, undrain or stop one block; the result is that of :meth:`apply`."""
@@ -299,7 +306,8 @@ class Commands:
         out: list[dict[str, Any]] = []
         for name in self._repository.names():
             try:
-                out.append(self._repository.info(name).to_dict())
+                info = self._repository.info(name).to_dict()
+                out.append({**info, "versions": self._repository.versions(name)})
             except RepositoryError as e:
                 out.append({"name": name, "error": e.to_dict()})
         return out

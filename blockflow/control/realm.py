@@ -61,14 +61,15 @@ class Realm:
         )
 
     def told(self, topology: Topology, plan: Plan) -> dict[str, Any]:
-        """The plan for people: replicas, threads and tasks."""
+        """The plan for people: replicas, threads, lanes and tasks."""
         old = self.topology.tasks if self.topology is not None else {}
         new = topology.tasks
         workers = desired_workers(topology, self.settings.cores)
-        threads = plan_workers(workers).threads
+        shares = plan_workers(workers)
         return {
             **plan.to_dict(),
-            "threads": {w.name: n for w, n in zip(workers, threads, strict=True)},
+            "threads": {w.name: n for w, n in zip(workers, shares.threads, strict=True)},
+            "lanes": {w.name: n for w, n in zip(workers, shares.lanes, strict=True)},
             "tasks": {
                 "add": [t for t in new if t not in old],
                 "remove": [t for t in old if t not in new],

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from blockflow.batching.lengths import within_classes
+from blockflow.batching.registry import batch_rows
 from blockflow.control.fleet import Life, Replica, Role
 from blockflow.control.shares import ShareBook
 from blockflow.core import limits
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.lifecycle import State
-from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute, TaskRoute
+from blockflow.core.model import Contract
+from blockflow.core.routing import (
+    DISPATCHER_STAGE,
+    CanaryRoute,
+    RouteTable,
+    StageRoute,
+    TaskRoute,
+)
+from blockflow.core.specs import TaskSpec
 from blockflow.core.topology import Topology
 from blockflow.wire.control import Routes, encode_control
 
 _ADDRESS_ALLOWANCE = "ipc://" + "x" * 100
+_REASON_CHARS = 200
+
+
+def served_contract(topology: Topology, task: str) -> Contract:
+    """What a task takes and gives as it is batched now: nothing is longer than the last length
+    class on its way."""
+    paths = topology.tasks[task].paths
+    policies = {
+        block: topology.blocks[block].batching.model_dump(mode="json")
+        for path in paths
+        for block in path
+    }
+    return within_classes(topology.contract_of(task), paths, topology.infos, policies)
 
 
 def task_routes(topology: Topology | None, shares: ShareBook) -> dict[str, TaskRoute]:
@@ -24,22 +47,29 @@ def task_routes(topology: Topology | None, shares: ShareBook) -> dict[str, TaskR
         name: TaskRoute(
             name=name,
             path=tuple(spec.path),
-            contract=topology.contract_of(name),
+            contract=served_contract(topology, name),
             max_rows=topology.task_rows(name),
             deadline_ms=spec.deadline_ms,
             check_finite=spec.check_finite,
             share=shares.index(name),
             max_inflight_rows=spec.max_inflight_rows,
+            canary=_canary(spec),
+            batch_rows=batch_rows(topology, name),
         )
         for name, spec in topology.tasks.items()
     }
+
+
+def _canary(spec: TaskSpec) -> CanaryRoute | None:
+    canary = spec.canary
+    return None if canary is None else CanaryRoute(tuple(canary.path), canary.share)
 
 
 def build_tables(
     epoch: int,
     version: int,
     topology: Topology | None,
-    replicas: Iterable[Replica],
+    fleet: Iterable[Replica],
     dispatcher: Life,
     closed: Mapping[str, str],
     shares: ShareBook,
@@ -64,6 +94,7 @@ def build_tables(
         )
     }
     admission = dict(transit)
+    replicas = list(fleet)
     for replica in replicas:
         life = replica.life
         if life.state not in (State.READY, State.DRAINING) or replica.role is Role.CANDIDATE:
@@ -77,15 +108,43 @@ def build_tables(
                 life.endpoint,
                 replica.spec.mode,
                 replica.spec.device,
+                _replayable(topology, block),
+                replica.spec.slots if replica.spec.mode == "tensormq" else 0,
             )
             transit[stage] = route
             if replica.role is Role.ACTIVE and block not in closed:
                 admission[stage] = route
     tasks = task_routes(topology, shares)
+    running = {r.block for r in admission.values()}
+    down = _down(topology, replicas, closed, running)
     return (
         RouteTable(epoch, version, transit, {}, shares.table()),
-        RouteTable(epoch, version, admission, tasks, shares.table()),
+        RouteTable(epoch, version, admission, tasks, shares.table(), down),
     )
+
+
+def _replayable(topology: Topology | None, block: str) -> bool:
+    spec = topology.blocks.get(block) if topology is not None else None
+    return spec is None or spec.replayable
+
+
+def _down(
+    topology: Topology | None,
+    replicas: Iterable[Replica],
+    closed: Mapping[str, str],
+    running: Collection[str],
+) -> dict[str, str]:
+    """The blocks that nothing will bring back by itself, each with the reason."""
+    active = [r for r in replicas if r.role is Role.ACTIVE]
+    down: dict[str, str] = {}
+    for block in topology.blocks if topology is not None else ():
+        if block in closed:
+            down[block] = f"an operator closed it ({closed[block]})"
+        elif block not in running:
+            hosts = [r for r in active if block in r.spec.blocks]
+            if hosts and all(r.given_up for r in hosts):
+                down[block] = f"it was given up: {hosts[0].given_up}"[:_REASON_CHARS]
+    return down
 
 
 def check_size(topology: Topology) -> None:
@@ -95,13 +154,16 @@ def check_size(topology: Topology) -> None:
         TopologyError: INVALID_TOPOLOGY.
     """
     name = "x" * limits.MAX_NAME_CHARS
-    route = StageRoute(2**31, name, name, 2**31, _ADDRESS_ALLOWANCE, "tensormq", "cuda:10")
+    route = StageRoute(
+        2**31, name, name, 2**31, _ADDRESS_ALLOWANCE, "tensormq", "cuda:10", True, 2**16
+    )
     stages = sum(b.replicas for b in topology.blocks.values())
     # Old and new replicas stand in one table while an update flips.
     many = dict.fromkeys(range(2 * stages + 1), route)
     shares = ShareBook()
     shares.follow(topology.tasks)
-    table = RouteTable(2**31, 2**31, many, task_routes(topology, shares), shares.table())
+    down = dict.fromkeys(topology.blocks, "x" * _REASON_CHARS)
+    table = RouteTable(2**31, 2**31, many, task_routes(topology, shares), shares.table(), down)
     size = len(encode_control(Routes(table.to_dict())))
     if size > limits.MAX_CONTROL_BYTES:
         raise TopologyError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from blockflow.control.crew import ns
-from blockflow.control.events import Commit, Finished, Send
+from blockflow.control.events import Begun, Commit, Finished, Send
 from blockflow.control.fleet import Crash, Replica, Role
 from blockflow.control.realm import Realm
 from blockflow.control.update import Kind, Phase, Update
@@ -47,6 +47,8 @@ class UpdateRunner:
         self, update: Update, starts: list[tuple[WorkerSpec, str]], now_ns: int
     ) -> None:
         """Launch the replicas that must be ready before the update goes on."""
+        if update.stores:
+            self._crew.out.append(Begun(update.update_id, update.epoch))
         try:
             threads = self._realm.threads.of_new([spec for spec, _ in starts])
             for (spec, name), count in zip(starts, threads, strict=True):
@@ -62,11 +64,19 @@ class UpdateRunner:
         if update is None:
             return
         if update.phase is Phase.PREPARING and not update.waiting:
-            if update.kind is Kind.SYSTEM and update.target is not None:
+            target = update.target
+            if update.stores and target is not None:
                 update.move(Phase.COMMITTING, now_ns)
-                topology = update.target.to_dict()
-                commit = Commit(update.update_id, update.epoch, update.posted or {}, topology)
-                self._crew.out.append(commit)
+                self._crew.out.append(
+                    Commit(
+                        update.update_id,
+                        update.epoch,
+                        update.posted or {},
+                        target.to_dict(),
+                        target.digests(),
+                        str(update.kind),
+                    )
+                )
             else:
                 self.adopt(update, now_ns)
         flipped = self._realm.publication.flipped >= update.version
@@ -79,7 +89,7 @@ class UpdateRunner:
     def adopt(self, update: Update, now_ns: int) -> None:
         """The point of no return: what was prepared becomes what is in force."""
         realm, block = self._realm, update.block
-        if update.kind is Kind.SYSTEM and update.target is not None:
+        if update.stores and update.target is not None:
             realm.take(update.target, update.epoch, update.posted, update.leaving)
         elif update.kind is Kind.DRAIN:
             realm.closed[block] = "drain"

@@ -3,7 +3,8 @@
 Two generations of one small JSON file, each with a checksum, in a folder that one control plane
 locks. A save is temp file + fsync + rename + fsync of the folder; the former generation is kept.
 A torn or altered current file falls back to the previous one, with a warning; when neither can be
-read, the answer is STATE_CORRUPT: the system is never silently empty.
+read, the answer is STATE_CORRUPT: the system is never silently empty. While an update is under way
+a small file says so, so that a control plane that was killed in its middle can tell.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from blockflow.control.stored import FORMAT, PastEpoch, StoredState
 from blockflow.core.errors import SystemError_
 
 log = logging.getLogger("blockflow.control")
 
-FORMAT = 1
 CURRENT = "state.json"
 PREVIOUS = "state.previous.json"
+PENDING = "update.pending"
 LOCK = "lock"
 MAX_STATE_BYTES = 16 * 1024 * 1024
 
@@ -35,45 +37,16 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NUMBER_STRIDE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class StoredState:
-    """What survives a restart.
-
-    Attributes:
-        epoch: number of the topology, 0 = none was ever applied.
-        posted: the body as it was posted, for people.
-        topology: its normalised form, which is deployed again; None at epoch 0.
-        next_incarnation, next_stage: numbers at and above these were never given out.
-    """
-
-    epoch: int = 0
-    posted: Mapping[str, Any] | None = None
-    topology: Mapping[str, Any] | None = None
-    next_incarnation: int = 1
-    next_stage: int = 1
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> StoredState:
-        """Inverse of ``asdict``. Raises ValueError on a missing field or a wrong type."""
-        if set(data) != set(cls.__dataclass_fields__):
-            raise ValueError(f"fields {sorted(data)}")
-        for name, least in (("epoch", 0), ("next_incarnation", 1), ("next_stage", 1)):
-            if type(data[name]) is not int or data[name] < least:
-                raise ValueError(f"{name} is {data[name]!r}")
-        for name in ("posted", "topology"):
-            if data[name] is not None and type(data[name]) is not dict:
-                raise ValueError(f"{name} is not an object")
-        if (data["epoch"] > 0) != (data["topology"] is not None):
-            raise ValueError(f"epoch {data['epoch']} does not go with its topology")
-        return cls(**data)
-
-
 class StateStore:
     """The locked state folder of one control plane. Not thread-safe: the Manager owns it.
 
     Raises (constructor):
-        SystemError_: ALREADY_RUNNING when another process holds the folder; STATE_CORRUPT when the
-            folder cannot be used or no generation in it can be read; NO_SPACE when it is full.
+        SystemError_: ALREADY_RUNNING when another process holds the folder; STATE_CORRUPT when no
+            generation in it can be read; STATE_UNUSABLE when the folder cannot be used; NO_SPACE
+            when it is full.
+
+    Attributes:
+        warning: what was found at the start and should be known, '' = nothing.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -106,9 +79,9 @@ class StateStore:
         """Make ``state`` the current generation, durably; on an error the old one stays as it is.
 
         Raises:
-            SystemError_: NO_SPACE when the disk is full, STATE_CORRUPT when it cannot be written.
+            SystemError_: NO_SPACE when the disk is full, STATE_UNUSABLE when it cannot be written.
         """
-        body = asdict(state)
+        body = state.to_dict()
         packed = _canonical(body)
         document = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest(), "body": body}
         data = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
@@ -130,10 +103,43 @@ class StateStore:
             raise self._io_error(e) from e
         self._state = state
 
-    def commit(self, epoch: int, posted: Mapping[str, Any], topology: Mapping[str, Any]) -> None:
-        """Store a new epoch; the reserved numbers stay. Raises as :meth:`save`."""
-        state = self._state
-        self.save(StoredState(epoch, posted, topology, state.next_incarnation, state.next_stage))
+    def commit(
+        self,
+        epoch: int,
+        posted: Mapping[str, Any],
+        topology: Mapping[str, Any],
+        digests: Mapping[str, str] | None = None,
+        how: str = "system-update",
+    ) -> None:
+        """Store a new epoch; the reserved numbers stay. Raises as :meth:`save`.
+
+        Args:
+            epoch: its number.
+            posted: the body as it was posted.
+            topology: its normalised form.
+            digests: of the artifacts that it means, by block of the repository.
+            how: kind of the update.
+        """
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        past = PastEpoch(epoch, how, when, posted, dict(digests or {}))
+        self.save(self._state.committed(past, topology))
+
+    def begin(self, epoch: int) -> None:
+        """An update to ``epoch`` is under way. Best effort: it serves a warning, no decision."""
+        try:
+            _write_synced(self.root / PENDING, f"{epoch}\n".encode())
+        except OSError as e:
+            log.warning("%s cannot be written: %s", PENDING, e)
+
+    def ended(self) -> None:
+        """The update has ended, one way or the other."""
+        with suppress(OSError):
+            os.unlink(self.root / PENDING)
+
+    def warn(self, text: str) -> None:
+        """Add something to :attr:`warning`."""
+        log.warning("%s: %s", self.root, text)
+        self.warning = f"{self.warning}; {text}" if self.warning else text
 
     def take_incarnation(self) -> int:
         """A number that no worker ever had. Saves now and then (NO_SPACE is possible)."""
@@ -155,6 +161,8 @@ class StateStore:
             next_incarnation=self._state.next_incarnation, next_stage=self._state.next_stage
         )
         self.save(state)
+        self.ended()
+        self.warning = ""
         self._given.clear()
 
     @classmethod
@@ -184,7 +192,8 @@ class StateStore:
         ceiling: int = getattr(self._state, key)
         number = self._given.get(kind, ceiling)
         if number >= ceiling:
-            self.save(StoredState.from_dict(asdict(self._state) | {key: number + _NUMBER_STRIDE}))
+            raised = {key: number + _NUMBER_STRIDE}
+            self.save(StoredState.from_dict(self._state.to_dict() | raised))
         self._given[kind] = number + 1
         return number
 
@@ -219,11 +228,11 @@ class StateStore:
                 found[name] = str(e) or type(e).__name__
             else:
                 if found:
-                    self.warning = (
+                    self.warn(
                         f"{CURRENT} cannot be used ({found[CURRENT]}); "
                         f"the previous generation (epoch {state.epoch}) is in force"
                     )
-                    log.warning("%s: %s", self.root, self.warning)
+                self._tell_interrupted(state.epoch)
                 return state
         if set(found.values()) == {"missing"} and os.fstat(self._lock).st_size == 0:
             return StoredState()  # a new folder: the lock file gets its mark with the first save
@@ -235,6 +244,23 @@ class StateStore:
             hint="restore one of the files from a backup, or start with --fresh and post the "
             "topology again (the broken files are kept)",
         )
+
+    def _tell_interrupted(self, epoch: int) -> None:
+        """Say what became of an update in whose middle the former control plane ended."""
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            with os.fdopen(os.open(self.root / PENDING, flags), "rb") as f:
+                aim = int(f.read(32))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError):
+            aim = 0  # torn: that there was one is still true
+        self.ended()
+        what = f"the control plane ended during the update to epoch {aim or 'unknown'}"
+        if aim and epoch >= aim:
+            self.warn(f"{what}; it had been stored, and epoch {epoch} is in force")
+        else:
+            self.warn(f"{what}; it had not been stored, and epoch {epoch} is in force again")
 
     def _current_is_good(self) -> bool:
         """A broken current file must not push the good previous one out."""
@@ -263,7 +289,7 @@ class StateStore:
                 hint="free some disk space; the stored state is unchanged",
             )
         return SystemError_(
-            "STATE_CORRUPT",
+            "STATE_UNUSABLE",
             f"the state directory cannot be used: {e.strerror}",
             where=str(self.root),
             hint="check the directory and its permissions, or name another --state-dir",
@@ -289,13 +315,15 @@ def _read(path: Path) -> StoredState:
         raise ValueError("not valid JSON (torn or altered)") from None
     if type(document) is not dict or set(document) != {"format", "sha256", "body"}:
         raise ValueError("not a state document")
-    if document["format"] != FORMAT:
-        raise ValueError(f"format {document['format']!r}, this release reads {FORMAT}")
+    if document["format"] not in (1, FORMAT):
+        raise ValueError(f"format {document['format']!r}, this release reads 1 and {FORMAT}")
     body = document["body"]
     if type(body) is not dict:
         raise ValueError("not a state document")
     if hashlib.sha256(_canonical(body)).hexdigest() != document["sha256"]:
         raise ValueError("the checksum does not fit")
+    if document["format"] == 1:
+        return StoredState.from_format_1(body)
     return StoredState.from_dict(body)
 
 

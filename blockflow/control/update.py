@@ -1,7 +1,7 @@
 """Update: one change of what runs, from its acceptance to its end, as a transition table.
 
-A system update, the deployment of the stored topology at start, and the restart, drain, undrain and
-stop of one block all take this course, one at a time:
+A system update, the way back to an earlier epoch, the deployment of the stored topology at start,
+and the restart, drain, undrain and stop of one block all take this course, one at a time:
 
 preparing (new replicas load) -> committing (the epoch goes to disk) -> publishing (routes, the
 flip) -> draining (requests on the old routes end, the unneeded stops) -> done
@@ -23,6 +23,7 @@ from blockflow.core.topology import Topology
 
 class Kind(StrEnum):
     SYSTEM = "system-update"
+    ROLLBACK = "rollback"
     RESTORE = "restore"
     RESTART = "restart"
     DRAIN = "drain"
@@ -65,13 +66,14 @@ class Update:
         kind: what was asked.
         epoch: the epoch once it is done.
         block: the block for the kinds that concern one.
-        posted, target: body and topology of a system update or restore.
+        posted, target: body and topology of a system update or rollback.
         plan: what starts, stays and stops, for people (Plan.to_dict()).
         waiting: incarnations that must be ready before it goes on.
         candidates: incarnations launched for this update, which stop if it fails.
         leaving: replicas (by name) that are not part of what comes.
         retiring: incarnations to stop once nothing in flight needs them.
         version: the route version that makes it true.
+        phase_ns: how long each phase took that it has left.
         notes: what did not go as hoped but did not fail it.
     """
 
@@ -93,6 +95,12 @@ class Update:
     finished_ns: int | None = None
     error: BlockFlowError | None = None
     notes: list[str] = field(default_factory=list)
+    phase_ns: dict[Phase, int] = field(default_factory=dict)
+
+    @property
+    def stores(self) -> bool:
+        """It makes a new epoch."""
+        return self.kind in (Kind.SYSTEM, Kind.ROLLBACK)
 
     @property
     def final(self) -> bool:
@@ -102,6 +110,7 @@ class Update:
         """Go to ``phase``. An illegal move is a defect and raises RuntimeError."""
         if phase not in MOVES[self.phase]:
             raise RuntimeError(f"update {self.update_id}: {self.phase} -> {phase}")
+        self.phase_ns[self.phase] = now_ns - self.started_ns - sum(self.phase_ns.values())
         self.phase = phase
         if phase in FINAL:
             self.finished_ns = now_ns
@@ -116,6 +125,7 @@ class Update:
             "epoch": self.epoch,
             "plan": dict(self.plan),
             "duration_ms": round((end - self.started_ns) / 1e6, 3),
+            "phases_ms": {str(p): round(ns / 1e6, 3) for p, ns in self.phase_ns.items()},
         }
         if self.block:
             out["block"] = self.block

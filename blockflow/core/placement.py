@@ -28,6 +28,13 @@ is
 used, so this bounds a worker under load; it is not its cost when idle."""
 
 
+_CHANGEABLE = frozenset(
+    {"batching", "replicas", "threads", "lanes", "worker", "replayable", "block", "version"}
+)
+"""Fields of a block that a running process need not have been started with. Which artifact it has
+loaded is said by the digest, whatever it was called."""
+
+
 @dataclass(frozen=True, slots=True)
 class StagePlan:
     """One block in a worker, resolved."""
@@ -41,9 +48,10 @@ class StagePlan:
 class WorkerSpec:
     """A desired worker: ``replicas`` processes of it shall run.
 
-    ``name`` is the topology's worker name (the block's own name by default). ``threads`` is the
-    number that was asked for, None where it is planned. ``cost_ms`` is the measured compute of one
-    row on one thread through all its blocks, None where one of them is unknown.
+    ``name`` is the topology's worker name (the block's own name by default). ``threads`` and
+    ``lanes`` are the numbers that were asked for, None where they are planned. ``cost_ms`` is the
+    measured compute of one row on one thread through all its blocks, None where one of them is
+    unknown; ``overlap`` is how many lanes its batching policies can use.
     """
 
     name: str
@@ -57,6 +65,8 @@ class WorkerSpec:
     arena_bytes: int
     slots: int
     cost_ms: float | None = None
+    lanes: int | None = None
+    overlap: int = 1
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -65,18 +75,21 @@ class WorkerSpec:
     def identity(self) -> str:
         """Digest of all that cannot change in a running process.
 
-        Replicas, threads and batching policies can, so they are left out; costs are not asked for.
+        Replicas, threads, lanes and batching policies can, so they are left out; costs are not
+        asked for.
         """
         facts: dict[str, Any] = {
             "name": self.name,
             "stages": [
                 {
                     "spec": s.spec.model_dump(
-                        mode="json", exclude={"batching", "replicas", "threads", "worker"}
+                        mode="json",
+                        exclude=set(_CHANGEABLE),
                     ),
                     "digest": s.info.digest,
                     "pins": pins(s.info, s.spec.engine),
                     "contract": s.info.contract.to_dict(),
+                    "padding": s.info.padding and s.info.padding.to_dict(),
                     "max_rows": s.max_rows,
                 }
                 for s in self.stages
@@ -99,11 +112,20 @@ class WorkerSpec:
         """What so many processes of it (default: all) ask of the cores."""
         count = self.replicas if replicas is None else replicas
         on_cpu = self.device == "cpu"
-        return Demand(self.name, count, self.cores, self.threads, self.cost_ms, on_cpu)
+        return Demand(
+            self.name,
+            count,
+            self.cores,
+            self.threads,
+            self.cost_ms,
+            on_cpu,
+            self.lanes,
+            self.overlap,
+        )
 
 
 def plan_workers(specs: Sequence[WorkerSpec]) -> ThreadPlan:
-    """The threads of these workers, in their order."""
+    """The threads and lanes of these workers, in their order."""
     return plan_threads([s.demand() for s in specs])
 
 
@@ -111,7 +133,8 @@ def oversubscription(specs: Sequence[WorkerSpec], plan: ThreadPlan) -> str:
     """What is wrong with the threads that were asked for, for people; "" when nothing is."""
     if not plan.oversubscribed:
         return ""
-    total = sum(n * s.replicas for s, n in zip(specs, plan.threads, strict=True))
+    each = zip(specs, plan.threads, plan.lanes, strict=True)
+    total = sum(threads * lanes * s.replicas for s, threads, lanes in each)
     cores = len({c for s in specs for c in s.cores})
     names = [s.name for s, n in zip(specs, plan.unplaced, strict=True) if n]
     return (
@@ -163,12 +186,14 @@ def _crowding(topology: Topology, workers: Sequence[WorkerSpec]) -> list[Problem
     index = {name: i for i, name in enumerate(topology.blocks)}
     return [
         Problem(
-            f"$.blocks[{index[spec.blocks[0]]}].threads",
-            f"{spec.threads} threads x {spec.replicas} of {spec.name!r}: "
-            f"{oversubscription(workers, plan)}",
+            f"$.blocks[{index[spec.blocks[0]]}].{'threads' if spec.threads else 'lanes'}",
+            f"{threads} threads x {spec.replicas}{f' x {lanes} lanes' if lanes > 1 else ''} of "
+            f"{spec.name!r}: {oversubscription(workers, plan)}",
             'give fewer, or "auto"; with "oversubscribe": true it is taken as it is',
         )
-        for spec, missing in zip(workers, plan.unplaced, strict=True)
+        for spec, missing, threads, lanes in zip(
+            workers, plan.unplaced, plan.threads, plan.lanes, strict=True
+        )
         if missing
     ]
 
@@ -202,4 +227,13 @@ def _worker(
         arena_bytes=arena,
         slots=slots,
         cost_ms=sum(costs) if len(costs) == len(members) else None,
+        lanes=first.asked_lanes,
+        overlap=_overlap(topology, members) if first.device == "cpu" else 1,
     )
+
+
+def _overlap(topology: Topology, members: Sequence[str]) -> int:
+    """How many forwards the policies of one worker can have under way at once: as many as one of
+    them wants, and no more than there are blocks for them."""
+    wanted = [n for b in members if (n := topology.overlap.get(b, 1)) > 1]
+    return min(max(wanted, default=1), max(1, len(wanted)))

@@ -133,6 +133,8 @@ class StageRoute:
         endpoint: ZeroMQ address of its data socket (ipc:// or tcp://).
         mode: how tensors reach it: ``tensormq`` (handles) or ``zeromq`` (whole tensors).
         device: ``cpu`` or ``cuda:N``.
+        replayable: it may run a second time on the same request.
+        slots: tensors that its worker may have out at once (0 = they are not counted).
     """
 
     stage: int
@@ -142,6 +144,8 @@ class StageRoute:
     endpoint: str
     mode: str
     device: str = "cpu"
+    replayable: bool = True
+    slots: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -152,6 +156,8 @@ class StageRoute:
             "endpoint": self.endpoint,
             "mode": self.mode,
             "device": self.device,
+            "replayable": self.replayable,
+            "slots": self.slots,
         }
 
     @classmethod
@@ -164,7 +170,24 @@ class StageRoute:
             str(d["endpoint"]),
             str(d["mode"]),
             str(d["device"]),
+            bool(d["replayable"]),
+            int(d["slots"]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryRoute:
+    """Another path for a ``share`` (0..1) of a task's requests."""
+
+    path: tuple[str, ...]
+    share: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"path": list(self.path), "share": self.share}
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> CanaryRoute:
+        return cls(tuple(str(b) for b in d["path"]), float(d["share"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +196,8 @@ class TaskRoute:
 
     ``contract`` is the input of the first block and the output of the last one; ``share`` an index
     into :attr:`RouteTable.shares`; ``max_inflight_rows`` bounds what of this task may be under way
-    at once (0 = no bound).
+    at once (0 = no bound); ``batch_rows`` are those of the largest batch that a block on the way
+    forms.
     """
 
     name: str
@@ -184,21 +208,26 @@ class TaskRoute:
     check_finite: bool = True
     share: int = 0
     max_inflight_rows: int = 0
+    canary: CanaryRoute | None = None
+    batch_rows: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "path": list(self.path),
+            "canary": None if self.canary is None else self.canary.to_dict(),
             "contract": self.contract.to_dict(),
             "max_rows": self.max_rows,
             "deadline_ms": self.deadline_ms,
             "check_finite": self.check_finite,
             "share": self.share,
             "max_inflight_rows": self.max_inflight_rows,
+            "batch_rows": self.batch_rows,
         }
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TaskRoute:
+        canary = d.get("canary")
         return cls(
             str(d["name"]),
             tuple(str(b) for b in d["path"]),
@@ -208,6 +237,8 @@ class TaskRoute:
             bool(d["check_finite"]),
             int(d["share"]),
             int(d["max_inflight_rows"]),
+            None if canary is None else CanaryRoute.from_dict(canary),
+            int(d["batch_rows"]),
         )
 
 
@@ -217,7 +248,8 @@ class RouteTable:
 
     ``version`` grows with every publication (a restart of one block changes routes within an
     epoch). ``shares`` says by index what tasks may claim at blocks that they share
-    (:class:`blockflow.batching.shares.TaskShare`); index 0 is the default.
+    (:class:`blockflow.batching.shares.TaskShare`); index 0 is the default. ``down`` names the
+    blocks that no worker will run again before somebody acts, and why.
     """
 
     epoch: int
@@ -225,6 +257,7 @@ class RouteTable:
     stages: Mapping[int, StageRoute] = field(default_factory=dict)
     tasks: Mapping[str, TaskRoute] = field(default_factory=dict)
     shares: tuple[Mapping[str, Any], ...] = ()
+    down: Mapping[str, str] = field(default_factory=dict)
 
     def stages_of(self, block: str) -> tuple[int, ...]:
         """Stage numbers of the block's replicas, in order."""
@@ -237,6 +270,7 @@ class RouteTable:
             "stages": [r.to_dict() for r in self.stages.values()],
             "tasks": [t.to_dict() for t in self.tasks.values()],
             "shares": [dict(s) for s in self.shares],
+            "down": dict(self.down),
         }
 
     @classmethod
@@ -249,4 +283,5 @@ class RouteTable:
             {s.stage: s for s in stages},
             {t.name: t for t in tasks},
             tuple(d["shares"]),
+            {str(block): str(why) for block, why in d["down"].items()},
         )

@@ -6,7 +6,6 @@ place of a block name or a task's path.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, Problem, TopologyError
-from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.model import BlockInfo, Contract
+from blockflow.core.paths import near, path_contract, path_problems
 from blockflow.core.specs import BlockSpec, LimitSpec, Mode, Name, TaskSpec, Transport
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
@@ -40,7 +40,8 @@ class Topology:
 
     ``infos`` holds the repository's facts per block name of this topology. ``oversubscribe`` allows
     explicit threads beyond the cores (for those who send one request at a time). ``costs`` are
-    measured: ms of one row on one thread per block, where known; they steer the plan of threads and
+    measured: ms of one row on one thread per block, where known; ``overlap`` tells per block how
+    many batches its policy can have under way at once. Both steer the plan of threads and lanes and
     are no part of what was asked for.
     """
 
@@ -52,6 +53,7 @@ class Topology:
     max_rows: int = limits.DEFAULT_MAX_ROWS
     oversubscribe: bool = False
     costs: Mapping[str, float] = field(default_factory=dict)
+    overlap: Mapping[str, int] = field(default_factory=dict)
 
     def mode_of(self, block: str) -> Mode:
         return self.blocks[block].mode or self.mode
@@ -61,27 +63,20 @@ class Topology:
         return self.blocks[block].max_rows or self.max_rows
 
     def task_rows(self, task: str) -> int:
-        """Largest request in rows: the task's own limit, at most that of each block on its path."""
+        """Largest request in rows: the task's own limit, at most that of each block on its path
+        (and on its canary's)."""
         spec = self.tasks[task]
-        return min(spec.max_rows or self.max_rows, *(self.rows_of(b) for b in spec.path))
+        blocks = (b for path in spec.paths for b in path)
+        return min(spec.max_rows or self.max_rows, *(self.rows_of(b) for b in blocks))
 
     def contract_of(self, task: str) -> Contract:
-        """Input of the task's first block and its last block's output, in the input's dim names.
+        """What the task takes and gives: :func:`path_contract` of its path."""
+        return path_contract(self.tasks[task].path, self.infos)
 
-        Each block names its dynamic dims for itself; they are followed from pair to pair.
-        """
-        path = self.tasks[task].path
-        start = self.infos[path[0]].contract.input
-        dims, ranges = start.dims, dict(start.ranges)
-        for block in path:
-            contract = self.infos[block].contract
-            bound = {
-                n: d for n, d in zip(contract.input.dims, dims, strict=True) if isinstance(n, str)
-            }
-            dims = tuple(bound[d] if isinstance(d, str) else d for d in contract.output.dims)
-        last = self.infos[path[-1]].contract.output
-        kept = {n: r for n, r in ranges.items() if n in dims}
-        return Contract(start, TensorSpec(last.dtype, dims, kept))
+    def digests(self) -> dict[str, str]:
+        """Which artifact each stored block was when this was checked: block of the repository (as
+        :attr:`BlockSpec.artifact` names it) -> sha256."""
+        return {s.artifact: self.infos[n].digest for n, s in self.blocks.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The extended form with all defaults spelled out."""
@@ -144,7 +139,8 @@ def parse_topology(
     infos = _infos(blocks, index, lookup, problems)
     for name, info in infos.items():
         problems += check_engine(blocks[name], info, f"$.blocks[{index[name]}]")
-    _paths(tasks, blocks, frame, infos, problems)
+    short = {t for t, entry in frame.tasks.items() if isinstance(entry, list)}
+    problems += path_problems(tasks, short, index, infos)
     _groups(blocks, index, problems)
     if problems:
         raise _invalid(problems)
@@ -196,7 +192,7 @@ def _from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> l
             field = str(err["loc"][-1])
             message = f"unknown field {field!r}"
             hint = (
-                _near(field, list(model.model_fields)) or f"known: {', '.join(model.model_fields)}"
+                near(field, list(model.model_fields)) or f"known: {', '.join(model.model_fields)}"
             )
         elif err["type"] == "missing":
             message = "required field is missing"
@@ -204,11 +200,6 @@ def _from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> l
             message = f"{message} (got {err['input']!r})"
         out.append(Problem(path, message, hint))
     return out
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=3)
-    return f"did you mean {', '.join(close)}?" if close else ""
 
 
 def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
@@ -298,47 +289,6 @@ def _infos(
     return out
 
 
-def _paths(
-    tasks: Mapping[str, TaskSpec],
-    blocks: Mapping[str, BlockSpec],
-    frame: _Frame,
-    infos: Mapping[str, BlockInfo],
-    problems: list[Problem],
-) -> None:
-    declared = _positions(frame.blocks)
-    for task, spec in tasks.items():
-        inner = "" if isinstance(frame.tasks[task], list) else ".path"
-        base = f"$.tasks.{task}{inner}"
-        seen: set[str] = set()
-        for i, block in enumerate(spec.path):
-            if block in seen:
-                problems.append(
-                    Problem(f"{base}[{i}]", f"block {block!r} stands twice in the path")
-                )
-            seen.add(block)
-            if block not in declared:
-                problems.append(
-                    Problem(
-                        f"{base}[{i}]",
-                        f"unknown block {block!r}",
-                        _near(block, list(blocks)) or "list it in $.blocks",
-                    )
-                )
-        for i in range(1, len(spec.path)):
-            a, b = spec.path[i - 1], spec.path[i]
-            if a in infos and b in infos:
-                give, take = infos[a].contract.output, infos[b].contract.input
-                why = take.accepts(give)
-                if why:
-                    problems.append(
-                        Problem(
-                            f"{base}[{i}]",
-                            f"contracts don't fit: {a} gives {give}, {b} takes {take} ({why})",
-                            "connect blocks of one model in their order",
-                        )
-                    )
-
-
 def _groups(
     blocks: Mapping[str, BlockSpec], index: Mapping[Any, int], problems: list[Problem]
 ) -> None:
@@ -347,8 +297,9 @@ def _groups(
         groups.setdefault(spec.worker or spec.name, []).append(spec)
     for worker, members in groups.items():
         first = members[0]
+        problems += _lane_problems(first, len(members), f"$.blocks[{index[first.name]}].lanes")
         for spec in members[1:]:
-            for key in ("device", "replicas", "threads", "cores", "mode"):
+            for key in ("device", "replicas", "threads", "lanes", "cores", "mode"):
                 if getattr(spec, key) != getattr(first, key):
                     problems.append(
                         Problem(
@@ -357,3 +308,24 @@ def _groups(
                             f"{getattr(first, key)!r}, {spec.name} has {getattr(spec, key)!r}",
                         )
                     )
+
+
+def _lane_problems(spec: BlockSpec, blocks: int, path: str) -> list[Problem]:
+    """What is wrong with the lanes of a worker with so many blocks."""
+    lanes = spec.asked_lanes or 1
+    if lanes > 1 and spec.device != "cpu":
+        return [
+            Problem(
+                path, f"{lanes} lanes on {spec.device}", "on a GPU a worker has one: leave it out"
+            )
+        ]
+    if lanes > blocks:
+        return [
+            Problem(
+                path,
+                f"{lanes} lanes for {blocks} block{'s' if blocks > 1 else ''}: a block runs one "
+                "batch at a time",
+                "at most one lane per block of the worker; replicas run one block several times",
+            )
+        ]
+    return []

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError
-from blockflow.core.model import ROWS, BlockInfo
+from blockflow.core.model import ROWS, BlockInfo, Padding
 from blockflow.repository.artifact import one_thread
 from blockflow.repository.machine import fingerprint
 from blockflow.repository.manifest import VariantForm
+from blockflow.repository.padding import check_padding, length_inputs
 from blockflow.repository.pieces import tools
 from blockflow.repository.probe import check_bindings, example_input
 from blockflow.repository.report import Progress, silent
@@ -35,6 +36,7 @@ MACHINE_BOUND = frozenset({"aoti"})
 """Variants that hold machine code."""
 
 _COMPARED = 32
+_PADDED = 4
 
 Run = Callable[[Tensor], Tensor]
 
@@ -143,6 +145,12 @@ def convert_block(
                 (run,) = reference.values()
                 expected = [run(x) for x in inputs]
                 errors, refused = _compare(name, made, inputs, expected, allowed)
+                if block.padding is not None:
+                    made_up = length_inputs(block.contract.input, block.padding)
+                    pairs = [(x, run(x)) for x in (given[:_PADDED] if real else made_up)]
+                    for engine in errors:
+                        error = _padded(block, block.padding, engine, made[engine], pairs, allowed)
+                        errors[engine] = max(errors[engine], error)
         progress(f"storing {name}", 0.95)
         form = VariantForm(
             file="unset",
@@ -235,6 +243,19 @@ def _worst(
             raise _mismatch(name, engine, why)
         worst = max(worst, error)
     return worst
+
+
+def _padded(
+    block: BlockInfo,
+    padding: Padding,
+    engine: str,
+    run: Run,
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    allowed: float,
+) -> float:
+    """What the artifact promises of padding, its variant has to keep, against the same results."""
+    where = f"{block.name}, converted, run by {engine}"
+    return check_padding(run, block.contract, padding, pairs, relative_error, allowed, where)
 
 
 def relative_error(y: Tensor, reference: Tensor) -> float:

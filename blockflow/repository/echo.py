@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from blockflow.core.model import BlockInfo, Contract, TensorSpec
-from blockflow.repository.manifest import Manifest, Source, contract_form
+from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
+from blockflow.repository.manifest import Manifest, PaddingForm, Source, contract_form
 from blockflow.repository.repository import BlockRepository
 
 ECHO_FORMAT = "echo"
@@ -25,6 +25,7 @@ def save_echo(
     *,
     settings: Mapping[str, Any] | None = None,
     version: str = "1",
+    padding: Padding | None = None,
 ) -> BlockInfo:
     """Store an echo block that takes and gives ``spec``.
 
@@ -34,6 +35,7 @@ def save_echo(
         spec: input and output at once.
         settings: ``delay_ms``, ``row_ms``, ``fail_on_value``, ``crash_on_value``.
         version: the label.
+        padding: how it may be padded; an echo keeps that promise by itself.
     """
     artifact = json.dumps(dict(settings or {}), sort_keys=True).encode()
     manifest = Manifest(
@@ -47,6 +49,9 @@ def save_echo(
         parameters=0,
         state_bytes=0,
         source=Source(model="echo"),
+        padding=None
+        if padding is None
+        else PaddingForm(dim=padding.dim, value=padding.value, error=0, tolerance=0),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return repository.save(manifest, artifact)

@@ -17,6 +17,7 @@ from blockflow.core.errors import ExportError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.repository.balance import split_evenly
 from blockflow.repository.manifest import is_block_name
+from blockflow.repository.padding import promised
 from blockflow.repository.pieces import Job, Piece, store_pieces
 from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.report import ExportReport, Progress, silent
@@ -45,6 +46,7 @@ def export_model(
     parts: int = 1,
     format: str = DEFAULT_FORMAT,
     version: str = "1",
+    replace_stored: bool = True,
     progress: Progress = silent,
 ) -> ExportReport:
     """Export a model as one block or as a chain of blocks.
@@ -58,15 +60,19 @@ def export_model(
         parts: without ``cuts``: the number of blocks of even measured time.
         format: of the artifacts.
         version: the blocks' label.
+        replace_stored: blocks that are there in this version are replaced; else they are refused.
         progress: told what is being done.
 
     Raises:
-        ExportError: NOT_SPLITTABLE, EXPORT_FAILED or EXPORT_MISMATCH, each with its reason.
+        ExportError: NOT_SPLITTABLE, EXPORT_FAILED, EXPORT_MISMATCH or VERSION_EXISTS, each with its
+            reason.
     """
     if cuts and parts > 1:
         raise ExportError("NOT_SPLITTABLE", "give either cuts or a number of parts, not both")
     count = len(cuts) + 1 if cuts else parts
     block_names = _names(names, prefix, count)
+    if not replace_stored:
+        repository.refuse_stored(block_names, version)
     bindings = probe_bindings(loaded.input)
     examples = [
         example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
@@ -106,6 +112,7 @@ def export_tree(
     blocks: Mapping[str, str],
     format: str = DEFAULT_FORMAT,
     version: str = "1",
+    replace_stored: bool = True,
     progress: Progress = silent,
 ) -> ExportReport:
     """Export named submodules as blocks of their own; the model may have several outputs.
@@ -115,12 +122,16 @@ def export_tree(
 
     Args:
         blocks: block name -> submodule name.
+        replace_stored: as of :func:`export_model`.
 
     Raises:
         ExportError: NOT_SPLITTABLE when a submodule is called not just once, or gets a tensor that
-            neither the model's input nor a named block gives; EXPORT_FAILED, EXPORT_MISMATCH.
+            neither the model's input nor a named block gives; EXPORT_FAILED, EXPORT_MISMATCH,
+            VERSION_EXISTS.
     """
     _names(list(blocks), "", len(blocks))
+    if not replace_stored:
+        repository.refuse_stored(list(blocks), version)
     bindings = probe_bindings(loaded.input)
     examples = [
         example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
@@ -147,6 +158,7 @@ def export_tree(
                 part=blocks[name],
                 position=position,
                 of=length,
+                padding=promised(loaded.padding, taken, first=parent is None),
             )
         )
     leaves = {path[-1]: blocks[path[-1]] for path in paths}
@@ -182,7 +194,16 @@ def _chain(
             )
         given = infer_spec(name, taken, bindings, results)
         pieces.append(
-            Piece(name, stage, Contract(taken, given), tensors[0], label, i + 1, len(stages))
+            Piece(
+                name,
+                stage,
+                Contract(taken, given),
+                tensors[0],
+                label,
+                i + 1,
+                len(stages),
+                promised(loaded.padding, taken, first=i == 0),
+            )
         )
         taken, tensors = given, results
     return pieces

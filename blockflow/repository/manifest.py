@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from blockflow.core.errors import RepositoryError
-from blockflow.core.limits import NAME_PATTERN
-from blockflow.core.model import BlockInfo, Contract, TensorSpec, Variant
+from blockflow.core.limits import NAME_PATTERN, VERSION_CHARS
+from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec, Variant
 
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 256 * 1024
 ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 _NAME = re.compile(NAME_PATTERN)
+_VERSION = re.compile(VERSION_CHARS)
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -94,6 +95,22 @@ class Chain(_Strict):
     of: Annotated[int, Field(ge=1)]
 
 
+class PaddingForm(_Strict):
+    """JSON form of :class:`~blockflow.core.model.Padding`, and how well it has held.
+
+    ``error`` is the largest difference that padding made to a result, ``tolerance`` what was
+    allowed, both as a part of the largest value of the result (1 at least).
+    """
+
+    dim: Text
+    value: Annotated[float, Field(allow_inf_nan=False)] | int = 0
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+    def to_padding(self) -> Padding:
+        return Padding(self.dim, self.value)
+
+
 class VariantForm(_Strict):
     """JSON form of :class:`~blockflow.core.model.Variant`, and how well it equals the artifact.
 
@@ -137,7 +154,7 @@ class Manifest(_Strict):
 
     schema_version: Literal[1] = 1
     name: Name
-    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
+    version: Annotated[str, Field(pattern=rf"^{VERSION_CHARS}$")]
     format: Kind
     artifact: Annotated[str, Field(pattern=ARTIFACT_PATTERN)]
     sha256: Digest
@@ -152,6 +169,7 @@ class Manifest(_Strict):
     created: str
     variants: dict[Kind, VariantForm] = Field(default_factory=dict)
     choices: dict[Machine, Choice] = Field(default_factory=dict)
+    padding: PaddingForm | None = None
 
     @model_validator(mode="after")
     def _files(self) -> Manifest:
@@ -159,10 +177,25 @@ class Manifest(_Strict):
             raise ValueError(f"an artifact cannot be {MANIFEST_NAME} itself")
         return self
 
+    @model_validator(mode="after")
+    def _padded(self) -> Manifest:
+        if self.padding is not None:
+            problem = self.padding.to_padding().problem(self.contract.input.to_spec())
+            if problem:
+                raise ValueError(f"padding: {problem}")
+        return self
+
     @property
     def files(self) -> list[str]:
         """Names of all files that the manifest pins."""
         return [self.artifact, *(v.file for v in self.variants.values())]
+
+    def digest_of(self, variant: str | None) -> str | None:
+        """sha256 of the artifact or of a variant; None where there is no such variant."""
+        if variant is None:
+            return self.sha256
+        form = self.variants.get(variant)
+        return form.digest if form is not None else None
 
     @field_validator("created")
     @classmethod
@@ -183,6 +216,7 @@ class Manifest(_Strict):
             state_bytes=self.state_bytes,
             variants={k: v.to_variant() for k, v in self.variants.items()},
             choices={m: c.model_dump(mode="json") for m, c in self.choices.items()},
+            padding=None if self.padding is None else self.padding.to_padding(),
         )
 
     def to_json(self) -> bytes:
@@ -199,8 +233,8 @@ def contract_form(contract: Contract) -> ContractForm:
     return ContractForm(input=form(contract.input), output=form(contract.output))
 
 
-def parse_manifest(raw: bytes, *, where: str, folder: str) -> Manifest:
-    """Check the bytes of a manifest found in ``folder``.
+def parse_manifest(raw: bytes, *, where: str, folder: str | None) -> Manifest:
+    """Check the bytes of a manifest found in ``folder`` (None: whatever block it is of).
 
     Raises:
         RepositoryError: CORRUPT_MANIFEST with the file, the first bad field and all of them in
@@ -229,7 +263,7 @@ def parse_manifest(raw: bytes, *, where: str, folder: str) -> Manifest:
         raise corrupt(f"field {first['field']}: {first['problem']}", {"fields": fields}) from None
     except RecursionError:
         raise corrupt("the JSON is nested too deeply") from None
-    if manifest.name != folder:
+    if folder is not None and manifest.name != folder:
         raise corrupt(f"field name: {manifest.name!r} lies in the folder {folder!r}")
     return manifest
 
@@ -238,3 +272,8 @@ def is_block_name(name: str) -> bool:
     """Whether ``name`` can name a block (and so its folder)."""
     # fullmatch: "$" alone would let a trailing newline through
     return _NAME.fullmatch(name) is not None
+
+
+def is_version(text: str) -> bool:
+    """Whether ``text`` can be a block's version."""
+    return _VERSION.fullmatch(text) is not None

@@ -28,6 +28,8 @@ from blockflow.repository.manifest import is_block_name
 SCHEMA_VERSION = 1
 FOLDER = "profiles"
 MAX_BYTES = 4 * 1024 * 1024
+_KEPT_ASIDE = 8
+"""Records of other versions of a block, per engine; the oldest go."""
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -221,6 +223,9 @@ class ProfileStore:
         """
         key = ProfileKey.of([i.name for i in infos], selections)
         record = self.load(key)
+        digest = chain_digest(infos)
+        if record is not None and record.profile.digest != digest:
+            record = self._read(key.blocks[0], _aside(key.file(self.machine), digest)) or record
         others = [] if record else [r for r in self.records(key.blocks[0]) if r.key == key]
         found = record or (others[0] if others else None)
         if found is None:
@@ -272,6 +277,8 @@ class ProfileStore:
     def save(self, record: ProfileRecord) -> Path:
         """Write a record, whole or not at all; returns the file.
 
+        The one that was there is kept aside if it is of another version of the block.
+
         Raises:
             RepositoryError: UNKNOWN_BLOCK when the block's folder is not there.
             SystemError_: NO_SPACE.
@@ -287,6 +294,7 @@ class ProfileStore:
                     f.write(data)
                     f.flush()
                     os.fsync(f.fileno())
+                self._keep_aside(folder, block, name, record.profile.digest)
                 os.replace(temp, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -298,6 +306,22 @@ class ProfileStore:
                 hint="check the repository and its permissions",
             ) from e
         return path
+
+    def _keep_aside(self, folder: int, block: str, name: str, but: str) -> None:
+        """Make way for a record of the artifact ``but`` under ``name``."""
+        with suppress(RepositoryError):
+            there = self._read(block, name)
+            if there is not None and there.profile.digest != but:
+                aside = _aside(name, there.profile.digest)
+                os.replace(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+        with suppress(FileNotFoundError):
+            os.unlink(_aside(name, but), dir_fd=folder)
+        kept = [
+            n for n in os.listdir(folder) if n.startswith(_aside(name, "").removesuffix(".json"))
+        ]
+        kept.sort(key=lambda n: os.stat(n, dir_fd=folder, follow_symlinks=False).st_mtime_ns)
+        for old in kept[:-_KEPT_ASIDE]:
+            os.unlink(old, dir_fd=folder)
 
     def _names(self, block: str) -> list[str]:
         try:
@@ -347,6 +371,11 @@ class ProfileStore:
         finally:
             for fd in opened:
                 os.close(fd)
+
+
+def _aside(name: str, digest: str) -> str:
+    """Where the record of an artifact lies while ``name`` holds that of another version."""
+    return f"{name.removesuffix('.json')}.v{digest[:8]}.json"
 
 
 def _short(text: str) -> str:

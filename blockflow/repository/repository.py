@@ -1,26 +1,34 @@
 """BlockRepository: a folder of block folders, read so that nothing unverified is ever loaded.
 
-Layout: ``<root>/<block>/manifest.json`` and ``<root>/<block>/<artifact>``. A folder without a
-manifest is not a block, and the manifest is written last, so that a half-written block never shows.
-All opens go component by component below the root without following links (O_NOFOLLOW).
+Layout: ``<root>/<block>/manifest.json`` and ``<root>/<block>/<artifact>``; earlier versions beside
+them (:mod:`blockflow.repository.folder`). A folder without a manifest is not a block, and the
+manifest is written last, so that a half-written block never shows. All opens go component by
+component below the root without following links (O_NOFOLLOW).
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import hashlib
 import os
-import re
-import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from blockflow.core.errors import RepositoryError, SystemError_
+from blockflow.core.errors import ExportError, RepositoryError
 from blockflow.core.model import BlockInfo, Variant
+from blockflow.repository.folder import (
+    READ,
+    digest_of,
+    keep_current,
+    kept_file,
+    kept_versions,
+    place,
+    put_manifest,
+    split_reference,
+    written,
+)
 from blockflow.repository.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -28,18 +36,18 @@ from blockflow.repository.manifest import (
     Manifest,
     VariantForm,
     is_block_name,
+    is_version,
     parse_manifest,
 )
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
-_CHUNK = 1 << 20
-_OURS = re.compile(r"[0-9a-f]{16}\.|\.(artifact|manifest)\.\d")
-"""Files that this class has written: artifacts, and what a killed writer left."""
 
 
 class BlockRepository:
     """Blocks below ``root``. Cheap to make; holds no descriptors between calls.
+
+    A ``name`` may be a reference ``name@version``; without a version the current one is meant.
+    Whoever knows the digest of what it wants gets the version that has it.
 
     Every method raises :class:`RepositoryError`: UNKNOWN_BLOCK (with near matches),
     CORRUPT_MANIFEST, ARTIFACT_MISSING or DIGEST_MISMATCH.
@@ -62,12 +70,47 @@ class BlockRepository:
             and os.path.lexists(os.path.join(e.path, MANIFEST_NAME))
         )
 
-    def manifest(self, name: str) -> Manifest:
-        with self._block_folder(name) as folder:
-            return self._read_manifest(folder, name)
+    def manifest(self, name: str, *, digest: str | None = None) -> Manifest:
+        """A version's manifest.
 
-    def info(self, name: str) -> BlockInfo:
-        return self.manifest(name).to_info()
+        Args:
+            name: the block.
+            digest: the sha256 of the artifact that is wanted: if no stored version has it, the
+                answer is ARTIFACT_MISSING.
+        """
+        with self._block_folder(name) as folder:
+            _, manifest = self._choose(folder, name, digest)
+        if digest is not None and manifest.sha256 != digest:
+            raise RepositoryError(
+                "ARTIFACT_MISSING",
+                f"no stored version of block {name!r} has the digest {digest[:16]}...",
+                where=str(self.root / manifest.name),
+                hint="it was replaced: export it again, under a version of its own",
+            )
+        return manifest
+
+    def info(self, name: str, *, digest: str | None = None) -> BlockInfo:
+        return self.manifest(name, digest=digest).to_info()
+
+    def versions(self, name: str) -> list[str]:
+        """Labels of the stored versions of a block: the current one, then the others by label."""
+        with self._block_folder(name) as folder:
+            return self._versions(folder, split_reference(name)[0])
+
+    def _versions(self, folder: int, name: str) -> list[str]:
+        current = self._read_manifest(folder, name).version
+        return [current, *(v for v in kept_versions(folder) if v != current)]
+
+    def refuse_stored(self, names: Sequence[str], version: str) -> None:
+        """Raises ExportError: VERSION_EXISTS when one of these blocks is there in ``version``."""
+        taken = [n for n in names if n in self.names() and version in self.versions(n)]
+        if taken:
+            raise ExportError(
+                "VERSION_EXISTS",
+                f"version {version} of {', '.join(taken)} is stored already",
+                where=str(self.root),
+                hint="give another --version, or --force to replace it",
+            )
 
     @contextmanager
     def artifact(
@@ -80,13 +123,13 @@ class BlockRepository:
 
         Args:
             name: the block.
-            digest: the sha256 that the caller expects (a topology's or a launch order's); the
-                manifest's own digest is always checked.
+            digest: the sha256 that the caller expects (a topology's or a launch order's), of
+                whichever version; the manifest's own digest is always checked.
             variant: a further form of the artifact; None is the artifact itself. ``digest`` is
                 that form's.
         """
         with self._block_folder(name) as folder:
-            pinned, fd = self._open_pinned(folder, name, variant)
+            pinned, fd = self._open_pinned(folder, name, variant, digest)
             try:
                 self._check(fd, name, pinned, digest)
                 os.lseek(fd, 0, os.SEEK_SET)
@@ -94,14 +137,18 @@ class BlockRepository:
             finally:
                 os.close(fd)
 
-    def verify(self, name: str, *, variant: str | None = None) -> Manifest:
-        """Read the manifest and hash the artifact; returns the manifest when all is well."""
-        with self.artifact(name, variant=variant):
-            return self.manifest(name)
+    def verify(
+        self, name: str, *, variant: str | None = None, digest: str | None = None
+    ) -> Manifest:
+        """Read the manifest and hash the artifact (or variant, whose ``digest`` it is then);
+        returns the manifest when all is well."""
+        with self.artifact(name, variant=variant, digest=digest):
+            return self.manifest(name, digest=None if variant else digest)
 
     def save(self, manifest: Manifest, artifact: Path | bytes) -> BlockInfo:
-        """Store a block, or replace the one of that name, atomically and durably.
+        """Store a block as the current version, atomically and durably.
 
+        What was current under another version label is kept; the same label is replaced.
         ``manifest``'s ``artifact``, ``sha256`` and ``size`` are filled in from the bytes; the file
         gets its digest as part of its name, so a reader of the old manifest still finds the old
         file or starts over. Only the caller's process and others of this class write here: a lock
@@ -111,14 +158,15 @@ class BlockRepository:
             SystemError_: NO_SPACE when the disk is full.
         """
         path = self.root / manifest.name
-        with _written(path):
+        with written(path):
             path.mkdir(parents=True, exist_ok=True)
         with self._locked(manifest.name) as folder:
-            file, digest, size = _place(folder, artifact, manifest.format)
+            file, digest, size = place(folder, artifact, manifest.format)
             pinned = {"artifact": file, "sha256": digest, "size": size}
             # whatever was made of another artifact is not this block's
             stored = manifest.model_copy(update={**pinned, "variants": {}, "choices": {}})
-            _replace_manifest(folder, stored)
+            keep_current(folder, stored.version)
+            put_manifest(folder, stored)
         return stored.to_info()
 
     def save_variant(
@@ -140,14 +188,14 @@ class BlockRepository:
             SystemError_: NO_SPACE when the disk is full.
         """
         with self._locked(name) as folder:
-            manifest = self._read_manifest(folder, name)
+            stored_in, manifest = self._choose(folder, name, digest)
             if manifest.sha256 != digest:
                 raise self._mismatch(name, "the block was replaced while it was being converted")
-            file, found, size = _place(folder, data, kind)
+            file, found, size = place(folder, data, kind)
             pinned = variant.model_copy(update={"file": file, "digest": found, "bytes": size})
             variants = {**manifest.variants, kind: pinned}
             stored = manifest.model_copy(update={"variants": variants})
-            _replace_manifest(folder, stored)
+            put_manifest(folder, stored, stored_in)
         return stored.to_info()
 
     def save_choice(self, name: str, machine: str, choice: Choice, *, digest: str) -> BlockInfo:
@@ -163,23 +211,26 @@ class BlockRepository:
             RepositoryError: DIGEST_MISMATCH when the block has been replaced meanwhile.
         """
         with self._locked(name) as folder:
-            manifest = self._read_manifest(folder, name)
+            stored_in, manifest = self._choose(folder, name, digest)
             if manifest.sha256 != digest:
                 raise self._mismatch(name, "the block was replaced while it was being measured")
             choices = {**manifest.choices, machine: choice}
             stored = manifest.model_copy(update={"choices": choices})
-            _replace_manifest(folder, stored)
+            put_manifest(folder, stored, stored_in)
         return stored.to_info()
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[int]:
         """The block's folder, for writing."""
-        with _written(self.root / name), self._block_folder(name) as folder:
+        with written(self.root / split_reference(name)[0]), self._block_folder(name) as folder:
             fcntl.flock(folder, fcntl.LOCK_EX)
             yield folder
 
     @contextmanager
-    def _block_folder(self, name: str) -> Iterator[int]:
+    def _block_folder(self, reference: str) -> Iterator[int]:
+        name, at, version = reference.partition("@")
+        if at and not is_version(version):
+            name = reference
         where = str(self.root / name) if is_block_name(name) else str(self.root)
         if not is_block_name(name):
             raise RepositoryError(
@@ -220,10 +271,39 @@ class BlockRepository:
             details={"near": near},
         )
 
-    def _read_manifest(self, folder: int, name: str) -> Manifest:
-        where = str(self.root / name / MANIFEST_NAME)
+    def _choose(
+        self, folder: int, reference: str, digest: str | None = None, variant: str | None = None
+    ) -> tuple[str, Manifest]:
+        """The manifest's file, and the manifest, of the version that is meant.
+
+        ``digest`` is that of the artifact, or of its variant. A version that has it goes before the
+        one that is named; where none has it, the caller will see that it differs.
+        """
+        name, version = split_reference(reference)
+        file, chosen = MANIFEST_NAME, self._read_manifest(folder, name)
+        if version and version != chosen.version:
+            if version not in kept_versions(folder):
+                raise RepositoryError(
+                    "UNKNOWN_BLOCK",
+                    f"no version {version!r} of block {name!r}",
+                    where=str(self.root / name),
+                    hint=f"stored versions: {', '.join(self._versions(folder, name))}",
+                )
+            file = kept_file(version)
+            chosen = self._read_manifest(folder, name, file)
+        if digest is None or chosen.digest_of(variant) == digest:
+            return file, chosen
+        for other in (MANIFEST_NAME, *map(kept_file, kept_versions(folder))):
+            with suppress(RepositoryError):  # a broken or vanished version is not the one
+                found = self._read_manifest(folder, name, other)
+                if found.digest_of(variant) == digest:
+                    return other, found
+        return file, chosen
+
+    def _read_manifest(self, folder: int, name: str, file: str = MANIFEST_NAME) -> Manifest:
+        where = str(self.root / name / file)
         try:
-            fd = os.open(MANIFEST_NAME, _READ, dir_fd=folder)
+            fd = os.open(file, READ, dir_fd=folder)
         except FileNotFoundError:
             raise self._unknown(name) from None
         except OSError as e:
@@ -236,15 +316,17 @@ class BlockRepository:
             raw = f.read(MAX_MANIFEST_BYTES + 1)
         return parse_manifest(raw, where=where, folder=name)
 
-    def _open_pinned(self, folder: int, name: str, variant: str | None) -> tuple[Variant, int]:
+    def _open_pinned(
+        self, folder: int, name: str, variant: str | None, digest: str | None
+    ) -> tuple[Variant, int]:
         # A block that is replaced between the two opens is read again: the new pair is there. The
         # file is missing only if the manifest that names it is still in force.
         before: Manifest | None = None
         while True:
-            manifest = self._read_manifest(folder, name)
+            _, manifest = self._choose(folder, name, digest, variant)
             pinned = self._pinned(manifest, variant)
             try:
-                fd = os.open(pinned.file, _READ, dir_fd=folder)
+                fd = os.open(pinned.file, READ, dir_fd=folder)
             except FileNotFoundError:
                 if manifest != before:
                     before = manifest
@@ -285,7 +367,7 @@ class BlockRepository:
         if size != pinned.bytes:
             why = f"the artifact has {size} bytes, the manifest says {pinned.bytes}"
             raise self._mismatch(where, why)
-        found = _digest(fd)
+        found = digest_of(fd)
         for expected, who in ((pinned.digest, "the manifest"), (digest, "the caller")):
             if expected is not None and found != expected:
                 why = f"sha256 is {found[:16]}..., {who} says {expected[:16]}..."
@@ -298,75 +380,3 @@ class BlockRepository:
             where=str(self.root / what),
             hint="the file was altered or replaced: make the block again",
         )
-
-
-def _digest(fd: int) -> str:
-    with os.fdopen(os.dup(fd), "rb", buffering=0) as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def _copy_in(folder: int, name: str, data: Path | bytes) -> tuple[str, int]:
-    """Write ``data`` to a new file in ``folder`` and sync it; returns its sha256 and size."""
-    with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(name, flags, 0o644, dir_fd=folder), "r+b") as target:
-        if isinstance(data, bytes):
-            target.write(data)
-        else:
-            with data.open("rb") as source:
-                shutil.copyfileobj(source, target, _CHUNK)
-        target.flush()
-        os.fsync(target.fileno())
-        target.seek(0)
-        return _digest(target.fileno()), target.seek(0, os.SEEK_END)
-
-
-def _place(folder: int, data: Path | bytes, kind: str) -> tuple[str, str, int]:
-    """Write ``data`` under a name made of its digest; returns name, sha256 and size."""
-    temp = f".artifact.{os.getpid()}"
-    with _removed_on_failure(folder, temp):
-        digest, size = _copy_in(folder, temp, data)
-        final = f"{digest[:16]}.{kind}"
-        os.replace(temp, final, src_dir_fd=folder, dst_dir_fd=folder)
-    return final, digest, size
-
-
-def _replace_manifest(folder: int, manifest: Manifest) -> None:
-    """Put ``manifest`` in force, then remove the artifacts that it does not pin."""
-    temp = f".manifest.{os.getpid()}"
-    with _removed_on_failure(folder, temp):
-        _copy_in(folder, temp, manifest.to_json())
-        os.replace(temp, MANIFEST_NAME, src_dir_fd=folder, dst_dir_fd=folder)
-    for entry in os.listdir(folder):
-        # what else lies here (profiles) is not ours to judge
-        if _OURS.match(entry) and entry not in manifest.files:
-            with suppress(OSError):
-                os.unlink(entry, dir_fd=folder)
-    os.fsync(folder)
-
-
-@contextmanager
-def _removed_on_failure(folder: int, name: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name, dir_fd=folder)
-        raise
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """Translate what the system refuses while a block is written."""
-    try:
-        yield
-    except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise SystemError_("NO_SPACE", str(e), where=str(path)) from e
-        raise RepositoryError(
-            "ARTIFACT_MISSING",
-            f"the block cannot be written: {e}",
-            where=str(path),
-            hint="check the folder and its permissions",
-        ) from e

@@ -56,6 +56,7 @@ def test_a_chain_in_every_format(repo: BlockRepository, format_: str) -> None:
         assert manifest.format == format_ and manifest.version == "7"
         assert manifest.chain is not None and manifest.chain.position == position
         assert manifest.tools["torch"] == torch.__version__
+        assert manifest.padding is not None and manifest.padding.error < 1e-4
         with repo.artifact(name) as path, torch.no_grad():
             y = read_artifact(path, format_)(y)
     with torch.no_grad():
@@ -355,7 +356,12 @@ def test_the_command_exports_a_model_of_ones_own(cli, tmp_path: Path) -> None:
     report = json.loads(result.stdout)
     assert report["paths"] == [["make-1", "make-2"]]
     assert BlockRepository(tmp_path / "blocks").names() == ["make-1", "make-2"]
-    table = cli(*args[:-1], "--format", "torchscript-traced")
+    refused = cli(*args)
+    assert refused.exit_code == 2
+    assert json.loads(refused.stdout)["error"]["code"] == "VERSION_EXISTS"
+    assert cli(*args, "--version", "2").exit_code == 0
+    assert BlockRepository(tmp_path / "blocks").versions("make-1") == ["2", "1"]
+    table = cli(*args[:-1], "--format", "torchscript-traced", "--force")
     assert table.exit_code == 0
     assert "make-1 -> make-2" in table.stdout and "deprecated" in table.stdout
 

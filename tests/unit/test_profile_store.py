@@ -85,6 +85,22 @@ def test_a_profile_is_no_block_and_survives_an_export(
     assert store.fresh([info], [ECHO])
 
 
+def test_each_version_has_its_profile(store: ProfileStore, repository: BlockRepository) -> None:
+    infos = [
+        save_echo(repository, "a", SPEC, settings={"row_ms": v}, version=str(v)) for v in (1, 2)
+    ]
+    for info in (*infos, infos[0]):
+        store.save(record(store, [info]))
+        assert store.fresh([info], [ECHO]).profile.digest == info.digest
+    assert store.fresh([infos[1]], [ECHO]).profile.digest == infos[1].digest
+    assert len(store.records("a")) == 2
+    for v in range(3, 20):
+        last = save_echo(repository, "a", SPEC, settings={"row_ms": v}, version=str(v))
+        store.save(record(store, [last]))
+        assert store.fresh([last], [ECHO]).profile.digest == last.digest
+    assert len(store.records("a")) == 9  # the oldest ones went
+
+
 def test_none_at_all_is_said_with_the_command(
     store: ProfileStore, repository: BlockRepository
 ) -> None:

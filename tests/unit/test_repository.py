@@ -53,10 +53,10 @@ def test_no_descriptor_stays_open(repo: BlockRepository) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_saving_again_replaces(repo: BlockRepository) -> None:
+def test_saving_the_same_version_again_replaces(repo: BlockRepository) -> None:
     old = artifact_file(repo)
-    save_echo(repo, "echo1", SPEC, settings={"delay_ms": 2}, version="2")
-    assert repo.manifest("echo1").version == "2"
+    save_echo(repo, "echo1", SPEC, settings={"delay_ms": 2})
+    assert repo.versions("echo1") == ["1"]
     assert not old.exists()
     assert sorted(p.name for p in (repo.root / "echo1").iterdir()) == sorted(
         ["manifest.json", artifact_file(repo).name]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from blockflow.control.store import CURRENT, LOCK, PREVIOUS, StateStore, StoredState
+from blockflow.control.store import CURRENT, LOCK, PENDING, PREVIOUS, StateStore
+from blockflow.control.stored import HISTORY, HISTORY_BYTES, PastEpoch, StoredState
 from blockflow.core.errors import SystemError_
 
 TOPOLOGY = {"blocks": [{"name": "a"}], "tasks": {"t": ["a"]}}
+PAST = {"epoch": 1, "how": "system-update", "when": "", "posted": {}, "digests": {}}
 
 
 def filled(root: Path, epochs: int = 2) -> None:
@@ -187,7 +192,12 @@ def test_a_full_disk_is_typed_and_changes_nothing(
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert code_of(tmp_path / "file" / "state") == "STATE_CORRUPT"
+    assert code_of(tmp_path / "file" / "state") == "STATE_UNUSABLE"
+
+
+def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / LOCK).symlink_to("/etc/passwd")
+    assert code_of(tmp_path) == "STATE_UNUSABLE"
 
 
 @pytest.mark.parametrize(
@@ -200,6 +210,13 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         {"topology": []},
         {"topology": None},
         {"more": 1},
+        {"history": {}},
+        {"history": []},
+        {"history": [1]},
+        {"history": [PAST | {"epoch": 2}]},
+        {"history": [PAST, PAST]},
+        {"history": [PAST | {"posted": None}]},
+        {"history": [PAST | {"more": 1}]},
     ],
 )
 def test_fields_are_checked(change: dict[str, object]) -> None:
@@ -209,7 +226,155 @@ def test_fields_are_checked(change: dict[str, object]) -> None:
         "topology": TOPOLOGY,
         "next_incarnation": 1,
         "next_stage": 1,
+        "history": [PAST],
     }
     StoredState.from_dict(good)
     with pytest.raises(ValueError):
         StoredState.from_dict(good | change)
+
+
+# --- the history --------------------------------------------------------------------------------
+
+
+def test_the_history_is_kept_and_bounded(tmp_path: Path) -> None:
+    with StateStore(tmp_path) as store:
+        for epoch in range(1, HISTORY + 6):
+            store.commit(epoch, {"n": epoch}, TOPOLOGY, {"a": f"d{epoch}"}, "rollback")
+    with StateStore(tmp_path) as store:
+        history = store.state.history
+        assert [p.epoch for p in history] == list(range(6, HISTORY + 6))
+        assert history[-1].posted == {"n": HISTORY + 5}
+        assert history[-1].how == "rollback" and history[-1].when.endswith("+00:00")
+        assert store.state.digests == {"a": f"d{HISTORY + 5}"}
+
+
+def test_a_history_of_large_updates_stays_small() -> None:
+    state = StoredState()
+    for epoch in range(1, 6):
+        posted = {"text": "x" * (HISTORY_BYTES // 2)}
+        state = state.committed(PastEpoch(epoch, "system-update", "", posted, {}), TOPOLOGY)
+        assert state.history[-1].epoch == epoch
+    assert len(state.history) == 1
+    assert StoredState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
+
+
+def test_the_state_of_a_release_without_history_is_read(tmp_path: Path) -> None:
+    filled(tmp_path)
+    for name in (CURRENT, PREVIOUS):
+        document = json.loads((tmp_path / name).read_bytes())
+        del document["body"]["history"]
+        packed = json.dumps(document["body"], sort_keys=True, separators=(",", ":")).encode()
+        document |= {"format": 1, "sha256": hashlib.sha256(packed).hexdigest()}
+        (tmp_path / name).write_text(json.dumps(document))
+    with StateStore(tmp_path) as store:
+        assert (store.state.epoch, store.warning) == (2, "")
+        assert [(p.epoch, p.posted) for p in store.state.history] == [(2, {"posted": 2})]
+        store.commit(3, {}, TOPOLOGY)
+    with StateStore(tmp_path) as store:
+        assert [p.epoch for p in store.state.history] == [2, 3]
+
+
+def test_a_new_folder_of_a_release_without_history() -> None:
+    old = StoredState().to_dict()
+    del old["history"]
+    assert StoredState.from_format_1(old) == StoredState()
+
+
+# --- an update that was cut short ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_update_that_was_cut_short_is_told_once(tmp_path: Path, stored: bool) -> None:
+    filled(tmp_path)
+    with StateStore(tmp_path) as store:
+        store.begin(3)
+        if stored:
+            store.commit(3, {}, TOPOLOGY)
+    with StateStore(tmp_path) as store:
+        epoch = 3 if stored else 2
+        assert store.state.epoch == epoch
+        assert "during the update to epoch 3" in store.warning
+        assert f"it had {'' if stored else 'not '}been stored" in store.warning
+        assert f"epoch {epoch} is in force" in store.warning
+    with StateStore(tmp_path) as store:
+        assert store.warning == ""
+    assert sorted(os.listdir(tmp_path)) == sorted([CURRENT, PREVIOUS, LOCK])
+
+
+def test_an_update_that_ended_is_not_told(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with StateStore(tmp_path) as store:
+        store.begin(3)
+        store.ended()
+        store.ended()
+    with StateStore(tmp_path) as store:
+        assert store.warning == ""
+
+
+@pytest.mark.parametrize("wreck", [b"", b"x", b"\xff", b"9" * 100])
+def test_a_torn_note_of_an_update_hinders_nothing(tmp_path: Path, wreck: bytes) -> None:
+    filled(tmp_path)
+    (tmp_path / PENDING).write_bytes(wreck)
+    with StateStore(tmp_path) as store:
+        assert store.state.epoch == 2
+        assert "during the update" in store.warning
+
+
+def test_a_full_disk_does_not_refuse_an_update_for_its_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with StateStore(tmp_path) as store:
+        monkeypatch.setattr(os, "write", full)
+        store.begin(1)
+
+
+# --- torn anywhere ------------------------------------------------------------------------------
+
+
+def test_torn_at_every_byte_without_a_previous_generation_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path, epochs=1)
+    whole = (tmp_path / CURRENT).read_bytes()
+    assert not (tmp_path / PREVIOUS).exists()
+    for length in range(0, len(whole) - 1, 3):
+        (tmp_path / CURRENT).write_bytes(whole[:length])
+        assert code_of(tmp_path) == "STATE_CORRUPT", length
+    assert (tmp_path / CURRENT).read_bytes() == whole[:length]  # nothing was overwritten
+
+
+def test_killed_at_any_step_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = ("open", "write", "fsync", "link", "unlink", "replace")
+    real = {name: getattr(os, name) for name in steps}
+    seen = set()
+    for allowed in range(40):
+        root = tmp_path / str(allowed)
+        filled(root)
+        calls = 0
+
+        def step(*args: Any, _name: str, _allowed: int = allowed, **kw: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > _allowed:
+                raise KeyboardInterrupt  # nobody cleans up, as after SIGKILL
+            return real[_name](*args, **kw)
+
+        with StateStore(root) as store:
+            for name in steps:
+                monkeypatch.setattr(os, name, partial(step, _name=name))
+            try:
+                store.commit(3, {}, TOPOLOGY)
+                done = True
+            except KeyboardInterrupt:
+                done = False
+            monkeypatch.undo()
+        with StateStore(root) as store:
+            assert store.state.epoch in (2, 3)
+            assert store.state.epoch == 3 or not done
+            assert store.warning == ""
+            seen.add(store.state.epoch)
+            store.commit(4, {}, TOPOLOGY)
+        if done:
+            break
+    assert done and seen == {2, 3}

@@ -226,7 +226,7 @@ def test_policies_are_checked_with_the_rest() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("engine", "no engine"), ("engine", 7), ("precision", "int3"), ("replayable", False)],
+    [("engine", "no engine"), ("engine", 7), ("precision", "int3"), ("replayable", "no")],
 )
 def test_what_would_have_no_effect_is_refused(option: str, value: object) -> None:
     body = {"blocks": [{"name": "block1", option: value}], "tasks": {}}

@@ -1,0 +1,58 @@
+"""``blockflow rollback`` and ``blockflow history``: back to what served before."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from blockflow.cli.options import Json, Url, print_json, print_line
+from blockflow.monitor.rest import RestClient
+
+_SLOW_S = 600.0
+"""A rollback loads artifacts, as any update."""
+
+
+def rollback(
+    to: Annotated[
+        int | None, typer.Option(min=1, help="The epoch to go back to; default: the one before.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when it is in force, or at once.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would start and stop.")
+    ] = False,
+    url: Url = "",
+    json_: Json = False,
+) -> None:
+    """Put an earlier epoch's topology in force again, with the artifacts that it had.
+
+    It is an update like any other and becomes a new epoch; `blockflow history` lists them.
+    """
+    from blockflow.monitor.view import update_lines
+
+    body: dict[str, Any] = {} if to is None else {"to": to}
+    query = {"dry_run": "true"} if dry_run else {"wait": "true" if wait else "false"}
+    answer = RestClient(url).post("/v1/rollback", body, query, timeout_s=_SLOW_S)
+    if json_:
+        print_json(answer)
+        return
+    for line in update_lines(answer):
+        print_line(line)
+
+
+def history(url: Url = "", json_: Json = False) -> None:
+    """List the latest epochs: when and how each came, its tasks, and whether it can come back."""
+    document = RestClient(url).get("/v1/history")
+    if json_:
+        print_json(document)
+        return
+    from rich.console import Console
+
+    from blockflow.monitor.grids import history_grid
+    from blockflow.monitor.screen import render, show
+    from blockflow.monitor.view import listing
+
+    console = Console(highlight=False)
+    show(render(history_grid(listing(document, "epochs")), console.width), console)

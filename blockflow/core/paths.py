@@ -1,0 +1,105 @@
+"""Paths: what a task's path of blocks gives, and what is wrong with one. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from blockflow.core.errors import Problem
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.specs import TaskSpec
+
+
+def path_contract(path: Sequence[str], infos: Mapping[str, BlockInfo]) -> Contract:
+    """Input of a path's first block and its last block's output, in the input's dim names.
+
+    Each block names its dynamic dims for itself; they are followed from pair to pair.
+    """
+    start = infos[path[0]].contract.input
+    dims, ranges = start.dims, dict(start.ranges)
+    for block in path:
+        contract = infos[block].contract
+        bound = {n: d for n, d in zip(contract.input.dims, dims, strict=True) if isinstance(n, str)}
+        dims = tuple(bound[d] if isinstance(d, str) else d for d in contract.output.dims)
+    last = infos[path[-1]].contract.output
+    kept = {n: r for n, r in ranges.items() if n in dims}
+    return Contract(start, TensorSpec(last.dtype, dims, kept))
+
+
+def path_problems(
+    tasks: Mapping[str, TaskSpec],
+    short: Collection[str],
+    declared: Mapping[Any, int],
+    infos: Mapping[str, BlockInfo],
+) -> list[Problem]:
+    """Everything that is wrong with the tasks' paths and those of their canaries.
+
+    Args:
+        tasks: those whose own form is right.
+        short: which of them were given as a bare path: it decides on the JSON paths.
+        declared: the blocks that the topology lists, even if something is wrong with them.
+        infos: the blocks that could be looked up.
+    """
+    problems: list[Problem] = []
+    names = [b for b in declared if isinstance(b, str)]
+
+    def check(path: Sequence[str], base: str) -> bool:
+        before = len(problems)
+        for i, block in enumerate(path):
+            if block in path[:i]:
+                problems.append(
+                    Problem(f"{base}[{i}]", f"block {block!r} stands twice in the path")
+                )
+            if block not in declared:
+                problems.append(
+                    Problem(
+                        f"{base}[{i}]",
+                        f"unknown block {block!r}",
+                        near(block, names) or "list it in $.blocks",
+                    )
+                )
+        for i in range(1, len(path)):
+            a, b = path[i - 1], path[i]
+            if a in infos and b in infos:
+                give, take = infos[a].contract.output, infos[b].contract.input
+                why = take.accepts(give)
+                if why:
+                    problems.append(
+                        Problem(
+                            f"{base}[{i}]",
+                            f"contracts don't fit: {a} gives {give}, {b} takes {take} ({why})",
+                            "connect blocks of one model in their order",
+                        )
+                    )
+        return len(problems) == before and all(b in infos for b in path)
+
+    for task, spec in tasks.items():
+        base = f"$.tasks.{task}"
+        whole = check(spec.path, base if task in short else f"{base}.path")
+        if spec.canary is not None:
+            path = f"{base}.canary.path"
+            if check(spec.canary.path, path) and whole:
+                problems += _canary(spec.path, spec.canary.path, infos, path)
+    return problems
+
+
+def _canary(
+    stable: Sequence[str], canary: Sequence[str], infos: Mapping[str, BlockInfo], path: str
+) -> list[Problem]:
+    """A canary takes all that its task takes, and gives what it gives."""
+    if stable == canary:
+        return [Problem(path, "the canary takes the task's own path", "name what is to be tried")]
+    old, new = path_contract(stable, infos), path_contract(canary, infos)
+    taken = new.input.accepts(old.input)
+    given = old.output.accepts(new.output) or new.output.accepts(old.output)
+    why = f"{new.input} for {old.input} ({taken})" if taken else ""
+    why = why or (f"{new.output} for {old.output} ({given})" if given else "")
+    hint = "a canary answers as the task does; publish it as a task of its own"
+    return [Problem(path, f"its contract is not the task's: {why}", hint)] if why else []
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """A hint at what may have been meant; empty if nothing is close."""
+    close = difflib.get_close_matches(word, known, n=3)
+    return f"did you mean {', '.join(close)}?" if close else ""

@@ -1,0 +1,162 @@
+"""A block's folder from the inside: its files, and the versions of the block that lie in it.
+
+The version that was stored last is the current one: ``manifest.json``. The ones before it are kept
+as ``manifest@<version>.json``. Artifacts are named after their digests, so that those of all
+versions lie side by side; what no manifest pins is removed. Every function takes the open folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from blockflow.core.errors import RepositoryError, SystemError_
+from blockflow.core.limits import VERSION_CHARS
+from blockflow.repository.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    parse_manifest,
+)
+
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_CHUNK = 1 << 20
+_OURS = re.compile(r"[0-9a-f]{16}\.|\.(artifact|manifest)\.\d")
+"""Files that this module has written: artifacts, and what a killed writer left."""
+
+_KEPT = re.compile(rf"manifest@({VERSION_CHARS})\.json")
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """(name, version) of ``name@version``; the version is empty where the current one is meant."""
+    name, _, version = reference.partition("@")
+    return name, version
+
+
+def kept_file(version: str) -> str:
+    """The manifest's file of a version that is not the current one."""
+    return f"manifest@{version}.json"
+
+
+def kept_versions(folder: int) -> list[str]:
+    """Labels of all versions that are kept beside the current one, in order."""
+    return sorted(m[1] for m in map(_KEPT.fullmatch, os.listdir(folder)) if m)
+
+
+def digest_of(fd: int) -> str:
+    """sha256 of an open file from where it stands, in hex."""
+    with os.fdopen(os.dup(fd), "rb", buffering=0) as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def place(folder: int, data: Path | bytes, kind: str) -> tuple[str, str, int]:
+    """Write ``data`` under a name made of its digest; returns name, sha256 and size."""
+    temp = f".artifact.{os.getpid()}"
+    with _removed_on_failure(folder, temp):
+        digest, size = _copy_in(folder, temp, data)
+        final = f"{digest[:16]}.{kind}"
+        os.replace(temp, final, src_dir_fd=folder, dst_dir_fd=folder)
+    return final, digest, size
+
+
+def keep_current(folder: int, but: str) -> None:
+    """Keep the current version under its own name, unless that is ``but``, which replaces it.
+
+    A current manifest that cannot be read is nothing to keep.
+    """
+    raw = _raw(folder, MANIFEST_NAME)
+    current = _parsed(raw)
+    if current is not None and current.version != but:
+        _write(folder, kept_file(current.version), raw)
+
+
+def put_manifest(folder: int, manifest: Manifest, file: str = MANIFEST_NAME) -> None:
+    """Put ``manifest`` in force, then remove what no version of the block pins any more."""
+    _write(folder, file, manifest.to_json())
+    if file == MANIFEST_NAME:
+        with suppress(FileNotFoundError):
+            os.unlink(kept_file(manifest.version), dir_fd=folder)
+    files = (MANIFEST_NAME, *map(kept_file, kept_versions(folder)))
+    versions = [_parsed(_raw(folder, f)) for f in files]
+    known = [v for v in versions if v is not None]
+    if len(known) == len(versions):  # else: what a broken one pins is not ours to judge
+        pinned = {f for v in known for f in v.files}
+        for entry in os.listdir(folder):
+            # nor is what else lies here (profiles)
+            if _OURS.match(entry) and entry not in pinned:
+                with suppress(OSError):
+                    os.unlink(entry, dir_fd=folder)
+    os.fsync(folder)
+
+
+def _raw(folder: int, file: str) -> bytes:
+    """A manifest's bytes; empty when it cannot be opened."""
+    try:
+        fd = os.open(file, READ, dir_fd=folder)
+    except OSError:
+        return b""
+    with os.fdopen(fd, "rb") as f:
+        return f.read(MAX_MANIFEST_BYTES + 1)
+
+
+def _parsed(raw: bytes) -> Manifest | None:
+    try:
+        return parse_manifest(raw, where="", folder=None)
+    except RepositoryError:
+        return None
+
+
+def _write(folder: int, file: str, data: bytes) -> None:
+    temp = f".manifest.{os.getpid()}"
+    with _removed_on_failure(folder, temp):
+        _copy_in(folder, temp, data)
+        os.replace(temp, file, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _copy_in(folder: int, name: str, data: Path | bytes) -> tuple[str, int]:
+    """Write ``data`` to a new file in ``folder`` and sync it; returns its sha256 and size."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(name, flags, 0o644, dir_fd=folder), "r+b") as target:
+        if isinstance(data, bytes):
+            target.write(data)
+        else:
+            with data.open("rb") as source:
+                shutil.copyfileobj(source, target, _CHUNK)
+        target.flush()
+        os.fsync(target.fileno())
+        target.seek(0)
+        return digest_of(target.fileno()), target.seek(0, os.SEEK_END)
+
+
+@contextmanager
+def _removed_on_failure(folder: int, name: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+        raise
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Translate what the system refuses while a block is written."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SystemError_("NO_SPACE", str(e), where=str(path)) from e
+        raise RepositoryError(
+            "ARTIFACT_MISSING",
+            f"the block cannot be written: {e}",
+            where=str(path),
+            hint="check the folder and its permissions",
+        ) from e

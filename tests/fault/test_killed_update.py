@@ -1,0 +1,122 @@
+"""The control plane is killed in the middle of an update, and started again.
+
+It must come back with the old epoch or the new one, whole, and say which.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from control_rig import SPEC
+from up_rig import family, gone, up
+
+from blockflow.client.sync import Client
+from blockflow.core.errors import BlockFlowError
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+X = np.arange(4, dtype=np.float32).reshape(1, 4)
+LONG = np.repeat(X, 32, axis=0)
+"""Takes the slow block longer than the test; the one row of a warm-up does not."""
+
+OLD = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
+NEW = {"blocks": ["a", "c"], "tasks": {"t": ["a", "c"]}}
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    repository = BlockRepository(tmp_path / "blocks")
+    for name, add in {"a": 1, "b": 10, "c": 100}.items():
+        save_echo(repository, name, SPEC, settings={"add": add})
+    save_echo(repository, "slow", SPEC, settings={"row_ms": 1200})
+    (tmp_path / "topology.json").write_text(json.dumps(OLD))
+    return tmp_path
+
+
+def post(rest: str, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{rest}/v1/system-update?wait=false", json=body, timeout=30)
+    assert answer.status_code == 202, answer.text
+
+
+def until(rest: str, state: str) -> None:
+    """Until the latest update is in this state."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        update = httpx.get(f"{rest}/v1/updates", timeout=30).json()["updates"][0]
+        if update["state"] == state:
+            return
+        time.sleep(0.01)
+    raise AssertionError(update)
+
+
+def answer(ready: dict[str, Any]) -> tuple[int, float, list[str]]:
+    """Epoch, what is added to the input, and the warnings, of a system that has come up."""
+    with Client(ready["clients"][0]) as client:
+        result = client.infer("t", X, deadline_s=30)
+    status = httpx.get(f"{ready['rest']}/v1/status", timeout=30).json()
+    assert status["ready"] and ready["epoch"] == status["epoch"] == result.epoch
+    return result.epoch, float((result.value - X)[0, 0]), status["warnings"]
+
+
+def kill(process: subprocess.Popen[str], ready: dict[str, Any]) -> None:
+    children = family(process.pid)
+    process.kill()
+    process.wait(30)
+    assert gone(children, Path(ready["run_dir"]))
+
+
+def test_it_comes_back_with_the_old_epoch_or_the_new_one(root: Path) -> None:
+    armed = {"BLOCKFLOW_FAILPOINTS": "before_load=stall:c"}
+    with up(root, "--topology", str(root / "topology.json"), env=armed) as (process, ready):
+        post(ready["rest"], NEW)
+        until(ready["rest"], "preparing")
+        kill(process, ready)
+
+    with up(root) as (process, ready):
+        epoch, added, (warning,) = answer(ready)
+        assert (epoch, added) == (1, 11.0)
+        assert "update to epoch 2" in warning and "not been stored" in warning
+
+        post(ready["rest"], {"blocks": ["a", "slow"], "tasks": {"t": ["a", "slow"]}})
+        until(ready["rest"], "done")
+        asking = threading.Thread(target=abandoned, args=(ready["clients"][0],))
+        asking.start()
+        in_flight(ready["rest"])
+        # a request on the old routes keeps the update from its end
+        post(ready["rest"], NEW)
+        until(ready["rest"], "draining")
+        kill(process, ready)
+        asking.join(PATIENCE_S)
+        assert not asking.is_alive()
+
+    with up(root) as (process, ready):
+        epoch, added, (warning,) = answer(ready)
+        assert (epoch, added) == (3, 101.0)
+        assert "update to epoch 3" in warning and "had been stored" in warning
+        kill(process, ready)
+
+
+def abandoned(address: str) -> None:
+    """Ask for what will never be answered."""
+    with Client(address) as client, pytest.raises(BlockFlowError):
+        client.infer("t", LONG, deadline_s=50)
+
+
+def in_flight(rest: str) -> None:
+    """Until the Dispatcher has a request in flight."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        kpi = httpx.get(f"{rest}/v1/workers/dispatcher", timeout=30).json()["kpi"]
+        if kpi.get("inflight"):
+            return
+        time.sleep(0.02)
+    raise AssertionError(kpi)

@@ -1,0 +1,63 @@
+"""``blockflow up`` as a process of its own, for tests that kill it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+GONE_S = 10.0
+
+
+def command(root: Path, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "blockflow.cli.main", "up", "--json", "--port", "0"),
+        *("--client-port", "0", "--repository", str(root / "blocks")),
+        *("--state-dir", str(root / "state"), *more),
+    ]
+
+
+@contextmanager
+def up(
+    root: Path, *more: str, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A running system and its announcement; killed at the end if the test did not end it."""
+    with (root / "err").open("w") as err:
+        process = subprocess.Popen(
+            command(root, *more),
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (root / "err").read_text()
+        yield process, json.loads(line)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def gone(processes: list[psutil.Process], run_dir: Path) -> bool:
+    """All of them ended and the run directory vanished, within the time."""
+    _, alive = psutil.wait_procs(processes, GONE_S)
+    end = time.monotonic() + GONE_S
+    while run_dir.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    return not alive and not run_dir.exists()
