@@ -30,6 +30,14 @@ Address = Annotated[
         show_default="tcp://127.0.0.1:5755",
     ),
 ]
+ClientKeys = Annotated[
+    str,
+    typer.Option(
+        "--client-keys",
+        envvar="BLOCKFLOW_CLIENT_KEYS",
+        help="This client's key file, for a Dispatcher that asks for keys.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Block = Annotated[str, typer.Argument(help="A block.", autocompletion=complete_block)]
 Tasks = Annotated[

@@ -32,7 +32,10 @@ def up(
         ),
     ] = "",
     host: Annotated[
-        str, typer.Option("--host", help="Where to listen; loopback only.")
+        str, typer.Option("--host", help="Where REST listens; beyond loopback with --keys only.")
+    ] = "127.0.0.1",
+    client_host: Annotated[
+        str, typer.Option("--client-host", help="Where clients are served; likewise.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="REST; 0 takes a free one.")
@@ -40,6 +43,34 @@ def up(
     client_port: Annotated[
         int, typer.Option("--client-port", min=0, max=65535, help="Clients; 0 takes a free one.")
     ] = 5755,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            envvar="BLOCKFLOW_KEYS",
+            help="Folder of `blockflow keys init`: tcp is encrypted and for authorised clients "
+            "only, REST asks for the token in it.",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="REST asks for this token instead, also without --keys."),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="A further name of this machine that REST answers to."),
+    ] = None,
+    max_inflight: Annotated[
+        int,
+        typer.Option("--max-inflight", min=1, max=512, help="Requests in flight at most."),
+    ] = 256,
+    adaptive_limit: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive-limit/--fixed-limit",
+            help="Admit fewer where requests queue, and none that cannot meet its deadline.",
+        ),
+    ] = True,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Forget the stored topology (a copy is kept).")
     ] = False,
@@ -62,8 +93,15 @@ def up(
         repository=Path(repository),
         state_dir=Path(state_dir) if state_dir else default_state_dir(),
         host=host,
+        client_host=client_host,
         rest_port=port,
         client_port=client_port,
+        keys=keys,
+        token_file=token_file,
+        names=tuple(name or ()),
+        max_inflight=max_inflight,
+        max_inflight_per_client=max_inflight,
+        adaptive_limit=adaptive_limit,
     )
     if not settings.repository.is_dir():
         sys.stderr.write(

@@ -4,42 +4,44 @@ is the fence."""
 from __future__ import annotations
 
 import hmac
-import os
-import stat
 from pathlib import Path
 
 from blockflow.core.errors import SystemError_
+from blockflow.tensormq.private_files import read_private, unfit
 
 MIN_TOKEN_BYTES = 32
+TOKEN_VARIABLE = "BLOCKFLOW_TOKEN_FILE"
 _MAX_TOKEN_BYTES = 4096
+
+
+def read_token(path: Path) -> bytes:
+    """The secret in a private file; surrounding white space does not count.
+
+    Raises:
+        SystemError_: UNAUTHORIZED when the file cannot serve as a secret; an empty or weak one is
+            never taken as "no token".
+    """
+    hint = f"(umask 077; head -c {MIN_TOKEN_BYTES} /dev/urandom | base64 > {path.name})"
+    token = read_private(path, "the token file", _MAX_TOKEN_BYTES, hint).strip()
+    if len(token) < MIN_TOKEN_BYTES:
+        raise unfit(path, "the token file", f"has less than {MIN_TOKEN_BYTES} bytes", hint)
+    if not token.isascii() or len(token.split()) != 1:
+        raise unfit(path, "the token file", "holds more than one word of ASCII", hint)
+    return token
 
 
 class TokenAuth:
     """Bearer token from a private file.
 
     Args:
-        path: a file of this user, mode 0600, with at least 32 bytes of secret; surrounding white
-            space does not count.
+        path: a file of this user, mode 0600, with at least 32 bytes of secret, one word of ASCII.
 
     Raises:
-        SystemError_: UNAUTHORIZED when the file cannot serve as a secret; an empty or weak one is
-            never taken as "no token".
+        SystemError_: UNAUTHORIZED, see :func:`read_token`.
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as e:
-            raise _bad(path, f"cannot be opened: {e.strerror}") from e
-        with os.fdopen(fd, "rb") as f:
-            status = os.fstat(f.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
-                raise _bad(path, "is not a regular file of this user")
-            if status.st_mode & 0o077:
-                raise _bad(path, "can be read by others")
-            self._token = f.read(_MAX_TOKEN_BYTES).strip()
-        if len(self._token) < MIN_TOKEN_BYTES:
-            raise _bad(path, f"has less than {MIN_TOKEN_BYTES} bytes")
+        self._token = read_token(path)
 
     def check(self, header: str | None) -> None:
         """Check an ``Authorization`` header in constant time.
@@ -53,14 +55,6 @@ class TokenAuth:
             raise SystemError_(
                 "UNAUTHORIZED",
                 "this service needs a token",
-                hint="send the header 'Authorization: Bearer <token>'",
+                hint="send the header 'Authorization: Bearer <token>'; commands take it from the "
+                f"file that {TOKEN_VARIABLE} names",
             )
-
-
-def _bad(path: Path, why: str) -> SystemError_:
-    return SystemError_(
-        "UNAUTHORIZED",
-        f"the token file {why}",
-        where=str(path),
-        hint=f"(umask 077; head -c {MIN_TOKEN_BYTES} /dev/urandom | base64 > {path.name})",
-    )

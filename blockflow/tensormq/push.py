@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import zmq
 
+from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.sockets import DATA_HWM, connect_push
 
 _DONTWAIT = int(zmq.DONTWAIT)
@@ -70,6 +71,7 @@ class PushCache:
             Without it, poll :meth:`sockets_waiting` or flush on a tick.
         max_pending: messages that may wait per endpoint.
         hwm: messages that ZeroMQ may queue per endpoint.
+        protect: sets CURVE up towards tcp endpoints.
     """
 
     def __init__(
@@ -78,11 +80,13 @@ class PushCache:
         poller: Watcher | None = None,
         max_pending: int = MAX_PENDING,
         hwm: int = DATA_HWM,
+        protect: Protect | None = None,
     ) -> None:
         self._ctx = ctx
         self._poller = poller
         self._max_pending = max_pending
         self._hwm = hwm
+        self._protect = protect
         self._links: dict[str, _Link] = {}
         self._waiting: dict[str, _Link] = {}
 
@@ -164,7 +168,8 @@ class PushCache:
         return self.retain(())
 
     def _open(self, endpoint: str) -> _Link:
-        link = self._links[endpoint] = _Link(connect_push(self._ctx, endpoint, self._hwm), endpoint)
+        sock = connect_push(self._ctx, endpoint, self._hwm, self._protect)
+        link = self._links[endpoint] = _Link(sock, endpoint)
         return link
 
     def _close(self, endpoint: str, linger_ms: int | None) -> list[Unsent]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import socket as std_socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import zmq
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
+from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.janitor import MAX_PATH_CHARS, data_socket_path
 
 OLDEST_LIBZMQ = (4, 3, 3)
@@ -56,6 +57,7 @@ def bind_pull(
     incarnation: int,
     host: str = "127.0.0.1",
     hwm: int = DATA_HWM,
+    protect: Protect | None = None,
 ) -> tuple[zmq.Socket[bytes], str]:
     """The data socket of a worker or the Dispatcher, and the endpoint that reaches it.
 
@@ -64,7 +66,8 @@ def bind_pull(
 
     Args:
         transport: ``ipc`` (a socket file in the run directory) or ``tcp`` (a free port of
-        ``host``).
+            ``host``).
+        protect: sets CURVE up; for tcp alone.
 
     Raises:
         SystemError_: PORT_IN_USE.
@@ -77,7 +80,7 @@ def bind_pull(
     else:
         raise RequestError("INVALID_REQUEST", f"transport {transport!r} is neither ipc nor tcp")
     sock = _socket(ctx, zmq.PULL, limits.MAX_MESSAGE_BYTES, hwm)
-    return sock, _bind(sock, address)
+    return sock, _bind(sock, address, protect)
 
 
 def bind_router(
@@ -85,8 +88,12 @@ def bind_router(
     endpoints: Sequence[str],
     max_bytes: int = limits.MAX_MESSAGE_BYTES,
     hwm: int = CONTROL_HWM,
+    protect: Protect | None = None,
 ) -> tuple[zmq.Socket[bytes], list[str]]:
     """A ROUTER on all of ``endpoints``, and those as bound (port 0 replaced by the real one).
+
+    ``protect`` sets CURVE up for the tcp ones. When one cannot be bound, nothing is left of the
+    others.
 
     Sending to a peer that is not connected raises ``zmq.ZMQError`` EHOSTUNREACH, to one that does
     not read EAGAIN: neither waits nor loses a message in silence. A frame over ``max_bytes`` closes
@@ -98,7 +105,22 @@ def bind_router(
     """
     sock = _socket(ctx, zmq.ROUTER, max_bytes, hwm)
     sock.set(zmq.ROUTER_MANDATORY, 1)
-    return sock, [_bind(sock, e) for e in endpoints]
+    bound: dict[str, str] = {}
+    try:
+        # A bound address keeps the settings of that moment: those without CURVE come first.
+        for endpoint in sorted(endpoints, key=_is_tcp):
+            bound[endpoint] = _bind(sock, endpoint, protect)
+    except BlockFlowError:
+        remove_socket_files(bound)
+        raise
+    return sock, [bound[e] for e in endpoints]
+
+
+def remove_socket_files(endpoints: Iterable[str]) -> None:
+    """Remove the files of ipc endpoints, which libzmq leaves behind."""
+    for endpoint in endpoints:
+        if endpoint.startswith("ipc://"):
+            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
 def connect_dealer(
@@ -117,15 +139,21 @@ def connect_dealer(
 
 
 def connect_push(
-    ctx: zmq.Context[zmq.Socket[bytes]], endpoint: str, hwm: int = DATA_HWM
+    ctx: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    hwm: int = DATA_HWM,
+    protect: Protect | None = None,
 ) -> zmq.Socket[bytes]:
     """A PUSH that queues for a standing connection only (IMMEDIATE).
 
     Messages for a peer that does not exist stay with the caller (EAGAIN), who knows what they are
-    worth; ZeroMQ would hold them in a queue that nobody can look into.
+    worth; ZeroMQ would hold them in a queue that nobody can look into. ``protect`` sets CURVE up
+    where ``endpoint`` is tcp.
     """
     sock = _socket(ctx, zmq.PUSH, limits.MAX_MESSAGE_BYTES, hwm)
     sock.set(zmq.IMMEDIATE, 1)
+    if protect is not None and _is_tcp(endpoint):
+        protect(sock)
     _connect(sock, endpoint)
     return sock
 
@@ -150,7 +178,7 @@ def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
 
     TCP does not notice a peer that vanished without a word; a unix socket always does.
     """
-    if endpoint.startswith("tcp://"):
+    if _is_tcp(endpoint):
         port = endpoint.rpartition(":")[2]
         if port.isdecimal() and int(port) > _MAX_PORT:  # libzmq would take it modulo 65536
             sock.close(0)
@@ -173,13 +201,19 @@ def _connect(sock: zmq.Socket[bytes], endpoint: str) -> None:
         ) from exc
 
 
-def _bind(sock: zmq.Socket[bytes], endpoint: str) -> str:
+def _is_tcp(endpoint: str) -> bool:
+    return endpoint.startswith("tcp://")
+
+
+def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None) -> str:
     """Bind and return the actual endpoint; the socket is closed when that fails."""
     _prepare(sock, endpoint)
     try:
+        if protect is not None and _is_tcp(endpoint):
+            protect(sock)
         if endpoint.startswith("ipc://"):
             _clear_stale(endpoint)
-        elif endpoint.startswith("tcp://") and endpoint.endswith(":0"):
+        elif _is_tcp(endpoint) and endpoint.endswith(":0"):
             endpoint = endpoint[:-1] + "*"
         sock.bind(endpoint)
     except zmq.ZMQError as exc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ WAIT_S = 20.0
 def trivial(spec: Mapping[str, Any]) -> int:
     """Runs in the child: reports what it sees, then ends as told."""
     lifeline = int(os.environ[LIFELINE_ENV])
+    umask = os.umask(0o077)
+    os.umask(umask)
     facts = {
         "pid": os.getpid(),
         "sid": os.getsid(0),
@@ -34,6 +37,10 @@ def trivial(spec: Mapping[str, Any]) -> int:
         "threads": len(os.listdir("/proc/self/task")),
         "omp": os.environ.get("OMP_NUM_THREADS"),
         "mmap_max": os.environ.get("MALLOC_MMAP_MAX_"),
+        "umask": umask,
+        "core": resource.getrlimit(resource.RLIMIT_CORE),
+        "status": Path("/proc/self/status").read_text(),
+        "self_is_ours": Path("/proc/self/fd").stat().st_uid == os.geteuid(),
         "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "spec": dict(spec),
     }
@@ -114,6 +121,16 @@ def test_child_is_set_up(launcher: Launcher, tmp_path: Path) -> None:
     assert child.poll() is None
     child.kill()
     assert child.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_child_gives_up_what_it_does_not_need(launcher: Launcher, tmp_path: Path) -> None:
+    child = launcher.launch(ENTRY, spec_for(tmp_path, 0), "a#0")
+    facts = report(child, tmp_path)
+    assert facts["umask"] == 0o077
+    assert facts["core"] == [0, 0]
+    assert "NoNewPrivs:\t1\n" in facts["status"]
+    assert facts["self_is_ours"]  # verified artifacts are opened through /proc/self/fd
+    assert child.wait(WAIT_S) == 0
 
 
 def test_wait_for_many(launcher: Launcher, tmp_path: Path) -> None:

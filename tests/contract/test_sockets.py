@@ -112,6 +112,9 @@ def test_a_taken_address_is_port_in_use(ctx: zmq.Context[zmq.Socket[bytes]], run
             bind_router(ctx, [endpoint])
         assert info.value.code == "PORT_IN_USE"
         assert info.value.where == endpoint
+        with pytest.raises(SystemError_):
+            bind_router(ctx, [endpoint, f"ipc://{run_dir}/c.sock"])
+        assert not (run_dir / "c.sock").exists()  # nothing is left of the others
     ipc = f"ipc://{run_dir}/live.sock"
     first, _ = bind_router(ctx, [ipc])
     with pytest.raises(SystemError_) as info:

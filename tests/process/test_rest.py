@@ -70,6 +70,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 GETS = [
     ("/v1/updates", "/v1/updates"),
     ("/v1/updates/{id}", "/v1/updates/1"),
+    ("/v1/history", "/v1/history"),
     ("/v1/topology", "/v1/topology"),
     ("/v1/epoch", "/v1/epoch"),
     ("/v1/tasks", "/v1/tasks"),

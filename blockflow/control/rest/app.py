@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -23,6 +23,7 @@ from blockflow.control.rest.body import (
     refuse_duplicates,
 )
 from blockflow.control.rest.resources import Answer, Call, Resource
+from blockflow.control.settings import is_address, is_loopback
 from blockflow.core.errors import BlockFlowError, Problem, RequestError, SystemError_
 
 log = logging.getLogger("blockflow.rest")
@@ -38,16 +39,25 @@ class RestApp:
     Args:
         table: the resources.
         host: the address it is bound to; requests must name it or a loopback name in ``Host``, so
-            that a web page cannot reach it through a name of its own (DNS rebinding).
+            that a web page cannot reach it through a name of its own (DNS rebinding). Beyond
+            loopback, any numeric address may stand there as well: no page can give that a meaning.
         auth: checks tokens, None = none is needed.
+        names: further names that may stand in ``Host``.
     """
 
-    def __init__(self, table: Sequence[Resource], host: str, auth: TokenAuth | None) -> None:
+    def __init__(
+        self,
+        table: Sequence[Resource],
+        host: str,
+        auth: TokenAuth | None,
+        names: Collection[str] = (),
+    ) -> None:
         self._routes: dict[int, list[tuple[list[str], Resource]]] = {}
         for resource in table:
             parts = resource.path.strip("/").split("/")
             self._routes.setdefault(len(parts), []).append((parts, resource))
-        self._hosts = _LOCAL_NAMES | {host.lower()}
+        self._hosts = _LOCAL_NAMES | {n.lower() for n in (host, *names)}
+        self._addresses = not is_loopback(host)
         self._auth = auth
 
     def wsgi(self) -> Any:
@@ -127,7 +137,7 @@ class RestApp:
     def _check_host(self, header: str | None) -> None:
         name = (header or "").strip().lower()
         host = name.rsplit(":", 1)[0] if not name.endswith("]") and ":" in name else name
-        if host not in self._hosts:
+        if host not in self._hosts and not (self._addresses and is_address(host)):
             raise RequestError(
                 "INVALID_REQUEST", f"host {name[:100]!r} is not this service", where="Host"
             )

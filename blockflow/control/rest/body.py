@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from blockflow.core import limits
@@ -157,3 +157,31 @@ def _too_large(size: int) -> SystemError_:
         "BODY_TOO_LARGE",
         f"a body of {size} bytes or more is over the limit of {limits.MAX_REST_BODY_BYTES}",
     )
+
+
+def fields(
+    body: Any,
+    duplicates: Sequence[Problem],
+    required: Mapping[str, tuple[type, ...]],
+    optional: Mapping[str, tuple[type, ...]],
+) -> Mapping[str, Any]:
+    """A small body's fields, checked. Raises SystemError_: BAD_BODY naming all that is wrong."""
+    refuse_duplicates(duplicates)
+    if not isinstance(body, dict):
+        raise SystemError_("BAD_BODY", f"expected a JSON object, got {_kind(body)}", where="$")
+    known = {**required, **optional}
+    problems = [Problem(f"$.{k}", f"unknown field {k!r}") for k in body if k not in known]
+    problems += [Problem(f"$.{k}", "required field is missing") for k in required if k not in body]
+    for name, types in known.items():
+        value = body.get(name)
+        # bool is an int to Python, not to JSON
+        right = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+        if name in body and not right:
+            problems.append(Problem(f"$.{name}", f"wrong type: {_kind(value)}"))
+    refuse_duplicates(problems)
+    return body
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return next((n for t, n in names.items() if isinstance(value, t)), "number")

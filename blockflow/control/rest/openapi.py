@@ -8,7 +8,7 @@ from typing import Any
 
 from blockflow import __version__
 from blockflow.control.rest.resources import Resource
-from blockflow.control.rest.schemas import NAME, TEXT, components, ref
+from blockflow.control.rest.schemas import BLOCK, TEXT, components, ref
 from blockflow.core.errors import CODES
 
 OPENAPI_VERSION = "3.1.0"
@@ -53,7 +53,7 @@ def _operation(resource: Resource) -> dict[str, Any]:
             "in": "path",
             "required": True,
             # a worker's name has a '#' in it (trunk1#0)
-            "schema": NAME if name == "name" and "blocks" in resource.path else TEXT,
+            "schema": BLOCK if name == "name" and "blocks" in resource.path else TEXT,
         }
         for name in _PARAMETER.findall(resource.path)
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.control.commands import WAIT_S, Commands
-from blockflow.control.rest.body import refuse_duplicates
+from blockflow.control.rest.body import fields
 from blockflow.control.update import FINAL, Kind
 from blockflow.core.errors import Problem, SystemError_, make_error
 
@@ -88,6 +88,16 @@ class Handlers:
         outcome = self.commands.apply(call.body, wait_s=wait_s, problems=call.duplicates)
         return _outcome(outcome)
 
+    def rollback(self, call: Call) -> Answer:
+        to = fields(call.body, call.duplicates, {}, {"to": (int,)}).get("to")
+        if call.query["dry_run"]:
+            return Answer(self.commands.rollback(to, dry_run=True))
+        wait_s = WAIT_S if call.query["wait"] else 0.0
+        return _outcome(self.commands.rollback(to, wait_s=wait_s))
+
+    def history(self, call: Call) -> Answer:
+        return Answer({"epochs": self.commands.history()})
+
     def operate(self, kind: Kind) -> Callable[[Call], Answer]:
         def handler(call: Call) -> Answer:
             wait_s = WAIT_S if call.query["wait"] else 0.0
@@ -133,12 +143,13 @@ class Handlers:
         return _pings(self.commands.ping(call.path["name"]))
 
     def monitor(self, call: Call) -> Answer:
-        order = _fields(call, {"on": (bool,)}, {"hz": (int, float)})
+        order = fields(call.body, call.duplicates, {"on": (bool,)}, {"hz": (int, float)})
         hz = float(order.get("hz", 4.0)) if order["on"] else 0.0
         return Answer(self.commands.monitor(hz))
 
     def store_kpis(self, call: Call) -> Answer:
-        return Answer(self.commands.store_kpis(_fields(call, {"file": (str,)}, {})["file"]))
+        order = fields(call.body, call.duplicates, {"file": (str,)}, {})
+        return Answer(self.commands.store_kpis(order["file"]))
 
     def kpis(self, call: Call) -> Answer:
         return Answer(self.commands.kpis())
@@ -179,6 +190,16 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
     operated = (*one, "UPDATE_IN_PROGRESS", "UPDATE_FAILED", "INVALID_REQUEST", "NOT_RUNNING")
     done = {200: ("Outcome", "done"), 202: ("Outcome", "accepted, not done yet")}
 
+    update_errors = (
+        "INVALID_TOPOLOGY",
+        "UPDATE_IN_PROGRESS",
+        "UPDATE_FAILED",
+        "NO_SPACE",
+        "STATE_UNUSABLE",
+        "NOT_RUNNING",
+    )
+    updated = {200: ("OutcomeOrPreview", "done, or the plan of a dry run"), 202: done[202]}
+
     def get(
         path: str,
         operation: str,
@@ -212,16 +233,30 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             "systemUpdate",
             "Apply a whole topology: what is missing starts, what is unneeded stops",
             h.system_update,
-            {200: ("OutcomeOrPreview", "done, or the plan of a dry run"), 202: done[202]},
+            updated,
             body="SystemUpdate",
             flags=(WAIT, DRY_RUN),
-            errors=(
-                "INVALID_TOPOLOGY",
-                "UPDATE_IN_PROGRESS",
-                "UPDATE_FAILED",
-                "NO_SPACE",
-                "NOT_RUNNING",
-            ),
+            errors=update_errors,
+            tag="updates",
+        ),
+        Resource(
+            "POST",
+            "/v1/rollback",
+            "rollBack",
+            "Put an earlier epoch's topology and artifacts in force again, as a new epoch",
+            h.rollback,
+            updated,
+            body="RollbackOrder",
+            flags=(WAIT, DRY_RUN),
+            errors=update_errors,
+            tag="updates",
+        ),
+        get(
+            "/v1/history",
+            "listHistory",
+            "The latest epochs, newest first",
+            h.history,
+            "History",
             tag="updates",
         ),
         get(
@@ -349,31 +384,3 @@ def _outcome(outcome: dict[str, Any]) -> Answer:
 
 def _pings(answers: list[dict[str, Any]]) -> Answer:
     return Answer({"ok": all(a["ok"] for a in answers), "pings": answers})
-
-
-def _fields(
-    call: Call,
-    required: Mapping[str, tuple[type, ...]],
-    optional: Mapping[str, tuple[type, ...]],
-) -> Mapping[str, Any]:
-    """A small body's fields, checked. Raises SystemError_: BAD_BODY naming all that is wrong."""
-    refuse_duplicates(call.duplicates)
-    body = call.body
-    if not isinstance(body, dict):
-        raise SystemError_("BAD_BODY", f"expected a JSON object, got {_kind(body)}", where="$")
-    known = {**required, **optional}
-    problems = [Problem(f"$.{k}", f"unknown field {k!r}") for k in body if k not in known]
-    problems += [Problem(f"$.{k}", "required field is missing") for k in required if k not in body]
-    for name, types in known.items():
-        value = body.get(name)
-        # bool is an int to Python, not to JSON
-        right = isinstance(value, types) and (bool in types or not isinstance(value, bool))
-        if name in body and not right:
-            problems.append(Problem(f"$.{name}", f"wrong type: {_kind(value)}"))
-    refuse_duplicates(problems)
-    return body
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return next((n for t, n in names.items() if isinstance(value, t)), "number")

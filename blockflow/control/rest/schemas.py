@@ -19,6 +19,11 @@ NUMBER: Schema = {"type": "number"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 NAME: Schema = {"type": "string", "pattern": limits.NAME_PATTERN}
+BLOCK: Schema = {
+    "type": "string",
+    "pattern": limits.BLOCK_PATTERN,
+    "maxLength": limits.MAX_NAME_CHARS,
+}
 FREE: Schema = {"type": "object", "additionalProperties": True}
 
 
@@ -66,16 +71,17 @@ def components() -> dict[str, Schema]:
     update = obj(
         {"id": COUNT, "kind": TEXT, "state": TEXT, "epoch": COUNT, "plan": FREE},
         {
-            "block": NAME,
+            "block": BLOCK,
             "duration_ms": NUMBER,
+            "phases_ms": FREE,
             "notes": listing(TEXT),
             "error": ref("ErrorObject"),
         },
     )
     block = obj(
-        {"name": NAME, "state": TEXT, "digest": TEXT, "contract": FREE, "kpi": FREE},
+        {"name": BLOCK, "state": TEXT, "digest": TEXT, "contract": FREE, "kpi": FREE},
         {
-            "artifact": NAME,
+            "artifact": {"type": "string", "pattern": limits.BLOCK_PATTERN},
             "closed": maybe(TEXT),
             "replicas": COUNT,
             "ready": COUNT,
@@ -86,12 +92,34 @@ def components() -> dict[str, Schema]:
     )
     process = {"name": TEXT, "role": TEXT, "state": TEXT}
     worker = obj(
-        {**process, "incarnation": COUNT, "blocks": listing(NAME), "stages": listing(FREE)},
-        {"pid": maybe(COUNT), "process": maybe(FREE), "crash": maybe(FREE), "restarts": COUNT},
+        {**process, "incarnation": COUNT, "blocks": listing(BLOCK), "stages": listing(FREE)},
+        {
+            "pid": maybe(COUNT),
+            "process": maybe(FREE),
+            "restarts": COUNT,
+            "given_up": maybe(TEXT),
+            "probe_ms": NUMBER,
+            "crash": maybe(ref("Crash")),
+            "crashes": listing(ref("Crash")),
+        },
+    )
+    crash = obj(
+        {"incarnation": COUNT, "age_s": NUMBER, "cause": TEXT, "log": listing(TEXT)},
+        {
+            "error": maybe(ref("ErrorObject")),
+            "work": listing(
+                obj({"block": TEXT, "took_ms": NUMBER, "requests": COUNT, "tickets": listing(TEXT)})
+            ),
+        },
     )
     task = obj(
-        {"name": NAME, "path": listing(NAME), "available": FLAG, "contract": FREE, "kpi": FREE},
-        {"missing": listing(NAME), "max_rows": COUNT, "deadline_ms": COUNT},
+        {"name": NAME, "path": listing(BLOCK), "available": FLAG, "contract": FREE, "kpi": FREE},
+        {
+            "missing": listing(BLOCK),
+            "max_rows": COUNT,
+            "deadline_ms": COUNT,
+            "canary": maybe(obj({"path": listing(BLOCK), "share": NUMBER})),
+        },
     )
     schemas: dict[str, Schema] = {
         "ErrorObject": error,
@@ -101,6 +129,21 @@ def components() -> dict[str, Schema]:
         "Outcome": obj({"epoch": COUNT, "update": ref("Update")}),
         "Preview": obj({"changed": FLAG, "epoch": COUNT, "plan": FREE}),
         "Updates": obj({"updates": listing(ref("Update"))}),
+        "RollbackOrder": obj(
+            {}, {"to": {"type": "integer", "minimum": 1}}, additionalProperties=False
+        ),
+        "PastEpoch": obj(
+            {
+                "epoch": COUNT,
+                "how": TEXT,
+                "when": TEXT,
+                "in_force": FLAG,
+                "posted": FREE,
+                "digests": FREE,
+                "missing": listing(TEXT),
+            }
+        ),
+        "History": obj({"epochs": listing(ref("PastEpoch"))}),
         "Epoch": obj({"epoch": COUNT, "routes": COUNT, "routes_in_force": COUNT}),
         "Topology": obj({"epoch": COUNT, "topology": maybe(FREE), "posted": maybe(FREE)}),
         "Task": task,
@@ -108,7 +151,18 @@ def components() -> dict[str, Schema]:
         "Block": block,
         "Blocks": obj({"blocks": listing(ref("Block"))}),
         "Worker": worker,
-        "Dispatcher": obj(process, {"incarnation": COUNT, "clients": listing(TEXT), "kpi": FREE}),
+        "Crash": crash,
+        "Dispatcher": obj(
+            process,
+            {
+                "incarnation": COUNT,
+                "clients": listing(TEXT),
+                "kpi": FREE,
+                "restarts": COUNT,
+                "crash": maybe(ref("Crash")),
+                "crashes": listing(ref("Crash")),
+            },
+        ),
         "Process": {"anyOf": [ref("Worker"), ref("Dispatcher")]},
         "Workers": obj({"workers": listing(ref("Worker")), "dispatcher": ref("Dispatcher")}),
         "Pings": obj(
@@ -171,7 +225,7 @@ def _system_update() -> Schema:
     path = task["properties"]["path"]
     return obj(
         {
-            "blocks": {"type": "array", "items": {"anyOf": [NAME, block]}},
+            "blocks": {"type": "array", "items": {"anyOf": [BLOCK, block]}},
             "tasks": {"type": "object", "additionalProperties": {"anyOf": [path, task]}},
         },
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from cheroot import wsgi
@@ -36,10 +36,11 @@ class RestServer:
         shutdown: called, after its answer is on the way, by POST /v1/shutdown; returns at once.
         host, port: where to listen; port 0 takes a free one.
         auth: token check, None = open to this machine.
+        names: further names of this machine that requests may be sent to.
 
     Raises:
         SystemError_: PORT_IN_USE.
-        RequestError: INVALID_REQUEST for an address that is not this machine's loopback.
+        RequestError: INVALID_REQUEST for an address beyond loopback without ``auth``.
     """
 
     def __init__(
@@ -51,15 +52,19 @@ class RestServer:
         host: str,
         port: int,
         auth: TokenAuth | None = None,
+        names: Collection[str] = (),
     ) -> None:
-        refuse_open_host(host)
+        if auth is None and not is_loopback(host):
+            raise RequestError(
+                "INVALID_REQUEST", f"refusing to listen on {host!r} without a token", where="host"
+            )
         document: dict[str, Any] = {}
         handlers = Handlers(commands, repository, shutdown, lambda: document)
         table = resources(handlers)
         document.update(openapi_document(table))
         self._server = wsgi.Server(
             (host, port),
-            RestApp(table, host, auth).wsgi(),
+            RestApp(table, host, auth, names).wsgi(),
             numthreads=_THREADS,
             max=_MAX_THREADS,
             server_name="blockflow",
@@ -100,21 +105,6 @@ class RestServer:
         self._server.stop()
         if self._thread.is_alive():
             self._thread.join()
-
-
-def refuse_open_host(host: str) -> None:
-    """Only loopback is served: there is no encryption yet that other machines could be asked for.
-
-    Raises:
-        RequestError: INVALID_REQUEST.
-    """
-    if not is_loopback(host):
-        raise RequestError(
-            "INVALID_REQUEST",
-            f"refusing to listen on {host!r}: only loopback addresses are served",
-            where="host",
-            hint="use 127.0.0.1, and a tunnel (ssh -L) from other machines",
-        )
 
 
 def _log_error(msg: str = "", level: int = 20, traceback: bool = False) -> None:

@@ -1,0 +1,1 @@
+"""Fuzzers: malformed bytes at every decoder and every socket; ``make fuzz``."""

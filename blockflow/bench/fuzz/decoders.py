@@ -1,0 +1,147 @@
+"""Decoders: everything that turns foreign bytes into values, with valid samples to begin from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.control.rest.body import parse_json
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.routing import merge_paths
+from blockflow.core.topology import parse_topology
+from blockflow.launch.child import Order
+from blockflow.repository.manifest import parse_manifest
+from blockflow.wire import client, control, data, grants
+from blockflow.wire.tensor import Handle, TensorDesc
+
+DIMS = (1, 4)
+_SPEC = TensorSpec("float32", ("rows", 4))
+_ORDER = Order("a.b:c", {"cores": [0]}, "a#0")
+_BODY = {"blocks": ["a", {"name": "b", "replicas": 2}], "tasks": {"t": ["a", "b"]}}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A function that takes bytes, and frames that it takes without a complaint."""
+
+    decode: Callable[[bytes], object]
+    valid: Sequence[bytes]
+
+
+def item(stage: int = 1) -> data.Item:
+    """A request's item at a stage."""
+    return data.Item(bytes(range(16)), 1, 1, merge_paths([[stage]])[0], 0, 1, 10_000)
+
+
+def data_frames(sender: int = 999, stage: int = 1) -> list[bytes]:
+    """What workers and Dispatcher send each other."""
+    handle = Handle(sender, 0, 0, 1, 0)
+    failure = BlockFlowError("BLOCK_FAILED", "it failed", where="a")
+    return [
+        data.encode_data(data.Data(sender, 1, TensorDesc("float32", DIMS), (item(stage),))),
+        data.encode_data(data.Data(sender, 1, TensorDesc("float32", DIMS, handle), (item(stage),))),
+        data.encode_failure(data.Failure(sender, 1, failure, (item(stage),))),
+    ]
+
+
+def request_frames(task: str = "t") -> list[bytes]:
+    """What clients send."""
+    rid, desc = bytes(range(16)), TensorDesc("float32", DIMS)
+    messages: list[client.ToDispatcher] = [
+        client.Request(rid, (task,), 5000, desc),
+        client.Request(rid, (task,), 5000, desc, (1, 0)),
+        client.Cancel(rid),
+        client.Describe(rid),
+        client.Invite(rid),
+    ]
+    return [client.encode_to_dispatcher(m) for m in messages]
+
+
+def control_frames(incarnation: int = 1) -> list[bytes]:
+    """What processes send the Controller, and it them."""
+    messages: list[control.ControlMessage] = [
+        control.Hello("worker", "a#0", incarnation, 1, "0"),
+        control.Ready(incarnation, "ipc:///nowhere"),
+        control.Stats(incarnation, 1, [], {}),
+        control.StartFailed(incarnation, {"code": "INTERNAL", "message": "x"}),
+        control.Ping(7),
+        control.Routes({"version": 1, "epoch": 1, "stages": {}, "tasks": []}),
+        control.SetPolicy(1, {"policy": "none"}),
+        control.PeerGone(incarnation),
+    ]
+    return [control.encode_control(m) for m in messages]
+
+
+def side_frames() -> list[bytes]:
+    """What clients say on the side connection for granted memory."""
+    up = next(iter(grants.Direction))
+    return [grants.encode_side(grants.Attach(bytes(16))), grants.encode_side(grants.Ask(up, 65536))]
+
+
+def body_frames() -> list[bytes]:
+    """REST bodies."""
+    return [json.dumps(b).encode() for b in (_BODY, {"on": True, "hz": 4.0}, {"file": "x"}, {})]
+
+
+def decoders() -> Mapping[str, Decoder]:
+    """All of them, by name."""
+    up = next(iter(grants.Direction))
+    reply = client.Reply(bytes(range(16)), 1, (_result(),), 1)
+    return {
+        "data plane": Decoder(data.decode_data_plane, data_frames()),
+        "client to dispatcher": Decoder(client.decode_to_dispatcher, request_frames()),
+        "dispatcher to client": Decoder(client.decode_to_client, [client.encode_to_client(reply)]),
+        "control": Decoder(control.decode_control, control_frames()),
+        "side, from a client": Decoder(grants.decode_from_client, side_frames()),
+        "side, to a client": Decoder(
+            grants.decode_from_dispatcher,
+            [
+                grants.encode_side(grants.Granted(1, up, 65536, 4)),
+                grants.encode_side(grants.Refused(up, 65536, "full")),
+            ],
+        ),
+        "launch order": Decoder(Order.from_bytes, [_ORDER.to_bytes()]),
+        "manifest": Decoder(_manifest, [_MANIFEST]),
+        "REST body": Decoder(parse_json, body_frames()),
+        "topology": Decoder(_topology, body_frames()[:1]),
+    }
+
+
+def _result() -> client.TaskResult:
+    return client.TaskResult("t", TensorDesc("float32", DIMS), None, (), 1, 1, 1, None)
+
+
+def _manifest(raw: bytes) -> object:
+    return parse_manifest(raw, where="fuzz", folder="a")
+
+
+def _topology(raw: bytes) -> object:
+    return parse_topology(parse_json(raw)[0], _lookup)
+
+
+def _lookup(name: str) -> BlockInfo:
+    return BlockInfo(name, "1", "0" * 64, "echo", Contract(_SPEC, _SPEC), 0, 0)
+
+
+def _tensor() -> dict[str, Any]:
+    return {"dtype": "float32", "dims": ["rows", 4], "ranges": {}}
+
+
+_MANIFEST = json.dumps(
+    {
+        "name": "a",
+        "version": "1",
+        "format": "echo",
+        "artifact": "x.echo",
+        "sha256": "0" * 64,
+        "size": 1,
+        "contract": {"input": _tensor(), "output": _tensor()},
+        "parameters": 0,
+        "state_bytes": 0,
+        "source": {"model": "echo"},
+        "created": "2026-01-01T00:00:00+00:00",
+    }
+).encode()

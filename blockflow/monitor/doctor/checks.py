@@ -1,0 +1,298 @@
+"""Doctor: what on this machine would keep BlockFlow from serving, or from serving well.
+
+Pure: the facts are given (:mod:`blockflow.monitor.doctor.gather` finds them), a check makes
+findings of them, and every finding that is not well says what to do. So each check is tested with a
+planted fault, and none needs a broken machine for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from blockflow.core.engines import ENGINES
+from blockflow.monitor.doctor.facts import GIB, MIB, Facts, Finding, Level
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_ZMQ = (4, 3, 3)
+LEAST_SHM = 64 * MIB
+"""Container engines give 64 MiB by default: one worker's arena may need more."""
+GOOD_SHM = GIB
+GOOD_FDS = 1024
+LEAST_FDS = 128
+LEAST_DISK = 100 * MIB
+SLOW_CLOCKS = ("acpi_pm", "hpet", "jiffies", "refined-jiffies")
+
+Check = Callable[[Facts], Iterator[Finding]]
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """All findings, in the order of the checks."""
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+def worst(findings: list[Finding]) -> Level:
+    """The worst level among ``findings``."""
+    order = list(Level)
+    return max((f.level for f in findings), key=order.index, default=Level.OK)
+
+
+# --- the platform ---------------------------------------------------------------------------------
+
+
+def platform(f: Facts) -> Iterator[Finding]:
+    name = "platform"
+    if f.system != "Linux":
+        yield Finding(name, Level.ERROR, f"{f.system} is not Linux", "run it in a Linux container")
+        return
+    if f.python < OLDEST_PYTHON:
+        text = f"Python {_dotted(f.python)} is too old"
+        yield Finding(name, Level.ERROR, text, "use Python 3.11 or newer: make PYTHON=python3.11")
+    for there, what in ((f.pidfd, "pidfd_open"), (f.memfd, "memfd_create")):
+        if not there:
+            yield Finding(
+                name,
+                Level.ERROR,
+                f"the kernel, or the container's seccomp profile, does not allow {what}",
+                "use Linux 5.4 or newer; allow the call in the container's seccomp profile",
+            )
+    if f.uid == 0:
+        yield Finding(
+            name,
+            Level.WARNING,
+            "running as root: workers run the code of blocks with root's rights",
+            "run it as a user of its own; nothing here needs root",
+        )
+    elif f.python >= OLDEST_PYTHON and f.pidfd and f.memfd:
+        yield Finding(name, Level.OK, f"Linux, Python {_dotted(f.python)}")
+
+
+def libzmq(f: Facts) -> Iterator[Finding]:
+    reinstall = "pip install --upgrade --force-reinstall pyzmq; its wheels bring libzmq along"
+    if f.zmq < OLDEST_ZMQ:
+        text = f"libzmq {_dotted(f.zmq)} has known holes (CVE-2019-13132)"
+        yield Finding("libzmq", Level.ERROR, text, reinstall)
+    elif not f.curve:
+        text = "libzmq was built without CURVE: keys cannot be used"
+        yield Finding("libzmq", Level.WARNING, text, reinstall)
+    else:
+        yield Finding("libzmq", Level.OK, f"{_dotted(f.zmq)} with CURVE")
+
+
+def engines(f: Facts) -> Iterator[Finding]:
+    version = f.packages.get("torch", "")
+    if not version:
+        yield Finding("engines", Level.ERROR, "torch is not installed", "pip install -e .")
+        return
+    missing = sorted({k.extra for k in ENGINES.values() if k.extra and not f.packages.get(k.extra)})
+    there = ", ".join(f"{n} {v}" for n, v in f.packages.items() if v)
+    yield Finding("engines", Level.OK, there)
+    for extra in missing:
+        users = [b.name for b in f.blocks if b.extra == extra]
+        if users:
+            text = f"{extra} is not installed, and these blocks use it: {', '.join(users)}"
+            yield Finding("engines", Level.ERROR, text, f"pip install 'blockflow[{extra}]'")
+        else:
+            text = f"{extra} is not installed: one engine less to choose from"
+            yield Finding("engines", Level.NOTE, text, f"pip install 'blockflow[{extra}]'")
+
+
+# --- space and limits -----------------------------------------------------------------------------
+
+
+def shared_memory(f: Facts) -> Iterator[Finding]:
+    name, shm = "shared memory", f.shm
+    larger = "docker run --shm-size=2g, or mount -o remount,size=2g /dev/shm"
+    if not shm.exists or not shm.writable:
+        why = "is not there" if not shm.exists else "cannot be written to"
+        remedy = "mount a tmpfs there, or set BLOCKFLOW_RUN_ROOT to a folder in another tmpfs"
+        yield Finding(name, Level.ERROR, f"{shm.path} {why}", remedy)
+    elif shm.free < LEAST_SHM or shm.size <= LEAST_SHM:
+        text = f"{shm.path}: {_size(shm.free)} free of {_size(shm.size)}, too little for arenas"
+        yield Finding(name, Level.ERROR, text, larger)
+    elif shm.free < GOOD_SHM:
+        text = f"{shm.path}: {_size(shm.free)} free; large tensors may not fit"
+        yield Finding(name, Level.WARNING, text, larger)
+    else:
+        yield Finding(name, Level.OK, f"{shm.path}: {_size(shm.free)} free of {_size(shm.size)}")
+
+
+def descriptors(f: Facts) -> Iterator[Finding]:
+    name, text = "descriptors", f"at most {f.fds_soft} open files per process"
+    remedy = f"ulimit -n {min(f.fds_hard, 65536)}, or LimitNOFILE= of the service"
+    if f.fds_soft < LEAST_FDS:
+        yield Finding(name, Level.ERROR, text, remedy)
+    elif f.fds_soft < GOOD_FDS:
+        yield Finding(name, Level.WARNING, f"{text}: enough for few clients only", remedy)
+    else:
+        yield Finding(name, Level.OK, text)
+
+
+def processors(f: Facts) -> Iterator[Finding]:
+    name = "cores"
+    if 0 < f.quota < f.cores:
+        remedy = f"give the service {max(1, int(f.quota))} core(s): taskset, or cpuset of the group"
+        text = f"{f.cores} cores, but the control group allows the time of {f.quota:g}: stalls"
+        yield Finding(name, Level.WARNING, text, remedy)
+    elif f.cores < 2:
+        remedy = "give it a core per block that shall work at the same time"
+        yield Finding(name, Level.NOTE, "one core: blocks take turns on it", remedy)
+    else:
+        yield Finding(name, Level.OK, f"{f.cores} of {f.cpus}")
+
+
+def memory(f: Facts) -> Iterator[Finding]:
+    limit = f.memory_limit or f.memory
+    if limit < GIB:
+        text = f"{_size(limit)} of memory; a process with torch alone takes about 200 MiB"
+        yield Finding("memory", Level.WARNING, text, "give the machine or the container more")
+    else:
+        where = " (limit of the control group)" if f.memory_limit else ""
+        yield Finding("memory", Level.OK, f"{_size(limit)}{where}")
+
+
+def clock(f: Facts) -> Iterator[Finding]:
+    if f.clocksource in SLOW_CLOCKS or f.clock_step_ns > 1_000_000:
+        text = f"the clock source {f.clocksource or '?'} is slow or coarse: times will be off"
+        remedy = "boot with clocksource=tsc, or use a machine whose clock is sound"
+        yield Finding("clock", Level.WARNING, text, remedy)
+    elif f.year < 2025:
+        text = f"the wall clock says {f.year}: durations are right all the same, dates are not"
+        yield Finding("clock", Level.WARNING, text, "set the clock: chronyd, or systemd-timesyncd")
+    else:
+        yield Finding("clock", Level.OK, f.clocksource or "sound")
+
+
+# --- folders and ports ----------------------------------------------------------------------------
+
+
+def run_root(f: Facts) -> Iterator[Finding]:
+    name, root = "run folder", f.run_root
+    if not root.exists:
+        yield Finding(name, Level.OK, f"{root.path} is made when it is needed")
+    elif not root.ours:
+        remedy = f"see whose it is (ls -ld {root.path}), or set BLOCKFLOW_RUN_ROOT to one of yours"
+        yield Finding(name, Level.ERROR, f"{root.path} belongs to another user", remedy)
+    elif root.mode & 0o022:
+        text = f"{root.path} can be written to by others (mode {root.mode:03o})"
+        yield Finding(name, Level.ERROR, text, f"chmod 700 {root.path}")
+    elif root.mode & 0o055:
+        text = f"{root.path} can be looked into by others (mode {root.mode:03o})"
+        yield Finding(name, Level.WARNING, text, f"chmod 700 {root.path}")
+    else:
+        yield Finding(name, Level.OK, f"{root.path} is private")
+
+
+def leftovers(f: Facts) -> Iterator[Finding]:
+    if f.leftovers:
+        total = _size(sum(left.nbytes for left in f.leftovers))
+        paths = " ".join(left.path for left in f.leftovers)
+        text = f"{len(f.leftovers)} dead system(s) left {total} of shared memory behind"
+        remedy = f"the next `blockflow up` removes it; at once: rm -r {paths}"
+        yield Finding("leftovers", Level.WARNING, text, remedy)
+    else:
+        yield Finding("leftovers", Level.OK, "nothing of dead systems is left")
+
+
+def state(f: Facts) -> Iterator[Finding]:
+    name, folder = "state", f.state_dir
+    if folder.exists and (not folder.ours or not folder.writable):
+        remedy = f"chown it to this user, or choose another one: --state-dir (now {folder.path})"
+        yield Finding(name, Level.ERROR, f"{folder.path} cannot be written by this user", remedy)
+    elif folder.free < LEAST_DISK:
+        text = f"{folder.path}: {_size(folder.free)} left on its disk; updates could not be stored"
+        yield Finding(name, Level.ERROR, text, "free some space, or choose another --state-dir")
+    elif folder.exists and folder.mode & 0o022:
+        text = f"others can write to {folder.path}: they decide what is deployed next time"
+        yield Finding(name, Level.ERROR, text, f"chmod 700 {folder.path}")
+    else:
+        made = "" if folder.exists else " is made when it is needed"
+        yield Finding(name, Level.OK, f"{folder.path}{made}")
+
+
+def ports(f: Facts) -> Iterator[Finding]:
+    for port in f.ports:
+        if not port.holder:
+            yield Finding("ports", Level.OK, f"{port.address} is free for {port.what}")
+        elif port.holder == "blockflow":
+            text = f"{port.address}: a BlockFlow system serves {port.what}"
+            yield Finding("ports", Level.OK, text)
+        else:
+            text = f"{port.address} for {port.what} is taken by {port.holder}"
+            remedy = f"stop it, or choose another port: blockflow up {port.option} N"
+            yield Finding("ports", Level.ERROR, text, remedy)
+
+
+def keys(f: Facts) -> Iterator[Finding]:
+    if f.keys:
+        remedy = "mend what it says; `blockflow keys init --keys FOLDER` makes a new folder"
+        yield Finding("keys", Level.ERROR, f"the keys cannot be used: {f.keys}", remedy)
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+def repository(f: Facts) -> Iterator[Finding]:
+    name, folder = "repository", f.repository
+    if not folder.exists:
+        remedy = "export blocks into it (blockflow export), or name another one: --repository"
+        yield Finding(name, Level.WARNING, f"there is no folder {folder.path}", remedy)
+        return
+    if folder.mode & 0o002:
+        text = f"anybody can write to {folder.path}, and blocks are code that is run"
+        yield Finding(name, Level.ERROR, text, f"chmod o-w {folder.path}")
+    bad = [b for b in f.blocks if b.problem]
+    for block in bad:
+        remedy = block.remedy or "export the block again"
+        yield Finding(name, Level.ERROR, f"{block.name}: {block.problem}", remedy)
+    if not f.blocks:
+        remedy = "blockflow export; or blockflow demo, which makes some of its own"
+        yield Finding(name, Level.NOTE, f"no block in {folder.path} yet", remedy)
+    elif not bad:
+        how = "every artifact is what its manifest says" if f.hashed else "sizes are right"
+        yield Finding(name, Level.OK, f"{len(f.blocks)} blocks in {folder.path}; {how}")
+    if not f.hashed:
+        remedy = "blockflow doctor --all reads them as a whole"
+        yield Finding(name, Level.NOTE, "large artifacts were not hashed, to be quick", remedy)
+
+
+def profiles(f: Facts) -> Iterator[Finding]:
+    lacking = [b.name for b in f.blocks if b.profile and not b.problem]
+    if lacking:
+        text = f"no profile of this machine holds for {', '.join(lacking)}"
+        remedy = f"blockflow profile {' '.join(lacking)}"
+        yield Finding("profiles", Level.NOTE, text, remedy)
+    elif f.blocks:
+        yield Finding("profiles", Level.OK, "fresh")
+
+
+CHECKS: tuple[Check, ...] = (
+    platform,
+    libzmq,
+    engines,
+    shared_memory,
+    memory,
+    processors,
+    descriptors,
+    clock,
+    run_root,
+    leftovers,
+    state,
+    ports,
+    keys,
+    repository,
+    profiles,
+)
+
+
+def summary(findings: list[Finding]) -> dict[str, Any]:
+    """What ``blockflow doctor --json`` prints."""
+    return {"worst": str(worst(findings)), "findings": [f.to_dict() for f in findings]}
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(str(n) for n in version)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.0f} MiB"

@@ -1,0 +1,117 @@
+"""What the doctor looks at, and what it says: the nouns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+
+class Level(StrEnum):
+    """How bad a finding is. Only ``error`` makes the command fail."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``remedy`` says what to do; it is empty only where all is well."""
+
+    check: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return {k: str(v) for k, v in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that BlockFlow uses; ``free`` bytes on its file system, ``mode`` its permissions."""
+
+    path: str
+    exists: bool = True
+    ours: bool = True
+    mode: int = 0o700
+    writable: bool = True
+    free: int = 100 * GIB
+    size: int = 100 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An address that ``blockflow up`` takes by default; ``holder`` is '' when it is free."""
+
+    what: str
+    address: str
+    option: str
+    holder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A run directory whose system is gone."""
+
+    path: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFacts:
+    """A stored block: ``problem`` is why it cannot be used, ``profile`` why none holds."""
+
+    name: str
+    problem: str = ""
+    remedy: str = ""
+    extra: str = ""
+    profile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that the checks look at; the defaults are a machine where all is well.
+
+    Attributes:
+        packages: name -> version, '' = not installed.
+        quota: cores' worth of time that the control group allows, 0 = no limit.
+        memory_limit: of the control group, 0 = none.
+        hashed: whether the artifacts were read as a whole.
+        keys: why the folder of keys cannot be used, '' = it can, or there is none.
+    """
+
+    python: tuple[int, int] = (3, 11)
+    system: str = "Linux"
+    uid: int = 1000
+    pidfd: bool = True
+    memfd: bool = True
+    zmq: tuple[int, ...] = (4, 3, 5)
+    curve: bool = True
+    packages: Mapping[str, str] = field(
+        default_factory=lambda: {"torch": "2.13.0", "onnxruntime": "1.31", "openvino": "2026.4"}
+    )
+    shm: Folder = field(default_factory=lambda: Folder("/dev/shm", mode=0o1777))
+    run_root: Folder = field(default_factory=lambda: Folder("/dev/shm/blockflow-1000"))
+    state_dir: Folder = field(default_factory=lambda: Folder("~/.local/state/blockflow"))
+    repository: Folder = field(default_factory=lambda: Folder("blocks"))
+    blocks: tuple[BlockFacts, ...] = (BlockFacts("trunk"),)
+    hashed: bool = True
+    leftovers: tuple[Leftover, ...] = ()
+    fds_soft: int = 65536
+    fds_hard: int = 65536
+    ports: tuple[Port, ...] = ()
+    clocksource: str = "tsc"
+    clock_step_ns: int = 1
+    year: int = 2026
+    cores: int = 4
+    cpus: int = 4
+    quota: float = 0.0
+    memory: int = 16 * GIB
+    memory_limit: int = 0
+    keys: str = ""

@@ -1,0 +1,275 @@
+"""Gather the doctor's facts from this machine. Nothing is changed, nothing of torch is loaded."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import resource
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import zmq
+
+from blockflow.control.auth import read_token
+from blockflow.control.profiles import ProfileShelf
+from blockflow.control.settings import (
+    DEFAULT_CLIENT_PORT,
+    DEFAULT_HOST,
+    DEFAULT_REST_PORT,
+    default_keys,
+    default_run_root,
+    default_state_dir,
+)
+from blockflow.core.engines import ENGINES
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.specs import BlockSpec
+from blockflow.monitor.doctor.facts import MIB, BlockFacts, Facts, Folder, Leftover, Port
+from blockflow.repository.machine import ENGINE_PACKAGES, fingerprint, version_of
+from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.janitor import LOCK_NAME
+from blockflow.tensormq.keys import Keyring
+
+HASHED_BYTES = 512 * MIB
+"""Artifacts are hashed up to this sum; that takes less than a second."""
+
+_CLOCKSOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+_CGROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+
+
+def gather(
+    repository: Path,
+    *,
+    state_dir: Path | None = None,
+    keys: Path | None = None,
+    rest_port: int = DEFAULT_REST_PORT,
+    client_port: int = DEFAULT_CLIENT_PORT,
+    hash_bytes: int = HASHED_BYTES,
+) -> Facts:
+    """The facts of this machine.
+
+    Args:
+        repository: folder of the blocks.
+        state_dir: of the control plane, by default the user's.
+        keys: folder of keys; by default the user's, if there is one.
+        rest_port, client_port: what ``blockflow up`` would take.
+        hash_bytes: artifacts are read up to this sum.
+    """
+    run_root, soft_hard = default_run_root(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    blocks, hashed = _blocks(repository, hash_bytes)
+    soft, hard = (_UNLIMITED if n == resource.RLIM_INFINITY else n for n in soft_hard)
+    return Facts(
+        python=sys.version_info[:2],
+        system=platform.system(),
+        uid=os.geteuid(),
+        pidfd=_has_pidfd(),
+        memfd=_has_memfd(),
+        zmq=zmq.zmq_version_info(),
+        curve=bool(zmq.has("curve")),
+        packages={name: version_of(name) for name in ENGINE_PACKAGES},
+        shm=look_at(_shared_memory(run_root)),
+        run_root=look_at(run_root),
+        state_dir=look_at(state_dir or default_state_dir()),
+        repository=look_at(repository),
+        blocks=blocks,
+        hashed=hashed,
+        leftovers=tuple(find_leftovers(run_root)),
+        fds_soft=soft,
+        fds_hard=hard,
+        ports=(
+            _port("REST", rest_port, "--port"),
+            _port("clients", client_port, "--client-port"),
+        ),
+        clocksource=_read(_CLOCKSOURCE),
+        clock_step_ns=round(time.clock_getres(time.CLOCK_MONOTONIC) * 1e9),
+        year=datetime.now(UTC).year,
+        cores=len(os.sched_getaffinity(0)),
+        cpus=os.cpu_count() or 1,
+        quota=_quota(),
+        memory=psutil.virtual_memory().total,
+        memory_limit=_memory_limit(),
+        keys=_keys(keys),
+    )
+
+
+def look_at(path: Path) -> Folder:
+    """A folder's facts; of one that is not there, those of the place where it would be made."""
+    exists = os.path.lexists(path)
+    there = path.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    status, disk = there.lstat(), shutil.disk_usage(there)
+    return Folder(
+        path=str(path),
+        exists=exists,
+        ours=status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode),
+        mode=stat.S_IMODE(status.st_mode),
+        writable=os.access(there, os.W_OK | os.X_OK),
+        free=disk.free,
+        size=disk.total,
+    )
+
+
+def find_leftovers(root: Path) -> Iterator[Leftover]:
+    """Run directories below ``root`` whose lock nobody holds. They are left as they are."""
+    with suppress(OSError):
+        for path in sorted(root.iterdir()):
+            if path.is_symlink() or not _unlocked(path / LOCK_NAME):
+                continue
+            nbytes = 0
+            for folder, _, files in os.walk(path):
+                for name in files:
+                    with suppress(OSError):
+                        nbytes += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            yield Leftover(str(path), nbytes)
+
+
+def _unlocked(lock: Path) -> bool:
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)  # and with it the lock
+    return True
+
+
+def _blocks(root: Path, budget: int) -> tuple[tuple[BlockFacts, ...], bool]:
+    store, shelf, machine = BlockRepository(root), ProfileShelf(root), fingerprint()
+    found: list[BlockFacts] = []
+    hashed = True
+    for name in store.names():
+        try:
+            manifest = store.manifest(name)
+            if manifest.size <= budget:
+                store.verify(name)
+                budget -= manifest.size
+            else:
+                hashed = False
+        except BlockFlowError as e:
+            found.append(BlockFacts(name, f"{e.code}: {e.message}", e.hint))
+            continue
+        info = manifest.to_info()
+        choice = info.choices.get(machine)
+        kind = ENGINES.get(str(choice["engine"])) if choice else None
+        profile = ""
+        if manifest.format != "echo":  # which computes nothing that could be measured
+            told = shelf.state(BlockSpec(name=name), info)
+            profile = "" if told["fresh"] else str(told["reason"])
+        found.append(BlockFacts(name, extra=kind.extra if kind else "", profile=profile))
+    return tuple(found), hashed
+
+
+def _port(what: str, port: int, option: str) -> Port:
+    address = f"{DEFAULT_HOST}:{port}"
+    try:
+        socket.create_server((DEFAULT_HOST, port)).close()
+    except OSError:
+        return Port(what, address, option, _holder(port))
+    return Port(what, address, option)
+
+
+def _holder(port: int) -> str:
+    """Who listens on a port, as far as this user may know."""
+    with suppress(psutil.Error, OSError):
+        for entry in psutil.net_connections("tcp"):
+            if entry.status != psutil.CONN_LISTEN or entry.laddr.port != port or not entry.pid:
+                continue
+            process = psutil.Process(entry.pid)
+            command = " ".join(process.cmdline()[:4])
+            ours = "blockflow" in command or process.name().startswith("bf:")
+            return "blockflow" if ours else f"{process.name()} (process {entry.pid})"
+    return "another user's process"
+
+
+def _keys(folder: Path | None) -> str:
+    if folder is None and not default_keys().exists():
+        return ""
+    ring = Keyring(folder or default_keys())
+    try:
+        ring.server()
+        read_token(ring.token_file)
+    except BlockFlowError as e:
+        return f"{e.message} ({e.where})"
+    return ""
+
+
+def _shared_memory(run_root: Path) -> Path:
+    shm = Path("/dev/shm")
+    return shm if run_root.is_relative_to(shm) else run_root
+
+
+def _has_pidfd() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def _has_memfd() -> bool:
+    try:
+        os.close(os.memfd_create("blockflow-doctor"))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+# --- control groups -------------------------------------------------------------------------------
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Folders of this process's control group and of those above it, of either version."""
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _CGROUPS / controllers if controllers else _CGROUPS
+        # In a container the path may be the host's, while the folder is the container's own root.
+        group = root / path.strip("/")
+        while group != root.parent:
+            yield group
+            group = group.parent
+
+
+def _quota() -> float:
+    """Cores' worth of time that the tightest control group allows, 0 = no limit."""
+    found = []
+    for group in _groups("cpu"):
+        limit, _, period = _read(group / "cpu.max").partition(" ")
+        if not limit:
+            limit, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+        if limit.isdecimal() and period.isdecimal() and int(period):
+            found.append(int(limit) / int(period))
+    return min(found, default=0.0)
+
+
+def _memory_limit() -> int:
+    """Bytes that the tightest control group allows, 0 = no limit."""
+    found = []
+    for group in _groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(group / name)
+            if text.isdecimal() and 0 < int(text) < _UNLIMITED:
+                found.append(int(text))
+    return min(found, default=0)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

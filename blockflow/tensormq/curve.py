@@ -1,0 +1,180 @@
+"""CURVE on TCP sockets: encryption both ways, and who may connect at all.
+
+A server socket proves itself by its key, a client by one that the server's side has authorised;
+the rest never gets past the handshake. Unix sockets need none of this: the kernel's file
+permissions are the fence there. ZeroMQ asks whether a client's key is welcome by ZAP (RFC 27),
+which :class:`Gatekeeper` answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from blockflow.tensormq.keys import (
+    ClientKeys,
+    KeyPair,
+    read_key_file,
+    require_curve,
+    write_key_file,
+)
+
+Protect = Callable[[zmq.Socket[bytes]], None]
+"""Sets a socket up before it is bound or connected by TCP."""
+
+LINK_FILE = "link.key"
+CLIENTS = "clients"
+WORKERS = "workers"
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+_FRAMES = 7
+"""Of a request with CURVE: version, id, domain, address, identity, mechanism, key."""
+
+_LOG = logging.getLogger("blockflow.tensormq")
+
+
+def as_client(keys: ClientKeys) -> Protect:
+    """Connect as the owner of ``keys``, to their server and no other."""
+
+    def protect(sock: zmq.Socket[bytes]) -> None:
+        require_curve()
+        sock.set(zmq.CURVE_SERVERKEY, keys.server)
+        sock.set(zmq.CURVE_PUBLICKEY, keys.own.public)
+        sock.set(zmq.CURVE_SECRETKEY, keys.own.secret)
+
+    return protect
+
+
+class Gatekeeper:
+    """Answers, in a thread of its own, which keys may connect to the sockets of a context.
+
+    Args:
+        context: its sockets are guarded. The thread ends with it.
+
+    Attributes:
+        refused: connections turned away so far.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        # A shadow: destroying the context must not close the thread's socket under its feet.
+        self._context = zmq.Context(shadow=context)
+        self._domains: dict[bytes, Callable[[bytes], bool]] = {}
+        self._thread: threading.Thread | None = None
+        self.refused = 0
+
+    def protect(self, domain: str, own: KeyPair, allows: Callable[[bytes], bool]) -> Protect:
+        """How to make a socket a server that only those connect to whose key ``allows`` takes.
+
+        Args:
+            domain: name of this kind of socket.
+            own: the server's pair.
+            allows: asked with 32 bytes at each new connection, in the Gatekeeper's thread.
+        """
+        require_curve()
+        self._domains[domain.encode()] = allows
+        self._start()
+
+        def protect(sock: zmq.Socket[bytes]) -> None:
+            sock.set(zmq.ZAP_DOMAIN, domain.encode())
+            # Without this, ZeroMQ lets everybody in when nobody answers for the domain.
+            sock.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+            sock.set(zmq.CURVE_SERVER, 1)
+            sock.set(zmq.CURVE_SECRETKEY, own.secret)
+
+        return protect
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        sock = self._context.socket(zmq.ROUTER)
+        sock.set(zmq.LINGER, 0)
+        sock.bind(_ENDPOINT)
+        self._thread = threading.Thread(
+            target=self._run, args=(sock,), name="bf-gatekeeper", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, sock: zmq.Socket[bytes]) -> None:
+        try:
+            while True:
+                frames = sock.recv_multipart()
+                answer = self._answer(frames)
+                if answer is not None:
+                    sock.send_multipart(answer)
+        except zmq.ContextTerminated:
+            pass
+        except zmq.ZMQError:
+            _LOG.exception("the gatekeeper ends: nobody can connect any more")
+        finally:
+            sock.close(0)
+
+    def _answer(self, frames: list[bytes]) -> list[bytes] | None:
+        """The reply to one ZAP request; None for what is none."""
+        if b"" not in frames:
+            return None
+        split = frames.index(b"") + 1
+        envelope, request = frames[:split], frames[split:]
+        if len(request) < 2:
+            return None
+        good = False
+        if len(request) == _FRAMES and request[0] == _VERSION and request[5] == b"CURVE":
+            allows = self._domains.get(request[2])
+            try:
+                good = allows is not None and allows(request[6])
+            except Exception:  # a defect must not open the gate, nor end this thread
+                _LOG.exception("a key could not be judged")
+        if not good:
+            self.refused += 1
+            address = request[3].decode("ascii", "replace") if len(request) > 3 else "?"
+            if self.refused & (self.refused - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: no flood
+                _LOG.warning("%s may not connect (%d refused so far)", address, self.refused)
+        status = [b"200", b"OK"] if good else [b"400", b"this key is not authorised"]
+        return [*envelope, _VERSION, request[1], *status, b"", b""]
+
+
+class LinkGuard:
+    """Protection of the TCP links between the processes of one instance.
+
+    All of them share one key pair, which lies in the instance's private run directory: who can
+    read it is one of them. Without that file the links are plain.
+
+    Args:
+        keeper: answers for the bound sockets of this process.
+        run_dir: of the instance.
+
+    Attributes:
+        connect: for sockets that connect; None = plain.
+
+    Raises:
+        SystemError_: UNAUTHORIZED: the file is there and unfit.
+    """
+
+    def __init__(self, keeper: Gatekeeper, run_dir: Path) -> None:
+        self.connect: Protect | None = None
+        self._keeper = keeper
+        self._pair: KeyPair | None = None
+        path = run_dir / LINK_FILE
+        if path.exists():
+            pair = self._pair = read_key_file(path)
+            self.connect = as_client(ClientKeys(pair, pair.public))
+
+    def bind(self, transport: str) -> Protect | None:
+        """For a data socket that this process binds; starts the Gatekeeper if it is needed."""
+        pair = self._pair
+        if pair is None or transport != "tcp":
+            return None
+        return self._keeper.protect(WORKERS, pair, lambda key: key == pair.public)
+
+
+def make_link_key(run_dir: Path) -> None:
+    """Protect the TCP links of the instance that ``run_dir`` belongs to; before its first launch.
+
+    Raises:
+        SystemError_: MISSING_EXTRA, UNAUTHORIZED.
+    """
+    write_key_file(run_dir / LINK_FILE, KeyPair.make())

@@ -1,0 +1,258 @@
+"""The doctor: every check finds its planted fault and has a remedy; gathering sees what is."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from blockflow.cli.exits import ExitCode
+from blockflow.cli.main import main
+from blockflow.core.model import TensorSpec
+from blockflow.monitor.doctor import gather as gathering
+from blockflow.monitor.doctor.checks import CHECKS, examine, summary, worst
+from blockflow.monitor.doctor.facts import (
+    GIB,
+    MIB,
+    BlockFacts,
+    Facts,
+    Folder,
+    Leftover,
+    Level,
+    Port,
+)
+from blockflow.monitor.doctor.gather import find_leftovers, gather, look_at
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.janitor import RunDir
+from blockflow.tensormq.keys import Keyring
+
+GOOD = Facts()
+SHM, RUN, STATE, BLOCKS = GOOD.shm, GOOD.run_root, GOOD.state_dir, GOOD.repository
+TAKEN = Port("REST", "127.0.0.1:5780", "--port", "nginx (process 7)")
+
+PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
+    ({"system": "Darwin"}, "platform", Level.ERROR, "not Linux"),
+    ({"python": (3, 10)}, "platform", Level.ERROR, "3.10"),
+    ({"pidfd": False}, "platform", Level.ERROR, "pidfd_open"),
+    ({"memfd": False}, "platform", Level.ERROR, "memfd_create"),
+    ({"uid": 0}, "platform", Level.WARNING, "root"),
+    ({"zmq": (4, 3, 2)}, "libzmq", Level.ERROR, "4.3.2"),
+    ({"curve": False}, "libzmq", Level.WARNING, "CURVE"),
+    ({"packages": {}}, "engines", Level.ERROR, "torch"),
+    ({"packages": {"torch": "2"}}, "engines", Level.NOTE, "openvino"),
+    (
+        {"packages": {"torch": "2"}, "blocks": (BlockFacts("b", extra="openvino"),)},
+        "engines",
+        Level.ERROR,
+        "use it: b",
+    ),
+    ({"shm": replace(SHM, exists=False)}, "shared memory", Level.ERROR, "not there"),
+    ({"shm": replace(SHM, writable=False)}, "shared memory", Level.ERROR, "written"),
+    ({"shm": replace(SHM, free=63 * MIB)}, "shared memory", Level.ERROR, "63 MiB"),
+    ({"shm": replace(SHM, size=64 * MIB)}, "shared memory", Level.ERROR, "64 MiB"),
+    ({"shm": replace(SHM, free=500 * MIB)}, "shared memory", Level.WARNING, "500 MiB"),
+    ({"memory": GIB // 2}, "memory", Level.WARNING, "512 MiB"),
+    ({"memory_limit": GIB // 2}, "memory", Level.WARNING, "512 MiB"),
+    ({"quota": 1.5}, "cores", Level.WARNING, "1.5"),
+    ({"cores": 1}, "cores", Level.NOTE, "one core"),
+    ({"fds_soft": 64}, "descriptors", Level.ERROR, "64"),
+    ({"fds_soft": 512}, "descriptors", Level.WARNING, "512"),
+    ({"clocksource": "hpet"}, "clock", Level.WARNING, "hpet"),
+    ({"clock_step_ns": 4_000_000}, "clock", Level.WARNING, "coarse"),
+    ({"year": 1970}, "clock", Level.WARNING, "1970"),
+    ({"run_root": replace(RUN, ours=False)}, "run folder", Level.ERROR, "another user"),
+    ({"run_root": replace(RUN, mode=0o777)}, "run folder", Level.ERROR, "777"),
+    ({"run_root": replace(RUN, mode=0o755)}, "run folder", Level.WARNING, "755"),
+    ({"leftovers": (Leftover("/dev/shm/x/y", 3 * MIB),)}, "leftovers", Level.WARNING, "3 MiB"),
+    ({"state_dir": replace(STATE, writable=False)}, "state", Level.ERROR, "written"),
+    ({"state_dir": replace(STATE, ours=False)}, "state", Level.ERROR, "written"),
+    ({"state_dir": replace(STATE, free=MIB)}, "state", Level.ERROR, "1 MiB"),
+    ({"state_dir": replace(STATE, mode=0o770)}, "state", Level.ERROR, "others"),
+    ({"ports": (TAKEN,)}, "ports", Level.ERROR, "nginx"),
+    ({"keys": "the token file is empty"}, "keys", Level.ERROR, "empty"),
+    ({"repository": replace(BLOCKS, exists=False)}, "repository", Level.WARNING, "no folder"),
+    ({"repository": replace(BLOCKS, mode=0o777)}, "repository", Level.ERROR, "anybody"),
+    ({"blocks": (BlockFacts("b", "DIGEST_MISMATCH: x"),)}, "repository", Level.ERROR, "DIGEST"),
+    ({"blocks": ()}, "repository", Level.NOTE, "no block"),
+    ({"hashed": False}, "repository", Level.NOTE, "not hashed"),
+    ({"blocks": (BlockFacts("b", profile="not measured"),)}, "profiles", Level.NOTE, "b"),
+]
+
+
+def test_a_sound_machine_has_nothing_to_mend() -> None:
+    findings = examine(GOOD)
+    assert {f.level for f in findings} == {Level.OK}
+    assert worst(findings) is Level.OK
+    assert summary(findings)["worst"] == "ok"
+
+
+@pytest.mark.parametrize(("fault", "check", "level", "word"), PLANTED, ids=lambda v: str(v)[:40])
+def test_a_planted_fault_is_found(
+    fault: dict[str, Any], check: str, level: Level, word: str
+) -> None:
+    findings = examine(replace(GOOD, **fault))
+    wrong = [f for f in findings if f.level is not Level.OK]
+    assert any(f.check == check and f.level is level and word in f.text for f in wrong), wrong
+    assert {f.check for f in wrong} == {check}  # and nothing else is blamed
+    assert all(f.remedy for f in wrong)
+    assert worst(findings) is level
+
+
+def test_every_check_has_a_planted_fault() -> None:
+    for check in CHECKS:
+        assert any(
+            f.level is not Level.OK for fault, *_ in PLANTED for f in check(replace(GOOD, **fault))
+        ), check.__name__
+
+
+def test_our_own_system_on_a_port_is_no_fault() -> None:
+    assert worst(examine(replace(GOOD, ports=(replace(TAKEN, holder="blockflow"),)))) is Level.OK
+
+
+# --- gathering ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders of this test's own; nothing of the user's is looked at."""
+    monkeypatch.setenv("BLOCKFLOW_RUN_ROOT", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return int(s.getsockname()[1])
+
+
+def found(root: Path, **kw: Any) -> Facts:
+    given = {"rest_port": free_port(), "client_port": free_port(), **kw}
+    return gather(root / "blocks", **given)
+
+
+def test_this_machine_can_run_the_tests(machine: Path) -> None:
+    """Nothing is made up: on a machine that runs this suite, these checks are well."""
+    facts = found(machine)
+    assert facts.system == "Linux" and facts.pidfd and facts.memfd and facts.curve
+    assert facts.packages["torch"] and facts.cores >= 1 and facts.memory > 0
+    assert facts.clock_step_ns >= 1 and facts.quota >= 0 and facts.memory_limit >= 0
+    assert not facts.leftovers and not facts.keys and facts.blocks == ()
+    assert not facts.repository.exists and facts.run_root.ours
+    assert list(machine.iterdir()) == []  # and nothing was made
+
+
+def test_dead_and_living_systems_are_told_apart() -> None:
+    with TemporaryDirectory(prefix="bf") as folder:  # a short path: there would be sockets below it
+        root = Path(folder)
+        living = RunDir.create(root)
+        dead = root / "dead"
+        dead.mkdir()
+        (dead / "lock").touch()
+        (dead / "arena").write_bytes(b"x" * 100_000)
+        (root / "link").symlink_to(dead)
+        (left,) = find_leftovers(root)
+        assert left.path == str(dead)
+        assert dead.exists()  # looking removes nothing
+        living.remove()
+
+
+def test_a_block_that_was_altered(machine: Path) -> None:
+    store = BlockRepository(machine / "blocks")
+    for name in ("good", "bad"):
+        save_echo(store, name, TensorSpec("float32", ("rows", 4)))
+    facts = found(machine)
+    assert [b.problem for b in facts.blocks] == ["", ""] and facts.hashed
+    file = machine / "blocks" / "bad" / store.manifest("bad").artifact
+    file.write_bytes(file.read_bytes()[::-1])
+    bad, good = found(machine).blocks
+    assert "DIGEST_MISMATCH" in bad.problem and bad.remedy and not good.problem
+    quick = found(machine, hash_bytes=0)
+    assert not quick.hashed
+
+
+def test_who_has_the_port(machine: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        rest, _ = found(machine, rest_port=port).ports
+    assert rest.holder and rest.option == "--port"
+
+
+def test_keys_that_are_unfit(machine: Path) -> None:
+    ring = Keyring(machine / "config" / "blockflow" / "keys")
+    ring.create()
+    assert not found(machine).keys
+    ring.token_file.chmod(0o644)
+    assert "read by others" in found(machine).keys
+    assert "token" not in found(machine, keys=machine / "none").keys
+    assert found(machine, keys=machine / "none").keys
+
+
+def test_a_folder_that_is_not_there_is_judged_by_its_place(machine: Path) -> None:
+    folder = look_at(machine / "a" / "b")
+    assert not folder.exists and folder.writable and folder.free > 0
+    link = machine / "link"
+    link.symlink_to("/etc")
+    assert not look_at(link).ours
+
+
+def test_limits_of_control_groups(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = machine / "cgroup"
+    own = groups / "service" / "unit"
+    own.mkdir(parents=True)
+    (groups / "service" / "cpu.max").write_text("150000 100000\n")
+    (own / "cpu.max").write_text("max 100000\n")
+    (own / "memory.max").write_text("max\n")
+    (groups / "service" / "memory.max").write_text(f"{GIB}\n")
+    old = groups / "cpu,cpuacct"
+    old.mkdir()
+    (old / "cpu.cfs_quota_us").write_text("-1\n")
+    (old / "cpu.cfs_period_us").write_text("100000\n")
+    lines = "1:cpu,cpuacct:/\n0::/service/unit\n"
+    real = gathering._read
+
+    def read(path: Path) -> str:
+        return lines.strip() if path == Path("/proc/self/cgroup") else real(path)
+
+    monkeypatch.setattr(gathering, "_CGROUPS", groups)
+    monkeypatch.setattr(gathering, "_read", read)
+    assert gathering._quota() == 1.5
+    assert gathering._memory_limit() == GIB
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command(
+    machine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = replace(GOOD, repository=Folder(str(machine)))
+    monkeypatch.setattr("blockflow.monitor.doctor.gather.gather", lambda *_a, **_kw: good)
+    assert main(["doctor"]) == ExitCode.OK
+    assert "error" not in capsys.readouterr().out
+    bad = replace(good, zmq=(4, 2, 0))
+    monkeypatch.setattr("blockflow.monitor.doctor.gather.gather", lambda *_a, **_kw: bad)
+    assert main(["doctor"]) == ExitCode.NOT_READY
+    assert "CVE-2019-13132" in capsys.readouterr().out
+    assert main(["doctor", "--json"]) == ExitCode.NOT_READY
+    told = json.loads(capsys.readouterr().out)
+    assert told["worst"] == "error"
+    assert {"check", "level", "text", "remedy"} == set(told["findings"][0])
+
+
+def test_the_command_looks_at_this_machine(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(os.listdir(machine))
+    ports = ["--port", str(free_port()), "--client-port", str(free_port())]
+    main(["doctor", "-r", str(machine / "blocks"), *ports, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert {f["check"] for f in told["findings"]} >= {"platform", "libzmq", "ports", "repository"}
+    assert sorted(os.listdir(machine)) == before
