@@ -1,0 +1,1 @@
+"""Chaos: real processes under real load and random faults, judged by the clients' own ledger."""

@@ -1,0 +1,228 @@
+"""Faults: what a :class:`~blockflow.bench.chaos.plan.Fault` does to a running system."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zmq
+
+from blockflow.bench.chaos.plan import Fault
+from blockflow.bench.fuzz.decoders import request_frames
+from blockflow.bench.fuzz.mutate import Mutator
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.control.update import Kind as UpdateKind
+from blockflow.core.errors import BlockFlowError
+from blockflow.wire.client import Request, encode_to_dispatcher
+from blockflow.wire.tensor import TensorDesc
+
+STOP_S = 5.0
+BURN_S = 5.0
+_MALFORMED = 2000
+_UNREAD = 300
+_BURNERS_PER_CORE = 4
+_BURN = "import time\nend = time.monotonic() + {s}\nwhile time.monotonic() < end: pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A fault that was injected.
+
+    ``tasks`` are those that it may have interrupted, to look for their recovery; ``note`` is for
+    people, and says so when there was nothing to do it to.
+    """
+
+    at_s: float
+    kind: str
+    tasks: tuple[str, ...]
+    note: str
+
+
+class Injector:
+    """Does faults to ``system``.
+
+    Args:
+        topology: the body in force; the fault "system update" goes back and forth between it and
+            the same one with a second trunk worker.
+        clock: seconds of the run.
+    """
+
+    def __init__(
+        self, system: System, topology: Mapping[str, Any], clock: Callable[[], float], seed: int
+    ) -> None:
+        self._system = system
+        self._topology = topology
+        self._clock = clock
+        self._seed = seed
+        self._larger = False
+        self._later: list[threading.Timer] = []
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._do: Mapping[str, Callable[[float], tuple[Sequence[str], str]]] = {
+            "worker killed": lambda d: self._worker(d, signal.SIGKILL),
+            "worker stopped 5 s": lambda d: self._worker(d, signal.SIGSTOP),
+            "dispatcher killed": lambda d: self._dispatcher(signal.SIGKILL),
+            "dispatcher stopped 5 s": lambda d: self._dispatcher(signal.SIGSTOP),
+            "template killed": lambda d: self._template(),
+            "system update": lambda d: self._update(),
+            "block restarted": self._restart,
+            "client vanishes": self._client_vanishes,
+            "malformed messages": self._malformed,
+            "slow reader": self._slow_reader,
+            "CPU burners": lambda d: self._burn(),
+        }
+
+    def inject(self, fault: Fault) -> Injected:
+        """Do it now. What fails about it (an update in progress, say) is in the note."""
+        at = self._clock()
+        try:
+            tasks, note = self._do[fault.kind.name](fault.draw)
+        except (BlockFlowError, ProcessLookupError) as e:
+            tasks, note = (), f"not done: {e}"
+        return Injected(at, fault.kind.name, tuple(tasks), note)
+
+    def close(self) -> None:
+        """End everything that faults have left running."""
+        for timer in self._later:
+            timer.join()
+        for child in self._children:
+            child.wait()
+        for socket in self._sockets:
+            socket.close(0)
+        self._context.term()
+
+    # --- processes ------------------------------------------------------------------------------
+
+    def _worker(self, draw: float, sig: signal.Signals) -> tuple[Sequence[str], str]:
+        known = self._system.commands.workers()
+        workers = [w for w in known if w["role"] == "active" and w["state"] == "ready"]
+        if not workers:
+            return (), "no worker is ready"
+        victim = workers[int(draw * len(workers))]
+        self._signal(victim["pid"], sig)
+        blocks = {stage["block"] for stage in victim["stages"]}
+        hit = [t for t, path in self._topology["tasks"].items() if blocks & set(path)]
+        return hit, victim["name"]
+
+    def _dispatcher(self, sig: signal.Signals) -> tuple[Sequence[str], str]:
+        dispatcher = self._system.commands.worker("dispatcher")
+        if dispatcher.get("state") != "ready":
+            return (), "the dispatcher is not ready"
+        self._signal(dispatcher["pid"], sig)
+        return tuple(self._topology["tasks"]), ""
+
+    def _template(self) -> tuple[Sequence[str], str]:
+        pid = self._system.commands.template_pid()
+        if not pid:
+            return (), "there is no template"
+        os.kill(pid, signal.SIGKILL)
+        return tuple(self._topology["tasks"]), ""
+
+    def _signal(self, pid: int, sig: signal.Signals) -> None:
+        """Ours are direct: the pid cannot be another process's while its entry says ready."""
+        os.kill(pid, sig)
+        if sig is signal.SIGSTOP:
+            timer = threading.Timer(STOP_S, _continue, (pid,))
+            timer.start()
+            self._later.append(timer)
+
+    # --- control --------------------------------------------------------------------------------
+
+    def _update(self) -> tuple[Sequence[str], str]:
+        self._larger = not self._larger
+        blocks = [{"name": b} for b in self._topology["blocks"]]
+        if self._larger:
+            blocks[0]["replicas"] = 2
+        self._system.apply({**self._topology, "blocks": blocks})
+        return (), f"{blocks[0]['name']} x {2 if self._larger else 1}"
+
+    def _restart(self, draw: float) -> tuple[Sequence[str], str]:
+        blocks = self._topology["blocks"]
+        block = blocks[int(draw * len(blocks))]
+        self._system.commands.operate(UpdateKind.RESTART, block)
+        return (), block
+
+    # --- clients --------------------------------------------------------------------------------
+
+    def _client_vanishes(self, draw: float) -> tuple[Sequence[str], str]:
+        """Requests in flight whose connection is closed."""
+        task = self._task(draw)
+        with Client(self._system.client_endpoint) as client:
+            client.wait_ready([task], timeout_s=10.0)
+            x = np.zeros((1, 1, 8, 8), np.float32)
+            for _ in range(32):
+                client.submit(task, x)
+        return (), "32 requests in flight"
+
+    def _malformed(self, draw: float) -> tuple[Sequence[str], str]:
+        socket = self._socket()
+        mutator = Mutator(request_frames(self._task(draw)), self._seed)
+        sent = 0
+        for frame in mutator.frames(_MALFORMED):
+            with suppress(zmq.Again):
+                socket.send(frame, zmq.NOBLOCK)
+                sent += 1
+        return (), f"{sent} frames"
+
+    def _slow_reader(self, draw: float) -> tuple[Sequence[str], str]:
+        """Good requests whose answers are never read."""
+        socket = self._socket()
+        x = np.zeros((64, 1, 8, 8), np.float32)
+        tensor = TensorDesc("float32", x.shape)
+        task = self._task(draw)
+        sent = 0
+        for _ in range(_UNREAD):
+            request = Request(secrets.token_bytes(16), (task,), 2000, tensor)
+            with suppress(zmq.Again):
+                socket.send_multipart([encode_to_dispatcher(request), x.tobytes()], zmq.NOBLOCK)
+                sent += 1
+        return (), f"{sent} requests"
+
+    def _task(self, draw: float) -> str:
+        return random.Random(draw).choice(sorted(self._topology["tasks"]))
+
+    def _socket(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.set(zmq.RCVHWM, 1)
+        socket.set(zmq.RCVBUF, 4096)
+        socket.connect(self._system.client_endpoint)
+        self._sockets.append(socket)
+        return socket
+
+    # --- the machine ----------------------------------------------------------------------------
+
+    def _burn(self) -> tuple[Sequence[str], str]:
+        count = _BURNERS_PER_CORE * len(os.sched_getaffinity(0))
+        code = _BURN.format(s=BURN_S)
+        for _ in range(count):
+            self._children.append(subprocess.Popen([sys.executable, "-c", code]))
+        return (), f"{count} for {BURN_S:g} s"
+
+
+def _continue(pid: int) -> None:
+    """Wake a stopped process, if supervision has not replaced it meanwhile."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def wait_healthy(system: System, timeout_s: float) -> float | None:
+    """Seconds until everything is ready, None = not in time."""
+    begin = time.monotonic()
+    while not system.commands.health()["ready"]:
+        if time.monotonic() - begin > timeout_s:
+            return None
+        time.sleep(0.02)
+    return time.monotonic() - begin

@@ -1,0 +1,99 @@
+"""Ledger: what clients sent and what became of it, kept by the clients. Pure: times are arguments.
+
+The system's own counters cannot show what the system has lost; this can: a request that was sent
+and never ended is found here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+OK = "OK"
+WRONG = "wrong value"
+"""An answer that is not what the blocks compute."""
+
+ALLOWED = frozenset(
+    {
+        OK,
+        "BLOCK_UNAVAILABLE",
+        "CONNECTION_LOST",
+        "DEADLINE_EXCEEDED",
+        "NOT_READY",
+        "NOT_RUNNING",
+        "OVERLOADED",
+        "WORKER_LOST",
+    }
+)
+"""How a good request may end while faults are injected: answered, or refused for a reason that says
+that it may be sent again. Anything else (INTERNAL, POISON, a wrong value) is a defect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request's end. Times are seconds of the run; ``due_s`` is its deadline."""
+
+    task: str
+    sent_s: float
+    done_s: float
+    due_s: float
+    outcome: str
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome == OK
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every request of all clients.
+
+    Attributes:
+        ended: in order of their ends.
+        doubled: ends of requests that had ended before, or had never been sent.
+    """
+
+    ended: list[Ended] = field(default_factory=list)
+    doubled: int = 0
+    _open: dict[int, tuple[str, float, float]] = field(default_factory=dict)
+
+    def sent(self, number: int, task: str, now_s: float, deadline_s: float) -> None:
+        """Request ``number`` leaves; its answer is due ``deadline_s`` later."""
+        self._open[number] = (task, now_s, now_s + deadline_s)
+
+    def done(self, number: int, outcome: str, now_s: float) -> None:
+        """It ended: with OK, an error's code, or WRONG."""
+        found = self._open.pop(number, None)
+        if found is None:
+            self.doubled += 1
+            return
+        task, sent_s, due_s = found
+        self.ended.append(Ended(task, sent_s, now_s, due_s, outcome))
+
+    @property
+    def sent_count(self) -> int:
+        return len(self._open) + len(self.ended)
+
+    @property
+    def missing(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def outcomes(self) -> Counter[str]:
+        return Counter(e.outcome for e in self.ended)
+
+    def late(self, grace_s: float) -> int:
+        """Requests that ended more than ``grace_s`` after their deadline."""
+        return sum(e.done_s > e.due_s + grace_s for e in self.ended)
+
+    def unexplained(self) -> Counter[str]:
+        """Outcomes that no fault excuses."""
+        return Counter({o: n for o, n in self.outcomes().items() if o not in ALLOWED})
+
+    def recovery_s(self, task: str, at_s: float) -> float | None:
+        """How long after ``at_s`` a request of ``task`` that was sent after it was answered first.
+
+        None: none was.
+        """
+        after = [e.done_s for e in self.ended if e.ok and e.task == task and e.sent_s >= at_s]
+        return min(after) - at_s if after else None

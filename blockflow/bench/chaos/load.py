@@ -1,0 +1,145 @@
+"""Load: clients that send the three digit tasks without a pause and know the right answers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockflow.bench.chaos.ledger import OK, WRONG, Ledger
+from blockflow.client import Client
+from blockflow.core.errors import BlockFlowError
+
+Array = npt.NDArray[np.float32]
+_TOLERANCE = 1e-3
+_LAST_S = 5.0
+
+
+class Load:
+    """An open loop per task: requests leave at random moments, whatever became of the others.
+
+    Args:
+        address: of the Dispatcher.
+        inputs: to send in turn.
+        answers: task -> the right results, one for each input.
+        rate: requests per second and task.
+        deadline_s: of each request.
+        seed: of gaps and inputs.
+
+    Attributes:
+        ledger: of all clients; read it after :meth:`stop`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        inputs: Sequence[Array],
+        answers: Mapping[str, Sequence[Array]],
+        *,
+        rate: float,
+        deadline_s: float,
+        seed: int,
+    ) -> None:
+        self.ledger = Ledger()
+        self._address = address
+        self._inputs = inputs
+        self._answers = answers
+        self._rate = rate
+        self._deadline_s = deadline_s
+        self._seed = seed
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._stop = threading.Event()
+        self._origin = time.monotonic()
+        self._threads = [
+            threading.Thread(target=self._send, args=(task, n), name=f"load-{task}", daemon=True)
+            for n, task in enumerate(answers)
+        ]
+
+    def now(self) -> float:
+        """Seconds of the run."""
+        return time.monotonic() - self._origin
+
+    def start(self) -> None:
+        self._origin = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop sending and wait until every request has ended, or is long overdue."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def answered(self) -> int:
+        with self._lock:
+            return len(self.ledger.ended)
+
+    def _send(self, task: str, client_number: int) -> None:
+        chance = random.Random(f"{self._seed}/{client_number}")
+        due = time.monotonic()
+        open_requests: list[Future[Any]] = []
+        with Client(self._address) as client:
+            while not self._stop.is_set():
+                due += chance.expovariate(self._rate)
+                self._stop.wait(max(0.0, due - time.monotonic()))
+                which = chance.randrange(len(self._inputs))
+                pending = self._submit(client, task, which)
+                if pending is not None:
+                    open_requests.append(pending)
+                if len(open_requests) > 1000:
+                    open_requests = [p for p in open_requests if not p.done()]
+            self._await_all(open_requests)
+
+    def _submit(self, client: Client, task: str, which: int) -> Future[Any] | None:
+        number = next(self._numbers)
+        with self._lock:
+            self.ledger.sent(number, task, self.now(), self._deadline_s)
+        try:
+            pending = client.submit(
+                task, self._inputs[which], deadline_s=self._deadline_s, retries=8
+            )
+        except BlockFlowError as e:
+            self._done(number, e.code)
+            return None
+        right = self._answers[task][which]
+        pending.add_done_callback(partial(self._ended, number, right))
+        return pending
+
+    def _ended(self, number: int, right: Array, pending: Future[Any]) -> None:
+        error = pending.exception()
+        if error is not None:
+            code = error.code if isinstance(error, BlockFlowError) else type(error).__name__
+            self._done(number, code)
+            return
+        value = pending.result().value
+        same = value.shape == right.shape and np.allclose(value, right, atol=_TOLERANCE)
+        self._done(number, OK if same else WRONG)
+
+    def _done(self, number: int, outcome: str) -> None:
+        with self._lock:
+            self.ledger.done(number, outcome, self.now())
+
+    def _await_all(self, pending: Sequence[Future[Any]]) -> None:
+        """A client ends its requests by itself at their deadlines; what is open then is missing."""
+        end = time.monotonic() + self._deadline_s + _LAST_S
+        while any(not p.done() for p in pending) and time.monotonic() < end:
+            time.sleep(0.02)
+
+
+def repeat_until(test: Callable[[], bool], timeout_s: float, step_s: float = 0.05) -> bool:
+    """Whether ``test`` came true in time."""
+    end = time.monotonic() + timeout_s
+    while not test():
+        if time.monotonic() > end:
+            return False
+        time.sleep(step_s)
+    return True

@@ -1,0 +1,66 @@
+"""Plan: which fault comes when. Pure: the same seed gives the same plan."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault.
+
+    Attributes:
+        name: how reports call it.
+        weight: how often it comes, relative to the others.
+        kills: whether it takes a process, so that a recovery is to be measured.
+    """
+
+    name: str
+    weight: float
+    kills: bool = False
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("worker killed", 6, kills=True),
+    Kind("worker stopped 5 s", 1, kills=True),
+    Kind("dispatcher killed", 1, kills=True),
+    Kind("dispatcher stopped 5 s", 0.5, kills=True),
+    Kind("template killed", 0.5, kills=True),
+    Kind("system update", 2),
+    Kind("block restarted", 2),
+    Kind("client vanishes", 2),
+    Kind("malformed messages", 1),
+    Kind("slow reader", 1),
+    Kind("CPU burners", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: when, in seconds of the run, and a number in [0, 1) that chooses its victim."""
+
+    at_s: float
+    kind: Kind
+    draw: float
+
+
+def plan_faults(
+    seed: int, seconds: float, gap_s: float, kinds: Sequence[Kind] = KINDS, quiet_s: float = 0.0
+) -> list[Fault]:
+    """Faults with exponential gaps of ``gap_s`` on average, none in the first and last ``quiet_s``.
+
+    Every kind comes once, in random order, before chance alone decides: a short run, too, shall
+    have met the whole matrix if its time allows.
+    """
+    chance = random.Random(seed)
+    deck = list(kinds)
+    chance.shuffle(deck)
+    out: list[Fault] = []
+    at = quiet_s
+    while (at := at + chance.expovariate(1 / gap_s)) < seconds - quiet_s:
+        weights = [k.weight for k in kinds]
+        kind = deck.pop() if deck else chance.choices(list(kinds), weights)[0]
+        out.append(Fault(at, kind, chance.random()))
+    return out
