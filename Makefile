@@ -7,8 +7,14 @@
 #   make bench-pipeline [ARGS=...]  the same with all engines, and throughput; half an hour
 #   make bench-hops [ARGS=...]  one hop, by size and way
 #   make bench-gpu [ARGS=--quick]  the same pipeline on a GPU: handles, whole tensors, one process
+#   make bench-batching [ARGS=--quick]  batching policies beside their papers; twenty minutes
+#   make bench-updates [ARGS='--updates 100']  live updates under load: nothing failed, nothing mixed
+#   make chaos [ARGS='--seconds 120 --seed 1']  faults under load, judged by the clients' ledger
+#   make soak                   the same for an hour
+#   make bench-overload [ARGS=--quick]  goodput at one to four times the capacity; two minutes
 #   make bench-plots            pictures of what the benchmarks have found
 #   make bench-docs [ARGS='--take results']  docs/performance.md from the stored results
+#   make fuzz [ARGS='--seed 7']  a million malformed frames at every decoder and socket; two minutes
 #   make clean                  remove what the other targets made
 
 PYTHON ?= python3
@@ -27,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-pipeline bench-hops bench-gpu bench-plots bench-docs clean
+.PHONY: help demo test lint format fuzz bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-overload bench-plots bench-docs chaos soak clean
 
 help:
 	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
@@ -62,6 +68,9 @@ format: $(VENV)/.ready
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+fuzz: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.fuzz.run $(ARGS)
+
 bench: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.pipeline $(ARGS)
 
@@ -73,6 +82,21 @@ bench-hops: $(VENV)/.ready
 
 bench-gpu: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.gpu $(ARGS)
+
+bench-batching: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.batching $(ARGS)
+
+bench-updates: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.updates $(ARGS)
+
+chaos: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.chaos.run $(ARGS)
+
+soak: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.chaos.run --target=soak --seconds=3600 --gap=5 --json=results/soak.jsonl --plot=results/soak.png $(ARGS)
+
+bench-overload: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.overload $(ARGS)
 
 bench-plots: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.plots $(ARGS)

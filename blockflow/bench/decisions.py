@@ -63,10 +63,9 @@ def measure(spec: Mapping[str, Any], queued: int, tasks: int, decisions: int) ->
                     policy.arrive(waiting[one], now)
         elif isinstance(decision, WaitUntil):
             now = decision.at_ns
-    name = " ".join(f"{v}" if k == "policy" else f"{k}={v}" for k, v in spec.items())
     return Figure(
         "decision",
-        name,
+        policy_name(spec),
         None,
         None,
         None,
@@ -75,6 +74,16 @@ def measure(spec: Mapping[str, Any], queued: int, tasks: int, decisions: int) ->
         len(spent),
         labels={"queued": queued, "tasks": tasks, "p99_us": round(percentile(spent, 99), 2)},
     )
+
+
+def policy_name(spec: Mapping[str, Any]) -> str:
+    """A policy and its options, for tables."""
+    options = [
+        f"{name}={'+'.join(value) if isinstance(value, list) else value}"
+        for name, value in spec.items()
+        if name != "policy"
+    ]
+    return " ".join([spec["policy"], *options])
 
 
 def _policy(spec: Mapping[str, Any], tasks: int) -> Policy:

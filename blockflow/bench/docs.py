@@ -23,6 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from blockflow.bench import hop_figures, pipeline_figures
+from blockflow.bench.batching import grids as batching
 from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.demo_grids import demo_memory_grid, demo_task_grid
 from blockflow.bench.grid import Grid
@@ -57,6 +58,18 @@ TABLES: Mapping[str, Table] = {
     "pipeline.aims": Table("pipeline", "make bench-pipeline", pipeline_figures.aim_grid),
     "bench.latency": Table("bench", "make bench", pipeline_figures.latency_grid),
     "bench.start": Table("bench", "make bench", pipeline_figures.start_grid),
+    "batching.lbci": Table("batching", "make bench-batching", batching.lbci_grid),
+    "batching.lbci-ratios": Table("batching", "make bench-batching", batching.lbci_ratio_grid),
+    "batching.sizes": Table("batching", "make bench-batching", batching.size_grid),
+    "batching.dvabatch": Table("batching", "make bench-batching", batching.dvabatch_grid),
+    "batching.dvabatch-ratios": Table(
+        "batching", "make bench-batching", batching.dvabatch_ratio_grid
+    ),
+    "batching.peaks": Table("batching", "make bench-batching", batching.peak_grid),
+    "batching.shared": Table("batching", "make bench-batching", batching.shared_grid),
+    "batching.cost": Table("batching", "make bench-batching", batching.cost_grid),
+    "batching.aims": Table("batching", "make bench-batching", batching.aim_grid),
+    "batching.notes": Table("batching", "make bench-batching", batching.note_grid),
     "demo.tasks": Table("demo", "make demo", demo_task_grid),
     "demo.memory": Table("demo", "make demo", demo_memory_grid),
 }

@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
+from blockflow.bench.batching import figures as batching
+from blockflow.bench.batching.plan import EXPERIMENTS, SHARED
 from blockflow.bench.canvas import new_page, save_page
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM, WAYS
 from blockflow.bench.grid import size_text
@@ -119,6 +121,57 @@ def draw_throughput(found: Sequence[Figure]) -> Any:
     return _tidy(page)
 
 
+def draw_batching(found: Sequence[Figure]) -> Any:
+    """Mean time (solid) and 99th percentile (dotted) by load, per experiment and policy."""
+    page = new_page(10, 3.6, _DPI)
+    times = [f for f in found if f.name == batching.TIME]
+    present = [e for e in EXPERIMENTS if any(f.labels["experiment"] == e for f in times)]
+    for ax, experiment in zip(
+        page.subplots(1, max(1, len(present)), squeeze=False)[0], present, strict=False
+    ):
+        mine = [f for f in times if f.labels["experiment"] == experiment]
+        for arm, colour in zip(dict.fromkeys(f.mode for f in mine), _COLOURS, strict=False):
+            points = [f for f in mine if f.mode == arm]
+            xs = [f.labels["x_serial"] for f in points]
+            ax.plot(xs, [f.value for f in points], "o-", color=colour, label=arm, ms=3)
+            ax.plot(xs, [f.p99_ms for f in points], ":", color=colour, linewidth=1)
+        ax.set(title=experiment, xlabel="load, x serial capacity", yscale="log")
+        low, high = ax.get_ylim()
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter("{x:g}" if high < 30 * low else "")
+        ax.tick_params(axis="y", which="both", labelsize=7)
+        ax.legend(fontsize=7, frameon=False)
+    page.axes[0].set_ylabel("ms: mean, p99 dotted")
+    return _tidy(page)
+
+
+def draw_peaks(found: Sequence[Figure]) -> Any:
+    """Left: the peak within the bound per model and policy. Right: the shared trunk, saturated."""
+    page = new_page(10, 3.6, _DPI)
+    left, right = page.subplots(1, 2, width_ratios=(3, 2))
+    peaks = [f for f in found if f.name == batching.PEAK and f.labels["experiment"] != SHARED]
+    places = list(dict.fromkeys(f.labels["experiment"] for f in peaks))
+    arms = list(dict.fromkeys(f.mode for f in peaks))
+    width = 0.8 / max(1, len(arms))
+    for i, (arm, colour) in enumerate(zip(arms, _COLOURS, strict=False)):
+        mine = [f for f in peaks if f.mode == arm]
+        xs = [
+            places.index(f.labels["experiment"]) + (i - (len(arms) - 1) / 2) * width for f in mine
+        ]
+        bars = left.bar(xs, [f.value for f in mine], width, color=colour, label=arm)
+        left.bar_label(bars, labels=[f"{f.value:.3g}" for f in mine], fontsize=6)
+    left.set_xticks(range(len(places)), places)
+    left.set_ylabel("rows/s within the bound")
+    if arms:
+        left.legend(fontsize=7, frameon=False)
+    shared = [f for f in found if f.name == batching.SATURATED]
+    bars = right.bar([f.mode for f in shared], [f.value for f in shared], color=_COLOURS[0])
+    right.bar_label(bars, labels=[f"{f.value:.3g}" for f in shared], fontsize=7)
+    right.tick_params(axis="x", labelsize=7)
+    right.set_ylabel("shared trunk, rows/s")
+    return _tidy(page)
+
+
 def _places(places: Sequence[tuple[str, int]]) -> list[str]:
     return [f"{engine}\n{rows} row{'s' * (rows > 1)}" for engine, rows in places]
 
@@ -137,6 +190,8 @@ PLOTS: Mapping[str, Plot] = {
         Plot("hops.png", "hops.jsonl", draw_hops),
         Plot("pipeline.png", "pipeline.jsonl", draw_ratios),
         Plot("throughput.png", "pipeline.jsonl", draw_throughput),
+        Plot("batching.png", "batching.jsonl", draw_batching),
+        Plot("batching-peaks.png", "batching.jsonl", draw_peaks),
     )
 }
 """A further benchmark adds its picture here."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from blockflow.bench import hop_figures, pipeline_figures
+from blockflow.bench.batching import figures as batching
 from blockflow.bench.calibration import Steadiness, calibration_figures
 from blockflow.bench.docs import PAGE, TABLES, TEMPLATE, Stored, main, read_all, render, take
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM
@@ -66,10 +67,20 @@ def pipeline_results() -> list[Figure]:
     ]
 
 
+def batching_results() -> list[Figure]:
+    labels = {"experiment": "load", "load": "low", "rate": 9.0, "x_serial": 0.5}
+    time = latency_figure(batching.TIME, "ZeroBatch", None, [1.0, 2.0], labels)
+    peak = Figure(
+        batching.PEAK, "ZeroBatch", None, None, None, 9.0, "1/s", 1, labels={"experiment": "load"}
+    )
+    return [time, peak]
+
+
 def store(folder: Path) -> None:
     steady = calibration_figures(Steadiness(1.0, 1.01, 0.02))
     ResultFile(folder / "hops.jsonl", "hops", "make bench-hops").write([*hop_results(), *steady])
     ResultFile(folder / "pipeline.jsonl", "pipeline").write(pipeline_results())
+    ResultFile(folder / "batching.jsonl", "batching").write(batching_results())
 
 
 def test_results_are_taken_drawn_and_shown(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""The benchmark's blocks and their profiles, kept from run to run in a folder of their own.
+
+``python -m blockflow.bench.batching.blocks FOLDER NAME...`` exports what is missing; the benchmark
+runs that apart, so that it does not compute itself. The folder's name says what the blocks come
+from, and profiles are stored with the digest of their block, so nothing stale is used.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.progress import Progress
+
+from blockflow.bench.batching.plan import FULL, TINY, Plan, Recipe
+from blockflow.bench.profiling.candidates import Candidate
+from blockflow.bench.profiling.plan import Cell, Effort
+from blockflow.bench.profiling.run import Wish, measure
+from blockflow.bench.simulation.sources import stored_profiles
+from blockflow.core.errors import BlockFlowError, from_dict, make_error
+from blockflow.core.profile import StageProfile
+from blockflow.launch.environment import child_command, child_environment
+from blockflow.repository.export import export_model
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import load_model
+from blockflow.repository.zoo import catalog
+
+ENGINE, PRECISION = "exported", "fp32"
+
+
+def recipes_of(*plans: Plan) -> dict[str, Recipe]:
+    """All recipes of these plans, by name."""
+    found = [r for p in plans for r in p.recipes([*p.diversities, "lbci", "shared"])]
+    return {r.name: r for r in found}
+
+
+def folder_of(cache: Path, recipes: Sequence[Recipe]) -> Path:
+    """Where the blocks of these recipes lie below ``cache``: another zoo is another folder."""
+    zoo = Path(catalog.__file__).parent
+    code = b"".join(p.read_bytes() for p in sorted(zoo.glob("*.py")))
+    digests = "".join(sorted(r.digest(code) for r in recipes))
+    return cache / Recipe(digests, "").digest(code)
+
+
+def export_apart(folder: Path, recipes: Sequence[Recipe]) -> None:
+    """Export the blocks that ``folder`` does not have yet, in a process of their own.
+
+    Raises:
+        BlockFlowError: the export's reason.
+    """
+    names = [r.name for r in recipes]
+    done = subprocess.run(
+        child_command("blockflow.bench.batching.blocks", str(folder), *names),
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise make_error("EXPORT_FAILED", f"exporting the blocks ended: {done.returncode}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if answer:
+        raise from_dict(answer)
+
+
+def export(folder: Path, recipe: Recipe) -> None:
+    """Store a recipe's blocks unless they are there. The weights are random but seeded."""
+    repository = BlockRepository(folder)
+    if set(recipe.blocks) <= set(repository.names()):
+        return
+    loaded = load_model(recipe.model, arguments=recipe.arguments, input_spec=recipe.input, seed=0)
+    export_model(loaded, repository, names=recipe.blocks, cuts=recipe.cuts)
+
+
+class _Watcher:
+    """Shows a profile's cells on the benchmark's progress bar."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress = progress
+        self._name = name
+        self._task = progress.add_task(f"profiling {name}", total=None)
+
+    def start(self, seconds: float) -> None:
+        self._progress.update(self._task, total=seconds or None)
+
+    def step(self, candidate: Candidate, cell: Cell, left_s: float) -> None:
+        total = self._progress.tasks[self._progress.task_ids.index(self._task)].total
+        what = f"profiling {self._name}: {cell.rows} rows"
+        self._progress.update(self._task, description=what, completed=(total or 0.0) - left_s)
+
+    def close(self) -> None:
+        self._progress.remove_task(self._task)
+
+
+def profile(folder: Path, recipe: Recipe, effort: Effort, progress: Progress) -> list[StageProfile]:
+    """A recipe's profiles, block by block; what was measured before is not measured again.
+
+    Raises:
+        BlockFlowError: a block cannot be measured.
+    """
+    repository = BlockRepository(folder)
+    wish = Wish(
+        engines=(ENGINE,),
+        precisions=(PRECISION,),
+        threads=(1,),
+        rows=recipe.rows,
+        lengths=recipe.lengths or None,
+        effort=effort,
+    )
+    for name in recipe.blocks:
+        watcher = _Watcher(progress, name)
+        try:
+            measure(repository, [name], wish, watcher)
+        finally:
+            watcher.close()
+    spec = {name: {"engine": ENGINE, "precision": PRECISION} for name in recipe.blocks}
+    return list(stored_profiles(folder, recipe.blocks, spec).values())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export recipes into a folder; the last line of stdout is the error, or ``{}``."""
+    folder, *names = argv or sys.argv[1:]
+    known = recipes_of(FULL, TINY)
+    problem: BlockFlowError | None = None
+    try:
+        for name in names:
+            export(Path(folder), known[name])
+    except BlockFlowError as e:
+        problem = e
+    sys.stdout.write("\n" + json.dumps(problem.to_dict() if problem else {}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,236 @@
+"""The batching benchmark's figures: what they are called, and how they follow from visits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from blockflow.bench.batching.plan import (
+    BATCHSIZE,
+    DELAYBATCH,
+    SERIAL,
+    ZEROBATCH,
+)
+from blockflow.bench.batching.traffic import Cell
+from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.statistics import (
+    Interval,
+    Verdict,
+    judge,
+    median_interval,
+    percentile,
+    ratio_interval,
+)
+
+TIME = "mean time"
+RATE = "throughput"
+OVER = "over the bound"
+TIME_RATIO, TAIL_RATIO, RATE_RATIO = "time ratio", "p99 ratio", "throughput ratio"
+CAPACITY = "capacity"
+SIMULATED = "simulated mean time"
+PEAK, PEAK_RATIO = "peak within the bound", "peak ratio"
+TEST, TEST_RATIO = "time of a test", "test time ratio"
+SATURATED, OF_BOUND = "saturated throughput", "saturated, of the bound"
+PEAK_OF_BOUND = "peak, of the bound"
+MEMORY, MEMORY_RATIO = "memory", "PSS, of the full models'"
+DECISION = "decision"
+ALONE_RATIO = "time alone to none"
+NOTE = "note"
+
+Paper = Mapping[tuple[str, str, str], float]
+"""(name of the ratio, load, base) -> the paper's change, -0.26 for 26% less."""
+
+LBCI_PAPER: Paper = {
+    (TIME_RATIO, "1", SERIAL): -0.2612,
+    (TIME_RATIO, "2", BATCHSIZE): -0.5243,
+    (TIME_RATIO, "3", BATCHSIZE): -0.1943,
+    (RATE_RATIO, "1", SERIAL): 0.203,
+    (RATE_RATIO, "2", BATCHSIZE): 0.1696,
+    (RATE_RATIO, "3", BATCHSIZE): 0.0956,
+    (TEST_RATIO, "small", SERIAL): -0.2276,
+    (TEST_RATIO, "medium", SERIAL): -0.1008,
+    (TEST_RATIO, "big", SERIAL): -0.0432,
+}
+LBCI_PAPER_OVER = ("3", 11.67)
+"""A load, and per cent of the batches over the bound there."""
+
+DVABATCH_PAPER: Paper = {
+    (TIME_RATIO, "low", ZEROBATCH): -0.161,
+    (TIME_RATIO, "medium", ZEROBATCH): -0.390,
+    (TIME_RATIO, "high", ZEROBATCH): -0.577,
+    (TIME_RATIO, "low", DELAYBATCH): -0.354,
+    (TIME_RATIO, "medium", DELAYBATCH): -0.473,
+    (TIME_RATIO, "high", DELAYBATCH): -0.485,
+    (TAIL_RATIO, "low", ZEROBATCH): -0.169,
+    (TAIL_RATIO, "medium", ZEROBATCH): -0.274,
+    (TAIL_RATIO, "high", ZEROBATCH): -0.537,
+    (TAIL_RATIO, "low", DELAYBATCH): -0.452,
+    (TAIL_RATIO, "medium", DELAYBATCH): -0.451,
+    (TAIL_RATIO, "high", DELAYBATCH): -0.292,
+}
+"""Means over all of the paper's models, on a GPU: shown beside ours, no aim of any one model."""
+
+DVABATCH_PAPER_PEAK = 2.12
+"""Its largest gain in peak throughput, with diverse inputs."""
+
+Labels = Mapping[str, Any]
+
+
+def time_figures(arm: str, cells: Sequence[Cell], labels: Labels) -> list[Figure]:
+    """One arm at one load: mean time of all queries, throughput, share over the bound.
+
+    The interval of the mean and of the throughput are those over the visits.
+    """
+    times = [t for c in cells for t in c.times_ms]
+    queries = sum(c.offered for c in cells)
+    over = sum(c.over * c.offered for c in cells) / queries
+    failed = sorted({code for c in cells for code in c.failed})
+    more = {**labels, **({"failed": ", ".join(failed)} if failed else {})}
+    out = [
+        interval_figure(
+            RATE, arm, None, median_interval([c.rows_per_s for c in cells]), "1/s", more
+        ),
+        Figure(OVER, arm, None, None, None, 100 * over, "%", queries, labels=more),
+    ]
+    if times:
+        each = median_interval([c.mean_ms for c in cells if c.times_ms])
+        out.append(
+            Figure(
+                TIME,
+                arm,
+                None,
+                percentile(times, 50),
+                percentile(times, 90),
+                sum(times) / len(times),
+                "ms",
+                len(times),
+                percentile(times, 99),
+                percentile(times, 10),
+                each.low,
+                each.high,
+                {**more, "lag_ms": round(max(c.lag_ms for c in cells), 3)},
+            )
+        )
+    return out
+
+
+def against(
+    arm: str,
+    cells: Sequence[Cell],
+    base: str,
+    others: Sequence[Cell],
+    labels: Labels,
+    paper: Paper,
+    goals: Paper,
+) -> list[Figure]:
+    """``arm`` beside ``base`` at one load, visit by visit: mean time, 99th percentile, throughput.
+
+    The aim for the time is that of ``goals``, else to be no slower. Visits of which either side
+    answered nothing are left out.
+    """
+    pairs = [(o, c) for o, c in zip(others, cells, strict=True) if o.times_ms and c.times_ms]
+    if not pairs:
+        return []
+    values = {
+        TIME_RATIO: [(o.mean_ms, c.mean_ms) for o, c in pairs],
+        TAIL_RATIO: [(percentile(o.times_ms, 99), percentile(c.times_ms, 99)) for o, c in pairs],
+        RATE_RATIO: [(o.rows_per_s, c.rows_per_s) for o, c in pairs],
+    }
+    out = []
+    for name, both in values.items():
+        found = ratio_interval([b for b, _ in both], [a for _, a in both])
+        goal = None
+        if name == TIME_RATIO:
+            goal = 1 + goals.get((name, labels["load"], base), 0.0)
+        out.append(ratio_figure(name, arm, base, found, labels, paper, goal))
+    return out
+
+
+def ratio_figure(
+    name: str,
+    arm: str,
+    base: str,
+    found: Interval,
+    labels: Labels,
+    paper: Paper | None = None,
+    goal: float | None = None,
+    *,
+    at_least: bool = False,
+) -> Figure:
+    """A ratio with what the paper says of it, and the verdict where there is a goal."""
+    more: dict[str, Any] = {**labels, "base": base}
+    told = (paper or {}).get((name, str(labels.get("load", "")), base))
+    if told is not None:
+        more["paper"] = round(1 + told, 4)
+    if goal is not None:
+        more["goal"] = round(goal, 4)
+        more["at_least"] = at_least
+        more["verdict"] = judge(found, goal, at_least=at_least).value
+    return interval_figure(name, arm, None, found, "x", more)
+
+
+def note(experiment: str, text: str) -> Figure:
+    """Something a reader must know, beside the tables."""
+    return Figure(NOTE, text, None, None, None, 0.0, "1", 0, labels={"experiment": experiment})
+
+
+def load_verdicts(found: Sequence[Figure], experiment: str, arm: str) -> dict[str, Verdict]:
+    """One verdict per load: met if every aim is, missed if any is."""
+    by: dict[str, list[str]] = {}
+    for f in found:
+        if f.name == TIME_RATIO and f.mode == arm and f.labels.get("experiment") == experiment:
+            by.setdefault(f.labels["load"], []).append(f.labels["verdict"])
+    out = {}
+    for load, verdicts in by.items():
+        if Verdict.MISSED in verdicts:
+            out[load] = Verdict.MISSED
+        elif all(v == Verdict.MET for v in verdicts):
+            out[load] = Verdict.MET
+        else:
+            out[load] = Verdict.NOISE
+    return out
+
+
+class Search:
+    """The highest rate that holds: steps by a factor until it is bracketed, then halves.
+
+    Args:
+        start: the first rate to try.
+        factor: of the steps.
+    """
+
+    def __init__(self, start: float, factor: float = 1.3) -> None:
+        self._next = start
+        self._factor = factor
+        self.holds: float | None = None
+        self.fails: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """What to try next."""
+        return self._next
+
+    def tell(self, holds: bool) -> None:
+        """What became of :attr:`rate`."""
+        if holds:
+            self.holds = max(self._next, self.holds or 0.0)
+        else:
+            self.fails = min(self._next, self.fails or float("inf"))
+        if self.holds is None:
+            self._next /= self._factor
+        elif self.fails is None:
+            self._next *= self._factor
+        else:
+            # A noisy machine may fail below what it has held: then the lower one is believed.
+            if self.fails <= self.holds:
+                self.holds = None
+                self._next = self.fails / self._factor
+                return
+            self._next = (self.holds * self.fails) ** 0.5
+
+    @property
+    def found(self) -> Interval | None:
+        """The highest rate that held, up to the lowest that did not; None: none held."""
+        if self.holds is None:
+            return None
+        return Interval(self.holds, self.holds, self.fails or self.holds * self._factor, 1)

@@ -1,0 +1,243 @@
+"""Plan: what ``make bench-batching`` runs: models, arms, loads, and how much of each. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from blockflow.bench.profiling.plan import Effort
+from blockflow.core.model import TensorSpec
+from blockflow.repository.zoo.catalog import ZOO
+
+LBCI, LOAD, INPUT, OPERATOR, SHARED, COST = "lbci", "load", "input", "operator", "shared", "cost"
+EXPERIMENTS = (LBCI, LOAD, INPUT, OPERATOR, SHARED, COST)
+
+SERIAL, BATCHSIZE = "serial", "Batchsize(10)"
+LBCI_ARM, DVABATCH = "LBCI", "DVABatch"
+ZEROBATCH, DELAYBATCH = "ZeroBatch", "DelayBatch"
+
+STATIC = 10
+"""The static batch that LBCI is compared to."""
+
+T_OPT_ROWS = 16
+"""LBCI's bound in multiples of one sample's time. The paper has 500 ms and serves 20, but not 40
+samples per second serially, so about 30 ms per sample."""
+
+BOUND_ROWS = 30
+"""The latency bound of a peak, in multiples of a query's mean time alone: a full batch that has
+just begun and the next one, with something to spare."""
+
+SHARED_BOUND_ROWS = 20
+"""The same for the shared trunk, which computes on all cores."""
+
+PER_TASK = 2
+"""Requests of each task that are under way when the shared trunk is saturated."""
+
+GAP_ROWS = 3.3
+"""Between the requests of a multi-sample test, likewise: the paper has 100 ms."""
+
+LBCI_LOADS: Mapping[str, float] = {"1": 0.3, "2": 0.5, "3": 0.7, "4": 0.9}
+"""Shares of what batches of the largest size reach. On a model whose time per sample halves in a
+batch these are 0.6, 1.0, 1.4 and 1.8 of the serial capacity; the paper's 20, 40, 60 and 80 per
+second are about 0.6, 1.2, 1.8 and 2.4 of its own."""
+
+DVABATCH_LOADS: Mapping[str, float] = {"low": 0.3, "medium": 0.6, "high": 0.9}
+"""Likewise."""
+
+SIZES: Mapping[str, int] = {"small": 10, "medium": 25, "big": 50}
+"""Multi-sample requests: uniformly from 1 to this many."""
+
+LARGEST = 64
+"""Rows that LBCI's blocks are laid out for: the largest request, and batches up to the bound."""
+
+CLASSES = (16, 32, 64, 128, 256)
+LENGTHS = "lognormal:median=24,sigma=0.9,max=256"
+"""Long-tailed lengths: half of the sequences have at most 24 tokens, one in twenty over 105."""
+
+DELAYS = (0.5, 1.0, 2.0, 4.0)
+"""Windows of DelayBatch that are tried, in multiples of a query's mean time alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A model of the zoo in blocks.
+
+    Attributes:
+        name: prefix of its blocks' names.
+        model: in the zoo.
+        cuts: submodules that begin a block.
+        size: sides of the image where they are not the zoo's.
+        longest: of the sequences, likewise.
+        arguments: of the model's factory.
+        rows, lengths: what is profiled; no rows: nothing is.
+    """
+
+    name: str
+    model: str
+    cuts: tuple[str, ...] = ()
+    size: int | None = None
+    longest: int | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}-{i + 1}" for i in range(len(self.cuts) + 1))
+
+    @property
+    def input(self) -> TensorSpec:
+        spec = ZOO[self.model].input
+        if self.size is not None:
+            return TensorSpec(spec.dtype, (*spec.dims[:2], self.size, self.size))
+        if self.longest is not None:
+            return TensorSpec(spec.dtype, spec.dims, {"length": (1, self.longest)})
+        return spec
+
+    def digest(self, code: bytes) -> str:
+        """Of what its blocks come from: the recipe itself and the zoo's ``code``."""
+        text = json.dumps(asdict(self), sort_keys=True).encode()
+        return hashlib.sha256(text + b"\0" + code).hexdigest()[:16]
+
+
+ALEXNET = Recipe(
+    "alexnet",
+    "alexnet",
+    ("features.3", "features.6", "features.10", "classifier", "classifier.4"),
+    rows=(1, 2, 4, 8, 16, 32),
+)
+"""The convolutions in four blocks, the fully connected layers in two."""
+
+RESNET18 = Recipe(
+    "resnet18", "resnet18", ("layer2", "layer3", "layer4"), size=112, rows=(1, 2, 4, 8, 16)
+)
+ENCODER = Recipe(
+    "encoder",
+    "transformer",
+    ("layers.1", "layers.2", "layers.3"),
+    longest=256,
+    arguments={"layers": 4, "max_length": 256},
+    rows=(1, 2, 4, 8, 16),
+    lengths=(16, 64, 256),
+)
+TRUNK = Recipe("resnet50", "resnet50", ("layer2", "layer3", "layer4"), size=160)
+WHOLE = Recipe("whole50", "resnet50", size=160)
+
+
+@dataclass(frozen=True, slots=True)
+class Diversity:
+    """One of DVABatch's experiments.
+
+    Attributes:
+        recipe: the model.
+        policies: of the policy.
+        bs_max: rows of a batch, of all arms.
+        lengths: of the queries, in text form; '' where blocks have fixed dims.
+        classes: of DVABatch; the others pad everything to the longest of a batch.
+    """
+
+    recipe: Recipe
+    policies: tuple[str, ...]
+    bs_max: int
+    lengths: str = ""
+    classes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        lbci: the model of that experiment.
+        diversities: of DVABatch's.
+        trunk, whole: the shared trunk with its head, and the same model as one block.
+        tasks: that share the trunk.
+        repeats: visits of every arm at every load, in rotating order.
+        seconds: of arrivals per visit.
+        probes: of each search for a peak, half as long again: a queue that grows must be seen to.
+        tests: of multi-sample requests per size.
+        rounds: of requests one by one, per policy.
+        decisions: per policy.
+        effort: of the profiles.
+        rate_limit: arrivals per second at most: what one sending thread can keep up with.
+    """
+
+    lbci: Recipe
+    diversities: Mapping[str, Diversity]
+    trunk: Recipe
+    whole: Recipe
+    tasks: int
+    repeats: int
+    seconds: float
+    probes: int
+    tests: int
+    rounds: int
+    decisions: int
+    effort: Effort
+    rate_limit: float = 500.0
+
+    @property
+    def probe_seconds(self) -> float:
+        return 1.5 * self.seconds
+
+    def recipes(self, chosen: Sequence[str]) -> list[Recipe]:
+        """The models that these experiments need."""
+        needed = {
+            LBCI: [self.lbci],
+            SHARED: [self.trunk, self.whole],
+            COST: [self.diversities[LOAD].recipe],
+            **{name: [d.recipe] for name, d in self.diversities.items()},
+        }
+        return list({r.name: r for name in chosen for r in needed[name]}.values())
+
+
+_DIVERSITIES = {
+    LOAD: Diversity(RESNET18, ("load",), 16),
+    INPUT: Diversity(ENCODER, ("load", "input"), 16, LENGTHS, CLASSES),
+    OPERATOR: Diversity(ALEXNET, ("load", "operator"), 32),
+}
+FULL = Plan(
+    ALEXNET, _DIVERSITIES, TRUNK, WHOLE, 8, 3, 4.0, 4, 3, 30, 4000, Effort(0.02, 9, 300, 0.6)
+)
+QUICK = Plan(
+    ALEXNET, _DIVERSITIES, TRUNK, WHOLE, 8, 1, 1.2, 2, 1, 6, 1000, Effort(0.05, 3, 50, 0.1)
+)
+
+_DIGITS = Recipe("digits", "digits", ("head",), rows=(1, 4))
+_WORDS = Recipe(
+    "words",
+    "transformer",
+    ("head",),
+    longest=32,
+    arguments={"layers": 1, "width": 16, "heads": 2, "max_length": 32},
+    rows=(1, 4),
+    lengths=(8, 32),
+)
+TINY = Plan(
+    _DIGITS,
+    {
+        LOAD: Diversity(_DIGITS, ("load",), 4),
+        INPUT: Diversity(_WORDS, ("load", "input"), 4, "uniform:1-32", (8, 32)),
+        OPERATOR: Diversity(_DIGITS, ("load", "operator"), 4),
+    },
+    _DIGITS,
+    Recipe("digit", "digits"),
+    tasks=2,
+    repeats=1,
+    seconds=0.1,
+    probes=1,
+    tests=1,
+    rounds=1,
+    decisions=50,
+    effort=Effort(0.5, 3, 3, 0.02),
+    rate_limit=100.0,
+)
+
+
+def rotated(names: Sequence[str], turn: int) -> list[str]:
+    """The order of the arms in a round: each is first once in as many rounds as there are."""
+    shift = turn % len(names)
+    return [*names[shift:], *names[:shift]]

@@ -1,0 +1,44 @@
+"""What the simulator says of the very queries that a visit sends. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from blockflow.bench.batching.rig import TASK, Policy
+from blockflow.bench.simulation.arrivals import Arrival, Mix, Recorded
+from blockflow.bench.simulation.outcome import outcome
+from blockflow.bench.simulation.simulator import Simulator
+from blockflow.bench.simulation.sizes import parse_sizes
+from blockflow.bench.simulation.system import chain
+from blockflow.bench.simulation.workload import Workload
+from blockflow.core import limits
+from blockflow.core.profile import StageProfile
+
+
+def mean_ms(
+    profiles: Sequence[StageProfile],
+    policy: Policy,
+    queries: Sequence[Arrival],
+    max_rows: int,
+    seed: int,
+) -> float:
+    """A query's mean time with these blocks in one worker, without any cost but compute.
+
+    Args:
+        profiles: of the chain.
+        policy: of its stages.
+        queries: all of them, with their times.
+        max_rows: of a batch.
+        seed: of the forwards' fluctuation.
+    """
+    model = chain(profiles, max_rows=max_rows, credits=len(queries), adaptive_limit=False)
+    (task,) = model.tasks
+    patient = replace(task, name=TASK, deadline_ms=float(limits.MAX_DEADLINE_MS))
+    model = replace(model, tasks=(patient,)).with_policy(policy)
+    trace = Recorded(tuple((q.at_ns, q.task, q.rows, q.length) for q in queries))
+    end_s = queries[-1].at_ns / 1e9 + 1.0
+    mix = Mix([(TASK, 1.0)], parse_sizes("1", ""))
+    simulator = Simulator(model, Workload(trace, mix, 0.0, end_s, seed))
+    simulator.run()
+    return outcome(simulator, 0.0, end_s, limits.MAX_DEADLINE_MS).times.mean_ms

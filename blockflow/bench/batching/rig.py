@@ -1,0 +1,106 @@
+"""Rig: one running system that the experiments put their topologies into, and visit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from blockflow.bench.batching.blocks import ENGINE, PRECISION
+from blockflow.bench.batching.plan import rotated
+from blockflow.bench.batching.traffic import Cell, Inputs, replay
+from blockflow.bench.simulation.arrivals import Arrival
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.core import limits
+
+TASK = "task"
+
+Policy = Mapping[str, Any]
+Topology = Mapping[str, Any]
+
+
+class Rig:
+    """Deploys topologies and sends queries.
+
+    Args:
+        folder: of the blocks.
+        system: running, over that folder.
+        client: of that system.
+        progress: shows what is being done.
+    """
+
+    def __init__(self, folder: Path, system: System, client: Client, progress: Progress) -> None:
+        self.folder = folder
+        self.system = system
+        self.client = client
+        self.progress = progress
+        self._applied: Topology | None = None
+
+    def apply(self, topology: Topology) -> None:
+        """Deploy it, unless it is deployed; a policy alone changes in place.
+
+        Raises:
+            TopologyError: what is wrong with it.
+        """
+        if topology != self._applied:
+            self._applied = None
+            self.system.apply(dict(topology))
+            self._applied = topology
+
+    def visit(self, queries: Sequence[Arrival], inputs: Inputs, bound_ms: float) -> Cell:
+        """Send these queries and wait for all answers."""
+        return Cell.of(replay(self.client, queries, inputs), bound_ms)
+
+    def take_turns(
+        self,
+        what: str,
+        arms: Mapping[str, Topology],
+        rounds: int,
+        visit: Callable[[str, int], Any],
+    ) -> dict[str, list[Any]]:
+        """``visit(arm, round)`` for every arm in every round, in rotating order."""
+        found: dict[str, list[Any]] = {arm: [] for arm in arms}
+        with self.step(what, rounds * len(arms)) as advance:
+            for turn in range(rounds):
+                for arm in rotated(list(arms), turn):
+                    self.apply(arms[arm])
+                    found[arm].append(visit(arm, turn))
+                    advance()
+        return found
+
+    @contextmanager
+    def step(self, what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+        """A bar for as long as it takes."""
+        task = self.progress.add_task(what, total=total)
+        try:
+            yield lambda: self.progress.advance(task)
+        finally:
+            self.progress.remove_task(task)
+
+
+def chain_topology(
+    blocks: Sequence[str], policy: Policy, max_rows: int = limits.DEFAULT_MAX_ROWS
+) -> dict[str, Any]:
+    """A chain of blocks in one worker of one thread, under one policy: the task ``TASK``."""
+    specs = [block_spec(name, "chain", policy) for name in blocks]
+    tasks = {TASK: {"path": list(blocks), "deadline_ms": limits.MAX_DEADLINE_MS}}
+    return {"blocks": specs, "tasks": tasks, "limits": {"max_rows": max_rows}}
+
+
+def block_spec(name: str, worker: str, policy: Policy, block: str | None = None) -> dict[str, Any]:
+    """A block of a topology, computed by the engine that was profiled, on one core whatever its
+    policy could do with a second one."""
+    spec: dict[str, Any] = {
+        "name": name,
+        "worker": worker,
+        "threads": 1,
+        "lanes": 1,
+        "engine": ENGINE,
+        "precision": PRECISION,
+        "batching": dict(policy),
+    }
+    return spec if block is None else {**spec, "block": block}

@@ -1,0 +1,181 @@
+"""``make bench-batching``: the experiments one after the other, in one running system.
+
+Every arm of an experiment meets the same queries, in turns, in real workers: the policies are
+changed in place between the visits. Each experiment's figures are written as soon as it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from blockflow.bench.batching import cost, diversity, grids, lbci, shared
+from blockflow.bench.batching.blocks import export_apart, folder_of, profile
+from blockflow.bench.batching.ladder import Ladder
+from blockflow.bench.batching.plan import (
+    COST,
+    EXPERIMENTS,
+    FULL,
+    LARGEST,
+    LBCI,
+    LOAD,
+    QUICK,
+    SHARED,
+    TINY,
+    Plan,
+    Recipe,
+)
+from blockflow.bench.batching.rig import Rig
+from blockflow.bench.calibration import calibrate, calibration_figures, compare, steadiness_of
+from blockflow.bench.grid import Grid
+from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
+from blockflow.client import Client
+from blockflow.control.settings import ControlSettings
+from blockflow.control.system import System
+
+PLANS: Mapping[str, Plan] = {"full": FULL, "quick": QUICK, "tiny": TINY}
+GRIDS = (
+    grids.lbci_grid,
+    grids.lbci_ratio_grid,
+    grids.size_grid,
+    grids.dvabatch_grid,
+    grids.dvabatch_ratio_grid,
+    grids.peak_grid,
+    grids.shared_grid,
+    grids.cost_grid,
+    grids.aim_grid,
+)
+_LBCI_BATCH = 32
+SETTINGS = ControlSettings(
+    rest_port=0,
+    client_port=0,
+    max_inflight=480,
+    max_inflight_per_client=480,
+    adaptive_limit=False,
+    dispatcher_arena_bytes=2**30,
+)
+"""Queues are what is compared: room for what a serial one gathers above its capacity, and no limit
+that would turn away what a static batch waits for."""
+
+
+class Bench:
+    """One run.
+
+    Args:
+        plan: how much.
+        rig: where.
+    """
+
+    def __init__(self, plan: Plan, rig: Rig) -> None:
+        self._plan = plan
+        self._rig = rig
+
+    def run(self, experiment: str) -> list[Figure]:
+        """One experiment's figures."""
+        plan = self._plan
+        if experiment == LBCI:
+            return lbci.measure(self._ladder(experiment, plan.lbci, _LBCI_BATCH, LARGEST))
+        if experiment == SHARED:
+            return shared.measure(plan, self._rig)
+        if experiment == COST:
+            one = plan.diversities[LOAD]
+            return cost.measure(self._ladder(COST, one.recipe, one.bs_max), plan.decisions)
+        one = plan.diversities[experiment]
+        ladder = self._ladder(experiment, one.recipe, one.bs_max, lengths=one.lengths)
+        return diversity.measure(ladder, one)
+
+    def _ladder(
+        self, name: str, recipe: Recipe, batch: int, max_rows: int = 32, lengths: str = ""
+    ) -> Ladder:
+        rig = self._rig
+        profiles = profile(rig.folder, recipe, self._plan.effort, rig.progress)
+        return Ladder(rig, self._plan, name, recipe, profiles, batch, max_rows, lengths)
+
+
+def earlier(path: Path, experiments: Sequence[str]) -> list[Figure]:
+    """Figures of the other experiments that ``path`` holds, if they are this machine's."""
+    if not path.exists():
+        return []
+    lines = ResultFile(path, "batching").read()
+    machine = fingerprint()
+    found = [Figure.from_dict(line) for line in lines if line["machine"] == machine]
+    return [f for f in found if f.labels.get("experiment", experiments[0]) not in experiments]
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.batching", description=__doc__)
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="four minutes: a first look")
+    extent.add_argument("--tiny", action="store_true", help="small models: is everything sound?")
+    parser.add_argument("--only", help=f"comma-separated: {', '.join(EXPERIMENTS)}")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path(".cache/bench-batching"),
+        help="folder that keeps blocks and profiles from run to run",
+    )
+    args = parser.parse_args(argv)
+    args.extent = "quick" if args.quick else "tiny" if args.tiny else "full"
+    args.experiments = args.only.split(",") if args.only else list(EXPERIMENTS)
+    unknown = [name for name in args.experiments if name not in EXPERIMENTS]
+    if unknown:
+        parser.error(f"unknown experiments: {', '.join(unknown)}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark, print its tables, write its figures."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = parse_args(arguments)
+    plan = PLANS[args.extent]
+    console = Console()
+    # A short run must not take the place of a real one.
+    suffix = "" if args.extent == "full" else f"-{args.extent}"
+    path: Path = args.json or Path(f"results/batching{suffix}.jsonl")
+    recipes = plan.recipes(args.experiments)
+    folder = folder_of(args.cache, plan.recipes(EXPERIMENTS))
+    folder.mkdir(parents=True, exist_ok=True)
+    out = ResultFile(path, "batching", make_command("bench-batching", arguments))
+    found = earlier(path, args.experiments)
+    begin = calibrate()
+    with (
+        tempfile.TemporaryDirectory(prefix="bf-bench-") as state,
+        Progress(console=console) as progress,
+    ):
+        step = progress.add_task("exporting blocks", total=None)
+        export_apart(folder, recipes)
+        progress.update(step, description="starting the system")
+        with (
+            System(SETTINGS, repository=folder, state_dir=state) as system,
+            Client(system.client_endpoint) as client,
+        ):
+            progress.remove_task(step)
+            bench = Bench(plan, Rig(folder, system, client, progress))
+            for name in args.experiments:
+                new = bench.run(name)
+                found += new
+                out.write(found)
+                _print(console, new)
+    steadiness = calibration_figures(compare(begin, calibrate()))
+    out.write([*found, *steadiness])
+    steady = steadiness_of(steadiness)
+    if steady is not None:
+        console.print(steady.sentence(), highlight=False)
+    return 0
+
+
+def _print(console: Console, found: Sequence[Figure]) -> None:
+    tables: list[Grid] = [make(found) for make in GRIDS]
+    for grid in tables:
+        for part in grid.split("model") if "model" in grid.heads and grid.rows else [grid]:
+            if part.rows:
+                console.print(part.rich())
+    for line in grids.remarks(found):
+        console.print(line, highlight=False)

@@ -1,0 +1,169 @@
+"""Traffic: sends a list of queries to a running system at their times, and tells what came back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from blockflow.bench.in_process import example
+from blockflow.bench.simulation.arrivals import Arrival, Mix, parse_arrivals
+from blockflow.bench.simulation.workload import Workload
+from blockflow.client import Client
+from blockflow.client.collector import OK, Record
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import TensorSpec
+
+DEADLINE_S = limits.MAX_DEADLINE_MS / 1e3
+"""Late is measured, not cut off."""
+
+Inputs = Callable[[Arrival], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What became of one visit's queries.
+
+    Attributes:
+        times_ms: of those answered, from when they were due.
+        offered: how many there were.
+        over: share of them without an answer within the bound.
+        rows_per_s: answered, from the first due to the last answer.
+        lag_ms: how late the sender itself was, 99th percentile.
+        failed: error codes.
+    """
+
+    times_ms: tuple[float, ...]
+    offered: int
+    over: float
+    rows_per_s: float
+    lag_ms: float = 0.0
+    failed: tuple[str, ...] = ()
+
+    @property
+    def mean_ms(self) -> float:
+        return sum(self.times_ms) / len(self.times_ms) if self.times_ms else float("inf")
+
+    @classmethod
+    def of(cls, records: Sequence[Record], bound_ms: float) -> Cell:
+        """Figures of a visit; there is at least one record."""
+        good = [r for r in records if r.outcome == OK]
+        first = min(r.intended_ms for r in records)
+        last = max(r.done_ms for r in records)
+        lags = sorted(r.sent_ms - r.intended_ms for r in records)
+        return cls(
+            times_ms=tuple(r.latency_ms for r in good),
+            offered=len(records),
+            over=1 - sum(r.latency_ms <= bound_ms for r in good) / len(records),
+            rows_per_s=sum(r.rows for r in good) * 1e3 / max(last - first, 1e-6),
+            lag_ms=lags[max(0, -(-len(lags) * 99 // 100) - 1)],
+            failed=tuple(sorted({r.outcome for r in records} - {OK})),
+        )
+
+
+def poisson(mix: Mix, rate: float, seconds: float, seed: int, multiple: int = 1) -> list[Arrival]:
+    """Queries of a Poisson process, the same as a simulated run with this seed has.
+
+    Args:
+        mix: what they are like.
+        rate: per second.
+        seconds: no query comes later.
+        seed: of times and draws.
+        multiple: their number is one of this, at least once, so that a batch of fixed size is never
+            left waiting for queries that will not come.
+    """
+    found: list[Arrival] = []
+    while len(found) < multiple:
+        found = list(Workload(parse_arrivals("poisson"), mix, rate, seconds, seed).queries())
+        seconds *= 2
+    return found[: len(found) // multiple * multiple]
+
+
+def inputs_for(spec: TensorSpec, below: int) -> Inputs:
+    """A function from a query to its tensor; seeded, and the same for all arms.
+
+    ``below`` bounds the numbers of an integer tensor, which are at least 1: 0 may mean padding.
+    """
+    made: dict[tuple[int, int | None], Any] = {}
+
+    def make(query: Arrival) -> Any:
+        key = query.rows, query.length
+        if key not in made:
+            if np.issubdtype(np.dtype(spec.dtype), np.integer):
+                named = {"rows": query.rows} | dict.fromkeys(spec.dynamic, query.length or 1)
+                rng = np.random.default_rng(query.rows)
+                made[key] = rng.integers(1, below, spec.resolve(named), dtype=spec.dtype)
+            else:
+                made[key] = example(spec, query.rows)
+        return made[key]
+
+    return make
+
+
+def replay(client: Client, queries: Sequence[Arrival], inputs: Inputs) -> list[Record]:
+    """Send each query when it is due, whatever became of those before; wait for all answers."""
+    tensors = [inputs(q) for q in queries]
+    records: list[Record] = []
+    landed = threading.Semaphore(0)
+    origin = time.monotonic_ns()
+
+    def now_ms() -> float:
+        return (time.monotonic_ns() - origin) / 1e6
+
+    def done(future: Future[Any], query: Arrival, sent_ms: float) -> None:
+        error = future.exception()
+        code = OK
+        if error is not None:
+            code = error.code if isinstance(error, BlockFlowError) else "INTERNAL"
+        due_ms = query.at_ns / 1e6
+        records.append(Record(query.task, query.rows, due_ms, sent_ms, now_ms(), code))
+        landed.release()
+
+    for query, x in zip(queries, tensors, strict=True):
+        time.sleep(max(0.0, (query.at_ns - (time.monotonic_ns() - origin)) / 1e9))
+        sent_ms = now_ms()
+        pending: Future[Any] = client.submit(query.task, x, deadline_s=DEADLINE_S)
+        pending.add_done_callback(partial(done, query=query, sent_ms=sent_ms))
+    for _ in queries:
+        landed.acquire()
+    return records
+
+
+def saturate(
+    client: Client, queries: Sequence[Arrival], inputs: Inputs, outstanding: int, seconds: float
+) -> float:
+    """Rows per second with so many of ``queries``, again and again, under way all the time.
+
+    Counted between the first answer and the last one that had successors under way.
+
+    Raises:
+        BlockFlowError: a query failed.
+    """
+    sent = 0
+
+    def send() -> tuple[int, Future[Any]]:
+        nonlocal sent
+        query = queries[sent % len(queries)]
+        sent += 1
+        return query.rows, client.submit(query.task, inputs(query), deadline_s=DEADLINE_S)
+
+    waiting = deque(send() for _ in range(outstanding))
+    rows: list[int] = []
+    at: list[float] = []
+    end = time.monotonic() + seconds
+    while waiting:
+        count, pending = waiting.popleft()
+        pending.result()
+        if len(at) < 2 or time.monotonic() < end:
+            rows.append(count)
+            at.append(time.monotonic())
+            waiting.append(send())
+    return sum(rows[1:]) / (at[-1] - at[0])

@@ -1,0 +1,53 @@
+"""The batching benchmark runs from end to end with small models, and leaves a whole result file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from blockflow.bench.batching import figures as f
+from blockflow.bench.batching.plan import BATCHSIZE, LBCI, LBCI_ARM, LBCI_LOADS, SERIAL, SIZES
+from blockflow.bench.results import Figure, ResultFile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_lbci_and_its_rivals_meet_the_same_queries(tmp_path: Path) -> None:
+    """Blocks are exported and profiled, a system serves them under every policy in turn."""
+    target = tmp_path / "batching.jsonl"
+    arguments = [
+        "--tiny",
+        "--only",
+        LBCI,
+        "--json",
+        str(target),
+        "--cache",
+        str(tmp_path / "blocks"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "blockflow.bench.batching", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "fixed work" in done.stdout
+    found = [Figure.from_dict(line) for line in ResultFile(target, "batching").read()]
+    by = {(g.name, g.mode, g.labels.get("load")): g for g in found}
+    for load in LBCI_LOADS:
+        over = [by[f.OVER, arm, load] for arm in (SERIAL, BATCHSIZE, LBCI_ARM)]
+        assert len({g.n for g in over}) == 1  # the same queries
+        assert over[0].n % 10 == 0
+        for arm in (SERIAL, BATCHSIZE, LBCI_ARM):
+            assert "failed" not in by[f.OVER, arm, load].labels
+            assert by[f.TIME, arm, load].n == over[0].n  # all answered
+            assert by[f.SIMULATED, arm, load].value > 0
+        # Ten must come before a batch starts: nine of them wait, whatever the machine does.
+        assert by[f.TIME, BATCHSIZE, load].value > by[f.SIMULATED, SERIAL, load].value
+    assert {g.labels["load"] for g in found if g.name == f.TEST_RATIO} == set(SIZES)
