@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +15,13 @@ from rich.table import Table
 from blockflow.cli.convert import convert_all, print_variants
 from blockflow.cli.options import commas, progress_bar
 from blockflow.core.errors import BlockFlowError, ExportError
-from blockflow.core.model import TensorSpec
+from blockflow.core.model import Padding, TensorSpec
 
 if TYPE_CHECKING:
     from blockflow.repository.report import ExportReport
 
 _DEFAULT = "default"
+_NO_PADDING = "none"
 _MIB = 1024 * 1024
 
 
@@ -67,7 +69,19 @@ def export(
     int_below: Annotated[
         int, typer.Option(min=0, help="Integer test inputs stay below it (a vocabulary's size).")
     ] = 0,
-    version: Annotated[str, typer.Option(help="Label of the blocks.")] = "1",
+    padding: Annotated[
+        str,
+        typer.Option(
+            help="DIM or DIM=VALUE: padding this dynamic dim with VALUE (0) changes no result; "
+            "checked. 'none' takes a zoo model's promise back."
+        ),
+    ] = "",
+    version: Annotated[
+        str, typer.Option(help="Label of the blocks; it becomes the current version.")
+    ] = "1",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace blocks that are stored in this version.")
+    ] = False,
     variants: Annotated[
         str, typer.Option(help="Also make these of every block, see convert; with commas.")
     ] = "",
@@ -96,8 +110,10 @@ def export(
             seed=seed,
             arguments=_arguments(arg or []),
             spec=_spec(input_, range_ or []),
+            padding=padding,
             int_below=int_below or None,
             version=version,
+            replace_stored=force,
         )
         kinds, names = commas(variants), [b.name for b in report.blocks]
         made = convert_all(repository, names, kinds) if kinds else []
@@ -125,8 +141,10 @@ def _export(
     parts: int,
     blocks: dict[str, str],
     spec: TensorSpec | None,
+    padding: str,
     format: str,
     version: str,
+    replace_stored: bool,
     **source: Any,
 ) -> ExportReport:
     if not model:
@@ -142,7 +160,10 @@ def _export(
         zoo = ZOO.get(model)
         if ":" in model:
             sys.path.insert(0, str(Path.cwd()))  # the user's own module lies in this folder
-        loaded = load_model(model, input_spec=spec, **source)
+        asked = None if padding in ("", _NO_PADDING) else _padding(padding)
+        loaded = load_model(model, input_spec=spec, padding=asked, **source)
+        if padding == _NO_PADDING:
+            loaded = replace(loaded, padding=None)
         store = BlockRepository(repository)
         if zoo and zoo.blocks and not (split or names or parts > 1):
             blocks = blocks or dict(zoo.blocks)
@@ -150,7 +171,13 @@ def _export(
             if split or names or prefix or parts > 1:
                 raise _usage("--block goes without --split, --parts, --name and --prefix", "")
             return export_tree(
-                loaded, store, blocks=blocks, format=format, version=version, progress=progress
+                loaded,
+                store,
+                blocks=blocks,
+                format=format,
+                version=version,
+                replace_stored=replace_stored,
+                progress=progress,
             )
         cuts = commas(split)
         if split == _DEFAULT:
@@ -166,6 +193,7 @@ def _export(
             parts=parts,
             format=format,
             version=version,
+            replace_stored=replace_stored,
             progress=progress,
         )
 
@@ -192,6 +220,10 @@ def _print_report(report: ExportReport, repository: Path) -> None:
     checked = ", ".join(report.max_error)
     worst = max(report.max_error.values())
     console.print(f"equal to the model for {checked}: largest difference {worst:.3g}")
+    padded = {b.name: b.padding_error for b in report.blocks if b.padding_error is not None}
+    if padded:
+        worst = max(padded.values())
+        console.print(f"may be padded: {', '.join(padded)}: largest difference {worst:.3g}")
     if report.format.startswith("torchscript"):
         console.print("TorchScript is deprecated upstream; pt2 is the default.")
 
@@ -243,6 +275,15 @@ def _arguments(items: list[str]) -> dict[str, Any]:
         except ValueError:
             out[key] = value
     return out
+
+
+def _padding(text: str) -> Padding:
+    from blockflow.repository.spec_text import parse_padding
+
+    try:
+        return parse_padding(text)
+    except ValueError as e:
+        raise _usage(f"--padding: {e}", "for example --padding length, or length=0") from e
 
 
 def _spec(text: str, ranges: list[str]) -> TensorSpec | None:

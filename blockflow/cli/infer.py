@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blockflow.cli.options import Address, Json, Tasks, print_json, print_line
+from blockflow.cli.options import Address, ClientKeys, Json, Tasks, print_json, print_line
 from blockflow.core.errors import BlockFlowError, RequestError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def infer(
         float | None, typer.Option(help="Seconds; by default the topology's own.")
     ] = None,
     address: Address = "",
+    client_keys: ClientKeys = "",
     json_: Json = False,
 ) -> None:
     """Send one request for TASKS and show the answer and where its time went."""
@@ -47,7 +48,7 @@ def infer(
         raise RequestError("INVALID_REQUEST", "--output is a .npy file", where=str(output))
     from blockflow.client import Client
 
-    with Client(address or None, connect_timeout_s=2.0) as client:
+    with Client(address or None, connect_timeout_s=2.0, client_keys=client_keys or None) as client:
         if random:
             x, dtype = _random(client, tasks, rows, dim or [], seed)
         else:
@@ -177,6 +178,7 @@ def _document(answer: Result | BlockFlowError, saved: str) -> dict[str, Any]:
         "values": _plain(answer.value) if small else None,
         "output": saved or None,
         "epoch": answer.epoch,
+        "canary": answer.canary,
         "request_id": answer.request_id.hex(),
         "rtt_ms": answer.rtt_ms,
         "total_ms": answer.total_ms,
@@ -204,7 +206,8 @@ def _print(task: str, result: Result, saved: str) -> None:
     from blockflow.monitor.view import timing_lines
 
     dims = ", ".join(str(d) for d in result.value.shape)
-    print_line(f"{task}: {result.dtype}[{dims}], epoch {result.epoch}")
+    tried = ", canary" if result.canary else ""
+    print_line(f"{task}: {result.dtype}[{dims}], epoch {result.epoch}{tried}")
     if saved:
         print_line(f"  saved to {saved}")
     elif result.dtype != "bfloat16":

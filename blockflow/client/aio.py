@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
 from blockflow.client.connection import Connection, Errors, RequestId, Results
-from blockflow.client.core import Counters
+from blockflow.client.counters import Counters
 from blockflow.client.pending import PendingRequest
 from blockflow.client.result import Result
 from blockflow.client.sharing import SharedMemory, Wish
@@ -29,12 +30,16 @@ class AsyncClient:
         connect_timeout_s: float = 5.0,
         max_pending: int = 4096,
         shared_memory: Wish = "auto",
+        client_keys: str | Path | None = None,
+        server_key: str | None = None,
     ) -> None:
         self._connection = Connection(
             address,
             connect_timeout_s=connect_timeout_s,
             max_pending=max_pending,
             shared_memory=shared_memory,
+            client_keys=client_keys,
+            server_key=server_key,
         )
 
     @property
@@ -51,6 +56,7 @@ class AsyncClient:
         request_id: RequestId = ...,
         dtype: str | None = ...,
         results: Results = ...,
+        retries: int = ...,
     ) -> Result: ...
     @overload
     async def infer(
@@ -63,6 +69,7 @@ class AsyncClient:
         dtype: str | None = ...,
         errors: Errors = ...,
         results: Results = ...,
+        retries: int = ...,
     ) -> Any: ...
     async def infer(
         self,
@@ -74,6 +81,7 @@ class AsyncClient:
         dtype: str | None = None,
         errors: Errors = "raise",
         results: Results = "copy",
+        retries: int = 0,
     ) -> Any:
         """See :meth:`blockflow.client.sync.Client.infer`."""
         pending = self.submit(
@@ -84,6 +92,7 @@ class AsyncClient:
             dtype=dtype,
             errors=errors,
             results=results,
+            retries=retries,
         )
         return await asyncio.wrap_future(pending)
 
@@ -97,6 +106,7 @@ class AsyncClient:
         dtype: str | None = None,
         errors: Errors = "raise",
         results: Results = "copy",
+        retries: int = 0,
     ) -> PendingRequest[Any]:
         """Send without waiting; await it with ``asyncio.wrap_future``."""
         return self._connection.submit(
@@ -107,6 +117,7 @@ class AsyncClient:
             dtype=dtype,
             errors=errors,
             results=results,
+            retries=retries,
         )
 
     async def tasks(self, *, timeout_s: float = 5.0) -> dict[str, TaskRoute]:

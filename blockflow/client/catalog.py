@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from blockflow.client.outcome import Described, Failed, Link, Outcome
-from blockflow.core.errors import RequestError, WireError, make_error
+from blockflow.core.errors import BlockFlowError, RequestError, WireError, make_error
 from blockflow.core.routing import TaskRoute
 from blockflow.wire.client import Describe, Description, encode_to_dispatcher
 
@@ -119,8 +119,13 @@ class Catalog:
         ], []
 
     def close(self) -> list[Outcome]:
-        gone = RequestError("CANCELLED", "the client was closed", where=self._link.address)
-        out: list[Outcome] = [Failed(rid, gone) for rid in self._questions]
+        return self.end_all(
+            RequestError("CANCELLED", "the client was closed", where=self._link.address)
+        )
+
+    def end_all(self, error: BlockFlowError) -> list[Outcome]:
+        """End every question with ``error``."""
+        out: list[Outcome] = [Failed(rid, error) for rid in self._questions]
         self._questions.clear()
         return out
 

@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
-from blockflow.client.address import dispatcher_address, is_local
-from blockflow.client.core import ClientCore, Counters
+from blockflow.client.address import dispatcher_address, is_local, protection
+from blockflow.client.core import ClientCore
+from blockflow.client.counters import Counters
 from blockflow.client.io import IoThread
 from blockflow.client.outcome import Answered, Described, Failed, Outcome
 from blockflow.client.pending import PendingRequest
-from blockflow.client.request import check_deadline, check_tasks
+from blockflow.client.request import check_deadline, check_retries, check_tasks
 from blockflow.client.result import Result, Trip, make_result
 from blockflow.client.sharing import SharedMemory, Sharing, Wish
 from blockflow.core.errors import BlockFlowError, RequestError
@@ -46,6 +48,10 @@ class Connection:
         max_pending: more unanswered requests than this are refused with OVERLOADED.
         shared_memory: ``auto``: large tensors go through memory that a Dispatcher of this host
             grants, in messages where it does not; ``off``: always in messages.
+        client_keys: this client's key file, for a Dispatcher that asks for keys on tcp; by default
+            the environment's BLOCKFLOW_CLIENT_KEYS.
+        server_key: the Dispatcher's public key (64 hex digits) or a file with it; by default the
+            environment's BLOCKFLOW_SERVER_KEY, else what the key file says.
 
     A connection belongs to the process that made it; after a fork the child makes its own.
     """
@@ -57,8 +63,11 @@ class Connection:
         connect_timeout_s: float = 5.0,
         max_pending: int = 4096,
         shared_memory: Wish = "auto",
+        client_keys: str | Path | None = None,
+        server_key: str | None = None,
     ) -> None:
         self.address = dispatcher_address(address)
+        protect = protection(self.address, client_keys, server_key)
         if connect_timeout_s <= 0 or max_pending < 1:
             raise RequestError("INVALID_REQUEST", "connect_timeout_s and max_pending are positive")
         if shared_memory not in ("auto", "off"):
@@ -76,7 +85,7 @@ class Connection:
         self._tensors = import_module("blockflow.client.tensors")
         self._core = core
         self._local = is_local(self.address)
-        self._io = IoThread(core)
+        self._io = IoThread(core, protect)
         self._pid = os.getpid()
         # Also ends the thread of a client that its program forgot to close.
         self._finalizer = weakref.finalize(self, _shut_down, self._io, self._pid)
@@ -93,6 +102,7 @@ class Connection:
         dtype: str | None,
         errors: Errors,
         results: Results,
+        retries: int,
     ) -> PendingRequest[Any]:
         """Send one request. The future gives a Result for one name, a map name -> Result for a
         sequence of names; with ``errors="return"`` an error stands where its Result would.
@@ -106,6 +116,7 @@ class Connection:
         check_tasks(names)
         deadline_ms = None if deadline_s is None else _milliseconds(deadline_s)
         check_deadline(deadline_ms)
+        check_retries(retries)
         if errors not in ("raise", "return"):
             raise RequestError("INVALID_REQUEST", f"errors is 'raise' or 'return', not {errors!r}")
         if results not in ("copy", "view"):
@@ -123,7 +134,7 @@ class Connection:
             return from_wire(desc, frame, kind)
 
         def call() -> list[Outcome]:
-            core.submit(rid, names, desc, body, deadline_ms, now)
+            core.submit(rid, names, desc, body, deadline_ms, now, retries)
             return []
 
         def end(outcome: Outcome) -> None:

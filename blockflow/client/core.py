@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from blockflow.client.catalog import PROBE_WAIT_NS, Catalog
+from blockflow.client.counters import Counters
 from blockflow.client.outcome import Answered, Failed, Link, Outcome
 from blockflow.client.request import Pending, Upload, expired
 from blockflow.client.sharing import Sharing
@@ -41,27 +41,6 @@ GRACE_NS = 100_000_000
 
 _WHOLE_REQUEST = "*"
 """Task name of a result that stands for all tasks of the request."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the core has seen since it was made."""
-
-    submitted: int = 0
-    answered: int = 0
-    failed: int = 0
-    late_replies: int = 0
-    malformed: int = 0
-    connects: int = 0
-    disconnects: int = 0
-    slot_uploads: int = 0
-    slot_upload_bytes: int = 0
-    message_uploads: int = 0
-    message_upload_bytes: int = 0
-    slot_results: int = 0
-    slot_result_bytes: int = 0
-    message_results: int = 0
-    message_result_bytes: int = 0
 
 
 class ClientCore:
@@ -107,10 +86,12 @@ class ClientCore:
         body: Any,
         deadline_ms: int | None,
         now_ns: int,
+        retries: int = 0,
     ) -> None:
         """Take one request; ``body`` is kept until it was sent.
 
-        ``deadline_ms`` None means the shortest deadline that the topology gives the tasks.
+        ``deadline_ms`` None means the shortest deadline that the topology gives the tasks. When the
+        connection breaks with the request in flight, it is sent again up to ``retries`` times.
 
         Raises:
             RequestError: DUPLICATE_REQUEST or OVERLOADED; nothing is then kept.
@@ -134,6 +115,7 @@ class ClientCore:
         p = Pending(
             request_id, tuple(tasks), desc, body, now_ns, deadline_ns, deadline_ms is not None
         )
+        p.retries = retries
         self._pending[request_id] = p
         self._outbox.append(request_id)
         self._arm(request_id, self._due(p))
@@ -165,7 +147,7 @@ class ClientCore:
     def on_connected(self) -> None:
         """The handshake is done: what waits may be sent."""
         self.link.up = self.link.ever_up = True
-        self.link.trouble = ""
+        self.link.trouble, self.link.denied = "", False
         self.counters.connects += 1
         self.sharing.reset()
         self._urgent.extend(self._catalog.on_connected())
@@ -181,12 +163,24 @@ class ClientCore:
         self.sharing.reset()
         out: list[Outcome] = []
         for p in list(self._pending.values()):
-            if p.sent:
+            if p.sent and p.sendings > p.retries:
                 why = "the connection broke with the request in flight"
                 out.append(self._fail(p, self.link.lost(why)))
-            else:
-                self._arm(p.request_id, self._due(p))
+                continue
+            if p.sent:
+                self.counters.retries += 1
+                self._put_back(p)
+            self._arm(p.request_id, self._due(p))
         return out
+
+    def on_denied(self) -> list[Outcome]:
+        """The Dispatcher refuses this client's key, or its lack of one: waiting would not help."""
+        self.link.denied = True
+        error = self.link.lost("")
+        out: list[Outcome] = [
+            self._fail(p, error) for p in list(self._pending.values()) if not p.sent
+        ]
+        return out + self._catalog.end_all(error)
 
     def next_message(self, now_ns: int) -> tuple[bytes, Any, bytes | None] | None:
         """Header, body (or None) and request id of what to send next; then call :meth:`sent`.
@@ -206,7 +200,7 @@ class ClientCore:
                 left_ms = min(max(1, left_ms), limits.MAX_DEADLINE_MS)
                 upload = self._upload(p, now_ns)
                 where = None if upload is None else (upload.slot.grant, upload.slot.index)
-                request = Request(p.request_id, p.tasks, left_ms, p.desc, where)
+                request = Request(p.request_id, p.tasks, left_ms, p.desc, where, p.tries)
                 return encode_to_dispatcher(request), upload or p.body, p.request_id
             elif not self._urgent:
                 return None
@@ -220,10 +214,12 @@ class ClientCore:
         self._outbox.popleft()
         p = self._pending[request_id]
         p.sent = True
+        p.sendings += 1
         counters, nbytes = self.counters, p.desc.nbytes
         p.number = self.sharing.sent(request_id, None if p.upload is None else p.upload.slot)
         if p.upload is None:
-            p.body = None
+            if p.sendings > p.retries:
+                p.body = None
             counters.message_uploads += 1
             counters.message_upload_bytes += nbytes
         else:
@@ -353,11 +349,15 @@ class ClientCore:
         lost = all(r.error is not None and r.error.code == "CONNECTION_LOST" for r in results)
         if p.upload is None or not lost:
             return False
+        p.message_only = True
+        self._put_back(p)
+        return True
+
+    def _put_back(self, p: Pending) -> None:
+        """To be sent once more, from its body."""
         p.upload = None
         p.sent = False
-        p.message_only = True
         self._outbox.append(p.request_id)
-        return True
 
     def _count_results(self, results: Sequence[TaskResult], now_ns: int) -> None:
         counters = self.counters

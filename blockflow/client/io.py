@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -20,6 +21,7 @@ from blockflow.client.side import SideConnection
 from blockflow.client.wakeup import WakeUp
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
+from blockflow.tensormq.curve import Protect
 from blockflow.wire.client import Place
 
 log = logging.getLogger("blockflow.client")
@@ -36,10 +38,14 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _TROUBLES = {
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "what listens there closed during the handshake",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "what listens there closed during the handshake; "
+    "does it ask for keys, or for other ones?",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "what listens there speaks another protocol",
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "authentication failed",
 }
+_FAILED_AUTH = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+_REFUSALS = (_FAILED_AUTH, int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL))
+_OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 Call = Callable[[], list[Outcome]]
 End = Callable[[Outcome], None]
@@ -48,6 +54,10 @@ End = Callable[[Outcome], None]
 class IoThread:
     """Runs posted calls on the core, carries its messages, and hands outcomes to their owners.
 
+    Args:
+        core: the protocol.
+        protect: sets CURVE up.
+
     Attributes:
         side: the connection for granted memory; to be used in this thread alone.
 
@@ -55,15 +65,16 @@ class IoThread:
         RequestError: INVALID_REQUEST, the address is none.
     """
 
-    def __init__(self, core: ClientCore) -> None:
+    def __init__(self, core: ClientCore, protect: Protect | None = None) -> None:
         self._core = core
+        self._refused = False
         self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
         self._ends: dict[bytes, End] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._context = zmq.Context()
         try:
-            self._socket, self._monitor = self._open(core.link.address)
+            self._socket, self._monitor = self._open(core.link.address, protect)
         except zmq.ZMQError as exc:
             self._context.destroy(linger=0)
             raise RequestError(
@@ -107,8 +118,10 @@ class IoThread:
 
     # --- the thread ------------------------------------------------------------------------------
 
-    def _open(self, address: str) -> tuple[Any, Any]:
+    def _open(self, address: str, protect: Protect | None) -> tuple[Any, Any]:
         s = self._context.socket(zmq.DEALER)
+        if protect is not None:
+            protect(s)
         s.setsockopt(zmq.LINGER, 0)
         s.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
         s.setsockopt(zmq.SNDTIMEO, 0)
@@ -174,7 +187,17 @@ class IoThread:
             return None
         return max(0, -(-(due - time.monotonic_ns()) // 1_000_000))
 
+    def _knock_again(self) -> None:
+        """ZeroMQ gives an address up after a refusal; the next call tries anew."""
+        self._refused = self._core.link.denied = False
+        address = self._core.link.address
+        with suppress(zmq.ZMQError):
+            self._socket.disconnect(address)
+        self._socket.connect(address)
+
     def _take_calls(self) -> None:
+        if self._refused and self._mailbox:
+            self._knock_again()
         while self._mailbox:
             call, rid, end = self._mailbox.popleft()
             try:
@@ -208,6 +231,9 @@ class IoThread:
                 self.side.close()
             elif kind in _TROUBLES:
                 self._core.link.trouble = _TROUBLES[kind]
+                self._refused = kind in _REFUSALS
+                if kind == _FAILED_AUTH or int(event["value"]) == _OTHER_MECHANISM:
+                    self._deliver(self._core.on_denied())
 
     def _share(self) -> None:
         """Carry out what the core wants of the side connection, and tell it what came of it."""

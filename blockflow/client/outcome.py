@@ -55,6 +55,7 @@ class Link:
         connect_timeout_ns: how long a call waits for a connection before it fails.
         since_ns: when the connection was lost (or first asked for).
         trouble: why the last attempt failed, when the transport says so.
+        denied: whether it was for want of a key, or of the right one.
     """
 
     address: str
@@ -63,6 +64,7 @@ class Link:
     up: bool = False
     ever_up: bool = False
     trouble: str = ""
+    denied: bool = False
 
     def gives_up_at(self, asked_ns: int) -> int:
         """When a call of ``asked_ns`` stops waiting for a connection."""
@@ -70,6 +72,13 @@ class Link:
 
     def lost(self, why: str) -> BlockFlowError:
         """CONNECTION_LOST, or NOT_RUNNING when there never was a connection."""
+        if self.denied:
+            return make_error(
+                "UNAUTHORIZED",
+                "the Dispatcher takes no connection without an authorised key",
+                where=self.address,
+                hint="pass client_keys=FILE (BLOCKFLOW_CLIENT_KEYS), made by `blockflow keys new`",
+            )
         trouble = f" ({self.trouble})" if self.trouble else ""
         if self.ever_up:
             return make_error(

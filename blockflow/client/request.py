@@ -9,6 +9,7 @@ from typing import Any
 from blockflow.client.sharing import Slot
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
+from blockflow.wire.client import MAX_TRIES
 from blockflow.wire.tensor import TensorDesc
 
 
@@ -23,9 +24,11 @@ class Upload:
 
 @dataclass(slots=True)
 class Pending:
-    """``body`` is kept until it was sent; one that went by slot, until the answer.
+    """``body`` is kept until it was sent; one that went by slot or may go again, until the answer.
 
-    ``number`` orders the requests as they were sent; 0 = not sent yet.
+    ``retries`` is how often it may be sent again, under the same id, when the connection broke with
+    it in flight; ``sendings`` how often it was sent. ``number`` orders the requests as they were
+    sent; 0 = not sent yet.
     """
 
     request_id: bytes
@@ -39,6 +42,13 @@ class Pending:
     number: int = 0
     upload: Upload | None = None
     message_only: bool = False
+    retries: int = 0
+    sendings: int = 0
+
+    @property
+    def tries(self) -> int:
+        """For the next sending: the how manyth it is; 0 where there is only one."""
+        return self.sendings + 1 if self.retries else 0
 
 
 def expired(p: Pending) -> RequestError:
@@ -63,6 +73,16 @@ def check_tasks(tasks: Sequence[str]) -> None:
     else:
         return
     raise RequestError("INVALID_REQUEST", why, where=f"tasks={list(tasks)!r}")
+
+
+def check_retries(retries: int) -> None:
+    """Raise INVALID_REQUEST unless so many retries are possible."""
+    if type(retries) is not int or not 0 <= retries < MAX_TRIES:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"retries is a number from 0 to {MAX_TRIES - 1}, not {retries!r}",
+            where="retries",
+        )
 
 
 def check_deadline(deadline_ms: int | None) -> None:

@@ -93,6 +93,7 @@ class Result:
         epoch: of the topology that served the request.
         request_id: 16 bytes.
         upload, download: the ways of the input and of this result.
+        canary: the request took the path that is being tried for this task.
     """
 
     task: str
@@ -107,6 +108,7 @@ class Result:
     request_id: bytes
     upload: Leg
     download: Leg
+    canary: bool = False
 
     @property
     def compute_ms(self) -> float:
@@ -142,6 +144,7 @@ def make_result(
         request_id=outcome.request_id,
         upload=Leg(there, trip.nbytes, _COPIES[there], there_ns / 1e6 if known else None),
         download=Leg(back, tensor.nbytes, _COPIES[back], back_ns / 1e6 if known else None),
+        canary=r.canary,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
 from blockflow.client.connection import Connection, Errors, RequestId, Results
-from blockflow.client.core import Counters
+from blockflow.client.counters import Counters
 from blockflow.client.pending import PendingRequest
 from blockflow.client.result import Result
 from blockflow.client.sharing import SharedMemory, Wish
@@ -28,12 +29,16 @@ class Client:
         connect_timeout_s: float = 5.0,
         max_pending: int = 4096,
         shared_memory: Wish = "auto",
+        client_keys: str | Path | None = None,
+        server_key: str | None = None,
     ) -> None:
         self._connection = Connection(
             address,
             connect_timeout_s=connect_timeout_s,
             max_pending=max_pending,
             shared_memory=shared_memory,
+            client_keys=client_keys,
+            server_key=server_key,
         )
 
     @property
@@ -50,6 +55,7 @@ class Client:
         request_id: RequestId = ...,
         dtype: str | None = ...,
         results: Results = ...,
+        retries: int = ...,
     ) -> Result: ...
     @overload
     def infer(
@@ -62,6 +68,7 @@ class Client:
         dtype: str | None = ...,
         errors: Errors = ...,
         results: Results = ...,
+        retries: int = ...,
     ) -> Any: ...
     def infer(
         self,
@@ -73,6 +80,7 @@ class Client:
         dtype: str | None = None,
         errors: Errors = "raise",
         results: Results = "copy",
+        retries: int = 0,
     ) -> Any:
         """Run one or several tasks on ``x`` and wait for the answer.
 
@@ -86,6 +94,9 @@ class Client:
             errors: ``"raise"`` the first error, or ``"return"`` errors in the place of results.
             results: ``"copy"``: values are the caller's own. ``"view"``: a large value may lie in
                 granted memory, whose slot is free again when nothing refers to the value any more.
+            retries: when the connection breaks with the request in flight, send it again, up to so
+                many times, once there is a connection, under the same id: a Dispatcher that has the
+                answer, or is about to, gives it without running anything twice.
 
         Returns:
             A Result, or for several names a map name -> Result (or error).
@@ -101,6 +112,7 @@ class Client:
             dtype=dtype,
             errors=errors,
             results=results,
+            retries=retries,
         )
         try:
             return pending.result()
@@ -118,6 +130,7 @@ class Client:
         dtype: str | None = None,
         errors: Errors = "raise",
         results: Results = "copy",
+        retries: int = 0,
     ) -> PendingRequest[Any]:
         """As :meth:`infer`, but returns at once; many requests may be in flight."""
         return self._connection.submit(
@@ -128,6 +141,7 @@ class Client:
             dtype=dtype,
             errors=errors,
             results=results,
+            retries=retries,
         )
 
     def tasks(self, *, timeout_s: float = 5.0) -> dict[str, TaskRoute]:

@@ -20,10 +20,12 @@ from blockflow.control.events import (
     Instruction,
     Launched,
     LaunchFailed,
+    Proved,
     Received,
     Send,
 )
 from blockflow.control.fleet import Numbers, Place, Role
+from blockflow.control.heartbeat import Hang
 from blockflow.control.realm import Realm
 from blockflow.control.routes import check_size
 from blockflow.control.runner import UpdateRunner
@@ -78,8 +80,14 @@ class Brain:
         epoch = self.realm.epoch + 1 if changed else self.realm.epoch
         return {"changed": changed, "epoch": epoch, "plan": self.realm.told(topology, plan)}
 
-    def apply(self, topology: Topology, posted: Mapping[str, Any], now_ns: int) -> Update:
-        """Accept a system update. It goes on with the events that follow.
+    def apply(
+        self,
+        topology: Topology,
+        posted: Mapping[str, Any],
+        now_ns: int,
+        kind: Kind = Kind.SYSTEM,
+    ) -> Update:
+        """Accept a system update (or rollback). It goes on with the events that follow.
 
         Raises:
             TopologyError: UPDATE_IN_PROGRESS, or INVALID_TOPOLOGY when it does not fit the machine.
@@ -89,11 +97,11 @@ class Brain:
         plan = realm.plan(topology)
         check_size(topology)
         if realm.unchanged(topology, plan):
-            update = self.runner.begin(Kind.SYSTEM, realm.epoch, now_ns)
+            update = self.runner.begin(kind, realm.epoch, now_ns)
             update.plan = realm.told(topology, plan)
             self.runner.unchanged(update, now_ns)
             return update
-        update = self.runner.begin(Kind.SYSTEM, realm.epoch + 1, now_ns)
+        update = self.runner.begin(kind, realm.epoch + 1, now_ns)
         update.target, update.posted, update.plan = topology, posted, realm.told(topology, plan)
         update.leaving = {r.replica for r in plan.stop}
         # What was given up or stopped counts as not running: the plan has its successor.
@@ -194,14 +202,17 @@ class Brain:
         if isinstance(event, Received):
             self._received(event, now_ns)
         elif isinstance(event, Exited):
-            self._exited(event.incarnation, event.status, event.log_tail, now_ns)
+            self._exited(event, now_ns)
+        elif isinstance(event, Proved):
+            if self.crew.proved(event, now_ns):
+                self._became_ready(event.incarnation, now_ns)
         elif isinstance(event, Launched):
             self.crew.launched(event.incarnation, event.pid)
         elif isinstance(event, LaunchFailed):
             life = self.crew.find(event.incarnation)
             if life is not None:
                 life.error, life.lasting = event.error, False
-                self._exited(event.incarnation, 1, (), now_ns)
+                self._exited(Exited(event.incarnation, 1), now_ns)
         elif isinstance(event, Committed):
             update = self.runner.current
             if update is not None and update.update_id == event.update_id:
@@ -231,6 +242,11 @@ class Brain:
         """The instructions since the last call, in order."""
         out, self.crew.out = self.crew.out, []
         return out
+
+    def condemn(self, hang: Hang, now_ns: int) -> None:
+        """A process hangs: it is killed and, once it is gone, replaced."""
+        self.crew.condemn(hang)
+        self._go_on(now_ns)
 
     # --- what is wanted -------------------------------------------------------------------------
 
@@ -282,9 +298,10 @@ class Brain:
         # The Dispatcher, or a replica that supervision brought back: tell everybody.
         self._publish(now_ns)
 
-    def _exited(self, incarnation: int, status: int, tail: tuple[str, ...], now_ns: int) -> None:
+    def _exited(self, event: Exited, now_ns: int) -> None:
+        incarnation = event.incarnation
         replica = self.crew.fleet.by_incarnation(incarnation)
-        ended = self.crew.exited(incarnation, status, tail, now_ns)
+        ended = self.crew.exited(event, now_ns)
         if ended is None:
             return
         life, crash = ended
@@ -301,7 +318,7 @@ class Brain:
                 update.waiting.discard(incarnation)
                 if crash is not None and update.kind is Kind.RESTORE and not life.ready_ns:
                     update.notes.append(f"{replica.name}: {crash.cause}")
-            if life.ready_ns and not replica.stopped:
+            if (life.ready_ns or replica.given_up) and not replica.stopped:
                 self._publish(now_ns)
             return
         self.crew.fleet.remove(replica)

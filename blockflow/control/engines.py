@@ -38,7 +38,8 @@ def engine_check(repository: BlockRepository, running: Collection[str]) -> Engin
                 if unfit is not None:
                     found.append(unfit)
                 if chosen.variant is not None and info.digest not in running:
-                    repository.verify(info.name, variant=chosen.variant)
+                    digest = info.variants[chosen.variant].digest
+                    repository.verify(info.name, variant=chosen.variant, digest=digest)
             except BlockFlowError as e:
                 found.append(e)
         return [_problem(e, path) for e in found]

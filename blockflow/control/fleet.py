@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +20,8 @@ from blockflow.core.plan import Running
 WORKER_ENTRY = "blockflow.worker.main:run"
 DISPATCHER_ENTRY = "blockflow.dispatcher.main:run"
 DISPATCHER_NAME = "dispatcher"
+CRASHES_KEPT = 5
+TICKETS_SHOWN = 8
 
 
 class Numbers(Protocol):
@@ -30,10 +33,22 @@ class Numbers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LastWork:
+    """A forward that a process died in: of which block, after which time, for which requests
+    (``requests`` of them, the first as hexadecimal Dispatcher's tickets)."""
+
+    block: str
+    took_ms: float
+    requests: int
+    tickets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Crash:
     """Why a life ended that should not have: for status, REST and logs.
 
-    ``retryable`` is false when another start would end the same way (a load failure).
+    ``work`` are the forwards that it died in. ``retryable`` is false when another start would end
+    the same way (a load failure).
     """
 
     incarnation: int
@@ -42,6 +57,7 @@ class Crash:
     error: BlockFlowError | None
     log_tail: tuple[str, ...]
     retryable: bool
+    work: tuple[LastWork, ...] = ()
 
 
 @dataclass(slots=True)
@@ -50,7 +66,9 @@ class Life:
 
     ``stages`` maps block -> stage number. ``deadline_ns`` is when it must be ready, or gone once it
     was told to stop. ``lasting``: its error, if any, is the block's and not the launch's.
-    ``threads`` are the intra-op threads that it was told to use.
+    ``condemned`` says why it is being ended although it runs; ``innocent``: for a reason that has
+    nothing to do with what it was executing. ``probe_ms`` is what its readiness probe took.
+    ``threads`` are the intra-op threads that it was told to use, ``lanes`` its forwards at once.
     """
 
     name: str
@@ -58,6 +76,7 @@ class Life:
     launched_ns: int
     stages: Mapping[str, int] = field(default_factory=dict)
     threads: int = 1
+    lanes: int = 1
     state: State = State.LAUNCHING
     pid: int = 0
     hello: bool = False
@@ -66,9 +85,12 @@ class Life:
     ready_ns: int = 0
     load_ms: float = 0.0
     warm_ms: float = 0.0
+    probe_ms: float = 0.0
     deadline_ns: int | None = None
     error: BlockFlowError | None = None
     lasting: bool = True
+    condemned: str = ""
+    innocent: bool = False
     reaped: bool = False
 
     def on(self, event: Event) -> None:
@@ -92,8 +114,9 @@ class Role(StrEnum):
 class Replica:
     """One worker of a block set: a seat that is filled by one life after the other.
 
-    ``policies`` are the batching policies now in force; ``restart_at_ns`` is set while it waits to
-    be started again; ``given_up`` says why it will not be.
+    ``policies`` are the batching policies now in force; ``crashes`` the latest, oldest first;
+    ``restart_at_ns`` is set while it waits to be started again; ``given_up`` says why it will
+    not be.
     """
 
     name: str
@@ -102,7 +125,7 @@ class Replica:
     life: Life
     policies: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     ledger: RestartLedger = field(default_factory=lambda: RestartLedger(WORKER_POLICY))
-    crash: Crash | None = None
+    crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=CRASHES_KEPT))
     restart_at_ns: int | None = None
     given_up: str = ""
     stopped: bool = False
@@ -115,6 +138,18 @@ class Replica:
         if self.given_up:
             return "failed"
         return str(self.life.state)
+
+    @property
+    def crash(self) -> Crash | None:
+        """The latest."""
+        return self.crashes[-1] if self.crashes else None
+
+    def limit(self, stage: int) -> tuple[str, int]:
+        """Block of a stage of this life, and the longest time of its forward in ms (0 = none)."""
+        for plan in self.spec.stages:
+            if self.life.stages.get(plan.spec.name) == stage:
+                return plan.spec.name, plan.spec.timeout_ms
+        return f"stage {stage}", 0
 
     @property
     def wanted(self) -> bool:
@@ -196,6 +231,7 @@ def worker_launch(
         mode=spec.mode,
         device=spec.device,
         threads=life.threads,
+        lanes=life.lanes,
         cores=spec.cores,
         arena_bytes=spec.arena_bytes if spec.mode == "tensormq" else 0,
         slots=spec.slots,
@@ -223,8 +259,11 @@ def dispatcher_launch(
         slots=settings.dispatcher_slots,
         max_inflight=settings.max_inflight,
         max_inflight_per_client=settings.max_inflight_per_client,
+        adaptive_limit=settings.adaptive_limit,
+        result_memory_bytes=settings.result_memory_bytes,
         monitor_hz=hz,
         log_path=log_path(place, life),
+        keys=str(settings.keys) if settings.keys is not None else "",
     )
 
 

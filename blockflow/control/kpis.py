@@ -28,6 +28,8 @@ _SUMS = (
     "rows_per_s",
     "bytes_out",
     "copies_out",
+    "elements_in",
+    "elements_padded",
 )
 _PROCESS_SUMS = (
     "cpu_percent",

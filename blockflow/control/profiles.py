@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from blockflow.batching.registry import with_overlap
 from blockflow.control.events import Launch
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
@@ -35,13 +36,14 @@ class ProfileShelf:
         return replace(order, spec={**order.spec, "stages": stages})
 
     def with_costs(self, topology: Topology) -> Topology:
-        """``topology`` with the measured cost of each block that has a profile."""
+        """``topology`` with what steers its plan of threads: the measured cost of each block that
+        has a profile, and how many batches each policy overlaps."""
         costs: dict[str, float] = {}
         for name, spec in topology.blocks.items():
             asked = spec.engine, spec.precision, spec.options, spec.device
             with suppress(BlockFlowError, ValueError):  # not measured, or not with one thread
                 costs[name] = self._find(topology.infos[name], *asked).profile.ms(1)
-        return replace(topology, costs=costs)
+        return with_overlap(replace(topology, costs=costs))
 
     def state(self, spec: BlockSpec, info: BlockInfo) -> dict[str, Any]:
         """Whether a deployed block has a profile that holds: what its REST document says."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_REST_PORT = 5780
 DEFAULT_CLIENT_PORT = 5755
-
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def default_state_dir() -> Path:
@@ -24,8 +23,24 @@ def default_run_root() -> Path:
     return Path(os.environ.get("BLOCKFLOW_RUN_ROOT") or f"/dev/shm/blockflow-{os.getuid()}")
 
 
+def default_keys() -> Path:
+    """``$XDG_CONFIG_HOME/blockflow/keys``, by default ``~/.config/blockflow/keys``."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".config") / "blockflow" / "keys"
+
+
+def is_address(host: str) -> bool:
+    """Whether it is a number, not a name."""
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
-    return host in _LOOPBACK
+    """Whether only this machine can reach what listens there. Other names are not looked up."""
+    return host == "localhost" or (is_address(host) and ip_address(host.strip("[]")).is_loopback)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -45,6 +60,8 @@ class Timing:
         drain: how long requests on the old routes may take before their workers stop anyway.
         ping: how long a Pong is waited for.
         health: period of the pings to all processes.
+        beat: period of the looks at all processes; one that is stopped twice in a row is replaced.
+        hang: how long a process may leave pings unanswered, without cpu time, until it is replaced.
         grace: how long a shutdown waits for requests in flight.
     """
 
@@ -54,7 +71,9 @@ class Timing:
     flip: float = 10.0
     drain: float = 65.0
     ping: float = 1.0
-    health: float = 2.0
+    health: float = 0.5
+    beat: float = 0.25
+    hang: float = 1.5
     grace: float = 2.0
 
 
@@ -63,21 +82,31 @@ class ControlSettings:
     """What ``blockflow up`` may be told.
 
     Ports may be 0: any free one, announced when ready. ``max_inflight`` are the Dispatcher's
-    credits. ``dispatcher_arena_bytes`` bounds the inputs that it keeps; memory is committed only as
-    it is used.
+    credits; with ``adaptive_limit`` fewer are given out where requests queue. ``host`` is where
+    REST listens, ``client_host`` where clients do; beyond loopback both need ``keys``, the folder
+    of CURVE keys, and a token. ``token_file`` is by default the one in that folder, else there is
+    none. ``names`` are further names of this machine that REST answers to.
+    ``dispatcher_arena_bytes`` bounds the inputs that it keeps; memory is committed only as
+    it is used. ``result_memory_bytes`` bounds the replies that it keeps for clients that may ask
+    again (0 = off).
     """
 
     repository: Path = Path("blocks")
     state_dir: Path = field(default_factory=default_state_dir)
     run_root: Path = field(default_factory=default_run_root)
     host: str = DEFAULT_HOST
+    client_host: str = DEFAULT_HOST
     rest_port: int = DEFAULT_REST_PORT
     client_port: int = DEFAULT_CLIENT_PORT
     cores: tuple[int, ...] = field(default_factory=available_cores)
     monitor_hz: float = 4.0
     max_inflight: int = 256
     max_inflight_per_client: int = 256
+    adaptive_limit: bool = True
     dispatcher_arena_bytes: int = 512 * 1024 * 1024
     dispatcher_slots: int = 512
+    result_memory_bytes: int = 32 * 1024 * 1024
     token_file: Path | None = None
+    keys: Path | None = None
+    names: tuple[str, ...] = ()
     timing: Timing = Timing()

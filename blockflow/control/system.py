@@ -18,11 +18,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from blockflow.batching.registry import policy_problems
-from blockflow.control.auth import TokenAuth
+from blockflow.control.accept import stored_lookup
 from blockflow.control.commands import Commands
+from blockflow.control.exposure import check_exposure
 from blockflow.control.manager import Manager
 from blockflow.control.profiles import ProfileShelf
-from blockflow.control.rest.server import RestServer, refuse_open_host
+from blockflow.control.rest.server import RestServer
 from blockflow.control.settings import ControlSettings
 from blockflow.control.store import StateStore
 from blockflow.control.update import Update
@@ -34,6 +35,7 @@ from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import REHEARSAL
 from blockflow.launch.process import become_subreaper
 from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.curve import make_link_key
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
 log = logging.getLogger("blockflow.control")
@@ -83,6 +85,7 @@ class System:
             chosen,
             repository=chosen.repository.absolute(),
             state_dir=chosen.state_dir.absolute(),
+            keys=chosen.keys.absolute() if chosen.keys is not None else None,
         )
         self._fresh = fresh
         self._launcher = launcher
@@ -108,8 +111,7 @@ class System:
 
     def _start(self) -> None:
         settings = self.settings
-        refuse_open_host(settings.host)
-        auth = TokenAuth(settings.token_file) if settings.token_file is not None else None
+        auth = check_exposure(settings)
         become_subreaper()
         store = (StateStore.open_fresh if self._fresh else StateStore)(settings.state_dir)
         self._undo.append(store.close)
@@ -117,6 +119,8 @@ class System:
         run_dir = RunDir.create(settings.run_root)
         self._undo.append(run_dir.remove)
         self.run_dir = run_dir.path
+        if settings.keys is not None:
+            make_link_key(run_dir.path)
         launcher = self._launcher
         if launcher is None:
             rehearsal = (REHEARSAL, {"repository": str(settings.repository)})
@@ -134,9 +138,10 @@ class System:
             host=settings.host,
             port=settings.rest_port,
             auth=auth,
+            names=settings.names,
         )
         self._undo.append(self.rest.stop)
-        refuse_taken_port(settings.host, settings.client_port)
+        refuse_taken_port(settings.client_host, settings.client_port)
         launcher.start()
         self.manager.start()
         restore = self._restore(store)
@@ -218,7 +223,9 @@ class System:
         if state.topology is None:
             return None
         brain = self.manager.brain
-        lookup = BlockRepository(self.settings.repository).info
+        notes: list[str] = []
+        repository = BlockRepository(self.settings.repository)
+        lookup = stored_lookup(repository, state.digests, notes)
         shelf = ProfileShelf(self.settings.repository)
 
         def deploy() -> Update:
@@ -226,6 +233,8 @@ class System:
             try:
                 topology = parse_topology(state.topology, lookup, policy_problems)
                 topology = shelf.with_costs(topology)
+                for note in notes:
+                    store.warn(note)
                 return brain.restore(topology, state.epoch, state.posted, now)
             except BlockFlowError as e:
                 log.error("the stored topology (epoch %d) cannot be deployed: %s", state.epoch, e)

@@ -7,6 +7,7 @@ from typing import Any
 from blockflow.control.brain import Brain
 from blockflow.control.fleet import Crash, Life, Replica, Role
 from blockflow.control.kpis import KpiBook, Sample, aggregate, totals
+from blockflow.control.routes import served_contract
 from blockflow.core.lifecycle import State
 from blockflow.core.topology import Topology
 
@@ -87,11 +88,12 @@ class Views:
 
     def _task(self, topology: Topology, name: str) -> dict[str, Any]:
         spec = topology.tasks[name]
-        contract = topology.contract_of(name)
+        contract = served_contract(topology, name)
         missing = [b for b in spec.path if self._block_state(b) not in ("ready", "degraded")]
         return {
             "name": name,
             "path": list(spec.path),
+            "canary": spec.canary.model_dump(mode="json") if spec.canary else None,
             "available": not missing,
             "missing": missing,
             "contract": contract.to_dict(),
@@ -147,11 +149,12 @@ class Views:
             "variants": sorted(info.variants),
             "batching": spec.batching.model_dump(mode="json"),
             "threads": spec.threads,
+            "lanes": spec.lanes,
             "max_rows": topology.rows_of(name),
             "replicas": spec.replicas,
             "ready": sum(r.life.state is State.READY for r in hosts),
             "workers": [r.name for r in hosts],
-            "tasks": [t for t, s in topology.tasks.items() if name in s.path],
+            "tasks": [t for t, s in topology.tasks.items() if any(name in p for p in s.paths)],
             "kpi": aggregate(k for k in kpis if k is not None),
         }
 
@@ -171,9 +174,9 @@ class Views:
             return "ready"
         if "ready" in states:
             return "degraded"
-        for state in ("restarting", "loading", "launching", "failed"):
+        for state in ("restarting", "proving", "loading", "launching", "failed"):
             if state in states:
-                return "starting" if state in ("loading", "launching") else state
+                return state if state in ("restarting", "failed") else "starting"
         return states[0] if states else "missing"
 
     # --- workers --------------------------------------------------------------------------------
@@ -202,6 +205,7 @@ class Views:
             "clients": list(life.endpoints),
             "restarts": self._crew.dispatcher_ledger.total,
             "crash": self._crash(self._crew.dispatcher_crash),
+            "crashes": [self._crash(c) for c in reversed(self._crew.dispatcher_crashes)],
             "kpi": sample.extra if sample is not None else {},
         }
 
@@ -234,10 +238,14 @@ class Views:
             "threads": life.threads,
             "threads_asked": spec.threads or "auto",
             "threads_now": sample.extra.get("threads") if sample is not None else None,
+            "lanes": life.lanes,
+            "lanes_asked": spec.lanes or "auto",
+            "lanes_now": sample.extra.get("lanes") if sample is not None else None,
             "cores": list(spec.cores),
             "restarts": replica.ledger.total,
             "given_up": replica.given_up or None,
             "crash": self._crash(replica.crash),
+            "crashes": [self._crash(c) for c in reversed(replica.crashes)],
             "stages": stages,
         }
 
@@ -252,6 +260,7 @@ class Views:
             "start_ms": round((life.ready_ns - life.launched_ns) / 1e6, 3) if ready else None,
             "load_ms": life.load_ms,
             "warm_ms": life.warm_ms,
+            "probe_ms": round(life.probe_ms, 3),
             "uptime_s": self._age_s(life.ready_ns) if ready and not life.reaped else None,
             "ping_ms": self._pings.get(life.incarnation),
             "kpi_age_s": self._age_s(sample.time_ns) if sample is not None else None,
@@ -266,6 +275,15 @@ class Views:
             "age_s": self._age_s(crash.at_ns),
             "cause": crash.cause,
             "error": crash.error.to_dict() if crash.error is not None else None,
+            "work": [
+                {
+                    "block": w.block,
+                    "took_ms": w.took_ms,
+                    "requests": w.requests,
+                    "tickets": list(w.tickets),
+                }
+                for w in crash.work
+            ],
             "log": list(crash.log_tail),
         }
 

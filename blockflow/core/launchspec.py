@@ -64,12 +64,13 @@ class WorkerLaunch:
         transport: ``ipc`` or ``tcp`` for its data socket.
         mode: ``tensormq`` or ``zeromq`` for what it sends.
         device: ``cpu`` or ``cuda:N``.
-        threads: intra-op threads.
+        threads: intra-op threads of a forward.
         cores: cpu numbers it may run on.
         arena_bytes: capacity of its arena (0 = none is made).
         slots: how many tensors may be out at once.
         monitor_hz: KPI samples per second, 0 = off.
         log_path: file that gets stderr and the log, '' = inherited.
+        lanes: forwards that it may compute at once, of different stages.
     """
 
     name: str
@@ -87,6 +88,7 @@ class WorkerLaunch:
     slots: int
     monitor_hz: float = 4.0
     log_path: str = ""
+    lanes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         d = asdict(self)
@@ -109,7 +111,10 @@ class WorkerLaunch:
 class DispatcherLaunch:
     """The Dispatcher's birth certificate. ``client_endpoints`` are bound for clients: ``tcp://host:port``
     (port 0 = any) and ``ipc://path``; ``max_inflight`` are its credits; ``max_inflight_per_client``
-    bounds one client's share; ``arena_bytes`` holds the retained inputs."""
+    bounds one client's share; ``adaptive_limit``: a task's credits follow its queues;
+    ``arena_bytes`` holds the retained inputs; ``result_memory_bytes``
+    holds replies that clients may ask for again (0 = off); ``keys`` is the folder of the
+    server's CURVE keys ('' = none: tcp takes whoever reaches it)."""
 
     name: str
     incarnation: int
@@ -122,8 +127,11 @@ class DispatcherLaunch:
     slots: int
     max_inflight: int = 256
     max_inflight_per_client: int = 256
+    adaptive_limit: bool = True
+    result_memory_bytes: int = 32 * 1024 * 1024
     monitor_hz: float = 4.0
     log_path: str = ""
+    keys: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         d = asdict(self)

@@ -25,6 +25,7 @@ MAX_DIM = 2**31 - 1
 MAX_TASKS_PER_REQUEST = 16
 MAX_PATH_NODES = 64
 MAX_ITEMS_PER_MESSAGE = 64
+MAX_WITHDRAWN_PER_MESSAGE = 128
 MAX_NAME_CHARS = 64
 MAX_BLOCKS = 1024
 MAX_TASKS = 4096
@@ -32,6 +33,9 @@ MAX_SHARES = 2 * MAX_TASKS
 """Highest index of a task's share: those of one topology and of the one before it."""
 
 MAX_REPLICAS = 256
+
+MAX_LANES = 16
+"""Forwards that one worker computes at once."""
 
 MAX_GRANT_SLOTS = 16
 """Slots of one segment that the Dispatcher grants a client of its host (tensormq/grants.py)."""
@@ -55,3 +59,9 @@ MAX_ROWS = 65_536
 
 NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"
 """Names of blocks, tasks and workers: safe as file names, in URLs and on a terminal."""
+
+VERSION_CHARS = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}"
+"""A block's version, the label that its maker gave it."""
+
+BLOCK_PATTERN = rf"^[A-Za-z][A-Za-z0-9_.-]{{0,63}}(@{VERSION_CHARS})?$"
+"""A block of a topology: a name, which means the current version, or ``name@version``."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from blockflow.core import limits
@@ -34,6 +34,16 @@ DTYPE_BYTES: Mapping[str, int] = {
 """Element types that may travel, with their size in bytes."""
 
 FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+def integer_range(dtype: str) -> tuple[int, int]:
+    """Smallest and largest value of an integer dtype or of bool."""
+    bits = 8 * DTYPE_BYTES[dtype]
+    if dtype == "bool":
+        return 0, 1
+    if dtype.startswith("u"):
+        return 0, 2**bits - 1
+    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
 def tensor_bytes(dtype: str, dims: Iterable[int]) -> int:
@@ -134,6 +144,11 @@ class TensorSpec:
         """Concrete dims under a binding; every name in ``dims`` must be bound."""
         return tuple(d if isinstance(d, int) else binding[d] for d in self.dims)
 
+    def least_dims(self, rows: int = 1) -> tuple[int, ...]:
+        """Dims of the smallest tensor with so many rows: what warms a block up, and proves it."""
+        least = {name: self.ranges.get(name, (1, 1))[0] for name in self.dynamic}
+        return self.resolve({**least, ROWS: rows})
+
     def accepts(self, other: TensorSpec) -> str:
         """Why this input cannot take ``other`` as it comes out of the previous block ('' if it
         can).
@@ -199,6 +214,44 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True)
+class Padding:
+    """A block's promise: padding its input changes no result.
+
+    An input of any values, lengthened at the far end of every dim that is called ``dim`` with
+    elements of ``value``, gives an output which, cut back to the former length, is the one of the
+    input itself (within the tolerance of its dtype).
+
+    Attributes:
+        dim: name of a dynamic dim of the input.
+        value: what the input is padded with.
+    """
+
+    dim: str
+    value: float = 0
+
+    def problem(self, spec: TensorSpec) -> str:
+        """Why an input of ``spec`` cannot be padded like this ('' if it can)."""
+        if self.dim not in spec.dynamic:
+            known = ", ".join(spec.dynamic) or "none"
+            return f"{self.dim!r} is no dynamic dim of {spec} (dynamic: {known})"
+        if not isfinite(self.value):
+            return f"the padding value {self.value} is not finite"
+        if spec.dtype in FLOAT_DTYPES:
+            return ""
+        lo, hi = integer_range(spec.dtype)
+        if self.value != int(self.value) or not lo <= self.value <= hi:
+            return f"the padding value {self.value} is no {spec.dtype}"
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"dim": self.dim, "value": self.value}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Padding:
+        return cls(str(data["dim"]), data["value"])
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """A further form of a block's artifact, made of it by ``blockflow convert``.
 
@@ -247,6 +300,7 @@ class BlockInfo:
         variants: further forms of the artifact, by kind (``onnx``).
         choices: machine fingerprint -> what ``engine: auto`` means there: ``engine``,
             ``precision``, ``options`` and what was measured.
+        padding: the block may be padded like this; None: it may not.
     """
 
     name: str
@@ -258,6 +312,7 @@ class BlockInfo:
     state_bytes: int
     variants: Mapping[str, Variant] = field(default_factory=dict)
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    padding: Padding | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -270,10 +325,12 @@ class BlockInfo:
             "state_bytes": self.state_bytes,
             "variants": {k: v.to_dict() for k, v in self.variants.items()},
             "choices": {k: dict(v) for k, v in self.choices.items()},
+            "padding": None if self.padding is None else self.padding.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BlockInfo:
+        padding = data.get("padding")
         return cls(
             str(data["name"]),
             str(data["version"]),
@@ -284,4 +341,5 @@ class BlockInfo:
             int(data["state_bytes"]),
             {str(k): Variant.from_dict(v) for k, v in dict(data.get("variants", {})).items()},
             {str(k): dict(v) for k, v in dict(data.get("choices", {})).items()},
+            None if padding is None else Padding.from_dict(padding),
         )

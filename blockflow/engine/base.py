@@ -1,7 +1,7 @@
 """Engine: loads an artifact and runs ``forward(tensor) -> tensor``.
 
-A worker's engine thread is the only caller of :meth:`Engine.run`; implementations need no locks and
-release the interpreter lock while they compute. Where to add one: docs/engines.md.
+One thread at a time calls an engine, though not always the same one; implementations need no locks
+and release the interpreter lock while they compute. Where to add one: docs/engines.md.
 """
 
 from __future__ import annotations
@@ -83,10 +83,16 @@ class Engine(ABC):
     def close(self) -> None:
         """Free the block's memory. The engine is not used afterwards."""
 
+    @property
+    def concurrent(self) -> bool:
+        """Whether :meth:`run` may go on beside that of other engines in the same process, each in a
+        thread of its own. On a device they would share its stream and the pool of its memory."""
+        return self.options.device == "cpu"
+
     def set_threads(self, threads: int) -> None:
         """Change the number of intra-op threads of a loaded engine, between two batches.
 
-        Called in the engine thread. Here: torch's pool, which is the process's.
+        Called in the engine thread. Here: torch's pool; each thread that computes has its own.
 
         Raises:
             BlockError: LOAD_FAILED where the block has to be opened anew for it and cannot be; the
@@ -101,6 +107,5 @@ class Engine(ABC):
         import torch  # computed tensors only: this room is where torch belongs
 
         spec = self.block.contract.input
-        binding = {name: spec.ranges.get(name, (1, 1))[0] for name in spec.dynamic}
-        dims = spec.resolve({**binding, "rows": rows})
+        dims = spec.least_dims(rows)
         self.run(torch.zeros(dims, dtype=getattr(torch, spec.dtype), device=self.options.device))

@@ -3,6 +3,7 @@
 Settings, from the artifact (a JSON object) and over it from ``EngineOptions.extra``:
 
 - ``delay_ms``: time of one run; ``row_ms``: further time per row;
+- ``add``: a number that is added to every element: which artifact ran shows in the result;
 - ``touch_mib``: before each run, write to so much memory, as a forward's activations do to the
   caches (benchmarks);
 - ``still``: the output is left as the memory was, at the contract's output dims: what remains is
@@ -29,7 +30,7 @@ from blockflow.core.errors import BlockError
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import Engine, EngineOptions
 
-_NUMBERS = frozenset({"delay_ms", "row_ms", "touch_mib", "fail_on_value", "crash_on_value"})
+_NUMBERS = frozenset({"add", "delay_ms", "row_ms", "touch_mib", "fail_on_value", "crash_on_value"})
 _FLAGS = frozenset({"still", "fail_on_load", "crash_on_load"})
 _MAX_BYTES = 64 * 1024
 
@@ -89,10 +90,13 @@ class EchoEngine(Engine):
                 raise self._wrong_slot(out)
             return out
         if out is None:
-            return x.clone() if hasattr(x, "clone") else x.copy()
-        if tuple(out.shape) != tuple(x.shape) or out.dtype != x.dtype:
+            out = x.clone() if hasattr(x, "clone") else x.copy()
+        elif tuple(out.shape) != tuple(x.shape) or out.dtype != x.dtype:
             raise self._wrong_slot(out)
-        out[...] = x
+        else:
+            out[...] = x
+        if "add" in settings:
+            out += settings["add"]
         return out
 
     @property

@@ -68,7 +68,7 @@ class TorchEngine(Engine):
 
     def load(self, artifact: Path) -> None:
         try:
-            # process-wide by torch's design: one engine thread per worker process computes
+            # of the thread that loads; a worker's further lanes set theirs themselves
             torch.set_num_threads(self.options.threads)
             self._cast = _option(PRECISIONS, self.options.precision, "precision")
             layout = _option(

@@ -164,7 +164,8 @@ def load_grid(status: Doc, before: Doc | None = None) -> Grid:
 def process_grid(status: Doc) -> Grid:
     """Every process with its resources; GPU columns only where a process has one.
 
-    ``comp`` are the threads that compute (``>`` marks a change under way), ``thr`` all of them.
+    ``comp`` are the threads that compute, ``2x1`` those of two lanes (``>`` marks a change under
+    way), ``thr`` all of them.
     """
     found = processes(status)
     gpu = any(part(p, "process").get("gpu_util_percent") is not None for p in found)
@@ -232,7 +233,7 @@ def task_grid(status: Doc) -> Grid:
         Column("out ms", wide=True),
         Column("rows", wide=True),
     )
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for t in listing(status, "tasks"):
         kpi = part(t, "kpi")
         latency = part(kpi, "latency")
@@ -251,7 +252,61 @@ def task_grid(status: Doc) -> Grid:
                 amount(kpi.get("rows")),
             )
         )
+        rows += _variant_rows(t, part(kpi, "variants"))
     return Grid("Tasks", columns, tuple(rows))
+
+
+def _variant_rows(task: Doc, variants: Doc) -> list[tuple[str, ...]]:
+    """What each path of a task with a canary has answered since the canary was published."""
+    canary = part(task, "canary")
+    share = canary.get("share")
+    if not canary or not is_number(share):
+        return []
+    rows: list[tuple[str, ...]] = []
+    for name, path, of in (("stable", task, 1 - share), ("canary", canary, share)):
+        kpi = part(variants, name)
+        latency = part(kpi, "latency")
+        rows.append(
+            (
+                f"  {name} {100 * of:g}%",
+                path_text(path),
+                NONE,
+                amount(kpi.get("ok")),
+                _sum(kpi.get("failed")),
+                NONE,
+                ms(_if_any(latency, "p50_ms")),
+                ms(_if_any(latency, "p99_ms")),
+                NONE,
+                NONE,
+                NONE,
+            )
+        )
+    return rows
+
+
+def history_grid(epochs: Sequence[Doc]) -> Grid:
+    """The epochs that are remembered (``blockflow history``)."""
+    columns = (
+        Column("epoch"),
+        _left("when"),
+        _left("how"),
+        _left("tasks"),
+        _left("note"),
+    )
+    rows = []
+    for e in epochs:
+        missing = [str(b) for b in e.get("missing") or []]
+        note = f"gone: {', '.join(missing)}" if missing else ""
+        rows.append(
+            (
+                count(e.get("epoch")),
+                str(e.get("when") or NONE),
+                str(e.get("how", NONE)),
+                ", ".join(part(part(e, "posted"), "tasks")),
+                "in force" if e.get("in_force") else note,
+            )
+        )
+    return Grid("Epochs", columns, tuple(rows))
 
 
 def contract_grid(tasks: Sequence[Doc]) -> Grid:
@@ -285,11 +340,17 @@ def _engine(block: Doc) -> str:
 
 
 def _compute_threads(worker: Doc) -> str:
-    """``2``, or ``1>2`` while a worker has not yet taken up what it was told."""
-    told, now = worker.get("threads"), worker.get("threads_now")
-    if now is None or now == told:
-        return count(told)
-    return f"{count(now)}>{count(told)}"
+    """``2``, two lanes of one thread each as ``2x1``; ``1>2`` while a worker has not yet taken up
+    what it was told."""
+    told = _lanes_and_threads(worker.get("lanes"), worker.get("threads"))
+    if worker.get("threads_now") is None:
+        return told
+    now = _lanes_and_threads(worker.get("lanes_now"), worker["threads_now"])
+    return told if now == told else f"{now}>{told}"
+
+
+def _lanes_and_threads(lanes: Any, threads: Any) -> str:
+    return f"{lanes}x{count(threads)}" if is_number(lanes) and lanes > 1 else count(threads)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -9,9 +9,11 @@ import http.client
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from blockflow.control.auth import TOKEN_VARIABLE, read_token
 from blockflow.core.errors import BlockFlowError, RequestError, from_dict, make_error
 
 DEFAULT_URL = "http://127.0.0.1:5780"
@@ -26,12 +28,21 @@ class RestClient:
         url: ``http://host:port``; by default the environment's BLOCKFLOW_URL, else
             ``http://127.0.0.1:5780``.
         timeout_s: for the connection and for each answer.
+        token_file: private file with the service's token; by default the environment's
+            BLOCKFLOW_TOKEN_FILE, else no token is sent.
 
     Raises:
         RequestError: INVALID_REQUEST, the URL is none.
+        SystemError_: UNAUTHORIZED, the token file is unfit.
     """
 
-    def __init__(self, url: str | None = None, *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        timeout_s: float = 10.0,
+        token_file: str | Path | None = None,
+    ) -> None:
         self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
         self._timeout_s = timeout_s
         try:
@@ -47,6 +58,8 @@ class RestClient:
                 hint="use http://host:port",
             )
         self._host, self._port, self._prefix = host, port or 80, parts.path
+        file = token_file or os.environ.get(TOKEN_VARIABLE)
+        self._token = read_token(Path(file)).decode("ascii") if file else ""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """GET a resource; returns its JSON document.
@@ -78,6 +91,8 @@ class RestClient:
     ) -> Any:
         target = self._prefix + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
         if body is not None:
             headers["Content-Type"] = "application/json"
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)

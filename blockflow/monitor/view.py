@@ -59,10 +59,18 @@ def notices(status: Doc) -> list[str]:
         if crash := part(process, "crash"):
             text = f"{process.get('name')} crashed {age(crash.get('age_s'))} ago"
             text += f": {crash.get('cause')}"
+            if at_work := listing(crash, "work"):
+                text += f", while it computed {', '.join(map(_work_text, at_work))}"
             if given_up := process.get("given_up"):
                 text += f"; not restarted: {given_up}"
             out.append(text)
     return out
+
+
+def _work_text(work: Doc) -> str:
+    """``trunk1 for 2 requests``."""
+    number = work.get("requests")
+    return f"{work.get('block')} for {count(number)} request{'' if number == 1 else 's'}"
 
 
 def endpoints(status: Doc) -> list[str]:
@@ -88,6 +96,21 @@ def legs(status: Doc) -> list[str]:
     if granted.get("clients"):
         out.append(f"granted  {size(granted.get('bytes'))} to {count(granted['clients'])} clients")
     return out
+
+
+def reruns(status: Doc) -> list[str]:
+    """What became of requests whose worker died; nothing before the first one."""
+    kpi = part(part(part(status, "dispatcher"), "kpi"), "recovery")
+    named = (
+        ("rerun", "run again"),
+        ("waiting", "waiting for a worker"),
+        ("poisoned", "poison"),
+        ("budget_denied", "over the budget"),
+        ("attempts_spent", "out of attempts or time"),
+        ("not_replayable", "not replayable"),
+    )
+    texts = [f"{amount(kpi[key])} {text}" for key, text in named if kpi.get(key)]
+    return [f"deaths   {', '.join(texts)}"] if texts else []
 
 
 def is_ready(status: Doc) -> bool:
@@ -181,6 +204,8 @@ def update_lines(answer: Doc) -> list[str]:
             out.append(f"  {verb:<6} {', '.join(map(str, names))}")
     if wide := [f"{w} {n}" for w, n in part(plan, "threads").items() if is_number(n) and n > 1]:
         out.append(f"  threads {', '.join(wide)}")
+    if several := [f"{w} {n}" for w, n in part(plan, "lanes").items() if is_number(n) and n > 1]:
+        out.append(f"  lanes   {', '.join(several)}")
     for verb, names in part(plan, "tasks").items():
         if names:
             out.append(f"  tasks  {verb} {', '.join(map(str, names))}")

@@ -28,21 +28,32 @@ class Payload:
     desc: TensorDesc
     frame: Any | None
 
-    def rows(self, start: int, stop: int) -> Payload:
+    def rows(self, start: int, stop: int, shape: tuple[int, ...] | None = None) -> Payload:
         """The payload for rows ``start..stop`` alone, not copied: a batch is parted by next hop.
 
         Each part goes to a consumer of its own: publish to as many consumers as there are parts.
+
+        Args:
+            start, stop: which rows.
+            shape: dims after the rows that each is cut to (what a padded batch has of one request);
+                None: nothing is cut.
         """
         desc = self.desc
-        if not 0 <= start < stop <= desc.dims[0]:
-            raise ValueError(f"rows {start}..{stop} of {desc}")
-        dims = (stop - start, *desc.dims[1:])
-        row_bytes = tensor_bytes(desc.dtype, dims[1:])
+        if shape is None:
+            shape = desc.dims[1:]
+        inside = len(shape) == len(desc.dims) - 1 and all(
+            0 < n <= d for n, d in zip(shape, desc.dims[1:], strict=True)
+        )
+        if not 0 <= start < stop <= desc.dims[0] or not inside:
+            raise ValueError(f"rows {start}..{stop}, cut to {list(shape)}, of {desc}")
+        dims = (stop - start, *shape)
+        first = start * tensor_bytes(desc.dtype, desc.dims[1:])
         handle = desc.handle
         if handle is not None:
-            handle = replace(handle, offset=handle.offset + start * row_bytes)
-        frame = None if self.frame is None else self.frame[start * row_bytes : stop * row_bytes]
-        return Payload(TensorDesc(desc.dtype, dims, handle), frame)
+            handle = replace(handle, offset=handle.offset + first)
+        part = TensorDesc(desc.dtype, dims, handle, _strides_of_cut(dims, desc.dims))
+        frame = None if self.frame is None else self.frame[first : first + span_bytes(part)]
+        return Payload(part, frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +227,20 @@ class Consumer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Drop all mappings. Idempotent."""
+
+
+def _strides_of_cut(dims: Sequence[int], whole: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of ``dims`` at the beginning of a contiguous tensor of dims ``whole``; None where
+    they are those of a tensor of its own."""
+    strides: list[int] = []
+    step = own = 1
+    contiguous = True
+    for n, d in zip(reversed(dims), reversed(whole), strict=True):
+        contiguous = contiguous and (n == 1 or step == own)
+        strides.insert(0, step)
+        step *= d
+        own *= n
+    return None if contiguous else tuple(strides)
 
 
 def span_bytes(desc: TensorDesc) -> int:

@@ -29,6 +29,9 @@ _U64 = 2**64 - 1
 _U32 = 2**32 - 1
 _TEXT_LIMIT = 2000
 
+MAX_TRIES = 255
+"""Sendings of one request under the same id."""
+
 TOKEN_BYTES = 16
 """An invitation's secret; the side connection that shows it belongs to that client."""
 
@@ -50,7 +53,8 @@ class Request:
     """One call: ``tasks`` on one input tensor, to be answered within ``deadline_ms``.
 
     The elements are the message's second frame or, where ``upload`` names a granted slot as (grant,
-    slot), that slot's content: it is read before this client's next message is.
+    slot), that slot's content: it is read before this client's next message is. ``tries`` says that
+    the client may send it again under the same id (0 = never), and the how manyth time this is.
     """
 
     request_id: bytes
@@ -58,6 +62,7 @@ class Request:
     deadline_ms: int
     tensor: TensorDesc
     upload: tuple[int, int] | None = None
+    tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,8 @@ class TaskResult:
     ``timings`` are the hops on this task's path, ``total_ns`` is from receipt at the Dispatcher to
     the encoding of this reply, ``ingress_ns`` from that receipt to the first send, ``egress_ns``
     from the last block's stamp to that encoding (the final transit is in it): the parts add up.
-    With ``place`` the elements lie in a granted slot, and there is no frame.
+    With ``place`` the elements lie in a granted slot, and there is no frame. ``canary`` says that
+    the request took the path that is being tried.
     """
 
     task: str
@@ -105,6 +111,7 @@ class TaskResult:
     egress_ns: int = 0
     total_ns: int = 0
     place: Place | None = None
+    canary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +179,7 @@ def encode_to_dispatcher(msg: ToDispatcher) -> bytes:
                 msg.deadline_ms,
                 msg.tensor.to_wire(),
                 None if msg.upload is None else list(msg.upload),
+                msg.tries,
             ]
         )
     return encode([v, _BARE_KINDS[type(msg)], msg.request_id])
@@ -184,9 +192,9 @@ def decode_to_dispatcher(header: bytes | memoryview) -> ToDispatcher:
     kind = raw[1]
     if len(raw) == 3 and type(kind) is int and kind in _BARE:
         return _BARE[kind](rid)
-    if kind != KIND_REQUEST or len(raw) != 7:
+    if kind != KIND_REQUEST or len(raw) != 8:
         raise malformed(_WHAT, f"unknown kind {kind!r} with {len(raw)} fields")
-    tasks, deadline_ms, tensor, upload = raw[3:]
+    tasks, deadline_ms, tensor, upload, tries = raw[3:]
     if (
         type(tasks) is not list
         or not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST
@@ -198,11 +206,13 @@ def decode_to_dispatcher(header: bytes | memoryview) -> ToDispatcher:
     desc = desc_from_wire(tensor, _WHAT)
     if desc.handle is not None or desc.strides is not None:
         raise malformed(_WHAT, "a client's tensor is contiguous and has no handle")
+    if not is_int(tries, 0, MAX_TRIES):
+        raise malformed(_WHAT, f"tries {tries!r} outside 0..{MAX_TRIES}")
     if upload is None:
-        return Request(rid, tuple(tasks), deadline_ms, desc)
+        return Request(rid, tuple(tasks), deadline_ms, desc, None, tries)
     if type(upload) is not list or len(upload) != 2 or not _is_slot(*upload):
         raise malformed(_WHAT, f"{upload!r} is no granted slot")
-    return Request(rid, tuple(tasks), deadline_ms, desc, (upload[0], upload[1]))
+    return Request(rid, tuple(tasks), deadline_ms, desc, (upload[0], upload[1]), tries)
 
 
 def _is_slot(grant: Any, slot: Any) -> bool:
@@ -260,6 +270,7 @@ def _result_to_wire(r: TaskResult) -> list[Any]:
         r.egress_ns,
         r.total_ns,
         None if r.place is None else [r.place.grant, r.place.slot, r.place.generation],
+        r.canary,
     ]
 
 
@@ -296,9 +307,11 @@ def decode_to_client(header: bytes | memoryview) -> ToClient:
 
 
 def _result_from_wire(raw: Any) -> TaskResult:
-    if type(raw) is not list or len(raw) != 9:
-        raise malformed(_WHAT, "a result has 9 fields")
-    task, tensor, error, blocks, flat, ingress, egress, total, place = raw
+    if type(raw) is not list or len(raw) != 10:
+        raise malformed(_WHAT, "a result has 10 fields")
+    task, tensor, error, blocks, flat, ingress, egress, total, place, canary = raw
+    if type(canary) is not bool:
+        raise malformed(_WHAT, "canary is a boolean")
     if type(task) is not str or (tensor is None) == (error is None):
         raise malformed(_WHAT, "a result is a tensor or an error")
     if error is not None and type(error) is not dict:
@@ -321,6 +334,7 @@ def _result_from_wire(raw: Any) -> TaskResult:
         egress,
         total,
         None if place is None else _place_from_wire(place, tensor),
+        canary,
     )
 
 

@@ -65,12 +65,17 @@ class StartFailed(ControlMessage):
 
 @dataclass(frozen=True, slots=True)
 class Pong(ControlMessage):
-    """Answer to Ping ``seq``, sent by the control thread even while an inference runs."""
+    """Answer to Ping ``seq``, sent by the control thread even while an inference runs.
+
+    ``heard`` is the latest Ping that the process's main loop has taken note of: the control thread
+    may answer for a main loop that hangs.
+    """
 
     KIND: ClassVar[str] = "pong"
     incarnation: int
     seq: int
     state: str
+    heard: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +161,14 @@ class PeerGone(ControlMessage):
     """``incarnation`` is proven dead (reaped): reclaim its leases, unmap its arena, drop its
     socket.
 
-    The Dispatcher also ends what was in flight there.
+    ``at_work`` names the requests that it was executing when it died, each as 18 bytes: request id,
+    attempt, hop (:mod:`blockflow.tensormq.atwork`). The Dispatcher also decides what becomes of
+    what was in flight there.
     """
 
     KIND: ClassVar[str] = "peer-gone"
     incarnation: int
+    at_work: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +182,12 @@ class SetPolicy(ControlMessage):
 
 @dataclass(frozen=True, slots=True)
 class SetThreads(ControlMessage):
-    """Compute with so many intra-op threads, from the next batch on."""
+    """Compute so many forwards at once (``lanes``), each with so many intra-op threads, from the
+    next batch on."""
 
     KIND: ClassVar[str] = "set-threads"
     threads: int
+    lanes: int = 1
 
 
 _KINDS: Mapping[str, type[ControlMessage]] = {

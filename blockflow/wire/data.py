@@ -21,8 +21,11 @@ from blockflow.wire.tensor import TensorDesc, desc_from_wire
 
 KIND_DATA = 1
 KIND_FAILURE = 2
+KIND_WITHDRAW = 3
 
 REQUEST_ID_BYTES = 16
+PROBE_EPOCH = 0
+"""Epoch of the control plane's readiness probes, which belong to no topology (those begin at 1)."""
 _U64 = 2**64 - 1
 _WHAT = "data message"
 
@@ -31,6 +34,7 @@ HOP_BYTES = _HOP.size
 """A hop's times on the wire: node and four durations."""
 _SENT = struct.Struct("<Q")
 _LEFT = struct.Struct("<I")
+_WITHDRAWN = struct.Struct(f"{REQUEST_ID_BYTES}sB")
 
 
 class HopTiming(NamedTuple):
@@ -55,13 +59,14 @@ class Item:
     Attributes:
         request_id: 16 bytes, unique per request.
         attempt: 1 for the first run of the path.
-        epoch: of the topology that admitted the request.
+        epoch: of the topology that admitted the request; :data:`PROBE_EPOCH` for none.
         path: the request's whole path tree.
         hop: index of the path node that receives (or, towards the Dispatcher, that has finished).
         rows: how many rows of the message's tensor are this request's, in item order.
         remaining_ms: time left to the deadline when the message was sent.
         timings: of the hops done so far, packed: nobody on the way looks into them.
         task: index into the route table's shares: what this request may claim at shared blocks.
+        alone: run it unbatched: it was at work in a worker that died, and may be the cause.
     """
 
     request_id: bytes
@@ -73,6 +78,7 @@ class Item:
     remaining_ms: int
     timings: bytes = b""
     task: int = 0
+    alone: bool = False
 
     @property
     def hops(self) -> tuple[HopTiming, ...]:
@@ -99,6 +105,7 @@ def _item_to_wire(item: Item, hop: int) -> list[Any]:
         item.rows,
         item.timings,
         item.task,
+        item.alone,
     ]
 
 
@@ -124,6 +131,33 @@ class Failure:
     sent_ns: int
     error: BlockFlowError
     items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Requests that nobody waits for any more: (request id, newest attempt) each.
+
+    From the Dispatcher to the workers where they may be. It is answered by nobody.
+    """
+
+    sender: int
+    requests: tuple[tuple[bytes, int], ...]
+
+
+def encode_withdraw(msg: Withdraw) -> bytes:
+    packed = b"".join([_WITHDRAWN.pack(*r) for r in msg.requests])
+    return encode([limits.PROTOCOL_VERSION, KIND_WITHDRAW, msg.sender, packed])
+
+
+def _withdraw_from_wire(sender: int, packed: Any) -> Withdraw:
+    if type(packed) is not bytes or not packed or len(packed) % _WITHDRAWN.size:
+        raise malformed(_WHAT, f"withdrawn requests are records of {_WITHDRAWN.size} bytes")
+    if len(packed) > _WITHDRAWN.size * limits.MAX_WITHDRAWN_PER_MESSAGE:
+        raise malformed(_WHAT, f"1..{limits.MAX_WITHDRAWN_PER_MESSAGE} requests are withdrawn")
+    requests = tuple(_WITHDRAWN.iter_unpack(packed))
+    if not all(attempt for _, attempt in requests):
+        raise malformed(_WHAT, "attempts count from 1")
+    return Withdraw(sender, requests)
 
 
 def encode_data(msg: Data) -> bytes:
@@ -198,7 +232,7 @@ def encode_failure(msg: Failure) -> bytes:
     return _encode(KIND_FAILURE, msg.sender, err, msg.sent_ns, msg.items)
 
 
-def decode_data_plane(header: bytes | memoryview) -> Data | Failure:
+def decode_data_plane(header: bytes | memoryview) -> Data | Failure | Withdraw:
     """Decode one header frame.
 
     Raises:
@@ -209,6 +243,8 @@ def decode_data_plane(header: bytes | memoryview) -> Data | Failure:
         raise malformed(_WHAT, "not an array")
     if raw[0] != limits.PROTOCOL_VERSION:
         raise wrong_version(_WHAT, raw[0])
+    if len(raw) == 4 and raw[1] == KIND_WITHDRAW and is_int(raw[2], 1, _U64):
+        return _withdraw_from_wire(raw[2], raw[3])
     if len(raw) != 6:
         raise malformed(_WHAT, f"{len(raw)} fields instead of 6")
     _, kind, sender, body, items_raw, stamps = raw
@@ -248,9 +284,9 @@ def _items_from_wire(raw: list[Any], stamps: Any) -> tuple[int, tuple[Item, ...]
 
 
 def _item_from_wire(raw: Any, remaining: int, newest: bytes) -> Item:
-    if type(raw) is not list or len(raw) != 8:
-        raise malformed(_WHAT, "an item has 8 fields")
-    rid, attempt, epoch, path, hop, rows, timings, task = raw
+    if type(raw) is not list or len(raw) != 9:
+        raise malformed(_WHAT, "an item has 9 fields")
+    rid, attempt, epoch, path, hop, rows, timings, task, alone = raw
     if type(rid) is not bytes or len(rid) != REQUEST_ID_BYTES:
         raise malformed(_WHAT, f"a request id has {REQUEST_ID_BYTES} bytes")
     if not (
@@ -259,6 +295,7 @@ def _item_from_wire(raw: Any, remaining: int, newest: bytes) -> Item:
         and is_int(rows, 1, limits.MAX_ROWS)
         and is_int(task, 0, limits.MAX_SHARES)
         and remaining <= limits.MAX_DEADLINE_MS
+        and type(alone) is bool
     ):
         raise malformed(_WHAT, "item field out of range")
     tree = path_from_wire(path)
@@ -268,7 +305,7 @@ def _item_from_wire(raw: Any, remaining: int, newest: bytes) -> Item:
         raise malformed(_WHAT, f"timings are records of {HOP_BYTES} bytes")
     if len(timings) + len(newest) > HOP_BYTES * limits.MAX_PATH_NODES:
         raise malformed(_WHAT, "more timings than a path has nodes")
-    return Item(rid, attempt, epoch, tree, hop, rows, remaining, timings + newest, task)
+    return Item(rid, attempt, epoch, tree, hop, rows, remaining, timings + newest, task, alone)
 
 
 def path_from_wire(raw: Any) -> PathTree:
@@ -303,9 +340,11 @@ __all__ = [
     "HopTiming",
     "Item",
     "WireError",
+    "Withdraw",
     "decode_data_plane",
     "encode_data",
     "encode_failure",
+    "encode_withdraw",
     "pack_timings",
     "path_from_wire",
     "timings_from_wire",

@@ -364,6 +364,38 @@ def test_rows_of_a_batch_part_without_a_copy(way: Way) -> None:
     assert producer.outstanding() == 0
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (2, 4), (1, 1), (3, 1), (4,), (3, 5), (0, 2)])
+def test_rows_of_a_padded_batch_are_cut_without_a_copy(way: Way, shape: tuple[int, ...]) -> None:
+    """A part of each row, contiguous or not, is read as what it is."""
+    producer, consumer = way.producer(), way.consumer()
+    buffer = reserved(producer, (5, 3, 4), "int32")
+    view = as_numpy(buffer.memory, "int32", (5, 3, 4))
+    view[:] = np.arange(60).reshape(5, 3, 4)
+    whole = producer.publish(buffer, [21])[0]
+    try:
+        part = whole.rows(1, 3, shape)
+    except ValueError:
+        assert shape in ((4,), (3, 5), (0, 2)), "it is a part of none"
+        producer.revoke(whole)
+        return
+    got = consumer.open(*carry(part))
+    assert got.desc.dims == (2, *shape)
+    back = as_numpy(got.memory, "int32", got.desc.dims, got.desc.strides)
+    assert (back == view[1:3, : shape[0], : shape[1]]).all()
+    torch_back = got.tensor()
+    assert tuple(torch_back.shape) == (2, *shape) and torch_back.tolist() == back.tolist()
+    got.release()
+
+
+def test_one_row_cut_at_its_first_dim_is_contiguous(way: Way) -> None:
+    producer = way.producer()
+    whole = producer.publish(reserved(producer, (5, 3, 4), "int32"), [21])[0]
+    assert whole.rows(2, 3, (2, 4)).desc.strides is None
+    assert whole.rows(2, 4, (3, 4)).desc.strides is None
+    assert whole.rows(2, 4, (2, 4)).desc.strides == (12, 4, 1)
+    assert whole.rows(2, 3, (2, 3)).desc.strides == (12, 4, 1)
+
+
 def test_peer_gone_gives_back_what_the_dead_held(way: Way) -> None:
     producer, consumer = way.producer(slots=2), way.consumer()
     dead, shared = send(producer, b"dead", [21])[0], send(producer, b"both", [21, 22])

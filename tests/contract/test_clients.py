@@ -284,6 +284,31 @@ def test_a_dead_dispatcher_loses_what_is_in_flight_and_no_more(make: Make, tmp_p
         assert client.counters().disconnects == 1
 
 
+def test_a_request_with_retries_goes_to_the_next_dispatcher(make: Make, tmp_path: Any) -> None:
+    address = f"ipc://{tmp_path}/d.sock"
+    first = FakeDispatcher(address)
+    client = make(address, connect_timeout_s=20)
+    in_flight = client.submit("held", X, retries=1, deadline_s=60)
+    first.wait_for(lambda: len(first.requests) == 1)
+    first.stop()
+    with FakeDispatcher(address) as second:
+        second.wait_for(lambda: len(second.requests) == 1)
+        (before,), (again,) = first.requests, second.requests
+        assert (before.tries, again.tries) == (1, 2)
+        assert (before.request_id, before.tasks) == (again.request_id, again.tasks)
+        second.release()
+        assert np.array_equal(in_flight.result(20).value, X)
+    assert client.counters().retries == 1
+
+
+@pytest.mark.parametrize("retries", [-1, 255, 1.0, None])
+def test_impossible_retries_are_refused(
+    make: Make, dispatcher: FakeDispatcher, retries: Any
+) -> None:
+    client = make(dispatcher.endpoint)
+    assert code_of(lambda: client.infer("echo", X, retries=retries)) == "INVALID_REQUEST"
+
+
 def test_a_dispatcher_that_stays_away_is_connection_lost(make: Make, tmp_path: Any) -> None:
     address = f"ipc://{tmp_path}/d.sock"
     first = FakeDispatcher(address)

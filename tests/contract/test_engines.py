@@ -6,8 +6,10 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -171,6 +173,28 @@ def test_warms_up_and_runs_again(engine: Engine) -> None:
     engine.warm_up(rows=4)
     x = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(engine.run(x), engine.run(x))
+
+
+def test_engines_of_one_process_run_side_by_side(stored: Stored) -> None:
+    """Each in a thread of its own, with results as if it were alone; and threads take turns."""
+    engines = [stored.load(stored.create()) for _ in range(2)]
+    assert all(e.concurrent for e in engines)
+    batches = [torch.randn(1 + n % 3, 3, 8, 8) for n in range(12)]
+    alone = [expected(engines[0], x) for x in batches]
+    meet = Barrier(2, timeout=60)
+
+    def runs(engine: Engine) -> list[Tensor]:
+        with torch.inference_mode():
+            meet.wait()
+            return [engine.run(x, torch.empty_like(x)) for x in batches]
+
+    with ThreadPoolExecutor(2) as lanes:
+        for pair in (engines, engines[::-1]):
+            for found in lanes.map(runs, pair):
+                for y, want in zip(found, alone, strict=True):
+                    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-5)
+    for engine in engines:
+        engine.close()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from blockflow.control.system import System
 from blockflow.core.model import TensorSpec
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import LoadedModel
+from blockflow.repository.sources import LoadedModel, load_model
 from tests.gpu.rig import devices
 
 WAIT_S = 30.0
@@ -129,6 +129,29 @@ def test_whole_tensors_over_the_host(system: System, layer: torch.nn.Module) -> 
         for _ in range(5):
             assert np.allclose(client.infer("t", X).value, expected(layer, 2), atol=1e-4)
     assert settled(system, "u", "d2h_copies", 5) and settled(system, "v", "h2d_copies", 5)
+
+
+def test_inputs_of_several_lengths(system: System, tmp_path: Path) -> None:
+    """Padded on the device, cut out of its memory by the next worker and by the host."""
+    tokens = TensorSpec("int64", ("rows", "length"), {"length": (1, 16)})
+    sizes = {"layers": 1, "width": 16, "heads": 2, "vocabulary": 32, "max_length": 16}
+    loaded = load_model("transformer-tokens", arguments=sizes, input_spec=tokens, int_below=32)
+    encoder = loaded.module
+    most = torch.nn.Sequential(encoder.get_submodule("embedding"), encoder.get_submodule("layers"))
+    names, cuts = ["embed", "encode", "norm"], ["layers", "norm"]
+    export_model(loaded, BlockRepository(tmp_path / "blocks"), names=names, cuts=cuts)
+    batching = {"policy": "window", "max_rows": 6, "max_delay_ms": 100, "classes": [16]}
+    on = {"embed": "cuda:0", "encode": "cuda:0", "norm": "cpu"}
+    blocks = [{"name": n, "device": d, "batching": batching} for n, d in on.items()]
+    system.apply({"blocks": blocks, "tasks": {"all": names, "most": names[:2]}})
+    rng = np.random.default_rng(1)
+    inputs = [rng.integers(0, 32, (2, n)) for n in (3, 16, 7)]
+    with Client(system.client_endpoint) as client, torch.inference_mode():
+        for task, model in (("all", encoder), ("most", most)):
+            pending = [client.submit(task, x, deadline_s=WAIT_S) for x in inputs]
+            for x, one in zip(inputs, pending, strict=True):
+                alone = model(torch.from_numpy(x)).numpy()
+                assert np.allclose(one.result().value, alone, atol=1e-4)
 
 
 def test_device_times_and_memory_are_reported(system: System) -> None:

@@ -19,6 +19,7 @@ test_a_trunk_with_heads_on_both = suite.test_a_trunk_with_heads_on_both
 test_blocks_in_one_worker_stay_on_the_device = suite.test_blocks_in_one_worker_stay_on_the_device
 test_two_gpus = suite.test_two_gpus
 test_whole_tensors_over_the_host = suite.test_whole_tensors_over_the_host
+test_inputs_of_several_lengths = suite.test_inputs_of_several_lengths
 test_device_times_and_memory_are_reported = suite.test_device_times_and_memory_are_reported
 
 

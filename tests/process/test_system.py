@@ -90,15 +90,14 @@ def test_an_update_changes_only_what_differs(system: System, client: Client) -> 
     assert not Path(f"/proc/{before['c#0']}").exists()
     assert np.array_equal(client.infer("v", X).value, X)
     assert code_of(client, "u") == "UNKNOWN_TASK"
+    *workers, dispatcher = [w["incarnation"] for w in system.commands.workers()]
+    prober = 1  # the first number that a control plane takes
     assert sorted(os.listdir(system.run_dir)) == sorted(
-        [f"{kind}-{i}" for i in _incarnations(system) for kind in ("arena", "marks")]
-        + [f"d{i}.sock" for i in _incarnations(system)]
-        + ["clients.sock", "control.sock", "g1.sock", "lock"]  # g: of the Dispatcher
+        [f"{kind}-{i}" for i in (*workers, dispatcher) for kind in ("arena", "marks")]
+        + [f"work-{i}" for i in workers]
+        + [f"d{i}.sock" for i in (*workers, dispatcher, prober)]
+        + ["clients.sock", "control.sock", f"g{dispatcher}.sock", "lock"]
     )
-
-
-def _incarnations(system: System) -> list[int]:
-    return [w["incarnation"] for w in system.commands.workers()]
 
 
 @pytest.mark.parametrize("block", ["broken", "dies"])

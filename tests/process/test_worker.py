@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from blockflow.core.metrics import StageKpi
 from blockflow.core.model import TensorSpec
+from blockflow.core.routing import PathNode, PathTree
 from blockflow.launch.process_kpi import private_and_shared
 from blockflow.tensormq.janitor import data_socket_path
 from blockflow.wire.control import (
@@ -33,8 +35,8 @@ from blockflow.wire.control import (
     Stop,
     Undrain,
 )
-from blockflow.wire.data import Data
-from tests.worker_rig import WAIT_S, Rig, echo, rig_with_template
+from blockflow.wire.data import Data, Item, Withdraw, encode_withdraw
+from tests.worker_rig import DISPATCHER, WAIT_S, Rig, echo, rig_with_template
 
 MakeRig = Callable[[], AbstractContextManager[Rig]]
 
@@ -70,7 +72,7 @@ def test_life_of_a_worker(rig: Rig) -> None:
     assert (hello.role, hello.name, hello.pid) == ("worker", "w11", child.pid)
     ready = rig.expect(Ready, 11)
     assert ready.endpoint.startswith("ipc://") and ready.load_ms > 0
-    assert rig.leavings(11) == ["arena-11", "d11.sock", "marks-11"]
+    assert rig.leavings(11) == ["arena-11", "d11.sock", "marks-11", "work-11"]
     assert rig.stop(11) == 0
     assert rig.leavings(11) == []
 
@@ -266,7 +268,7 @@ def test_a_forward_has_a_time_out(rig: Rig) -> None:
     for _ in range(2):
         failure = rig.failure()
         codes[failure.items[0].request_id] = failure.error.code
-    assert codes == {stuck: "BLOCK_FAILED", queued: "BLOCK_UNAVAILABLE"}
+    assert codes == {stuck: "BLOCK_FAILED", queued: "WORKER_LOST"}
     assert rig.children[11].wait(WAIT_S) == 3
     assert rig.leavings(11) == []
 
@@ -279,7 +281,7 @@ def test_a_stage_that_is_not_there(rig: Rig) -> None:
     assert rig.failure().error.code == "BLOCK_UNAVAILABLE"
     rig.send(some(), [1, 7])  # nobody knows a route to stage 7
     failure = rig.failure()
-    assert failure.error.code == "BLOCK_UNAVAILABLE" and failure.items[0].hop == 1
+    assert failure.error.code == "WORKER_LOST" and failure.items[0].hop == 1
     rig.send(some(), [1])
     rig.result()
 
@@ -387,16 +389,21 @@ def test_drain(rig: Rig) -> None:
 def test_stop_answers_what_is_queued(rig: Rig) -> None:
     rig.start(11, {1: echo(rig, "slow", delay_ms=300)})
     rig.publish()
-    ids = [rig.send(some(), [1])[0] for _ in range(4)]
+    ids = [rig.send(some(), [1])[0] for _ in range(12)]
     rig.result()
     rig.tell(11, Stop())
-    message = rig.receive()  # the one at work is finished first
-    assert isinstance(message, Data) and message.items[0].request_id == ids[1]
-    rig.read(message.tensor, None)
-    for rid in ids[2:]:
-        failure = rig.failure()
-        assert failure.error.code == "BLOCK_UNAVAILABLE"
-        assert failure.items[0].request_id == rid
+    done: list[bytes] = []  # what is at work when Stop comes is finished; on a busy machine, more
+    failed: list[bytes] = []
+    while len(done) + len(failed) < len(ids) - 1:
+        message = rig.receive()
+        if isinstance(message, Data):
+            rig.read(message.tensor, None)
+            done += [item.request_id for item in message.items]
+        else:
+            assert message.error.code == "WORKER_LOST"
+            failed += [item.request_id for item in message.items]
+    assert done + failed == ids[1:]
+    assert failed
     assert rig.children[11].wait(WAIT_S) == 0
     assert rig.leavings(11) == []
 
@@ -493,3 +500,36 @@ def test_blocks_of_a_model_compute_what_the_model_does(rig: Rig) -> None:
         with torch.inference_mode():
             expected = model(torch.from_numpy(x.copy())).numpy()
         np.testing.assert_allclose(rig.result()[1], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_withdrawn_is_dropped_in_the_queue_and_on_arrival(rig: Rig) -> None:
+    # While the first one runs, which is long, everything else is read.
+    rig.start(11, {1: echo(rig, "slow", delay_ms=700)})
+    rig.publish()
+    tree = PathTree((PathNode(1, -1, True),))
+    ids = [os.urandom(16) for _ in range(4)]
+    running, queued, overtaken, stays = ids
+    endpoint = rig.routes[1].endpoint
+
+    def send(rid: bytes, attempt: int = 1) -> None:
+        item = Item(rid, attempt, 1, tree, 0, 1, 30_000)
+        rig.post(some(1), (item,), tree, "float32", inline=False)
+
+    (warm,) = rig.send(some(1), [1])
+    assert rig.result()[0].items[0].request_id == warm
+    os.kill(rig.children[11].pid, signal.SIGSTOP)
+    send(running)
+    send(queued)
+    gone = ((queued, 1), (overtaken, 1))
+    rig.send_raw(endpoint, [encode_withdraw(Withdraw(DISPATCHER, gone))])
+    send(overtaken)
+    send(stays)
+    os.kill(rig.children[11].pid, signal.SIGCONT)
+    assert [rig.result()[0].items[0].request_id for _ in range(2)] == [running, stays]
+    send(overtaken, attempt=2)  # a later attempt is another thing
+    assert rig.result()[0].items[0].attempt == 2
+    rig.tell(11, Monitor(50.0))
+    assert rig.expect(Stats, 11).extra["withdrawn"] == 2
+    assert not rig.pull.poll(0)  # nobody was told of those two
+    rig.shm.sweep()
+    assert rig.shm.outstanding() == 0

@@ -340,6 +340,52 @@ def test_any_message_of_the_right_envelope_is_survived(kind: int, rest: list[Any
         core.on_message([encode([1, 20, rid(1), 0, [["t", None, error, [], [], 0, 0, 0]]])], 0)
 
 
+# --- retries
+
+
+def retrying(core: ClientCore, n: int, retries: int = 2, deadline_ms: int = 1000) -> None:
+    core.submit(rid(n), ("t",), DESC, BODY, deadline_ms, 0, retries)
+
+
+def test_a_request_goes_again_under_its_id_when_the_connection_broke() -> None:
+    core = connected_core()
+    retrying(core, 1)
+    submit(core, 2)
+    sent = send_all(core)
+    assert [m.tries for m in sent] == [1, 0]
+    lost = only(core.on_disconnected(10 * MS))
+    assert (lost.request_id, lost.error.code) == (rid(2), "CONNECTION_LOST")
+    assert core.next_message(20 * MS) is None
+    core.on_connected()
+    (again,) = send_all(core, now=30 * MS)
+    assert again == Request(rid(1), ("t",), 970, DESC, None, 2)
+    assert core.counters.retries == 1
+    assert isinstance(only(core.on_message(reply(1), 40 * MS)), Answered)
+
+
+def test_retries_run_out() -> None:
+    core = connected_core()
+    retrying(core, 1, retries=1)
+    for tries in (1, 2):
+        (sent,) = send_all(core)
+        assert sent.tries == tries
+        out = core.on_disconnected(0)
+        core.on_connected()
+    assert only(out).error.code == "CONNECTION_LOST"
+    assert core.in_flight == 0
+
+
+def test_no_retry_waits_longer_than_for_a_connection_or_the_deadline() -> None:
+    core = connected_core()
+    retrying(core, 1, deadline_ms=5000)
+    retrying(core, 2, deadline_ms=500)
+    send_all(core)
+    assert core.on_disconnected(100 * MS) == []
+    assert only(core.on_tick(500 * MS)).request_id == rid(2)
+    lost = only(core.on_tick(1100 * MS))  # the connect time-out is 1 s
+    assert (lost.request_id, lost.error.code) == (rid(1), "CONNECTION_LOST")
+
+
 class OneOutcomeEach(RuleBasedStateMachine):
     """Whatever happens in whatever order: one outcome per request, and none is left in the end."""
 

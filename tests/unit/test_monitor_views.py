@@ -32,6 +32,7 @@ from blockflow.monitor.view import (
     ping_lines,
     ping_ok,
     recent_mean,
+    reruns,
     update_lines,
 )
 
@@ -77,6 +78,14 @@ def test_legs_are_told_once_there_are_any(status: dict[str, Any]) -> None:
         "granted  64.0M to 2 clients",
     ]
     assert "12.3k by slot" in printed(status_screen(status, 80), 80)
+
+
+def test_reruns_are_told_once_there_are_any(status: dict[str, Any]) -> None:
+    assert reruns(status) == []
+    kpi = status["dispatcher"]["kpi"]
+    kpi["recovery"] = {"rerun": 12_345, "waiting": 2, "poisoned": 1, "suspects": 1, "budget": 500}
+    assert reruns(status) == ["deaths   12.3k run again, 2 waiting for a worker, 1 poison"]
+    assert "12.3k run again" in printed(status_screen(status, 80), 80)
 
 
 def test_the_engine_is_shown_with_its_precision(status: dict[str, Any]) -> None:
@@ -170,6 +179,14 @@ def test_notices_name_what_is_wrong(status: dict[str, Any]) -> None:
         "update 2 (apply) failed: LOAD_FAILED: bad artifact",
         "trunk1#0 crashed 3 s ago: killed by SIGKILL; not restarted: 5 crashes in 60 s",
     ]
+    status["workers"][0]["crash"]["work"] = [
+        {"block": "trunk1", "requests": 2},
+        {"block": "trunk2", "requests": 1},
+    ]
+    assert (
+        "trunk1#0 crashed 3 s ago: killed by SIGKILL, while it computed trunk1 for 2 requests, "
+        "trunk2 for 1 request; not restarted: 5 crashes in 60 s"
+    ) in notices(status)
     status["updating"] = {"id": 3, "kind": "apply", "state": "preparing"}
     assert "update 3 (apply): preparing" in notices(status)
 
@@ -192,6 +209,23 @@ def test_missing_parts_are_dashes_not_crashes(status: dict[str, Any], depth: int
     printed(status_screen({}, 80), 80)
 
 
+@pytest.mark.parametrize(
+    ("told", "now", "shown"),
+    [
+        ((2, 1), (2, 1), "2"),
+        ((2, 1), (1, 1), "1>2"),
+        ((1, 2), (1, 2), "2x1"),
+        ((1, 2), (2, 1), "2>2x1"),
+        ((1, 2), (None, None), "2x1"),
+    ],
+)
+def test_threads_and_lanes_that_compute(told: Any, now: Any, shown: str) -> None:
+    worker = {"name": "w#0", "state": "ready", "threads": told[0], "lanes": told[1]}
+    worker |= {"threads_now": now[0], "lanes_now": now[1]}
+    grid = process_grid({"workers": [worker]})
+    assert column(grid, "comp")[-1] == shown
+
+
 def test_ping_and_update_lines() -> None:
     answer = {
         "ok": False,
@@ -208,6 +242,7 @@ def test_ping_and_update_lines() -> None:
         "keep": ["b#0"],
         "stop": [],
         "threads": {"a": 2, "b": 1},
+        "lanes": {"a": 1, "b": 2},
         "tasks": {"add": ["t"], "remove": [], "change": []},
     }
     update = {"id": 4, "state": "done", "duration_ms": 151.2, "plan": plan, "notes": ["n"]}
@@ -216,6 +251,7 @@ def test_ping_and_update_lines() -> None:
         "  start  a#0",
         "  keep   b#0",
         "  threads a 2",
+        "  lanes   b 2",
         "  tasks  add t",
         "  note   n",
         "epoch 2",

@@ -106,6 +106,7 @@ def items(draw: st.DrawFn) -> data.Item:
         draw(st.integers(0, limits.MAX_DEADLINE_MS)),
         data.pack_timings(draw(timings)),
         draw(st.integers(0, limits.MAX_SHARES)),
+        draw(st.booleans()),
     )
 
 
@@ -138,6 +139,7 @@ to_dispatcher: st.SearchStrategy[client.ToDispatcher] = (
         st.integers(1, limits.MAX_DEADLINE_MS),
         descs(frames_only=True),
         st.none() | st.tuples(u32, slots),
+        st.integers(0, client.MAX_TRIES),
     )
     | st.builds(client.Cancel, request_ids)
     | st.builds(client.Describe, request_ids)
@@ -153,7 +155,7 @@ def results(draw: st.DrawFn) -> client.TaskResult:
     places = st.none() | st.builds(client.Place, u32, slots, u32)
     place = draw(places) if tensor is not None else None
     times = draw(u64), draw(u64), draw(u64)
-    return client.TaskResult(draw(texts), tensor, error, named, *times, place)
+    return client.TaskResult(draw(texts), tensor, error, named, *times, place, draw(st.booleans()))
 
 
 to_client: st.SearchStrategy[client.ToClient] = (
@@ -223,6 +225,39 @@ def has_nan(value: object) -> bool:
 @given(descs())
 def test_descriptors_round_trip(desc: TensorDesc) -> None:
     assert desc_from_wire(decode(encode(desc.to_wire()), max_bytes=4096, what="t"), "t") == desc
+
+
+withdrawn = st.lists(
+    st.tuples(request_ids, st.integers(1, 255)),
+    min_size=1,
+    max_size=limits.MAX_WITHDRAWN_PER_MESSAGE,
+).map(tuple)
+withdrawals = st.builds(data.Withdraw, st.integers(1, U64), withdrawn)
+
+
+@QUICK
+@given(withdrawals)
+def test_withdrawals_round_trip(msg: data.Withdraw) -> None:
+    frame = data.encode_withdraw(msg)
+    assert len(frame) <= limits.MAX_HEADER_BYTES
+    assert data.decode_data_plane(frame) == msg
+
+
+@pytest.mark.parametrize(
+    "fields_",
+    [
+        [0, bytes(16) + b"\1"],
+        [1, b""],
+        [1, bytes(16)],
+        [1, bytes(17)],
+        [1, (bytes(16) + b"\1") * (limits.MAX_WITHDRAWN_PER_MESSAGE + 1)],
+        [1, [bytes(16)]],
+        [1, bytes(16) + b"\1", None],
+    ],
+)
+def test_withdrawals_outside_their_limits(fields_: list[Any]) -> None:
+    with pytest.raises(WireError):
+        data.decode_data_plane(encode([V, data.KIND_WITHDRAW, *fields_]))
 
 
 @QUICK
@@ -317,7 +352,8 @@ def test_any_value(family: str, value: object) -> None:
 FRAMES: dict[str, st.SearchStrategy[bytes]] = {
     "data": data_messages().map(
         lambda m: data.encode_data(m) if isinstance(m, data.Data) else data.encode_failure(m)
-    ),
+    )
+    | withdrawals.map(data.encode_withdraw),
     "to dispatcher": to_dispatcher.map(client.encode_to_dispatcher),
     "to client": to_client.map(client.encode_to_client),
     "control": control_messages().map(control.encode_control),
@@ -465,6 +501,7 @@ def item(**changes: Any) -> list[Any]:
         "rows": 1,
         "timings": b"",
         "task": 0,
+        "alone": False,
     }
     return list({**raw, **changes}.values())
 
@@ -497,6 +534,8 @@ def item(**changes: Any) -> list[Any]:
         [item(timings=bytes(data.HOP_BYTES * (limits.MAX_PATH_NODES + 1)))],
         [item(task=-1)],
         [item(task=limits.MAX_SHARES + 1)],
+        [item(alone=1)],
+        [item(alone=None)],
         [item()[:-1]],
         ["item"],
     ],
@@ -551,10 +590,21 @@ def test_a_finished_draft_is_the_message(some: list[data.Item], more: st.DataObj
 
 
 def test_a_client_cannot_name_memory() -> None:
+    def request(strides: object, handle: object) -> bytes:
+        tensor = [1, [1], strides, handle]
+        return encode([V, client.KIND_REQUEST, bytes(16), ["t"], 10, tensor, None, 0])
+
+    assert isinstance(client.decode_to_dispatcher(request(None, None)), client.Request)
     for part in (None, [1, 0, 0, 1, 0]), ([1], None):
-        raw = [V, client.KIND_REQUEST, bytes(16), ["t"], 10, [1, [1], *part]]
         with pytest.raises(WireError):
-            client.decode_to_dispatcher(encode(raw))
+            client.decode_to_dispatcher(request(*part))
+
+
+@pytest.mark.parametrize("tries", [-1, client.MAX_TRIES + 1, None, True, "1"])
+def test_tries_outside_their_limits(tries: object) -> None:
+    raw = [V, client.KIND_REQUEST, bytes(16), ["t"], 10, [1, [1], None, None], None, tries]
+    with pytest.raises(WireError):
+        client.decode_to_dispatcher(encode(raw))
 
 
 def test_long_error_texts_are_cut() -> None:

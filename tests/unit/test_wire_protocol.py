@@ -68,7 +68,13 @@ def test_data_kinds_and_items() -> None:
     assert {k: name for k, (name, _) in kinds.items()} == {
         data.KIND_DATA: "Data",
         data.KIND_FAILURE: "Failure",
+        data.KIND_WITHDRAW: "Withdraw",
     }
+    withdraw = data.Withdraw(1, ((bytes(16), 1),))
+    raw = unpack(data.encode_withdraw(withdraw))
+    assert isinstance(raw, list)
+    assert len(raw) == len(kinds[data.KIND_WITHDRAW][1])
+    assert kinds[data.KIND_WITHDRAW][1][2:] == [f.name for f in fields(withdraw)]
     item_fields = [r[0] for r in table if not r[0].isdecimal()]
     stamped = {"remaining_ms"}
     assert item_fields == [f.name for f in fields(data.Item) if f.name not in stamped]

@@ -20,6 +20,7 @@ import psutil
 
 from blockflow.core.errors import make_error
 
+KEYS_VARIABLE = "BLOCKFLOW_KEYS"
 START_S = 60.0
 STOP_S = 20.0
 _POLL_S = 0.02
@@ -101,6 +102,8 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                # The demo's own system is plain, whatever keys the user's systems have.
+                env={k: v for k, v in os.environ.items() if k != KEYS_VARIABLE},
                 # A session of its own: Ctrl-C reaches the demo alone, which then stops it in order.
                 start_new_session=True,
                 preexec_fn=None if self._outlive else _die_with_parent(),
