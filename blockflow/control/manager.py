@@ -218,6 +218,7 @@ class Manager:
         for hang in self._health.tick(now):
             self.brain.condemn(hang, now)
             self._carry_out()
+        self._launcher.tend()
         self._check_waiters(now)
 
     def _timeout_ms(self) -> int:

@@ -107,6 +107,10 @@ class Launcher(ABC):
     def close(self) -> None:
         """Kill and reap what still runs, then free everything. Idempotent."""
 
+    @abstractmethod
+    def tend(self) -> None:
+        """Look after what launches rely on, so that none has to wait for it. Call it often."""
+
 
 class Lifeline:
     """The pipe that ties children to this process. Nothing is ever written to it."""

@@ -61,6 +61,9 @@ class SubprocessLauncher(Launcher):
             self._alive[pid] = child
             return child
 
+    def tend(self) -> None:
+        """Every launch is on its own: there is nothing to look after."""
+
     def close(self) -> None:
         with self._lock:
             children = list(self._alive.values())

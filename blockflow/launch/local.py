@@ -114,6 +114,16 @@ class TemplateLauncher(Launcher):
             while not self._ready:
                 self._receive(end, "the template to import its modules")
 
+    def tend(self) -> None:
+        """Start a new template as soon as a good one has died: its imports take seconds.
+
+        One that died before it was ready would do so again; it is left to the next launch.
+        """
+        with self._lock:
+            self._pump()
+            if self._process is None and self._ready:
+                self.start()
+
     def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
         with self._lock:
             self._pump()  # notices a template that has died meanwhile
@@ -162,6 +172,7 @@ class TemplateLauncher(Launcher):
                     self._process.kill()
                     self._process.wait()
                 self._process = None
+            self._ready = False
             self._lifeline.cut()
 
     # --- messages -------------------------------------------------------------------------------

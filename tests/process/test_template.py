@@ -64,6 +64,24 @@ def test_children_outlive_a_dead_template(launcher: TemplateLauncher, tmp_path: 
     assert first.wait(WAIT_S) == -signal.SIGTERM  # adopted, so its end is still collected
 
 
+def test_a_dead_template_is_replaced_before_it_is_needed(launcher: TemplateLauncher) -> None:
+    launcher.wait_ready()
+    template = launcher.template_pid
+    launcher.tend()
+    assert launcher.template_pid == template  # nothing to do
+    os.kill(template, signal.SIGKILL)
+    wait_gone(template)
+    launcher.tend()
+    successor = launcher.template_pid
+    assert successor not in (0, template)
+    os.kill(successor, signal.SIGKILL)  # before it is ready: not tried again and again
+    end = time.monotonic() + WAIT_S
+    while launcher.template_pid == successor:
+        launcher.tend()
+        assert time.monotonic() < end
+    assert launcher.template_pid == 0
+
+
 def test_a_template_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from blockflow.core.errors import SystemError_
 
