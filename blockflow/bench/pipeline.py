@@ -297,6 +297,9 @@ def measure(plan: Plan, console: Console) -> list[Figure]:
     ):
         root = Path(folder)
         (root / "blocks").mkdir()
+        if plan.starts:
+            # Users start a system over blocks that are there: their load is rehearsed at its start.
+            prepare_apart(plan.model, CONTENDERS[plan.engines[0]], root / "blocks")
         with System(
             repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
         ) as system:
