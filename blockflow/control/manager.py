@@ -49,6 +49,7 @@ from blockflow.control.update import Update
 from blockflow.control.views import Views
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Launcher
+from blockflow.launch.process import EXIT_START_FAILED
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.janitor import RunDir, remove_leavings
 from blockflow.wire.control import Pong, Ready, RoutesApplied, Stats
@@ -56,6 +57,9 @@ from blockflow.wire.control import Pong, Ready, RoutesApplied, Stats
 log = logging.getLogger("blockflow.control")
 
 T = TypeVar("T")
+
+_WORD_NS = 2_000_000_000
+"""How long a dead process's last words may be on their way."""
 
 _CALL_S = 30.0
 """A command waits this long for the Manager's thread; only a launch from cold takes seconds."""
@@ -104,6 +108,7 @@ class Manager:
         self._poll = select.poll()
         self._poll.register(self._inbox.fileno(), select.POLLIN)
         self._waiters: list[_Waiter] = []
+        self._reaped: dict[int, tuple[int, Exited]] = {}
         self._thread = threading.Thread(target=self._run, name="bf-manager", daemon=True)
 
     # --- for other threads ----------------------------------------------------------------------
@@ -207,10 +212,12 @@ class Manager:
             else:
                 item()
             self._carry_out()
+        now = time.monotonic_ns()
         for death in self._children.reap(ready):
+            self._reaped[death.incarnation] = (now + _WORD_NS, death)
+        for death in self._heard_out(now):
             self._died(death)
             self._carry_out()
-        now = time.monotonic_ns()
         deadline = self.brain.deadline()
         if deadline is not None and now >= deadline:
             self.brain.tick(now)
@@ -225,6 +232,7 @@ class Manager:
         now = time.monotonic_ns()
         times = [self.brain.deadline(), self._health.deadline()]
         times += [w.deadline_ns for w in self._waiters]
+        times += [due for due, _ in self._reaped.values()]
         soonest = min(t for t in times if t is not None)
         return max(0, -(-(soonest - now) // 1_000_000))
 
@@ -244,6 +252,18 @@ class Manager:
             if isinstance(message, Ready):
                 self._health.loaded(event.incarnation)
             self.brain.handle(event, now)
+
+    def _heard_out(self, now: int) -> list[Exited]:
+        """The dead of whom nothing more is to be expected: why a start failed is said just before
+        the end, and may be overtaken by it."""
+        out = []
+        for incarnation, (due, death) in list(self._reaped.items()):
+            life = self.brain.crew.find(incarnation)
+            silent = death.status == EXIT_START_FAILED and life is not None and life.error is None
+            if not silent or now >= due:
+                del self._reaped[incarnation]
+                out.append(death)
+        return out
 
     def _died(self, death: Exited) -> None:
         incarnation = death.incarnation

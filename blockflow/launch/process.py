@@ -14,6 +14,9 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 
+EXIT_START_FAILED = 2
+"""Of a process that has told its controller why it could not start."""
+
 EXIT_UNKNOWN = 255
 """Reported for a process that is certainly dead, but whose status somebody else collected."""
 

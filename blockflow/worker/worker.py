@@ -25,7 +25,7 @@ from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.routing import RouteTable
-from blockflow.launch.process import Adoption
+from blockflow.launch.process import EXIT_START_FAILED, Adoption
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.agent import ControlAgent, Mailbox
 from blockflow.tensormq.janitor import remove_leavings
@@ -39,7 +39,6 @@ from blockflow.worker.turns import NEVER_NS, WatchedSockets
 _LOG = logging.getLogger("blockflow.worker")
 
 EXIT_OK = 0
-EXIT_START_FAILED = 2
 EXIT_STUCK = 3
 """A forward exceeded its block's time-out: a thread cannot be interrupted, so the process ends."""
 
