@@ -79,12 +79,12 @@ def test_tasks_share_the_batches_of_their_trunk(rig: Rig) -> None:
 
 
 def test_a_window_waits_for_company_and_no_longer(rig: Rig) -> None:
-    policy = {"policy": "window", "max_rows": 4, "max_delay_ms": 10_000}
+    policy = {"policy": "window", "max_rows": 4, "max_delay_ms": 60_000}
     rig.start(11, {1: echo(rig, "e")}, stage={"policy": policy}, monitor_hz=50.0)
     rig.publish()
     sent = {rig.send(rows_of(k), [1])[0]: float(k) for k in range(4)}
     answers(rig, sent)  # full: long before the delay has passed
-    (lone,) = rig.send(rows_of(9), [1], remaining_ms=150)
+    (lone,) = rig.send(rows_of(9), [1], remaining_ms=2000)
     answers(rig, {lone: 9.0})  # its deadline does not wait for company either
     assert batches(rig, 11, 5)["e"] == 2
 

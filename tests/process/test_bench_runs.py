@@ -13,6 +13,8 @@ from blockflow.bench.hop_figures import HOP
 from blockflow.bench.pipeline_figures import LATENCY, NOT_RUN, THROUGHPUT
 from blockflow.bench.results import Figure, ResultFile
 
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,7 +27,7 @@ def run(module: str, *arguments: str, target: Path) -> list[Figure]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
