@@ -63,6 +63,7 @@ class Injector:
         self, system: System, topology: Mapping[str, Any], clock: Callable[[], float], seed: int
     ) -> None:
         self._system = system
+        self._address = system.client_endpoint  # a new Dispatcher comes up at the same one
         self._topology = topology
         self._clock = clock
         self._seed = seed
@@ -160,7 +161,7 @@ class Injector:
     def _client_vanishes(self, draw: float) -> tuple[Sequence[str], str]:
         """Requests in flight whose connection is closed."""
         task = self._task(draw)
-        with Client(self._system.client_endpoint) as client:
+        with Client(self._address) as client:
             client.wait_ready([task], timeout_s=10.0)
             x = np.zeros((1, 1, 8, 8), np.float32)
             for _ in range(32):
@@ -198,7 +199,7 @@ class Injector:
         socket = self._context.socket(zmq.DEALER)
         socket.set(zmq.RCVHWM, 1)
         socket.set(zmq.RCVBUF, 4096)
-        socket.connect(self._system.client_endpoint)
+        socket.connect(self._address)
         self._sockets.append(socket)
         return socket
 
