@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("export", "export", "Cut a model into blocks and store them."),
     "profile": ("profile", "profile", "Measure blocks on this machine and choose their engine."),
     "simulate": ("simulate", "simulate", "Compare batching policies in virtual time."),
+    "bench": ("bench", "bench", "Measure deployed tasks with MLCommons' LoadGen."),
     "convert": ("convert", "convert", "Make further forms of stored blocks, for other engines."),
     "doctor": ("doctor", "doctor", "Look for what would keep this machine from serving well."),
     "keys": ("keys", "keys", "Make and manage the keys of server and clients."),

@@ -1,0 +1,1 @@
+"""``blockflow bench``: MLCommons' LoadGen drives a running system, its verdict is the result."""

@@ -1,0 +1,242 @@
+"""Data of a run: bundled digits, seeded tensors or a user's files; checked against the contract.
+
+Inputs are prepared once, before anything is measured, and handed to LoadGen's process as files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockflow.bench.demo.data import TASKS as DIGIT_TASKS
+from blockflow.bench.demo.data import labels as digit_labels
+from blockflow.bench.demo.data import load_data
+from blockflow.core.errors import RequestError
+from blockflow.core.model import ROWS, TensorSpec
+from blockflow.core.routing import TaskRoute
+
+SYNTHETIC, DIGITS = "synthetic", "digits"
+SYNTHETIC_ROWS = 256
+DIGITS_SEED = 7
+"""Of the demo's parting: another one would hand out images that its model was trained on."""
+
+MAX_SYNTHETIC_ROWS = 100_000
+LABELS = "labels"
+"""``labels.npy``, or ``labels.TASK.npy`` where tasks have answers of their own."""
+
+Array = NDArray[Any]
+Hook = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One task's data.
+
+    Attributes:
+        rows: each [1, ...], as the task's contract has it; bfloat16 as uint16 patterns.
+        dtype: of the contract.
+        labels: the right class of each row, int64[n]; None where nobody knows it.
+        origin: where they come from, for the record.
+    """
+
+    rows: list[Array] = field(repr=False)
+    dtype: str
+    labels: NDArray[np.int64] | None
+    origin: str
+
+
+def load_inputs(
+    source: str, routes: Mapping[str, TaskRoute], *, seed: int, hook: Hook | None = None
+) -> dict[str, Inputs]:
+    """Every task's data.
+
+    Args:
+        source: ``synthetic``, ``synthetic:ROWS``, ``digits``, ``digits:SEED`` (of the demo that
+            trained the blocks), a .npy or .safetensors file, or a folder of such files.
+        routes: the tasks.
+        seed: of synthetic data.
+        hook: what a user's inputs go through first, row by row: [1, ...] to [1, ...].
+
+    Raises:
+        RequestError: INVALID_REQUEST for what cannot be read, CONTRACT_MISMATCH for what does not
+            fit the task, EMPTY_INPUT.
+        SystemError_: MISSING_EXTRA for digits without scikit-learn.
+    """
+    kind, _, count = source.partition(":")
+    if kind == SYNTHETIC:
+        found = {t: _synthetic(r.contract.input, count, seed) for t, r in routes.items()}
+    elif kind == DIGITS:
+        found = _digits(routes, count)
+    else:
+        found = _files(Path(source), routes)
+    return {task: _fit(found[task], routes[task], hook) for task in routes}
+
+
+def load_hook(text: str) -> Hook:
+    """``module:function``, which takes and gives one row as a numpy array.
+
+    Raises:
+        RequestError: INVALID_REQUEST with the reason of the import.
+    """
+
+    def failed(why: str) -> RequestError:
+        return RequestError(
+            "INVALID_REQUEST", why, where=text, hint="--preprocess is module:function"
+        )
+
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise failed("no module, or no function")
+    try:
+        function = getattr(import_module(module), name)
+    except AttributeError:
+        raise failed(f"module {module!r} has no {name!r}") from None
+    except Exception as e:  # an import runs the user's code, which may raise anything
+        raise failed(f"the import failed: {type(e).__name__}: {e}") from e
+    if not callable(function):
+        raise failed(f"{name!r} is no function")
+    made: Hook = function
+    return made
+
+
+# --- the sources ---------------------------------------------------------------------------------
+
+
+def _synthetic(spec: TensorSpec, count: str, seed: int) -> Inputs:
+    if count and not (count.isdecimal() and 1 <= int(count) <= MAX_SYNTHETIC_ROWS):
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"{count!r} is no number of rows from 1 to {MAX_SYNTHETIC_ROWS}",
+            where="--data synthetic:N",
+        )
+    # torch is only needed here: LoadGen's process starts without it.
+    import torch
+
+    from blockflow.repository.probe import example_input, probe_bindings
+
+    n = int(count) if count else SYNTHETIC_ROWS
+    bindings = [{**b, ROWS: 1} for b in probe_bindings(spec)] if spec.dynamic else [{ROWS: 1}]
+    rows = []
+    for i in range(n):
+        x = example_input(spec, bindings[i % len(bindings)], seed=seed + i)
+        plain = x.view(torch.int16) if spec.dtype == "bfloat16" else x
+        array = plain.numpy()
+        rows.append(array.view(np.uint16) if spec.dtype == "bfloat16" else array)
+    return Inputs(rows, spec.dtype, None, f"{n} seeded random rows (seed {seed})")
+
+
+def _digits(routes: Mapping[str, TaskRoute], told: str) -> dict[str, Inputs]:
+    if told and not told.isdecimal():
+        raise RequestError("INVALID_REQUEST", f"{told!r} is no seed", where="--data digits:SEED")
+    seed = int(told) if told else DIGITS_SEED
+    data = load_data(seed)
+    rows = list(data.test_images[:, None])
+    origin = f"{len(rows)} held-out digits of scikit-learn (seed {seed})"
+    return {
+        task: Inputs(
+            rows,
+            "float32",
+            digit_labels(task, data.test_digits) if task in DIGIT_TASKS else None,
+            origin,
+        )
+        for task in routes
+    }
+
+
+def _files(path: Path, routes: Mapping[str, TaskRoute]) -> dict[str, Inputs]:
+    folder = path if path.is_dir() else path.parent
+    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    files = [
+        f
+        for f in files
+        if f.suffix in (".npy", ".safetensors") and f.name.partition(".")[0] != LABELS
+    ]
+    if not files:
+        raise _unreadable(path, "no .npy or .safetensors file there")
+    rows: list[Array] = []
+    for file in files:
+        for array in _read(file):
+            if array.ndim == 0 or array.dtype.hasobject:
+                raise _unreadable(file, f"a {array.dtype} of rank {array.ndim} has no rows")
+            rows += [array[i : i + 1] for i in range(len(array))]
+    origin = f"{len(rows)} rows from {path.name}"
+    return {
+        task: Inputs(rows, r.contract.input.dtype, _labels(folder, task, len(rows)), origin)
+        for task, r in routes.items()
+    }
+
+
+def _read(file: Path) -> Sequence[Array]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        if file.suffix == ".npy":
+            return [np.load(file, allow_pickle=False)]
+        return list(load_file(file).values())
+    except (OSError, ValueError, TypeError, KeyError, EOFError, SafetensorError) as e:
+        raise _unreadable(file, str(e)) from e
+
+
+def _labels(folder: Path, task: str, rows: int) -> NDArray[np.int64] | None:
+    for file in (folder / f"{LABELS}.{task}.npy", folder / f"{LABELS}.npy"):
+        if not file.exists():
+            continue
+        (found,) = _read(file)
+        if found.shape != (rows,) or found.dtype.kind not in "iu":
+            raise RequestError(
+                "CONTRACT_MISMATCH",
+                f"{found.dtype}{list(found.shape)} are no labels of {rows} rows",
+                where=str(file),
+                hint=f"one whole number per row of the data: int64[{rows}]",
+            )
+        return found.astype(np.int64)
+    return None
+
+
+def _unreadable(path: Path, why: str) -> RequestError:
+    return RequestError(
+        "INVALID_REQUEST",
+        f"the data cannot be read: {why}",
+        where=str(path),
+        hint="synthetic, digits, or a folder of .npy or .safetensors files; dim 0 is rows",
+    )
+
+
+# --- the contract --------------------------------------------------------------------------------
+
+
+def _fit(inputs: Inputs, route: TaskRoute, hook: Hook | None) -> Inputs:
+    """The inputs after the hook, each of them fit for the task."""
+    spec, rows = route.contract.input, []
+    for i, row in enumerate(inputs.rows):
+        where = f"{route.name}, row {i}"
+        x = row if hook is None else _through(hook, row, where)
+        told = "bfloat16" if (spec.dtype, x.dtype.name) == ("bfloat16", "uint16") else x.dtype.name
+        binding = spec.bind(told, x.shape, where=where)
+        if binding[ROWS] != 1:
+            raise RequestError("CONTRACT_MISMATCH", f"{binding[ROWS]} rows, not 1", where=where)
+        rows.append(np.ascontiguousarray(x))
+    return Inputs(rows, spec.dtype, inputs.labels, inputs.origin)
+
+
+def _through(hook: Hook, row: Array, where: str) -> Array:
+    try:
+        made = hook(row)
+    except Exception as e:  # the user's code may raise anything
+        raise RequestError(
+            "INVALID_REQUEST", f"the hook raised {type(e).__name__}: {e}", where=where
+        ) from e
+    if not isinstance(made, np.ndarray):
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"the hook gave a {type(made).__name__}, not a numpy array",
+            where=where,
+        )
+    return made

@@ -1,0 +1,43 @@
+"""The summary of a call as one JSON document: what was measured, on what, of what, with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockflow.bench.mlperf.session import Session
+from blockflow.bench.results import fingerprint
+from blockflow.repository.machine import version_of
+
+FORMAT = 1
+"""Of the document; a change that readers would notice gets the next number."""
+
+
+def make_document(session: Session, command: str) -> dict[str, Any]:
+    """Everything of a session but the single latencies.
+
+    ``official`` only if every run is; ``partial`` if something broke off, with ``error``.
+    """
+    results = session.results
+    return {
+        "format": FORMAT,
+        "command": command,
+        "official": bool(results) and all(r.result.settings.official for r in results),
+        "partial": session.error is not None,
+        "valid": bool(results)
+        and session.error is None
+        and all(r.result.verdict.valid for r in results),
+        "error": None if session.error is None else session.error.to_dict(),
+        "machine": {**fingerprint(), "mlcommons-loadgen": version_of("mlcommons-loadgen")},
+        "system": session.system,
+        "data": session.data_record(),
+        "plan": session.plan_record(),
+        "results": [r.to_dict() for r in results],
+    }
+
+
+def digests(document: Mapping[str, Any]) -> dict[str, str]:
+    """Block -> digest of its artifact, where REST has told."""
+    blocks = document["system"].get("blocks", [])
+    listed = blocks.get("blocks", []) if isinstance(blocks, Mapping) else blocks
+    return {str(b["name"]): str(b["digest"]) for b in listed}

@@ -1,0 +1,135 @@
+"""Job: what LoadGen's process is told, and what it leaves behind: plain files of a run's folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockflow.bench.mlperf.data import Array, Inputs
+from blockflow.bench.mlperf.library import Library
+from blockflow.bench.mlperf.settings import Mode, RunSettings
+from blockflow.bench.mlperf.sut import TaskData
+from blockflow.core.errors import make_error
+
+JOB, OUTCOME, LATENCIES, DRIVER_LOG = "job.json", "driver.json", "latencies.npz", "driver.log"
+SUMMARY_LOG, DETAIL_LOG = "mlperf_log_summary.txt", "mlperf_log_detail.txt"
+ACCURACY_LOG = "mlperf_log_accuracy.json"
+
+CONNECT_S = 5.0
+_ALL = "all"
+"""In a file of rows that all have the same dims."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of LoadGen's process.
+
+    Attributes:
+        address: of the Dispatcher.
+        client_keys: this client's key file; '' for none.
+        data: folder that :func:`save_inputs` wrote.
+        weights: task -> how often it is asked.
+        most: task -> rows that one request may bring.
+        settings: of the run.
+    """
+
+    address: str
+    client_keys: str
+    data: str
+    weights: Mapping[str, int]
+    most: Mapping[str, int]
+    settings: RunSettings
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "address": self.address,
+            "client_keys": self.client_keys,
+            "data": self.data,
+            "weights": dict(self.weights),
+            "most": dict(self.most),
+            "settings": self.settings.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Job:
+        """Inverse of :meth:`to_dict`."""
+        return cls(**{**data, "settings": RunSettings.from_dict(data["settings"])})
+
+    def library(self, rows: Mapping[str, int]) -> Library:
+        """What the sample numbers stand for; ``rows`` counts each task's data."""
+        if self.settings.mode is Mode.ACCURACY:
+            return Library.once(rows)
+        return Library.weighted(rows, self.weights)
+
+
+def save_inputs(inputs: Mapping[str, Inputs], folder: Path) -> None:
+    """Write every task's rows for LoadGen's process; tasks with the same rows share a file.
+
+    Raises:
+        SystemError_: NO_SPACE.
+    """
+    index: dict[str, dict[str, str]] = {}
+    written: dict[tuple[int, ...], str] = {}
+    with disk(folder):
+        for task, found in inputs.items():
+            key = tuple(id(r) for r in found.rows)
+            if key not in written:
+                written[key] = f"{len(written)}.npz"
+                arrays: dict[str, Any] = {str(i): row for i, row in enumerate(found.rows)}
+                if len({row.shape for row in found.rows}) == 1:  # quicker to read by far
+                    arrays = {_ALL: np.concatenate(found.rows)}
+                np.savez(folder / written[key], **arrays)
+            index[task] = {"file": written[key], "dtype": found.dtype}
+        write_json(folder / "index.json", index)
+
+
+def read_inputs(folder: Path, most: Mapping[str, int]) -> dict[str, TaskData]:
+    """Inverse of :func:`save_inputs`."""
+    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    files: dict[str, list[Array]] = {}
+    for entry in index.values():
+        if entry["file"] not in files:
+            with np.load(folder / entry["file"], allow_pickle=False) as found:
+                files[entry["file"]] = _rows(found)
+    return {t: TaskData(files[e["file"]], e["dtype"], most[t]) for t, e in index.items()}
+
+
+def _rows(found: Mapping[str, Array]) -> list[Array]:
+    if _ALL in found:
+        whole = found[_ALL]
+        return [whole[i : i + 1] for i in range(len(whole))]
+    return [found[str(i)] for i in range(len(found))]
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write it whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+@contextmanager
+def disk(where: Path) -> Iterator[None]:
+    """Turns what goes wrong on writing into a typed error.
+
+    Raises:
+        BlockFlowError: NO_SPACE for a full disk, else INVALID_REQUEST.
+    """
+    try:
+        yield
+    except OSError as exc:
+        full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise make_error(
+            "NO_SPACE" if full else "INVALID_REQUEST",
+            f"cannot write: {exc.strerror or exc}",
+            where=str(exc.filename or where),
+            hint="make room, or name another folder with --out",
+        ) from exc

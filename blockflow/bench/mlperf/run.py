@@ -1,0 +1,271 @@
+"""One run: LoadGen's process is started, watched, and its files are read. It never hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockflow.bench.mlperf.accuracy import Accuracy
+from blockflow.bench.mlperf.driver import DONE, GIVEN_UP, UNUSABLE
+from blockflow.bench.mlperf.job import (
+    ACCURACY_LOG,
+    DETAIL_LOG,
+    DRIVER_LOG,
+    JOB,
+    LATENCIES,
+    OUTCOME,
+    SUMMARY_LOG,
+    Job,
+    disk,
+    write_json,
+)
+from blockflow.bench.mlperf.settings import RunSettings
+from blockflow.bench.mlperf.tally import Counts
+from blockflow.bench.mlperf.verdict import RunVerdict, is_whole, judge, read_log
+from blockflow.client.collector import BlockMeans
+from blockflow.core.errors import BlockFlowError, make_error
+
+START_S = 60.0
+"""LoadGen's process imports, reads its data and prepares its queries before the first one."""
+
+LEAST_FREE = 64 << 20
+"""Bytes that have to be free for the logs before a run."""
+
+Progress = Callable[[Counts], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run found, whole or not.
+
+    Attributes:
+        folder: with LoadGen's logs.
+        settings: of the run.
+        verdict: of it.
+        counts: of its samples.
+        blocks: mean times per block.
+        latencies: ms per task.
+        error: why it broke off; None if it did not. What was measured until then is here.
+    """
+
+    folder: Path
+    settings: RunSettings
+    verdict: RunVerdict
+    counts: Counts
+    blocks: tuple[BlockMeans, ...]
+    latencies: Mapping[str, Sequence[float]] = field(repr=False)
+    error: BlockFlowError | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "folder": self.folder.name,
+            "official": self.settings.official,
+            "partial": self.error is not None,
+            "settings": self.settings.to_dict(),
+            **self.verdict.to_dict(),
+            "samples": self.counts.to_dict(),
+            "blocks": [asdict(b) for b in self.blocks],
+            "error": None if self.error is None else self.error.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioResult:
+    """A scenario's result, the runs of the search that led to it, and its accuracy if asked."""
+
+    result: RunResult
+    search: Sequence[RunResult] = ()
+    accuracy: Sequence[Accuracy] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "scenario": str(self.result.settings.scenario),
+            "mode": str(self.result.settings.mode),
+            **self.result.to_dict(),
+            "search": [
+                {
+                    "folder": r.folder.name,
+                    "rate": r.settings.rate,
+                    "verdict": r.verdict.word,
+                    "reasons": list(r.verdict.reasons),
+                    "latency_ms": dict(r.verdict.latency_ms),
+                }
+                for r in self.search
+            ],
+            "accuracy": [a.to_dict() for a in self.accuracy],
+        }
+
+
+def check_loadgen() -> None:
+    """Raise MISSING_EXTRA unless LoadGen is installed."""
+    if find_spec("mlperf_loadgen") is None:
+        raise make_error(
+            "MISSING_EXTRA",
+            "the load generator mlcommons-loadgen is not installed",
+            hint="pip install 'blockflow[bench]'",
+        )
+
+
+def run(
+    job: Job, folder: Path, progress: Progress, *, patience_s: float | None = None
+) -> RunResult:
+    """Do one run in a process of its own.
+
+    Args:
+        job: what to do.
+        folder: gets the logs; made if it is not there.
+        progress: called with the counts, several times a second.
+        patience_s: without any sample's end for so long the process is killed; by default twice a
+            request's deadline, and the time of a start.
+
+    Returns:
+        the result, also of a run that broke off: its ``error`` says why.
+
+    Raises:
+        SystemError_: NO_SPACE, MISSING_EXTRA: nothing was measured.
+    """
+    check_loadgen()
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < LEAST_FREE:
+            raise make_error(
+                "NO_SPACE",
+                f"{free >> 20} MiB free for the logs, {LEAST_FREE >> 20} are needed",
+                where=str(folder),
+                hint="free some space, or name another folder with --out",
+            )
+        for name in (OUTCOME, LATENCIES, DETAIL_LOG, SUMMARY_LOG, ACCURACY_LOG):
+            (folder / name).unlink(missing_ok=True)  # of an earlier run
+        write_json(folder / JOB, job.to_dict())
+    patience = 2 * job.settings.deadline_s + START_S if patience_s is None else patience_s
+    with disk(folder), (folder / DRIVER_LOG).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "blockflow.bench.mlperf.driver", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C comes here, and this function ends it
+        )
+    try:
+        last, hung = _follow(process, progress, patience)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(START_S)
+    finally:
+        # However this function is left, the process is not.
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    return _read(job.settings, folder, process.returncode, last, patience if hung else 0.0)
+
+
+def _follow(
+    process: subprocess.Popen[bytes], progress: Progress, patience_s: float
+) -> tuple[Counts, bool]:
+    """Read its lines until it closes them; the last counts, and whether it had to be killed."""
+    if process.stdout is None:
+        raise ValueError("the process has no pipe")
+    fd, buffer, counts = process.stdout.fileno(), b"", Counts()
+    last = time.monotonic()
+    while True:
+        if select.select([fd], [], [], 1.0)[0]:
+            data = os.read(fd, 1 << 16)
+            if not data:
+                return counts, False
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                now = Counts.from_dict(json.loads(line))
+                if (now.answered, now.failures) != (counts.answered, counts.failures):
+                    last = time.monotonic()
+                counts = now
+            progress(counts)
+        if time.monotonic() - last > patience_s:
+            process.kill()
+            return counts, True
+
+
+def _read(
+    settings: RunSettings, folder: Path, status: int, last: Counts, hung_s: float
+) -> RunResult:
+    log = read_log(_text(folder / DETAIL_LOG))
+    told = _outcome(folder)
+    counts = Counts.from_dict(told["counts"]) if told else last
+    blocks = tuple(BlockMeans(**b) for b in told.get("blocks", ()))
+    latencies = _latencies(folder)
+    error = _error(folder, settings, status, log, told, hung_s)
+    broken = "" if error is None else f"the run broke off: {error.message}"
+    verdict = judge(settings, log, counts, latencies, broken)
+    return RunResult(folder, settings, verdict, counts, blocks, latencies, error)
+
+
+def _error(
+    folder: Path,
+    settings: RunSettings,
+    status: int,
+    log: Mapping[str, Any],
+    told: Mapping[str, Any],
+    hung_s: float,
+) -> BlockFlowError | None:
+    """Why the run broke off, if it did."""
+    where = str(folder)
+    if hung_s:
+        return make_error(
+            "TIMEOUT",
+            f"no answer and no failure for {hung_s:g} s; the run was ended",
+            where=where,
+            hint=f"{DRIVER_LOG} and LoadGen's logs lie there",
+        )
+    if status == GIVEN_UP and told:
+        why = told["given_up"]
+        return make_error(str(why["code"]), f"given up: {why['why']}", where=where)
+    tail = _text(folder / DRIVER_LOG).splitlines()[-15:]
+    if status == UNUSABLE or (status == DONE and not is_whole(log, settings.mode)):
+        return make_error(
+            "NO_SPACE",
+            "LoadGen's log breaks off: " + (" ".join(tail) or "it could not be written"),
+            where=where,
+            hint="free some space, or name another folder with --out",
+        )
+    if status != DONE:
+        return make_error(
+            "INTERNAL", f"LoadGen's process ended with {status}:\n" + "\n".join(tail), where=where
+        )
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _outcome(folder: Path) -> dict[str, Any]:
+    """The process's own account; empty if it left none."""
+    try:
+        found: dict[str, Any] = json.loads(_text(folder / OUTCOME) or "{}")
+    except ValueError:
+        return {}
+    return found
+
+
+def _latencies(folder: Path) -> dict[str, list[float]]:
+    try:
+        with np.load(folder / LATENCIES, allow_pickle=False) as found:
+            return {name.partition(".")[2]: found[name].tolist() for name in found.files}
+    except (OSError, ValueError, EOFError):
+        return {}

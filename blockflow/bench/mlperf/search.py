@@ -1,0 +1,81 @@
+"""RateSearch: the highest rate that a run finds VALID: bracket, then bisect. Pure.
+
+A run is expensive and its verdict a matter of chance close to the limit: so the steps are factors,
+not differences, the number of runs is bounded, and what counts is the highest rate that was found
+VALID below every rate that was found INVALID.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STEP = 2.0
+"""Factor by which the bracket grows or falls."""
+
+LEAST_SHARE = 1 / 16
+"""Of the start: nothing below is tried. A run has a fixed number of queries: slow ones are long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A rate in queries per second, and what its run said."""
+
+    rate: float
+    valid: bool
+
+
+class RateSearch:
+    """Asks for runs one after the other.
+
+    Args:
+        start: the first rate to try, in queries per second; any positive guess.
+        precision: the search ends when the lowest INVALID rate is within this share above the
+            highest VALID one.
+        runs: at most so many.
+
+    Raises:
+        ValueError: an argument is not positive.
+    """
+
+    def __init__(self, start: float, *, precision: float = 0.05, runs: int = 12) -> None:
+        if not (start > 0 and precision > 0 and runs > 0):
+            raise ValueError(f"start {start}, precision {precision} and runs {runs} are positive")
+        self._start = start
+        self.precision = precision
+        self._runs = runs
+        self.trials: list[Trial] = []
+
+    @property
+    def best(self) -> float | None:
+        """The highest VALID rate below every INVALID one."""
+        high = self._high
+        good = [t.rate for t in self.trials if t.valid and (high is None or t.rate < high)]
+        return max(good, default=None)
+
+    @property
+    def _high(self) -> float | None:
+        return min((t.rate for t in self.trials if not t.valid), default=None)
+
+    @property
+    def precise(self) -> bool:
+        """The limit is known as closely as asked for."""
+        low, high = self.best, self._high
+        return low is not None and high is not None and high <= low * (1 + self.precision)
+
+    def next(self) -> float | None:
+        """The rate to try now; None when the search is over."""
+        if len(self.trials) >= self._runs or self.precise:
+            return None
+        low, high = self.best, self._high
+        if low is None and high is None:
+            return self._start
+        if high is None:
+            return (low or self._start) * STEP
+        if low is None:
+            lower = high / STEP
+            return lower if lower >= self._start * LEAST_SHARE else None
+        return float((low * high) ** 0.5)
+
+    def tell(self, rate: float, valid: bool) -> None:
+        """What the run at ``rate`` said."""
+        self.trials.append(Trial(rate, valid))

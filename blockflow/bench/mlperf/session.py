@@ -1,0 +1,301 @@
+"""Session: one call of ``blockflow bench``: check, calibrate, run each scenario, search, sum up."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from blockflow.bench.demo.server import Rest
+from blockflow.bench.mlperf.accuracy import Truth, measure, save_truth
+from blockflow.bench.mlperf.calibrate import calibrate, check_bounds
+from blockflow.bench.mlperf.data import Inputs, load_hook, load_inputs
+from blockflow.bench.mlperf.job import Job, read_inputs, save_inputs
+from blockflow.bench.mlperf.library import Library
+from blockflow.bench.mlperf.presets import Preset
+from blockflow.bench.mlperf.rates import search_rate
+from blockflow.bench.mlperf.run import RunResult, ScenarioResult, check_loadgen, run
+from blockflow.bench.mlperf.search import RateSearch
+from blockflow.bench.mlperf.settings import (
+    DEADLINE_S,
+    SAMPLES_PER_QUERY,
+    Mode,
+    Scenario,
+    make_settings,
+    targets_of,
+)
+from blockflow.bench.mlperf.tally import Counts
+from blockflow.client import Client
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.routing import TaskRoute
+
+READY_S = 15.0
+ATTEMPTS = 6
+"""Of one run that was too short only because LoadGen had prepared too few queries."""
+
+FIRST_SHARE = 0.5
+"""Of the throughput before the run: where the search begins, and the rate of accuracy runs."""
+
+Show = Callable[[str, Counts | None], None]
+"""Told what is going on, and how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a call asks for.
+
+    Attributes:
+        address, client_keys: of the Dispatcher; '' for the defaults.
+        weights: task -> how often it is asked.
+        scenarios: in this order.
+        modes: of each scenario.
+        out: folder of logs and report.
+        short: runs for development, which are marked as such.
+        duration_s, queries: in place of the official or the short figures.
+        data: see :func:`~blockflow.bench.mlperf.data.load_inputs`.
+        preprocess: ``module:function``, or ''.
+        presets, latency_ms, percentile: per task.
+        rate: queries per second of the server scenario; None searches for the highest VALID one.
+        precision, search_runs: of the search.
+        samples_per_query: of multistream.
+        rows: of one request at most (offline, multistream); 0 = what the task takes.
+        in_flight: offline, requests under way.
+        seed: of LoadGen, and of synthetic data.
+        deadline_s: of each request.
+    """
+
+    weights: Mapping[str, int]
+    scenarios: Sequence[Scenario]
+    modes: Sequence[Mode]
+    out: Path
+    address: str = ""
+    client_keys: str = ""
+    short: bool = False
+    duration_s: float | None = None
+    queries: int | None = None
+    data: str = "synthetic"
+    preprocess: str = ""
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    latency_ms: Mapping[str, float] = field(default_factory=dict)
+    percentile: Mapping[str, float] = field(default_factory=dict)
+    rate: float | None = None
+    precision: float = 0.05
+    search_runs: int = 12
+    samples_per_query: int = SAMPLES_PER_QUERY
+    rows: int = 0
+    in_flight: int = 16
+    seed: int = 1
+    deadline_s: float = DEADLINE_S
+
+
+class Session:
+    """One call.
+
+    Args:
+        plan: what to do.
+        show: told how far it is.
+        rest: of the same system, for the record of what was deployed; None leaves that out.
+    """
+
+    def __init__(self, plan: Plan, show: Show, rest: Rest | None = None) -> None:
+        self._plan = plan
+        self._show = show
+        self._rest = rest
+        self.results: list[ScenarioResult] = []
+        self.system: dict[str, Any] = {}
+        self.inputs: dict[str, Inputs] = {}
+        self.error: BlockFlowError | None = None
+
+    def run(self) -> None:
+        """Do everything. What was measured before something failed stays in ``results``.
+
+        Raises:
+            BlockFlowError: what is wrong before anything was measured. Later failures are in
+                ``error`` and in the results.
+        """
+        plan = self._plan
+        check_loadgen()
+        targets = {
+            s: targets_of(s, plan.weights, plan.presets, plan.latency_ms, plan.percentile)
+            for s in plan.scenarios
+        }
+        for scenario in plan.scenarios:
+            _check_server(scenario, plan, targets[scenario])
+        hook = load_hook(plan.preprocess) if plan.preprocess else None
+        with (
+            tempfile.TemporaryDirectory(prefix="blockflow-bench-") as folder,
+            Client(plan.address or None, client_keys=plan.client_keys or None) as client,
+        ):
+            routes = self._routes(client)
+            self._show("preparing the data", None)
+            self.inputs = load_inputs(plan.data, routes, seed=plan.seed, hook=hook)
+            save_inputs(self.inputs, Path(folder))
+            self.system = {
+                "address": client.address,
+                "tasks": {name: r.to_dict() for name, r in routes.items()},
+                **self._deployed(),
+            }
+            with self._kept():
+                for scenario in plan.scenarios:
+                    self._scenario(client, routes, scenario, targets[scenario], Path(folder))
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """An error after the first result is kept with the results, not raised over them."""
+        try:
+            yield
+        except BlockFlowError as exc:
+            if not self.results:
+                raise
+            self.error = exc
+
+    def _routes(self, client: Client) -> dict[str, TaskRoute]:
+        published = client.wait_ready(timeout_s=READY_S)
+        for task in self._plan.weights:
+            if task not in published:
+                known = ", ".join(sorted(published)) or "none"
+                raise RequestError(
+                    "UNKNOWN_TASK",
+                    f"no task {task!r}",
+                    where="--task",
+                    hint=f"published: {known}",
+                )
+        return {task: published[task] for task in self._plan.weights}
+
+    def _deployed(self) -> dict[str, Any]:
+        """Topology and blocks with their digests; empty where REST does not answer."""
+        if self._rest is None:
+            return {}
+        try:
+            return {
+                "topology": self._rest.get("/v1/topology"),
+                "blocks": self._rest.get("/v1/blocks"),
+            }
+        except BlockFlowError as exc:
+            return {"unknown": exc.to_dict()}
+
+    # --- one scenario ----------------------------------------------------------------------------
+
+    def _scenario(
+        self,
+        client: Client,
+        routes: Mapping[str, TaskRoute],
+        scenario: Scenario,
+        targets: Mapping[str, Any],
+        data: Path,
+    ) -> None:
+        plan = self._plan
+        first = make_settings(
+            scenario,
+            Mode.PERFORMANCE,
+            targets,
+            short=plan.short,
+            duration_s=plan.duration_s,
+            queries=plan.queries,
+            samples_per_query=plan.samples_per_query,
+            seed=plan.seed,
+            deadline_s=plan.deadline_s,
+            in_flight=plan.in_flight,
+        )
+        many = scenario in (Scenario.OFFLINE, Scenario.MULTISTREAM)
+        most = {t: rows_per_request(r, plan.rows) if many else 1 for t, r in routes.items()}
+        rows = {task: len(i.rows) for task, i in self.inputs.items()}
+        library = Library.weighted(rows, plan.weights)
+        self._show(f"{scenario}: calibrating", None)
+        found = calibrate(client, library, read_inputs(data, most), first)
+        check_bounds(found, targets)
+        settings = replace(
+            first,
+            expected_ms=found.expected_ms,
+            rate=found.offline
+            if scenario is Scenario.OFFLINE
+            else plan.rate or found.rate * FIRST_SHARE,
+        )
+        job = Job(client.address, plan.client_keys, str(data), plan.weights, most, settings)
+        for mode in plan.modes:
+            if mode is Mode.ACCURACY:
+                self._accuracy(job, rows)
+            elif scenario is Scenario.SERVER and plan.rate is None:
+                self._show("server: searching the highest VALID rate", None)
+                search = RateSearch(settings.rate, precision=plan.precision, runs=plan.search_runs)
+                self.results.append(search_rate(job, search, self._run))
+            else:
+                self.results.append(ScenarioResult(self._lengthened(job, str(scenario))))
+            self._check_last()
+
+    def _check_last(self) -> None:
+        """Go no further when a run broke off: the system is gone, or the disk is full."""
+        error = self.results[-1].result.error
+        if error is not None:
+            raise error
+
+    def _run(self, job: Job, name: str, what: str) -> RunResult:
+        self._show(what, None)
+        return run(job, self._plan.out / name, lambda counts: self._show(what, counts))
+
+    def _lengthened(self, job: Job, name: str) -> RunResult:
+        """A run, again with more queries prepared if it ended early for want of them."""
+        for attempt in range(1, ATTEMPTS + 1):
+            result = self._run(job, name, name if attempt == 1 else f"{name}, try {attempt}")
+            if not result.verdict.too_short or attempt == ATTEMPTS:
+                break
+            job = replace(job, settings=job.settings.scaled(2.0))
+        return result
+
+    def _accuracy(self, job: Job, rows: Mapping[str, int]) -> None:
+        settings = replace(job.settings, mode=Mode.ACCURACY)
+        name = f"{settings.scenario}-accuracy"
+        published = self.system["tasks"]
+        truths = {
+            task: Truth(i.labels.tolist(), published[task]["contract"]["output"]["dtype"])
+            for task, i in self.inputs.items()
+            if i.labels is not None
+        }
+        result = self._run(replace(job, settings=settings), name, name)
+        self.results.append(ScenarioResult(result))
+        if truths and result.error is None:
+            save_truth(result.folder, rows, truths)
+            self.results[-1] = ScenarioResult(result, accuracy=measure(result.folder))
+
+    # --- the record ------------------------------------------------------------------------------
+
+    def data_record(self) -> dict[str, Any]:
+        """Where each task's inputs came from."""
+        return {
+            task: {"origin": i.origin, "rows": len(i.rows), "labels": i.labels is not None}
+            for task, i in self.inputs.items()
+        }
+
+    def plan_record(self) -> dict[str, Any]:
+        """The plan as plain JSON."""
+        plan = asdict(self._plan)
+        return {
+            **plan,
+            "out": str(self._plan.out),
+            "scenarios": [str(s) for s in self._plan.scenarios],
+            "modes": [str(m) for m in self._plan.modes],
+        }
+
+
+def rows_per_request(route: TaskRoute, wanted: int) -> int:
+    """Rows that one request of a task may bring: the topology's limit, and the messages'."""
+    fit = limits.MAX_MESSAGE_BYTES // route.contract.input.row_bytes()
+    return max(1, min(wanted or route.max_rows, route.max_rows, fit))
+
+
+def _check_server(scenario: Scenario, plan: Plan, targets: Mapping[str, Any]) -> None:
+    """Raise INVALID_REQUEST for a server scenario without a bound: then every rate is VALID."""
+    if scenario is not Scenario.SERVER or Mode.PERFORMANCE not in plan.modes:
+        return
+    for task, target in targets.items():
+        if target.latency_ms is None:
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"the server scenario needs a latency bound, and {task!r} has none",
+                where="--target-latency-ms",
+                hint="for example --target-latency-ms 15, or --preset image-classification-heavy",
+            )

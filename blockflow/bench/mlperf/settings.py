@@ -1,0 +1,190 @@
+"""RunSettings: what one run of LoadGen is asked to do, and whether it is official. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from blockflow.bench.mlperf.counts import (
+    OFFLINE_SAMPLES,
+    SINGLE_STREAM_QUERIES,
+    early_stopping_count,
+    rounded_count,
+)
+from blockflow.bench.mlperf.presets import Preset
+
+
+class Scenario(StrEnum):
+    """Who asks how (section 4.5 of the paper)."""
+
+    SINGLE_STREAM = "single-stream"
+    MULTISTREAM = "multistream"
+    SERVER = "server"
+    OFFLINE = "offline"
+
+
+class Mode(StrEnum):
+    """Measure the time, or go once through the whole data set and log every answer."""
+
+    PERFORMANCE = "performance"
+    ACCURACY = "accuracy"
+
+
+OFFICIAL_S = 600.0
+"""Least duration of an official run by MLCommons' present rules; the paper's was 60 s."""
+
+SHORT_S = 5.0
+DEADLINE_S = 30.0
+"""Of each request: an answer that is later counts as lost."""
+
+SAMPLES_PER_QUERY = 8
+"""Of a multistream query, as LoadGen's present rules have it."""
+
+PERCENTILE = {
+    Scenario.SINGLE_STREAM: 0.90,
+    Scenario.MULTISTREAM: 0.99,
+    Scenario.SERVER: 0.99,
+    Scenario.OFFLINE: 0.90,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """At least ``percentile`` (0..1) of a task's queries within ``latency_ms``; None: no bound."""
+
+    percentile: float
+    latency_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """One run.
+
+    Attributes:
+        scenario, mode: what it measures.
+        targets: per task.
+        min_duration_s: LoadGen goes on at least so long.
+        min_queries: and for so many queries (offline: samples of its one query).
+        rate: queries per second: of the server scenario; offline, what is expected.
+        expected_ms: shortest latency to expect (single-stream, multistream): how many queries
+            LoadGen prepares follows from it.
+        samples_per_query: of a multistream query.
+        seed: LoadGen's three seeds follow from it.
+        deadline_s: of each request.
+        in_flight: offline, requests under way at once.
+        official: duration and counts are those of the rules.
+    """
+
+    scenario: Scenario
+    mode: Mode
+    targets: Mapping[str, Target]
+    min_duration_s: float
+    min_queries: int
+    rate: float = 1.0
+    expected_ms: float = 1.0
+    samples_per_query: int = SAMPLES_PER_QUERY
+    seed: int = 1
+    deadline_s: float = DEADLINE_S
+    in_flight: int = 16
+    official: bool = field(default=False)
+
+    @property
+    def percentile(self) -> float:
+        """LoadGen knows one for all tasks: the lowest. Each task's own is judged besides."""
+        return min(t.percentile for t in self.targets.values())
+
+    @property
+    def bound_ms(self) -> float | None:
+        """LoadGen's one bound for all tasks: the loosest, and none if a task has none."""
+        bounds = [t.latency_ms for t in self.targets.values()]
+        return None if None in bounds else max(b for b in bounds if b is not None)
+
+    def scaled(self, factor: float) -> RunSettings:
+        """The same run with LoadGen told to prepare ``factor`` times as many queries."""
+        return replace(self, rate=self.rate * factor, expected_ms=self.expected_ms / factor)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "scenario": str(self.scenario), "mode": str(self.mode)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunSettings:
+        """Inverse of :meth:`to_dict`."""
+        targets = {task: Target(**t) for task, t in data["targets"].items()}
+        return cls(
+            **{
+                **data,
+                "scenario": Scenario(data["scenario"]),
+                "mode": Mode(data["mode"]),
+                "targets": targets,
+            }
+        )
+
+
+def required_queries(scenario: Scenario, percentile: float) -> int:
+    """The count of an official run (section 4.6, table 5); of samples for the offline scenario."""
+    match scenario:
+        case Scenario.SINGLE_STREAM:
+            return SINGLE_STREAM_QUERIES
+        case Scenario.OFFLINE:
+            return OFFLINE_SAMPLES
+        case Scenario.MULTISTREAM | Scenario.SERVER:
+            return rounded_count(percentile)
+
+
+def short_queries(scenario: Scenario, percentile: float) -> int:
+    """The count of a short run: the fewest that LoadGen's early stopping can judge."""
+    return 1 if scenario is Scenario.OFFLINE else early_stopping_count(percentile)
+
+
+def targets_of(
+    scenario: Scenario,
+    tasks: Mapping[str, int],
+    chosen: Mapping[str, Preset],
+    latency_ms: Mapping[str, float],
+    percentile: Mapping[str, float],
+) -> dict[str, Target]:
+    """What each task has to keep: its preset, over which its own figures go.
+
+    Args:
+        chosen: presets by task.
+        latency_ms: bounds by task.
+        percentile: by task, in percent.
+    """
+    found = {}
+    for task in tasks:
+        bound, share = latency_ms.get(task), PERCENTILE[scenario]
+        preset = chosen.get(task)
+        if preset is not None and scenario is Scenario.SERVER:
+            bound = preset.server_ms if bound is None else bound
+            share = preset.percentile
+        if preset is not None and scenario is Scenario.MULTISTREAM:
+            bound = preset.multistream_ms if bound is None else bound
+            share = preset.percentile
+        if task in percentile:
+            share = percentile[task] / 100
+        found[task] = Target(share, None if scenario is Scenario.OFFLINE else bound)
+    return found
+
+
+def make_settings(
+    scenario: Scenario,
+    mode: Mode,
+    targets: Mapping[str, Target],
+    *,
+    short: bool,
+    duration_s: float | None = None,
+    queries: int | None = None,
+    **more: Any,
+) -> RunSettings:
+    """Official figures, or short ones, with the caller's own over either.
+
+    A run is official if it is as long, and asks as often, as the rules want.
+    """
+    share = max(t.percentile for t in targets.values())  # the strictest needs the most queries
+    required = required_queries(scenario, share)
+    count = queries or (short_queries(scenario, share) if short else required)
+    seconds = duration_s or (SHORT_S if short else OFFICIAL_S)
+    official = seconds >= OFFICIAL_S and count >= required
+    return RunSettings(scenario, mode, targets, seconds, count, official=official, **more)

@@ -1,0 +1,140 @@
+"""Tally: what became of every sample, besides LoadGen's own log; and when a run is given up."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blockflow.client.collector import BlockMeans
+from blockflow.client.result import BlockTiming
+
+GIVE_UP_AFTER = 200
+"""Failures in a row after which a run, long since INVALID, is not worth going on with."""
+
+GONE = frozenset({"CONNECTION_LOST", "NOT_RUNNING", "UNAUTHORIZED"})
+"""Codes after one of which it is given up at once: nobody is there to measure."""
+
+_PARTS = ("transit_ms", "wait_ms", "overhead_ms", "compute_ms")
+
+
+@dataclass(slots=True)
+class Counts:
+    """Samples: ``issued`` by LoadGen, ``answered``, ``failed`` by code, ``retried`` when full."""
+
+    issued: int = 0
+    answered: int = 0
+    retried: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> int:
+        return sum(self.failed.values())
+
+    @property
+    def lost(self) -> int:
+        """Neither answered nor failed when the run ended."""
+        return self.issued - self.answered - self.failures
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "issued": self.issued,
+            "answered": self.answered,
+            "failed": dict(self.failed),
+            "lost": self.lost,
+            "retried": self.retried,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Counts:
+        """Inverse of :meth:`to_dict`."""
+        return cls(
+            int(data["issued"]),
+            int(data["answered"]),
+            int(data["retried"]),
+            {str(code): int(n) for code, n in data["failed"].items()},
+        )
+
+
+class Tally:
+    """Gathers outcomes from any thread.
+
+    Args:
+        tasks: their names; latencies are kept per task.
+    """
+
+    def __init__(self, tasks: Sequence[str]) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._latencies = {task: array("d") for task in tasks}
+        self._blocks: dict[str, list[float]] = {}
+        self._in_a_row = 0
+        self.first_error = ""
+        self.code = ""
+        self.given_up = threading.Event()
+        self.reason = ""
+
+    def issued(self, samples: int) -> None:
+        with self._lock:
+            self._counts.issued += samples
+
+    def refused(self) -> None:
+        """A request was refused for want of room and goes again."""
+        with self._lock:
+            self._counts.retried += 1
+
+    def answered(
+        self, task: str, samples: int, latency_ms: float, timings: Sequence[BlockTiming]
+    ) -> None:
+        with self._lock:
+            self._in_a_row = 0
+            self._counts.answered += samples
+            self._latencies[task].extend([latency_ms] * samples)
+            for t in timings:
+                sums = self._blocks.setdefault(t.block, [0.0] * (1 + len(_PARTS)))
+                sums[0] += 1
+                for i, part in enumerate(_PARTS, start=1):
+                    sums[i] += getattr(t, part)
+
+    def failed(self, task: str, samples: int, latency_ms: float, code: str, why: str) -> None:
+        with self._lock:
+            failed = self._counts.failed
+            failed[code] = failed.get(code, 0) + samples
+            self._latencies[task].extend([latency_ms] * samples)
+            self.first_error = self.first_error or why
+            self._in_a_row += 1
+            if code in GONE:
+                self._give_up(code, why)
+            elif self._in_a_row >= GIVE_UP_AFTER:
+                first = self.first_error
+                self._give_up(code, f"{GIVE_UP_AFTER} failures in a row; the first: {first}")
+
+    def give_up(self, code: str, why: str) -> None:
+        """Nothing more can be measured."""
+        with self._lock:
+            self._give_up(code, why)
+
+    def _give_up(self, code: str, why: str) -> None:
+        if not self.given_up.is_set():
+            self.code, self.reason = code, why
+            self.given_up.set()
+
+    def counts(self) -> Counts:
+        """A copy of the counts so far."""
+        with self._lock:
+            return Counts.from_dict(self._counts.to_dict())
+
+    def blocks(self) -> tuple[BlockMeans, ...]:
+        """Mean times per block, over the requests that visited it."""
+        with self._lock:
+            return tuple(
+                BlockMeans(block, int(s[0]), *(part / s[0] for part in s[1:]))
+                for block, s in self._blocks.items()
+            )
+
+    def latencies(self) -> dict[str, list[float]]:
+        """Milliseconds from LoadGen's call to the response, per task, failures included."""
+        with self._lock:
+            return {task: list(found) for task, found in self._latencies.items()}

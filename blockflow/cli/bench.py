@@ -1,0 +1,252 @@
+"""``blockflow bench``: an MLPerf-style verdict on deployed tasks, by MLCommons' LoadGen."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table as ScreenTable
+
+from blockflow.bench.canvas import new_page
+from blockflow.bench.demo.run import UPDATE_S
+from blockflow.bench.demo.server import Rest, Server
+from blockflow.bench.mlperf.document import make_document
+from blockflow.bench.mlperf.presets import (
+    PRESETS,
+    numbers,
+    parse_weights,
+    per_task,
+    presets,
+)
+from blockflow.bench.mlperf.report import (
+    HTML,
+    MARKDOWN,
+    SUMMARY,
+    Table,
+    Text,
+    sections,
+    write_report,
+)
+from blockflow.bench.mlperf.run import check_loadgen
+from blockflow.bench.mlperf.session import Plan, Session, Show
+from blockflow.bench.mlperf.settings import DEADLINE_S, SAMPLES_PER_QUERY, Mode, Scenario
+from blockflow.bench.mlperf.tally import Counts
+from blockflow.cli.exits import ExitCode
+from blockflow.cli.options import Address, ClientKeys, Json, Url, print_json
+from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, RequestError, make_error
+from blockflow.monitor.rest import RestClient
+
+_TITLES = ("Verdicts of LoadGen", "What stands against a verdict", "Accuracy")
+"""The report's tables that the terminal shows as well."""
+
+_COLUMNS = 4
+
+
+def bench(
+    task: Annotated[
+        list[str], typer.Option(help="NAME, or NAME=WEIGHT,NAME=WEIGHT to mix tasks in one run.")
+    ],
+    scenario: Annotated[
+        list[Scenario] | None, typer.Option(help="Repeat it for several. Default: single-stream.")
+    ] = None,
+    mode: Annotated[
+        list[Mode] | None, typer.Option(help="Repeat it for both. Default: performance.")
+    ] = None,
+    short: Annotated[
+        bool, typer.Option("--short", help="Seconds, for development; marked as such.")
+    ] = False,
+    preset: Annotated[
+        str, typer.Option(help=f"NAME, or TASK=NAME,...: {', '.join(PRESETS)}.")
+    ] = "",
+    target_latency_ms: Annotated[str, typer.Option(help="MS, or TASK=MS,...")] = "",
+    percentile: Annotated[
+        str, typer.Option(help="Of the latency: P, or TASK=P,... Default: 90, or 99 with a bound.")
+    ] = "",
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1e6, help="server: queries/s. Default: search the highest."),
+    ] = None,
+    precision: Annotated[
+        float, typer.Option(min=0.005, max=1.0, help="server: of the search.")
+    ] = 0.05,
+    search_runs: Annotated[
+        int, typer.Option(min=1, max=100, help="server: runs of the search at most.")
+    ] = 12,
+    duration: Annotated[
+        float | None, typer.Option(min=0.1, max=1e6, help="Least seconds of a run.")
+    ] = None,
+    queries: Annotated[
+        int | None, typer.Option(min=1, max=10**8, help="Fewest queries (offline: samples).")
+    ] = None,
+    samples_per_query: Annotated[
+        int, typer.Option(min=1, max=4096, help="multistream.")
+    ] = SAMPLES_PER_QUERY,
+    rows: Annotated[
+        int, typer.Option(min=0, max=limits.MAX_ROWS, help="Of a request; 0: what the task takes.")
+    ] = 0,
+    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="offline: requests.")] = 16,
+    data: Annotated[
+        str, typer.Option(help="synthetic[:ROWS], digits[:SEED], or .npy and .safetensors files.")
+    ] = "synthetic",
+    preprocess: Annotated[str, typer.Option(help="MODULE:FUNCTION, row by row.")] = "",
+    deadline: Annotated[
+        float,
+        typer.Option(min=0.01, max=limits.MAX_DEADLINE_MS / 1e3, help="Seconds per request."),
+    ] = DEADLINE_S,
+    seed: Annotated[int, typer.Option(min=0, max=2**31)] = 1,
+    topology: Annotated[
+        Path | None, typer.Option(help="Start a system of its own with this update.")
+    ] = None,
+    repository: Annotated[
+        Path, typer.Option("--repository", "-r", help="With --topology: the blocks.")
+    ] = Path("blocks"),
+    out: Annotated[Path, typer.Option(help="Folder of logs, summary and report.")] = Path(
+        "results/bench"
+    ),
+    url: Url = "",
+    address: Address = "",
+    client_keys: ClientKeys = "",
+    as_json: Json = False,
+) -> None:
+    """Measure deployed tasks with MLCommons' LoadGen and end in its verdict and a report."""
+    check_loadgen()
+    new_page(1, 1)  # without matplotlib this says so now, not after the runs
+    if preprocess:
+        sys.path.insert(0, str(Path.cwd()))  # the user's own module lies in this folder
+    weights = parse_weights(task)
+    names = list(weights)
+    bounds = per_task(target_latency_ms, names, "--target-latency-ms")
+    shares = per_task(percentile, names, "--percentile")
+    console = Console(stderr=as_json, highlight=False)
+    session: Session | None = None
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with _system(topology, repository, url, address) as (rest, where), _shown(console) as show:
+            plan = Plan(
+                weights=weights,
+                scenarios=list(dict.fromkeys(scenario or [Scenario.SINGLE_STREAM])),
+                modes=list(dict.fromkeys(mode or [Mode.PERFORMANCE])),
+                out=out,
+                address=where,
+                client_keys=client_keys,
+                short=short,
+                duration_s=duration,
+                queries=queries,
+                data=data,
+                preprocess=preprocess,
+                presets=presets(per_task(preset, names, "--preset"), "--preset"),
+                latency_ms=numbers(bounds, "--target-latency-ms", 0.0, 1e6),
+                percentile=numbers(shares, "--percentile", 0.0, 100.0),
+                rate=rate,
+                precision=precision,
+                search_runs=search_runs,
+                samples_per_query=samples_per_query,
+                rows=rows,
+                in_flight=in_flight,
+                seed=seed,
+                deadline_s=deadline,
+            )
+            session = Session(plan, show, rest)
+            session.run()
+    except KeyboardInterrupt:
+        console.print("Interrupted. What was started was stopped; the logs so far are kept.")
+        if session is not None and session.results:
+            session.error = make_error("CANCELLED", "interrupted before the end")
+            write_report(make_document(session, _command()), session.results, out)
+            console.print(f"Partial report: {out / MARKDOWN}")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    document = make_document(session, _command())
+    write_report(document, session.results, out)
+    _finish(document, session.error, out, console, as_json)
+
+
+def _command() -> str:
+    """What a person types to get the same."""
+    return shlex.join(["blockflow", *sys.argv[1:]])
+
+
+def _finish(
+    document: dict[str, Any],
+    error: BlockFlowError | None,
+    out: Path,
+    console: Console,
+    as_json: bool,
+) -> None:
+    """Show it, and end with a status that scripts can rely on."""
+    if as_json and error is None:
+        print_json(document)
+    for part in sections(document):
+        if isinstance(part, Text):
+            console.print(part.text)
+        elif isinstance(part, Table) and part.title in _TITLES:
+            # The percentiles are in the report: a terminal is narrow.
+            shown = ScreenTable(*part.heads[:_COLUMNS], title=part.title, title_justify="left")
+            for row in part.rows:
+                shown.add_row(*row[:_COLUMNS])
+            console.print(shown)
+    console.print(f"Report: {out / MARKDOWN}, {out / HTML}\nEverything: {out / SUMMARY}")
+    if error is not None:
+        raise error
+    if not document["valid"]:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@contextmanager
+def _system(
+    topology: Path | None, repository: Path, url: str, address: str
+) -> Iterator[tuple[Rest | None, str]]:
+    """REST and the clients' address of the running system, or of one started for this call."""
+    if topology is None:
+        # Another address alone: the REST of the default address would be some other system's.
+        yield (RestClient(url or None) if url or not address else None), address
+        return
+    if url or address:
+        raise RequestError(
+            "INVALID_REQUEST", "--topology starts a system of its own", where="--url, --address"
+        )
+    try:
+        update = topology.read_bytes()
+    except OSError as exc:
+        raise RequestError(
+            "INVALID_REQUEST", f"cannot read it: {exc.strerror or exc}", where=str(topology)
+        ) from exc
+    with (
+        tempfile.TemporaryDirectory(prefix="blockflow-bench-") as folder,
+        Server(repository.resolve(), Path(folder), RestClient) as server,
+    ):
+        server.start()
+        server.rest.post("/v1/system-update", update, timeout_s=UPDATE_S)
+        yield server.rest, server.client_address
+
+
+@contextmanager
+def _shown(console: Console) -> Iterator[Show]:
+    """One line that tells how far it is; a line per step where the output is no terminal."""
+    with console.status("starting") as status:
+
+        def show(what: str, counts: Counts | None) -> None:
+            if counts is None:
+                status.update(what)
+                if not console.is_terminal:
+                    console.print(what)
+                return
+            failed = f", {counts.failures} failed" if counts.failures else ""
+            status.update(f"{what}: {counts.answered} of {counts.issued} samples{failed}")
+
+        yield show
+
+
+def _interrupt(_signal: int, _frame: Any) -> None:
+    """SIGTERM ends the runs as Ctrl-C does, with everything stopped on the way."""
+    raise KeyboardInterrupt

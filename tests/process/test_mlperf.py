@@ -1,0 +1,244 @@
+"""``blockflow bench`` with the real LoadGen and a real system of echo blocks, in its short form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_dispatcher import FakeDispatcher
+
+from blockflow.bench.mlperf.accuracy import measure
+from blockflow.bench.mlperf.data import load_inputs
+from blockflow.bench.mlperf.document import make_document
+from blockflow.bench.mlperf.job import Job, save_inputs
+from blockflow.bench.mlperf.report import write_report
+from blockflow.bench.mlperf.run import run
+from blockflow.bench.mlperf.session import Plan, Session
+from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
+from blockflow.bench.mlperf.tally import Counts
+from blockflow.cli.main import main
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+SPEC = TensorSpec("float32", ("rows", 4))
+TOPOLOGY = {
+    "blocks": ["trunk", "head", "picky"],
+    "tasks": {
+        "a": ["trunk", "head"],
+        "b": ["trunk"],
+        "picky": ["picky"],
+    },
+}
+# A bound and a percentile that no busy machine misses: what is tested is not how fast it is.
+SURE = ("--short", "--duration", "0.3", "--queries", "30", "--percentile", "50")
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("system")
+    repository = BlockRepository(folder / "blocks")
+    for name, settings in (
+        ("trunk", {}),
+        ("head", {"delay_ms": 1}),
+        ("picky", {"fail_on_value": 99.0}),
+    ):
+        save_echo(repository, name, SPEC, settings=settings)
+    with System(
+        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
+    ) as running:
+        running.apply(TOPOLOGY)
+        yield running
+
+
+def bench(
+    system: System, out: Path, capsys: pytest.CaptureFixture[str], *args: str
+) -> tuple[int, Any]:
+    where = ("--address", system.client_endpoint, "--url", system.rest_url)
+    status = main(["bench", "--json", "--out", str(out), *where, *args])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_scenarios_end_in_a_verdict_and_a_report(
+    system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenarios = ("single-stream", "offline")
+    chosen = [x for s in scenarios for x in ("--scenario", s)]
+    args = ("--task", "a=2,b", "--data", "synthetic:8", *SURE)
+    status, found = bench(system, tmp_path, capsys, *args, *chosen)
+    assert [(r["scenario"], r["verdict"], r["reasons"]) for r in found["results"]] == [
+        (s, "VALID", []) for s in scenarios
+    ]
+    assert status == 0
+    assert (found["official"], found["partial"], found["valid"]) == (False, False, True)
+    single, offline = found["results"]
+    assert single["metric"]["name"] == "p50 latency"
+    assert single["metric"]["value"] > 0
+    assert single["samples"]["answered"] == single["samples"]["issued"] >= 30
+    blocks = {b["block"]: b["count"] for b in single["blocks"]}
+    assert blocks["trunk"] == single["samples"]["answered"]
+    assert 0 < blocks["head"] < blocks["trunk"]
+    assert offline["metric"]["unit"] == "samples/s"
+    assert found["machine"]["mlcommons-loadgen"]
+    assert {b["name"] for b in found["system"]["blocks"]["blocks"]} == set(TOPOLOGY["blocks"])
+
+    assert json.loads((tmp_path / "summary.json").read_text()) == found
+    for folder in scenarios:
+        assert (tmp_path / folder / "mlperf_log_summary.txt").read_text()
+    for name in ("latency.png", "blocks.png"):
+        assert (tmp_path / name).stat().st_size
+        assert name in (tmp_path / "report.md").read_text()
+        assert name in (tmp_path / "report.html").read_text()
+    assert "Not an MLPerf result" in (tmp_path / "report.md").read_text()
+
+
+def test_the_server_scenario_searches_its_rate(
+    system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("--task", "a", "--scenario", "server", "--target-latency-ms", "20000")
+    status, found = bench(system, tmp_path, capsys, *SURE, *args, "--search-runs", "2")
+    (result,) = found["results"]
+    rates = [run["rate"] for run in result["search"]]
+    # Which of them are VALID is this machine's business; a busy one may refuse some requests.
+    assert len(rates) == 2
+    assert max(rates) == pytest.approx(2 * min(rates))
+    assert result["settings"]["rate"] in rates
+    assert status == (0 if result["verdict"] == "VALID" else 5)
+    assert (tmp_path / "rate.png").stat().st_size
+
+
+def test_accuracy_of_known_answers(
+    system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    np.save(data / "x.npy", np.eye(4, dtype=np.float32))
+    np.save(data / "labels.npy", np.array([0, 1, 2, 0]))  # the last one is wrong
+    args = ("--task", "b", "--data", str(data), "--scenario", "multistream", *SURE)
+    modes = ("--mode", "performance", "--mode", "accuracy")
+    status, found = bench(system, tmp_path / "out", capsys, *args, *modes)
+    assert status == 0, found
+    performance, accuracy = found["results"]
+    assert performance["samples"]["issued"] >= 8 * 30
+    assert accuracy["samples"]["issued"] == 8  # LoadGen fills up its one query
+    expected = {"task": "b", "rows": 4, "missing": 0, "top1": 0.75, "top5": None}
+    assert accuracy["accuracy"] == [expected]
+    again = measure(tmp_path / "out" / "multistream-accuracy")
+    assert [a.to_dict() for a in again] == [expected]
+
+
+def test_a_single_failing_row_makes_the_run_invalid(
+    system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.zeros((4, 4), np.float32)
+    rows[2] = 99.0
+    np.save(tmp_path / "x.npy", rows)
+    args = ("--task", "picky", "--data", str(tmp_path / "x.npy"), "--queries", "40")
+    status, found = bench(system, tmp_path / "out", capsys, *SURE, *args)
+    (result,) = found["results"]
+    assert status == 5
+    assert (result["verdict"], found["valid"], result["partial"]) == ("INVALID", False, False)
+    samples = result["samples"]
+    assert samples["failed"].keys() == {"BLOCK_FAILED"}
+    assert samples["answered"] + samples["failed"]["BLOCK_FAILED"] == samples["issued"]
+    assert samples["lost"] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("--task", "nobody"), "UNKNOWN_TASK"),
+        (("--task", "a", "--target-latency-ms", "0.0001"), "INVALID_REQUEST"),
+        (("--task", "a", "--scenario", "server"), "INVALID_REQUEST"),
+        (("--task", "a", "--data", "digits"), "CONTRACT_MISMATCH"),
+    ],
+)
+def test_bad_input_is_refused_before_a_run(
+    system: System,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    args: tuple[str, ...],
+    code: str,
+) -> None:
+    status, found = bench(system, tmp_path / "out", capsys, "--short", *args)
+    assert status == 2
+    assert found["error"]["code"] == code
+    assert not (tmp_path / "out").exists()
+
+
+def job_of(fake: FakeDispatcher, task: str, folder: Path) -> Job:
+    with Client(fake.endpoint) as client:
+        routes = {task: client.tasks()[task]}
+    data = folder / "data"
+    data.mkdir()
+    save_inputs(load_inputs("synthetic:1", routes, seed=1), data)
+    settings = make_settings(
+        Scenario.SINGLE_STREAM, Mode.PERFORMANCE, {task: Target(0.5)}, short=True, duration_s=0.2
+    )
+    return Job(fake.endpoint, "", str(data), {task: 1}, {task: 1}, settings)
+
+
+def test_a_system_that_answers_nothing_does_not_hang_the_run(tmp_path: Path) -> None:
+    with FakeDispatcher() as fake:
+        job = job_of(fake, "silent", tmp_path)
+        found = run(job, tmp_path / "run", lambda counts: None, patience_s=1.0)
+    assert found.error is not None
+    assert found.error.code == "TIMEOUT"
+    assert not found.verdict.valid
+    assert found.to_dict()["partial"]
+
+
+def test_a_disk_that_fills_up_in_the_run_is_a_typed_error(tmp_path: Path) -> None:
+    with FakeDispatcher() as fake:
+        job = job_of(fake, "echo", tmp_path)
+        folder = tmp_path / "run"
+        folder.mkdir()
+        (folder / "driver.json.part").symlink_to("/dev/full")
+        found = run(job, folder, lambda counts: None)
+    assert found.error is not None
+    assert found.error.code == "NO_SPACE"
+    assert not found.verdict.valid
+    assert (folder / "mlperf_log_summary.txt").read_text()
+
+
+def test_a_system_that_dies_ends_the_run_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+    fake = FakeDispatcher()
+    fake.delay_s = 0.01  # LoadGen prepares fewer queries for a slow system
+    alive = [fake]
+
+    def show(what: str, counts: Counts | None) -> None:
+        if counts is not None and counts.answered and alive:
+            alive.pop().stop()
+
+    plan = Plan(
+        {"slow": 1},
+        [Scenario.SINGLE_STREAM, Scenario.OFFLINE],
+        [Mode.PERFORMANCE],
+        tmp_path / "out",
+        address=fake.endpoint,
+        short=True,
+        duration_s=60.0,  # it cannot end by itself before
+        data="synthetic:1",
+    )
+    session = Session(plan, show)
+    try:
+        session.run()
+    finally:
+        for left in alive:
+            left.stop()
+    assert session.error is not None
+    assert session.error.code == "CONNECTION_LOST"
+    (result,) = session.results  # the offline scenario was not begun
+    assert not result.result.verdict.valid
+    assert result.result.counts.answered > 0
+    assert result.result.latencies["slow"]
+    document = make_document(session, "a test")
+    assert (document["partial"], document["valid"]) == (True, False)
+    write_report(document, session.results, plan.out)
+    assert "PARTIAL" in (plan.out / "report.md").read_text()
