@@ -248,6 +248,11 @@ class Admission:
             for _, pool, _ in taken.pools:
                 pool.shares.leave(taken.client)
 
+    @property
+    def inflight(self) -> int:
+        """Requests that have entered and not left."""
+        return self._all.shares.inflight
+
     def figures(self) -> dict[str, Any]:
         """Credits in force per task, and refusals by reason."""
         return {

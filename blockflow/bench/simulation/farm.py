@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import astuple
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from blockflow.bench.simulation.experiment import Cell, Experiment, Runner
 from blockflow.bench.simulation.outcome import Outcome
@@ -22,6 +22,7 @@ PAYS_S = 2.0
 """A process takes about half a second to start: less work than this is done here."""
 
 Done = Callable[[Cell, Outcome], None]
+Job = TypeVar("Job")
 
 
 def run_all(experiment: Experiment, processes: int, done: Done) -> dict[Cell, Outcome]:
@@ -64,19 +65,67 @@ def run_all(experiment: Experiment, processes: int, done: Done) -> dict[Cell, Ou
 
 
 def _spread(experiment: Experiment, cells: list[Cell], count: int, keep: Done) -> None:
-    """Feed ``count`` children, each one cell at a time."""
-    command = [sys.executable, "-m", "blockflow.bench.simulation.child"]
+    """Run ``cells`` in ``count`` children."""
+    spread(
+        "blockflow.bench.simulation.child",
+        experiment.to_dict(),
+        cells,
+        astuple,
+        count,
+        lambda cell, answer: keep(cell, _outcome(answer)),
+    )
+
+
+def spread(
+    module: str,
+    head: Mapping[str, Any],
+    jobs: Sequence[Job],
+    to_line: Callable[[Job], Any],
+    count: int,
+    take: Callable[[Job, dict[str, Any]], None],
+) -> None:
+    """Feed ``count`` children, each one job at a time.
+
+    Args:
+        module: a child's program: it reads ``head``, then jobs, and answers each with a line.
+        head: the first line, as JSON.
+        jobs: what is to be done.
+        to_line: a job's line, as JSON.
+        count: of processes.
+        take: is given every answer, in whatever order they come, perhaps by several threads.
+
+    Raises:
+        BlockFlowError: INTERNAL: a child has ended; or what ``take`` raises.
+    """
+    command = [sys.executable, "-m", module]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    todo = iter(cells)
+    todo = iter(jobs)
     lock = Lock()
+
+    def feed(child: subprocess.Popen[str]) -> None:
+        if child.stdin is None or child.stdout is None:
+            raise make_error("INTERNAL", "a simulating process has no pipes")
+        try:
+            child.stdin.write(json.dumps(head) + "\n")
+            for job in _shared(todo, lock):
+                child.stdin.write(json.dumps(to_line(job)) + "\n")
+                child.stdin.flush()
+                line = child.stdout.readline()
+                if not line:
+                    break
+                take(job, json.loads(line))
+            else:
+                return
+        except BrokenPipeError:
+            pass
+        raise make_error("INTERNAL", f"a simulating process ended (status {child.wait()})")
+
     children = [subprocess.Popen(command, **pipes) for _ in range(count)]
     with ThreadPoolExecutor(count) as threads:
         try:
-            work = [
-                threads.submit(_feed, child, experiment, _shared(todo, lock), keep)
-                for child in children
-            ]
-            finished, _ = wait(work, return_when=FIRST_EXCEPTION)
+            finished, _ = wait(
+                [threads.submit(feed, child) for child in children], return_when=FIRST_EXCEPTION
+            )
             for future in finished:
                 future.result()
         finally:  # before the threads are waited for: they end when their child does
@@ -90,34 +139,13 @@ def _spread(experiment: Experiment, cells: list[Cell], count: int, keep: Done) -
                     pipe.close()
 
 
-def _shared(todo: Iterator[Cell], lock: Lock) -> Iterator[Cell]:
+def _shared(todo: Iterator[Job], lock: Lock) -> Iterator[Job]:
     while True:
         with lock:
-            cell = next(todo, None)
-        if cell is None:
+            job = next(todo, None)
+        if job is None:
             return
-        yield cell
-
-
-def _feed(
-    child: subprocess.Popen[str], experiment: Experiment, cells: Iterator[Cell], keep: Done
-) -> None:
-    if child.stdin is None or child.stdout is None:
-        raise make_error("INTERNAL", "a simulating process has no pipes")
-    try:
-        child.stdin.write(json.dumps(experiment.to_dict()) + "\n")
-        for cell in cells:
-            child.stdin.write(json.dumps(astuple(cell)) + "\n")
-            child.stdin.flush()
-            line = child.stdout.readline()
-            if not line:
-                break
-            keep(cell, _outcome(json.loads(line)))
-        else:
-            return
-    except BrokenPipeError:
-        pass
-    raise make_error("INTERNAL", f"a simulating process ended (status {child.wait()})")
+        yield job
 
 
 def _outcome(answer: dict[str, Any]) -> Outcome:

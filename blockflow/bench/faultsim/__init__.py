@@ -1,0 +1,1 @@
+"""Faults under virtual time: the cores of Dispatcher, workers and control plane, together."""

@@ -1,0 +1,276 @@
+"""SimManager: the real Brain and Heartbeat, with processes, kernel and disk that are simulated.
+
+It does what :class:`~blockflow.control.manager.Manager` and its Health do: what has come in is
+taken first, then time, then the look at the processes. It may be late with all of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockflow.bench.faultsim.dispatcher import SimDispatcher
+from blockflow.bench.faultsim.process import SimProcess
+from blockflow.bench.faultsim.worker import SimWorker
+from blockflow.control.brain import Brain
+from blockflow.control.crew import ns
+from blockflow.control.events import (
+    Commit,
+    CommitFailed,
+    Committed,
+    Event,
+    Exited,
+    Instruction,
+    Kill,
+    Launch,
+    Launched,
+    Prove,
+    Proved,
+    Received,
+    Send,
+)
+from blockflow.control.fleet import Place
+from blockflow.control.health import SERVING
+from blockflow.control.heartbeat import Hang, Heartbeat
+from blockflow.control.settings import ControlSettings, Timing
+from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.lifecycle import State
+from blockflow.wire.control import ControlMessage, Ping, Pong
+
+if TYPE_CHECKING:
+    from blockflow.bench.faultsim.world import World
+
+TIMING = Timing(start=20.0, stop=2.0, drain=8.0)
+_FORK_NS = (2_000_000, 20_000_000)
+_PROBE_NS = (2_000_000, 30_000_000)
+_COMMIT_NS = (1_000_000, 40_000_000)
+_PIDFD_NS = (50_000, 5_000_000)
+_GRACE_NS = 500_000_000
+
+
+class _Numbers:
+    """Incarnations and stages, from 1."""
+
+    def __init__(self) -> None:
+        self._incarnation = 0
+        self._stage = 0
+
+    def take_incarnation(self) -> int:
+        self._incarnation += 1
+        return self._incarnation
+
+    def take_stage(self) -> int:
+        self._stage += 1
+        return self._stage
+
+
+class SimManager:
+    """The control plane's one thread.
+
+    Attributes:
+        brain: the real one.
+        heartbeat: the real one.
+        disk_full: the next commit fails.
+    """
+
+    def __init__(self, world: World, cores: int, max_inflight: int) -> None:
+        settings = ControlSettings(
+            repository=Path("/sim/blocks"),
+            state_dir=Path("/sim/state"),
+            cores=tuple(range(cores)),
+            max_inflight=max_inflight,
+            max_inflight_per_client=max_inflight,
+            dispatcher_slots=2 * max_inflight,
+            timing=TIMING,
+        )
+        place = Place("/sim/run", "ipc:///sim/control", "")
+        self.brain = Brain(settings, place, _Numbers())
+        self.heartbeat = Heartbeat(ns(TIMING.beat), ns(TIMING.hang))
+        self.disk_full = False
+        self._world = world
+        self._inbox: deque[Callable[[int], None]] = deque()
+        self._late_until = 0
+        self._armed: int | None = None
+        self._looking = False
+        self._seq = 0
+        self._ask_ns = 0
+
+    # --- what reaches it
+
+    def hear(self, now: int, told: tuple[int, ControlMessage]) -> None:
+        """A message of a process has come to the Controller."""
+        incarnation, message = told
+        if isinstance(message, Pong):
+            self._post(
+                now, lambda at: self.heartbeat.pong(incarnation, message.seq, message.heard, at)
+            )
+        else:
+            self.event(now, Received(incarnation, message))
+
+    def event(self, now: int, event: Event) -> None:
+        """Something else has happened."""
+        self._post(now, lambda at: self.brain.handle(event, at))
+
+    def call(self, now: int, command: Callable[[Brain, int], object]) -> None:
+        """An operator's command; a refusal is an answer like others."""
+
+        def run(at: int) -> None:
+            with suppress(BlockFlowError):
+                command(self.brain, at)
+
+        self._post(now, run)
+
+    def died(self, process: SimProcess, status: int, work: tuple[Any, ...], now: int) -> None:
+        """The kernel tells of a death."""
+        exited = Exited(process.incarnation, status, (), work)
+
+        def reap(at: int, _: object) -> None:
+            self._post(at, lambda then: self._reap(exited, then))
+
+        self._world.loop.plan(now + self._world.rng.randint(*_PIDFD_NS), reap)
+
+    def _reap(self, exited: Exited, now: int) -> None:
+        self.heartbeat.forget(exited.incarnation)
+        self._world.judge.reaped(exited.incarnation, now)
+        self.brain.handle(exited, now)
+        self._world.reap(exited.incarnation)
+
+    def be_late(self, now: int, until_ns: int) -> None:
+        """It gets no cpu time until then."""
+        self._late_until = max(until_ns, self._late_until)
+        self._arm(self._late_until)
+
+    # --- its loop
+
+    def start(self, now: int) -> None:
+        """The Dispatcher first."""
+        self._post(now, self.brain.crew.start_dispatcher)
+
+    def look_again(self, now: int) -> None:
+        """Watch the processes, until the world is at rest."""
+        if not self._looking:
+            self._looking = True
+            self._look(now)
+
+    def _post(self, now: int, what: Callable[[int], None]) -> None:
+        self._inbox.append(what)
+        self._run(now)
+
+    def _run(self, now: int, _: object = None) -> None:
+        if self._armed is not None and self._armed <= now:
+            self._armed = None
+        if now < self._late_until:
+            self._arm(self._late_until)
+            return
+        while self._inbox:
+            self._inbox.popleft()(now)
+        due = self.brain.deadline()
+        if due is not None and due <= now:
+            self.brain.tick(now)
+        for what in self.brain.take():
+            self._carry_out(what, now)
+        due = self.brain.deadline()
+        if due is not None:
+            self._arm(max(due, now + 1))
+
+    def _arm(self, at: int) -> None:
+        if self._armed is None or at < self._armed:
+            self._armed = at
+            self._world.loop.plan(at, self._run)
+
+    # --- watching
+
+    def _look(self, now: int, _: object = None) -> None:
+        if now < self._late_until:
+            self._world.loop.plan(self._late_until, self._look)
+            return
+        self._run(now)
+        if now >= self._ask_ns:
+            self._ask_ns = now + ns(TIMING.health)
+            self._ask(now)
+        seen = {}
+        for life in self.brain.crew.lives():
+            process = self._world.processes.get(life.incarnation)
+            if not life.pid or life.state is State.STOPPING or process is None:
+                self.heartbeat.forget(life.incarnation)
+            elif process.alive:
+                seen[life.incarnation] = process.vitals(now)
+        for hang in [*self.heartbeat.look(seen, now), *self._overdue(now)]:
+            self._world.judge.condemned(self._world.processes[hang.incarnation], hang.cause, now)
+            self.brain.condemn(hang, now)
+        self._run(now)
+        if self._world.watched:
+            self._world.loop.plan(now + ns(TIMING.beat), self._look)
+        else:
+            self._looking = False
+
+    def _ask(self, now: int) -> None:
+        lives = [x for x in self.brain.crew.lives() if x.connected and x.state in SERVING]
+        self._seq += 1
+        seq = self._seq
+        for life in lives:
+            self._send(Send(life.incarnation, Ping(seq)))
+        self.heartbeat.asked(seq, [life.incarnation for life in lives])
+
+        def echoed(at: int, _: object) -> None:
+            self._post(at, lambda then: self.heartbeat.echoed(seq, then))
+
+        self._world.loop.plan(now + 50_000, echoed)
+
+    def _overdue(self, now: int) -> list[Hang]:
+        hangs = []
+        for replica in self.brain.crew.fleet:
+            process = self._world.processes.get(replica.life.incarnation)
+            for work in process.work() if process is not None and process.alive else ():
+                block, limit_ms = replica.limit(work.stage)
+                if now - work.started_ns > limit_ms * 1_000_000 + _GRACE_NS:
+                    text = f"hung: a forward of {block} has not ended"
+                    hangs.append(Hang(replica.life.incarnation, text))
+        return hangs
+
+    # --- instructions
+
+    def _carry_out(self, what: Instruction, now: int) -> None:
+        world = self._world
+        if isinstance(what, Launch):
+            self._launch(what, now)
+        elif isinstance(what, Send):
+            self._send(what)
+        elif isinstance(what, Kill):
+            process = world.processes.get(what.incarnation)
+            if process is not None:
+                process.die(-9)
+        elif isinstance(what, Prove):
+            at = now + world.rng.randint(*_PROBE_NS)
+            world.loop.plan(at, self._prove, what.incarnation)
+        elif isinstance(what, Commit):
+            at = now + world.rng.randint(*_COMMIT_NS)
+            done: Event = Committed(what.update_id)
+            if self.disk_full:
+                self.disk_full = False
+                done = CommitFailed(what.update_id, SystemError_("NO_SPACE", "the disk is full"))
+            world.loop.plan(at, self.event, done)
+
+    def _launch(self, order: Launch, now: int) -> None:
+        world = self._world
+        replica = self.brain.crew.fleet.by_incarnation(order.incarnation)
+        world.judge.launches(order.name, None if replica is None else replica.ledger, now)
+        kind = SimWorker if order.role == "worker" else SimDispatcher
+        process = kind(world, order)
+        world.processes[order.incarnation] = process
+        at = now + world.rng.randint(*_FORK_NS)
+        world.loop.plan(at, self.event, Launched(order.incarnation, order.incarnation))
+        world.loop.plan(at, process.load)
+
+    def _send(self, send: Send) -> None:
+        process = self._world.processes.get(send.incarnation)
+        if process is not None:
+            self._world.network.send(0, send.incarnation, process.control, send.message)
+
+    def _prove(self, now: int, incarnation: int) -> None:
+        process = self._world.processes.get(incarnation)
+        if process is not None and process.when_well(now, self._prove, incarnation):
+            self.event(now, Proved(incarnation, process.probe(), 1.0))

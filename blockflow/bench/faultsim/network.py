@@ -1,0 +1,70 @@
+"""Network: messages between processes under virtual time: in order, late, lost or doubled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from blockflow.bench.simulation.loop import EventLoop
+
+_DELAY_NS = (20_000, 400_000)
+"""A hop on one host, from a socket to the other side's loop."""
+
+Peer = int | bytes
+"""A process by its incarnation, a client by its identity; 0 is the Manager."""
+
+
+class Network:
+    """What one peer sends another arrives in the order of sending, as with ZeroMQ.
+
+    Args:
+        loop: the clock.
+        rng: of the delays.
+
+    Attributes:
+        happened: messages ``lost`` and ``doubled``.
+        lose_next, double_next: so many of the next data messages are lost, or come twice.
+    """
+
+    def __init__(self, loop: EventLoop, rng: Random) -> None:
+        self._loop = loop
+        self._rng = rng
+        self._latest: dict[tuple[Peer, Peer], int] = {}
+        self._late: dict[Peer, int] = {}
+        self.happened: Counter[str] = Counter()
+        self.lose_next = 0
+        self.double_next = 0
+
+    def delay(self, peer: Peer, until_ns: int) -> None:
+        """What ``peer`` sends stays under way until then."""
+        self._late[peer] = max(until_ns, self._late.get(peer, 0))
+
+    def forget(self, peer: Peer) -> None:
+        """It will never send or receive again."""
+        self._late.pop(peer, None)
+        self._latest = {k: t for k, t in self._latest.items() if peer not in k}
+
+    def send(self, source: Peer, target: Peer, call: Callable[[int, Any], None], arg: Any) -> None:
+        """``call(arrival, arg)`` when the message is there."""
+        at = self._loop.now + self._rng.randint(*_DELAY_NS)
+        at = max(at, self._late.get(source, 0), self._latest.get((source, target), 0))
+        self._latest[source, target] = at
+        self._loop.plan(at, call, arg)
+
+    def lost(self) -> bool:
+        """Whether this data message never arrives."""
+        if not self.lose_next:
+            return False
+        self.lose_next -= 1
+        self.happened["lost"] += 1
+        return True
+
+    def doubled(self) -> bool:
+        """Whether this data message arrives twice."""
+        if not self.double_next:
+            return False
+        self.double_next -= 1
+        self.happened["doubled"] += 1
+        return True

@@ -1,0 +1,109 @@
+"""``make faultsim``: seeds of virtual days with faults, every invariant looked after at each step.
+
+The exit status is 1 if one was broken; the seed, what had happened before, and the command that
+runs just that seed again are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from blockflow.bench.faultsim.faults import KINDS
+from blockflow.bench.faultsim.outcome import Found, figures, run_seed
+from blockflow.bench.results import ResultFile, figure_table, make_command
+from blockflow.bench.simulation.farm import spread
+
+_TRACE_SHOWN = 40
+_SHOWN = 5
+
+
+def replay(found: Found, hours: float, only: str = "") -> str:
+    """The command that runs one seed again (``only`` with these kinds of faults)."""
+    words = ["--first-seed", str(found.seed), "--seeds", "1", "--hours", f"{hours:g}"]
+    return make_command("faultsim", [*words, "--only", only] if only else words)
+
+
+def run(
+    seeds: Sequence[int],
+    hours: float,
+    processes: int = 1,
+    kinds: Sequence[str] = KINDS,
+    done: Callable[[Found], None] = lambda one: None,
+) -> list[Found]:
+    """Run all seeds, in so many processes; ``done`` is told each that has ended."""
+    found: dict[int, Found] = {}
+    lock = Lock()
+
+    def take(seed: int, answer: dict[str, Any]) -> None:
+        with lock:
+            found[seed] = Found.from_dict(answer)
+            done(found[seed])
+
+    count = min(processes, len(seeds))
+    if count > 1:
+        head = {"hours": hours, "kinds": list(kinds)}
+        spread("blockflow.bench.faultsim.child", head, seeds, int, count, take)
+    else:
+        for seed in seeds:
+            take(seed, run_seed(seed, hours, kinds).to_dict())
+    return [found[seed] for seed in seeds]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, write the figures; status 1 if an invariant was broken."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.faultsim")
+    parser.add_argument("--seeds", type=int, default=1000, help="runs (default 1000)")
+    parser.add_argument("--first-seed", type=int, default=1, help="of them (default 1)")
+    parser.add_argument("--hours", type=float, default=24.0, help="virtual, of each (default 24)")
+    parser.add_argument(
+        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one per core"
+    )
+    parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
+    parser.add_argument("--json", default="results/faultsim.jsonl", help="file for the figures")
+    args = parser.parse_args(arguments)
+    if args.seeds < 1 or args.hours <= 0 or args.processes < 1:
+        parser.error("--seeds, --hours and --processes must be above 0")
+    wanted = [k.strip() for k in args.only.split(",") if k.strip()]
+    if not set(wanted) <= set(KINDS):
+        parser.error("--only takes some of: " + ", ".join(KINDS))
+    logging.disable(logging.CRITICAL)  # what the cores warn of is what is done to them here
+    console = Console()
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    with Progress(console=console) as bar:
+        step = bar.add_task("seeds", total=len(seeds))
+        broken = 0
+
+        def done(one: Found) -> None:
+            nonlocal broken
+            broken += bool(one.rule)
+            bar.update(
+                step, advance=1, description=f"seeds, {broken} broken" if broken else "seeds"
+            )
+
+        found = run(seeds, args.hours, args.processes, wanted or KINDS, done)
+    made = figures(found)
+    console.print(figure_table(f"{len(found)} seeds", [f for f in made if f.value]))
+    bad = [f for f in found if f.rule]
+    for one in bad[:_SHOWN]:
+        console.print(f"\nseed {one.seed}: {one.what}", highlight=False, markup=False)
+        for line in one.trace[-_TRACE_SHOWN:]:
+            console.print(line, highlight=False, markup=False)
+        console.print(replay(one, args.hours, args.only), highlight=False, markup=False)
+    rest = ", ".join(str(f.seed) for f in bad[_SHOWN:])
+    if rest:
+        console.print(f"\nfurther seeds: {rest}", highlight=False)
+    if not bad:
+        console.print("no invariant was broken")
+    ResultFile(Path(args.json), "faultsim", make_command("faultsim", arguments)).write(made)
+    return 1 if bad else 0

@@ -1,0 +1,172 @@
+"""Short virtual days with faults: no invariant is broken, and the same seed is the same run.
+
+BLOCKFLOW_SEEDS=500 runs more; ``make faultsim`` runs days.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from blockflow.bench.faultsim import child, outcome
+from blockflow.bench.faultsim import run as command
+from blockflow.bench.faultsim.arena import Arena, SlotConsumer, SlotProducer
+from blockflow.bench.faultsim.faults import KINDS
+from blockflow.bench.faultsim.judge import RULES
+from blockflow.bench.faultsim.network import Network
+from blockflow.bench.faultsim.outcome import Found, figures, run_seed
+from blockflow.bench.faultsim.world import World
+from blockflow.bench.simulation.loop import EventLoop
+from blockflow.bench.simulation.watch import InvariantBroken
+from blockflow.core.errors import BlockFlowError
+from blockflow.tensormq.leases import LeaseError
+
+SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "24"))
+FIRST = int(os.environ.get("BLOCKFLOW_SEED", "1"))
+SHORT_H = 0.001
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Found]:
+    return [run_seed(seed, SHORT_H) for seed in range(FIRST, FIRST + SEEDS)]
+
+
+def test_no_invariant_is_broken(runs: list[Found]) -> None:
+    bad = [f"{f.what}\n" + command.replay(f, SHORT_H) for f in runs if f.rule]
+    assert not bad, "\n".join(bad)
+
+
+def test_what_is_simulated_is_what_was_meant(runs: list[Found]) -> None:
+    """Faults of most kinds, and requests that had results all the same."""
+    outcomes, faults = Counter[str](), Counter[str]()
+    for found in runs:
+        outcomes.update(found.outcomes)
+        faults.update(found.faults)
+        assert found.episodes == 1 and found.outcomes["ok"] > 0
+    assert outcomes["ok"] > sum(outcomes.values()) / 2
+    if SEEDS >= 24:
+        assert len(set(faults) & set(KINDS)) > len(KINDS) / 2
+
+
+def test_a_seed_is_a_run() -> None:
+    def told() -> dict[str, Any]:
+        found = run_seed(7, SHORT_H).to_dict()
+        del found["took_s"]
+        return found
+
+    assert told() == told()
+    other = run_seed(8, SHORT_H).to_dict()
+    assert told()["events"] != other["events"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_fault_happens(kind: str) -> None:
+    for seed in range(1, 30):
+        found = run_seed(seed, SHORT_H, (kind,))
+        assert not found.rule, found.what
+        if found.faults.get(kind):
+            return
+    pytest.fail("it never happened")
+
+
+def test_rest_is_long_and_costs_nothing() -> None:
+    found = run_seed(3, 2.0)
+    assert not found.rule, found.what
+    assert found.hours > 2.0
+    assert found.episodes > 1
+
+
+def test_helpers_find_what_one_process_finds() -> None:
+    lines = io.StringIO(json.dumps({"hours": SHORT_H, "kinds": ["stop"]}) + "\n5\n6\n")
+    answers = io.StringIO()
+    child.serve(lines, answers)
+    told = [Found.from_dict(json.loads(line)) for line in answers.getvalue().splitlines()]
+    for found, mine in zip(told, command.run([5, 6], SHORT_H, 1, ("stop",)), strict=True):
+        found.took_s = mine.took_s
+        assert found == mine
+
+
+def test_a_broken_rule_is_reported_with_its_replay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(self: World) -> None:
+        if self.seed == 42:
+            self.note("something came before")
+            raise InvariantBroken(RULES[0], 5_000_000, "planted")
+
+    monkeypatch.setattr(outcome.World, "run", run)
+    file = tmp_path / "found.jsonl"
+    words = ["--first-seed", "41", "--seeds", "3", "--hours", "2", "--processes", "1"]
+    assert command.main([*words, "--json", str(file), "--only", "stop"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "seed 42" in text and "planted" in text and "something came before" in text
+    assert "make faultsim ARGS='--first-seed 42 --seeds 1 --hours 2 --only stop'" in text
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    broken = {x["mode"]: x["value"] for x in lines if x["name"] == "violations"}
+    assert broken["all"] == broken[RULES[0]] == 1
+    assert {x["mode"] for x in lines if x["name"] == "faults"} >= set(KINDS)
+    assert command.main(["--first-seed", "1", "--seeds", "1", "--json", str(file)]) == 0
+
+
+@pytest.mark.parametrize("words", [["--only", "rain"], ["--seeds", "0"], ["--hours", "0"]])
+def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(words)
+
+
+def test_figures_add_up() -> None:
+    one = Found(1, 2.0, 10, 1, 100, {"ok": 9, "POISON": 1}, {"stop": 2}, took_s=1.0)
+    two = Found(2, 1.0, 5, 1, 50, {"ok": 5}, {"stop": 1}, RULES[1], "what", took_s=1.0)
+    made = {(f.name, f.mode): f.value for f in figures([one, two])}
+    assert made["virtual time", "all"] == 3.0
+    assert made["requests", "ok"] == 14
+    assert made["faults", "stop"] == made["faults", "all"] == 3
+    assert made["violations", RULES[1]] == 1
+    assert made["faults", "update"] == 0
+
+
+# --- the parts
+
+
+def test_messages_of_one_peer_keep_their_order() -> None:
+    loop = EventLoop(1, 1)
+    network = Network(loop, Random(1))
+    came: list[tuple[int, int]] = []
+    network.delay(1, 5_000_000)
+    for i in range(20):
+        network.send(1, 2, lambda now, what: came.append((now, what)), i)
+    loop.run()
+    assert [i for _, i in came] == list(range(20))
+    assert all(now >= 5_000_000 for now, _ in came)
+    network.lose_next, network.double_next = 1, 1
+    assert [network.lost(), network.lost()] == [True, False]
+    assert [network.doubled(), network.doubled()] == [True, False]
+    assert network.happened == {"lost": 1, "doubled": 1}
+
+
+def test_arenas_refuse_what_is_stale() -> None:
+    arena = Arena(9, 2)
+    producer, consumer = SlotProducer(arena), SlotConsumer({9: arena})
+    buffer = producer.reserve("int64", (1, 4))
+    assert buffer is not None
+    buffer.memory[:8] = (5).to_bytes(8, "little")
+    (payload,) = producer.publish(buffer, [4])
+    opened = consumer.open(payload.desc, None)
+    assert opened.memory[0] == 5
+    opened.release()
+    opened.release()
+    assert producer.outstanding() == 0
+    with pytest.raises(BlockFlowError, match="stale"):
+        consumer.open(payload.desc, None)
+    consumer.peer_gone(9)
+    with pytest.raises(BlockFlowError, match="dead"):
+        consumer.open(payload.desc, None)
+    with pytest.raises(LeaseError):
+        producer.unhold(buffer)

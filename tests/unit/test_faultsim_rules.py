@@ -1,0 +1,195 @@
+"""Every rule of the fault simulation catches a defect that is planted in a core."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from blockflow.bench.faultsim import judge, worker
+from blockflow.bench.faultsim.faults import KINDS
+from blockflow.bench.faultsim.outcome import Found, run_seed
+from blockflow.control import crew
+from blockflow.control.heartbeat import Heartbeat
+from blockflow.control.supervision import RestartAt, RestartLedger
+from blockflow.dispatcher import inflight
+from blockflow.dispatcher.admission import Admission
+from blockflow.dispatcher.entry import Drop, Entry
+from blockflow.dispatcher.exchange import Exchange
+from blockflow.dispatcher.inflight import InFlightTable
+from blockflow.dispatcher.tensors import TensorDesk
+from blockflow.launch.vitals import Vitals
+from blockflow.wire.data import Item
+from blockflow.worker.parting import next_item
+from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.ticket import Batch, Ticket
+
+Patch = pytest.MonkeyPatch
+SHORT_H = 0.001
+"""One episode."""
+MOST_SEEDS = 60
+
+
+def answers_twice(patch: Patch) -> None:
+    real = Exchange._reply
+
+    def reply(self: Exchange, entry: Entry) -> None:
+        real(self, entry)
+        real(self, entry)
+
+    patch.setattr(Exchange, "_reply", reply)
+
+
+def forgets_answers(patch: Patch) -> None:
+    real, count = Exchange._reply, itertools.count(1)
+
+    def reply(self: Exchange, entry: Entry) -> None:
+        if next(count) % 10:
+            real(self, entry)
+
+    patch.setattr(Exchange, "_reply", reply)
+
+
+def forgets_deadlines(patch: Patch) -> None:
+    patch.setattr(InFlightTable, "tick", lambda self, now_ns: [])
+    # The next event would be due at once, again and again.
+    patch.setattr(InFlightTable, "next_deadline", lambda self: None)
+
+
+def keeps_credits(patch: Patch) -> None:
+    patch.setattr(Admission, "leave", lambda self, key, now_ns: None)
+
+
+def keeps_slots(patch: Patch) -> None:
+    patch.setattr(TensorDesk, "release", lambda self, retained: None)
+
+
+def takes_any_attempt(patch: Patch) -> None:
+    def current(self: InFlightTable, ticket: bytes, attempt: int, hop: int) -> Entry | Drop:
+        entry = self._by_ticket.get(ticket)
+        if entry is None or entry.waits_for or hop >= len(entry.plan.blocks):
+            return Drop("unknown")
+        return entry
+
+    def expecting(
+        self: InFlightTable, ticket: bytes, attempt: int, hop: int, sender: int
+    ) -> Entry | Drop:
+        entry = current(self, ticket, attempt, hop)
+        if isinstance(entry, Drop) or hop not in entry.plan.ends or hop in entry.outcomes:
+            return Drop("unknown")
+        return entry
+
+    patch.setattr(InFlightTable, "_current", current)
+    patch.setattr(InFlightTable, "expecting", expecting)
+
+
+def mixes_answers(patch: Patch) -> None:
+    """Rows of a batch are cut out from its beginning, whosever they are."""
+    real = TensorDesk.cut
+
+    def cut(self: TensorDesk, buffer: Any, start: int, *rest: Any) -> Any:
+        return real(self, buffer, 0, *rest)
+
+    patch.setattr(TensorDesk, "cut", cut)
+
+
+def changes_epochs(patch: Patch) -> None:
+    """Items say another epoch at every hop."""
+    count = itertools.count(1)
+
+    def moved(ticket: Ticket, batch: Batch, hop: int, sent_ns: int) -> Item:
+        return replace(next_item(ticket, batch, hop, sent_ns), epoch=next(count))
+
+    patch.setattr(worker, "next_item", moved)
+
+
+def blames_at_once(patch: Patch) -> None:
+    patch.setattr(inflight, "DEADLY", 1)
+
+
+def blames_nobody(patch: Patch) -> None:
+    patch.setattr(inflight, "DEADLY", 99)
+    patch.setattr("blockflow.dispatcher.recovery.MAX_ATTEMPTS", 99)
+
+
+def repeats_all(patch: Patch) -> None:
+    patch.setattr(inflight, "begun_once", lambda entry, end, not_begun: "")
+
+
+def never_expires(patch: Patch) -> None:
+    patch.setattr(Scheduler, "expire", lambda self, now: [])
+    patch.setattr(Scheduler, "next_deadline", lambda self: None)
+
+
+def restarts_at_once(patch: Patch) -> None:
+    def crashed(self: RestartLedger, now_ns: int, **_: Any) -> RestartAt:
+        return RestartAt(now_ns)
+
+    patch.setattr(RestartLedger, "crashed", crashed)
+
+
+def condemns_the_slow(patch: Patch) -> None:
+    """One unanswered ping is enough."""
+    real = Heartbeat._judge
+
+    def judged(self: Heartbeat, pulse: Any, seen: Vitals, now: int) -> str:
+        return real(self, pulse, seen, now) or ("hung: no answer" if pulse.asked_ns else "")
+
+    patch.setattr(Heartbeat, "_judge", judged)
+
+
+def overlooks_hangs(patch: Patch) -> None:
+    patch.setattr(Heartbeat, "look", lambda self, vitals, now_ns: [])
+
+
+def restarts_nothing(patch: Patch) -> None:
+    patch.setattr(crew.Crew, "supervise", lambda self, replica, crash, now_ns: None)
+
+
+def falls_over(patch: Patch) -> None:
+    def fail(self: InFlightTable, *_: Any) -> Any:
+        raise RuntimeError("planted")
+
+    patch.setattr(InFlightTable, "_lost", fail)
+
+
+KILLS = ("kill at work", "kill after output", "killed while late")
+DEFECTS: list[tuple[Callable[[Patch], None], str, tuple[str, ...]]] = [
+    (answers_twice, judge.ONE_REPLY, KINDS),
+    (forgets_answers, judge.READY_AGAIN, KINDS),
+    (forgets_deadlines, judge.IN_TIME, ("silence", "lost message")),
+    (keeps_credits, judge.BOOKS, KINDS),
+    (keeps_slots, judge.BOOKS, KINDS),
+    (takes_any_attempt, judge.FENCED, ("killed while late",)),
+    (mixes_answers, judge.RIGHT_ANSWER, KINDS),
+    (changes_epochs, judge.ONE_EPOCH, KINDS),
+    (blames_at_once, judge.BLAME, ("poison",)),
+    (blames_nobody, judge.KILLS_TWO, ("poison",)),
+    (repeats_all, judge.ONCE, KILLS),
+    (never_expires, judge.NOT_LATE, ("stuck forward", "stop")),
+    (restarts_at_once, judge.INTENSITY, ("kill idle",)),
+    (condemns_the_slow, judge.NO_FALSE_DEATH, ("late messages",)),
+    (overlooks_hangs, judge.READY_AGAIN, ("silence",)),
+    (restarts_nothing, judge.READY_AGAIN, ("kill idle",)),
+    (falls_over, judge.NO_DEFECT, ("kill at work",)),
+]
+
+
+def first_broken(kinds: tuple[str, ...]) -> Found | None:
+    runs = (run_seed(seed, SHORT_H, kinds) for seed in range(1, MOST_SEEDS + 1))
+    return next((f for f in runs if f.rule), None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "rule", "kinds"), DEFECTS, ids=[plant.__name__ for plant, _, _ in DEFECTS]
+)
+def test_a_planted_defect_is_caught(
+    plant: Callable[[Patch], None], rule: str, kinds: tuple[str, ...], monkeypatch: Patch
+) -> None:
+    plant(monkeypatch)
+    found = first_broken(kinds)
+    assert found is not None, "nobody noticed"
+    assert found.rule == rule, f"seed {found.seed}: {found.what}"
