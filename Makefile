@@ -11,7 +11,10 @@
 #   make bench-updates [ARGS='--updates 100']  live updates under load: nothing failed, nothing mixed
 #   make chaos [ARGS='--seconds 120 --seed 1']  faults under load, judged by the clients' ledger
 #   make soak                   the same for an hour
+#   make faultsim [ARGS='--seeds 100 --hours 24']  faults under virtual time, every invariant at each step
 #   make bench-overload [ARGS=--quick]  goodput at one to four times the capacity; two minutes
+#   make bench-thesis-memory [ARGS='--constants thesis']  modular and traditional memory, as in the thesis
+#   make bench-compare BASE=<rev> [ARGS=--fail]  is the working tree faster or slower than a revision?
 #   make bench-plots            pictures of what the benchmarks have found
 #   make bench-docs [ARGS='--take results']  docs/performance.md from the stored results
 #   make fuzz [ARGS='--seed 7']  a million malformed frames at every decoder and socket; two minutes
@@ -33,7 +36,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-overload bench-plots bench-docs chaos soak clean
+.PHONY: help demo test lint format fuzz bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-overload bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
 
 help:
 	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
@@ -95,8 +98,17 @@ chaos: $(VENV)/.ready
 soak: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.chaos.run --target=soak --seconds=3600 --gap=5 --json=results/soak.jsonl --plot=results/soak.png $(ARGS)
 
+faultsim: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.faultsim $(ARGS)
+
 bench-overload: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.overload $(ARGS)
+
+bench-thesis-memory: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.thesis.memory $(ARGS)
+
+bench-compare: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.compare.run '$(BASE)' $(ARGS)
 
 bench-plots: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.plots $(ARGS)

@@ -1,0 +1,117 @@
+"""One visit: the benchmark as a process of its own that imports one arm's sources.
+
+The project is installed in the environment, for editing: without more, every tree would run the
+same code. ``PYTHONPATH`` comes first, workers inherit it, and what is really imported is asked for
+before each visit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from blockflow.bench.calibration import NAME as CALIBRATION
+from blockflow.bench.compare.judgement import Metric
+from blockflow.bench.compare.trees import Tree
+from blockflow.bench.results import Figure, ResultFile
+from blockflow.core.errors import make_error
+
+_END_S = 10.0
+_ASK_S = 60.0
+_TAIL = 2000
+_WHERE = "import blockflow; print(blockflow.__file__)"
+
+
+def environment(tree: Tree) -> dict[str, str]:
+    """With the tree's package before all others."""
+    return {**os.environ, "PYTHONPATH": str(tree.folder)}
+
+
+def imported_from(tree: Tree, python: str = sys.executable) -> Path:
+    """The package's file that an interpreter of this arm imports.
+
+    Raises:
+        SystemError_: INTERNAL when it is another tree's, or there is none.
+    """
+    done = subprocess.run(
+        [python, "-P", "-c", _WHERE],
+        cwd=tree.folder,
+        env=environment(tree),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_ASK_S,
+        check=False,
+    )
+    found = done.stdout.strip()
+    if done.returncode or not Path(found).is_relative_to(tree.folder.resolve()):
+        raise make_error(
+            "INTERNAL",
+            f"{tree.title} imports {found or 'no blockflow'}, not its own sources",
+            where=str(tree.folder),
+            hint=done.stderr.strip()[-_TAIL:],
+        )
+    return Path(found)
+
+
+def run_benchmark(tree: Tree, command: Sequence[str], limit_s: float) -> list[Figure]:
+    """Run ``python -m COMMAND --json FILE`` in a tree and read what it has written.
+
+    Raises:
+        SystemError_: INTERNAL when it fails, TIMEOUT after ``limit_s`` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="bf-visit-") as name:
+        result, log = Path(name) / "figures.jsonl", Path(name) / "log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", *command, "--json", str(result)],
+                # Not the tree: a benchmark must not leave its files there.
+                cwd=name,
+                env=environment(tree),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                raise make_error(
+                    "TIMEOUT",
+                    f"the benchmark took longer than {limit_s:g} s",
+                    where=tree.title,
+                    hint="give more with --timeout, or measure less",
+                ) from None
+            finally:
+                _end(process)
+        if status or not result.exists():
+            raise make_error(
+                "INTERNAL",
+                f"the benchmark ended with status {status}"
+                + ("" if status else " and wrote no figures"),
+                where=tree.title,
+                hint=log.read_text(encoding="utf-8", errors="replace").strip()[-_TAIL:],
+            )
+        return [Figure.from_dict(line) for line in ResultFile(result, command[0]).read()]
+
+
+def values_of(figures: Sequence[Figure]) -> dict[Metric, float]:
+    """The numbers that can be compared: not those of the machine's own calibration."""
+    return {Metric.of(f): f.value for f in figures if f.name != CALIBRATION and f.n > 0}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the benchmark and what it has started, if it still runs."""
+    for number, patience_s in ((signal.SIGTERM, _END_S), (signal.SIGKILL, None)):
+        if process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)

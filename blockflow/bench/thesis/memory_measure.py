@@ -1,0 +1,122 @@
+"""What this machine's worker processes take with the blocks of a model: private memory (USS).
+
+A worker is alone with its blocks while it is measured, so no page of an artifact is shared with
+another one, as it would not be between tasks with weights of their own. Pages that come from the
+template (libraries) are shared and not counted: one more worker does not cost them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
+from blockflow.bench.in_process import Chain, example
+from blockflow.bench.statistics import percentile
+from blockflow.bench.thesis.memory_model import NOTHING, PROCESSES, Blocks, Occupancy
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.core.errors import make_error
+from blockflow.core.model import TensorSpec
+from blockflow.launch.process_kpi import private_and_shared
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+_TASK = "measured"
+_EMPTY = "empty"
+_REQUESTS = 3
+_GONE_S = 60.0
+_MIB = 2**20
+
+KINDS: tuple[Blocks, ...] = (NOTHING, *PROCESSES)
+"""The processes that a round starts."""
+
+
+def measure(
+    model: Model, engine: str, rounds: int, root: Path, advance: Callable[[], None]
+) -> dict[Blocks, list[float]]:
+    """MiB of every kind of process, once per round, in turns.
+
+    Args:
+        model: of four blocks.
+        engine: label of a contender.
+        rounds: how often each is started anew.
+        root: an empty folder.
+        advance: called after every process.
+
+    Raises:
+        BlockFlowError: the blocks cannot be made or served here.
+    """
+    (root / "blocks").mkdir()
+    contender = CONTENDERS[engine]
+    problem = prepare_apart(model, contender, root / "blocks")
+    if problem is not None:
+        raise problem
+    repository = BlockRepository(root / "blocks")
+    save_echo(repository, _EMPTY, TensorSpec("float32", ("rows", 1)))
+    chain = model.chain(contender, root / "blocks")
+    found: dict[Blocks, list[float]] = {blocks: [] for blocks in KINDS}
+    with (
+        System(
+            repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
+        ) as system,
+        Client(system.client_endpoint) as client,
+    ):
+        for number in range(rounds):
+            shift = number % len(KINDS)
+            for blocks in KINDS[shift:] + KINDS[:shift]:
+                names = [chain.blocks[b - 1] for b in blocks] or [_EMPTY]
+                found[blocks].append(_one(system, client, repository, chain, names))
+                advance()
+    return found
+
+
+def _one(
+    system: System,
+    client: Client,
+    repository: BlockRepository,
+    chain: Chain,
+    names: Sequence[str],
+) -> float:
+    """Private MiB of a worker with these blocks that has answered some requests."""
+    system.apply(topology(chain, names))
+    x = example(repository.info(names[0]).contract.input, 1)
+    for _ in range(_REQUESTS):
+        client.infer(_TASK, x)
+    worker = next(w for w in system.status()["workers"] if w["worker"] == _TASK)
+    process = psutil.Process(worker["pid"])
+    uss, _ = private_and_shared(process.pid)
+    if not uss:
+        raise make_error(
+            "INTERNAL",
+            "the memory of a worker cannot be read",
+            where=f"/proc/{process.pid}/smaps_rollup",
+            hint="this needs Linux 4.14 or later, and a worker that lives",
+        )
+    system.apply({"blocks": [], "tasks": {}})
+    # Two that map the same artifact at the same time would share its pages.
+    try:
+        process.wait(_GONE_S)
+    except psutil.TimeoutExpired:
+        raise make_error("TIMEOUT", "a worker did not end", where=f"pid {process.pid}") from None
+    return uss / _MIB
+
+
+def topology(chain: Chain, names: Sequence[str]) -> dict[str, Any]:
+    """One worker with these blocks, and a task that runs through them."""
+    own = {"engine": chain.engine, "precision": chain.precision}
+    blocks = [
+        {"name": n, "worker": _TASK, "threads": chain.threads, **({} if n == _EMPTY else own)}
+        for n in names
+    ]
+    return {"blocks": blocks, "tasks": {_TASK: {"path": list(names), "deadline_ms": 60_000}}}
+
+
+def occupancy(model: Model, found: Mapping[Blocks, Sequence[float]]) -> Occupancy:
+    """The medians."""
+    middle = {blocks: percentile(samples, 50) for blocks, samples in found.items()}
+    context = middle.pop(NOTHING)
+    return Occupancy(model.name, "MiB", middle, context)

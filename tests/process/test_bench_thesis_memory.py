@@ -1,0 +1,58 @@
+"""The memory of worker processes is measured, one kind of process at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blockflow.bench.contenders import CONTENDERS, Contender, Model
+from blockflow.bench.thesis import memory_measure
+from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy
+from blockflow.bench.thesis.memory_model import PROCESSES
+from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+MODEL = Model("resnet18")  # of four blocks; echo blocks stand for them: nothing to export
+ECHO = Contender("echo", "auto")
+
+
+def store_echoes(model: Model, contender: Contender, root: Path) -> None:
+    for name in model.chain(contender, root).blocks:
+        save_echo(BlockRepository(root), name, TensorSpec("float32", ("rows", 8)))
+
+
+def test_every_kind_of_process_is_measured_in_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONTENDERS, "echo", ECHO)  # type: ignore[arg-type]
+    monkeypatch.setattr(memory_measure, "prepare_apart", store_echoes)
+    seen = []
+    asked = memory_measure.topology
+
+    def spied(chain: object, names: list[str]) -> object:
+        seen.append(len(names))
+        return asked(chain, names)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(memory_measure, "topology", spied)
+    done: list[None] = []
+    found = measure(MODEL, "echo", 1, tmp_path, lambda: done.append(None))
+    assert list(found) == list(KINDS)
+    assert len(done) == len(KINDS)
+    assert seen == [1, 1, 1, 1, 1, 2, 2, 4]
+    # A process of its own, without the pages of libraries that it shares with the template.
+    assert all(0 < mib < 500 for samples in found.values() for mib in samples)
+    mean = occupancy(MODEL, found)
+    assert set(mean.processes) == set(PROCESSES)
+    assert mean.context == found[()][0]
+
+
+def test_blocks_that_cannot_be_made_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = make_error("EXPORT_FAILED", "no")
+    monkeypatch.setattr(memory_measure, "prepare_apart", lambda *_: problem)
+    with pytest.raises(BlockFlowError, match="EXPORT_FAILED"):
+        measure(MODEL, "exported", 1, tmp_path, lambda: None)

@@ -1,0 +1,214 @@
+"""Two revisions, visit by visit: order, warm-up, noise, verdicts, and the report of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockflow.bench.calibration import Steadiness
+from blockflow.bench.compare.arms import values_of
+from blockflow.bench.compare.judgement import (
+    MIN_PAIRS,
+    Arm,
+    Change,
+    Comparison,
+    Metric,
+    Visit,
+    compare_arms,
+    order,
+    warm_up,
+)
+from blockflow.bench.compare.report import figures, grid, remarks
+from blockflow.bench.compare.run import ONLY, parse_args
+from blockflow.bench.results import Figure
+
+TIME = Metric("latency, x", "ms", False)
+RATE = Metric("throughput, x", "1/s", True)
+SIZE = Metric("USS, x", "MiB", False)
+TITLES = ("HEAD~1 (aaa)", "working tree (bbb)")
+
+
+def visits(rounds: int, value: Callable[[Arm, int], dict[Metric, float]]) -> list[Visit]:
+    return [Visit(arm, 1.0, value(arm, i // 2)) for i, arm in enumerate(order(rounds))]
+
+
+def one(rounds: int, metric: Metric, base: Sequence[float], tree: Sequence[float]) -> Comparison:
+    arms = {Arm.BASE: base, Arm.TREE: tree}
+    (found,) = compare_arms(visits(rounds, lambda arm, i: {metric: arms[arm][i]}))
+    return found
+
+
+def noisy(rounds: int, middle: float, share: float, seed: int) -> list[float]:
+    rng = random.Random(seed)
+    return [middle * (1 + rng.uniform(-share, share)) for _ in range(rounds)]
+
+
+def test_arms_take_turns_so_that_neighbours_are_equal_and_drift_cancels() -> None:
+    assert "".join(arm[0] for arm in order(4)) == "bttbbttb"
+    places = {arm: [i for i, a in enumerate(order(4)) if a is arm] for arm in Arm}
+    assert sum(places[Arm.BASE]) == sum(places[Arm.TREE])
+
+
+def test_a_clear_change_is_told_in_its_direction() -> None:
+    base, slower = noisy(8, 10, 0.01, 1), noisy(8, 12, 0.01, 2)
+    assert one(8, TIME, base, slower).change is Change.SLOWER
+    assert one(8, TIME, slower, base).change is Change.FASTER
+    assert one(8, RATE, base, slower).change is Change.FASTER
+    assert one(8, RATE, slower, base).change is Change.SLOWER
+    found = one(8, SIZE, base, slower)
+    assert found.change is Change.SLOWER
+    assert found.change.word(SIZE.unit) == "larger"
+    assert Change.FASTER.word(SIZE.unit) == "smaller"
+    assert Change.FASTER.word(TIME.unit) == "faster"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000))
+def test_equal_arms_with_noise_of_a_tenth_are_not_told_apart_by_a_hundredth(seed: int) -> None:
+    found = one(8, TIME, noisy(8, 10, 0.1, seed), noisy(8, 10.1, 0.1, seed + 1))
+    # What is claimed must be outside the run's own noise, whatever the draw.
+    assert found.ratio is not None
+    if found.change is Change.SLOWER:
+        assert found.ratio.low > 1 + found.noise
+    if found.change is Change.FASTER:
+        assert found.ratio.high <= 1 - found.noise
+
+
+def test_a_change_inside_the_noise_of_an_arm_beside_itself_is_not_concluded() -> None:
+    # Every pair says "3% slower"; but neighbouring visits of the same arm differ by a tenth.
+    base = [10.0, 11.0, 10.0, 11.0, 10.0, 11.0, 10.0, 11.0]
+    found = one(8, TIME, base, [b * 1.03 for b in base])
+    assert found.ratio is not None
+    assert found.ratio.low == pytest.approx(1.03)
+    assert found.noise > 0.03
+    assert found.change is Change.NOISE
+
+
+def test_a_machine_that_was_slower_for_one_arm_forbids_a_conclusion() -> None:
+    def made(fixed: float) -> list[Visit]:
+        return [
+            Visit(arm, fixed if arm is Arm.TREE else 1.0, {TIME: t, SIZE: t})
+            for arm in order(8)
+            for t in [11.0 if arm is Arm.TREE else 10.0]
+        ]
+
+    assert [c.change for c in compare_arms(made(1.0))] == [Change.SLOWER] * 2
+    # The fixed work says that all of the tenth is the machine's. Memory is not the clock's matter.
+    assert [c.change for c in compare_arms(made(1.1))] == [Change.NOISE, Change.SLOWER]
+
+
+def test_with_too_few_rounds_nothing_is_concluded() -> None:
+    few = MIN_PAIRS - 1
+    found = one(few, TIME, [10.0] * few, [20.0] * few)
+    assert found.change is Change.NOISE
+    assert "too few rounds" in found.note
+    assert one(MIN_PAIRS, TIME, [10.0] * 5, [20.0] * 5).change is Change.SLOWER
+
+
+def test_a_warm_up_is_found_and_left_out_of_both_arms() -> None:
+    assert warm_up([30.0, 10.0, 10.1, 9.9, 10.0, 10.1]) == 1
+    assert warm_up([30.0, 20.0, *[10.0, 10.1] * 4]) == 2
+    assert warm_up([10.0] * 6) == 0
+    assert warm_up([0.1] * 7) == 0
+    assert warm_up([1.0]) == 0
+    # At most a third: a change in the middle of a run is no warm-up.
+    assert warm_up([30.0] * 5 + [10.0]) <= 2
+    found = one(8, TIME, [50.0, *[10.0] * 7], [12.0] * 8)
+    assert found.warm_up == 1
+    assert found.base == 10.0
+    assert found.ratio is not None and found.ratio.n == 7
+    assert found.noise == 0.0
+
+
+def test_a_metric_that_one_arm_lacks_is_said_and_no_failure() -> None:
+    def value(arm: Arm, i: int) -> dict[Metric, float]:
+        return {TIME: 1.0} if arm is Arm.BASE else {TIME: 1.0, RATE: 2.0}
+
+    same, new = compare_arms(visits(6, value))
+    assert same.note == ""
+    assert (new.base, new.tree, new.ratio) == (None, 2.0, None)
+    assert "not in the base" in new.note
+    (gone,) = compare_arms(visits(6, lambda arm, i: {RATE: 2.0} if arm is Arm.BASE else {}))
+    assert "not in the tree" in gone.note
+    assert gone.base == 2.0
+
+
+def test_values_without_a_ratio_and_metrics_with_gaps_get_no_verdict() -> None:
+    assert "not positive" in one(6, TIME, [0.0] * 6, [1.0] * 6).note
+
+    def value(arm: Arm, i: int) -> dict[Metric, float]:
+        return {} if arm is Arm.TREE and i == 2 else {TIME: 1.0}
+
+    (found,) = compare_arms(visits(6, value))
+    assert found.note == "missing in 1 of 6 rounds"
+
+
+def test_an_unpaired_last_visit_does_not_count() -> None:
+    whole = visits(6, lambda arm, i: {TIME: 1.0})
+    (found,) = compare_arms(whole[:-1])
+    assert found.ratio is not None and found.ratio.n == 5
+    assert compare_arms([]) == []
+
+
+def figure(name: str, unit: str, **labels: object) -> Figure:
+    return Figure(name, "way", 1, None, None, 2.0, unit, 3, labels=labels)
+
+
+def test_a_metric_is_told_by_its_labels_but_not_by_what_is_judged() -> None:
+    plain = Metric.of(figure("latency", "ms", engine="exported", bytes=16))
+    assert plain == Metric("latency, way, 1 row, exported, 16", "ms", False)
+    judged = Metric.of(figure("latency", "ms", goal=1.05, verdict="met", noise=0.1))
+    assert judged == Metric("latency, way, 1 row", "ms", False)
+    assert Metric.of(figure("of the bound", "x", at_least=True)).more_is_better
+    assert Metric.of(figure("throughput", "1/s")).more_is_better
+    not_run = Figure("not run", "x", None, None, None, 0.0, "1", 0)
+    fixed = Figure("fixed work", "begin", None, 1.0, None, 1.0, "ms", 1)
+    assert values_of([not_run, fixed]) == {}
+
+
+def test_the_report_shows_ratio_noise_and_verdict() -> None:
+    text = "latency, tensormq, 1 row, exported"
+    metrics = [Metric(text, "ms", False), Metric("worker USS, tensormq", "MiB", False), RATE]
+
+    def value(arm: Arm, i: int) -> dict[Metric, float]:
+        found = {metrics[0]: 10.0, metrics[1]: 50.0 if arm is Arm.BASE else 40.0}
+        return found | ({RATE: 1.0} if arm is Arm.TREE else {})
+
+    found = compare_arms(visits(6, value))
+    table = grid(found, TITLES)
+    assert table.title.endswith("beside HEAD~1 (aaa): 1 row, exported")
+    assert table.rows[0] == (
+        "latency, tensormq",
+        *("10.0 ms", "10.0", "1.000 (1.00-1.00)", "0.0%", "within noise"),
+    )
+    assert table.rows[1][-1] == "smaller"
+    assert table.rows[2][1:4] == ("-", "1.00", "-")
+    lines = remarks(found, Steadiness(1.0, 1.0, 0.1))
+    assert lines[0] == "1 faster, 0 slower, 1 within noise, 1 not compared"
+    assert lines[1] == "not in the base, nothing to compare with: throughput, x"
+    made = figures(found, TITLES)
+    assert [f.labels["verdict"] for f in made] == ["within noise", "faster", "none"]
+    assert [Figure.from_dict(f.to_dict()) for f in made] == made
+
+
+def test_the_metrics_of_another_benchmark_are_all_compared() -> None:
+    plan, _ = parse_args(["HEAD~1"])
+    assert plan.only.pattern == ONLY
+    assert plan.only.search("latency to in-process, one-worker, 1 row, exported")
+    assert not plan.only.search("latency, in-process, 1 row, exported")
+    assert plan.only.search("worker USS without state, tensormq")
+    plan, _ = parse_args(["HEAD~1", "--bench", "blockflow.bench.hops --quick"])
+    assert plan.only.pattern == ""
+    assert plan.bench == ("blockflow.bench.hops", "--quick")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["A", "--rounds", "0"], ["A", "--only", "("], ["A", "--bench", ""]]
+)
+def test_bad_arguments_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_args(arguments)

@@ -1,0 +1,166 @@
+"""Modular and traditional memory: the thesis's tables 4.5 and 4.6, cell by cell, and the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockflow.bench.thesis.memory import main
+from blockflow.bench.thesis.memory_figures import (
+    SAVING,
+    draw,
+    mismatches,
+    process_figures,
+    process_grid,
+    remarks,
+    saving_figures,
+    saving_grids,
+)
+from blockflow.bench.thesis.memory_model import (
+    FIRST,
+    FULL,
+    LAST,
+    PROCESSES,
+    SCENARIOS,
+    Counts,
+    Fusion,
+    Occupancy,
+    saving,
+)
+from blockflow.bench.thesis.memory_tables import RESNET50, TABLES, TASKS, ThesisTable, table_counts
+
+# Whole numbers, so that the sums can be done by hand: o = 1, 2, 3, 4, and C = 10.
+BY_HAND = Occupancy(
+    "by hand",
+    "MiB",
+    {(1,): 11.0, (2,): 12.0, (3,): 13.0, (4,): 14.0, FIRST: 13.0, LAST: 17.0, FULL: 20.0},
+    10.0,
+)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda t: t.label)
+def test_every_cell_of_the_thesis_comes_out_to_its_last_digit(table: ThesisTable) -> None:
+    assert round(table.occupancy.traditional(TASKS)) == table.traditional
+    for scenario in SCENARIOS:
+        for fusion in Fusion:
+            mine = table.occupancy.modular(table_counts(scenario.number), fusion)
+            meant = table.meant(scenario.number, fusion)
+            assert round(mine) == meant.mb, (scenario.number, fusion)
+            share = saving(meant.mb, table.traditional)
+            assert share == pytest.approx(meant.saving, abs=0.00501), (scenario.number, fusion)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda t: t.label)
+def test_the_misprints_are_those_cells_that_do_not_come_out(table: ThesisTable) -> None:
+    wrong = {
+        (s.number, fusion)
+        for s in SCENARIOS
+        for fusion in Fusion
+        if round(table.occupancy.modular(table_counts(s.number), fusion))
+        != table.printed(s.number, fusion).mb
+    }
+    assert wrong == set(table.misprints)
+
+
+def test_the_tables_compare_99_tasks_with_100_in_two_scenarios() -> None:
+    totals = {s.number: table_counts(s.number).total for s in SCENARIOS}
+    assert {n for n, total in totals.items() if total != TASKS} == {1, 5}
+    for s in SCENARIOS:
+        if s.number not in {1, 5}:
+            assert table_counts(s.number) == s.counts(TASKS)
+
+
+def test_constants_agree_with_table_4_2() -> None:
+    # Memory that torch reserves for a block alone, in MB; table 4.2.
+    for block, reserved in zip(((1,), (2,), (3,), (4,)), (26, 26, 56, 110), strict=True):
+        assert RESNET50.occupancy.own(block) == reserved
+
+
+@given(st.sampled_from(SCENARIOS), st.integers(1, 5000))
+def test_every_task_is_in_a_class_and_shares_are_kept(scenario: object, tasks: int) -> None:
+    counts = scenario.counts(tasks)  # type: ignore[attr-defined]
+    weights = scenario.weights  # type: ignore[attr-defined]
+    assert counts.total == tasks
+    for n, weight in zip((counts.a, counts.b, counts.c), weights, strict=True):
+        assert abs(n - tasks * weight / sum(weights)) < 1
+
+
+def test_memory_is_a_sum_over_processes() -> None:
+    counts = Counts(2, 3, 5)
+    shared, own = 11 + 12 + 13, 2 * 20 + 3 * (13 + 14) + 5 * 14
+    assert BY_HAND.modular(counts, Fusion.NONE) == shared + own
+    # Fusing the shared blocks 1 and 2 saves C once, and 3 with 4 once per task of class B.
+    assert BY_HAND.modular(counts, Fusion.FIRST) == shared + own - 10
+    assert BY_HAND.modular(counts, Fusion.BOTH) == shared + own - 10 - 3 * 10
+    assert BY_HAND.traditional(10) == 200
+    assert [BY_HAND.predicted(b) for b in PROCESSES] == list(BY_HAND.processes.values())
+    assert saving(150, 200) == 25
+    assert saving(250, 200) == -25
+
+
+def test_tables_and_remarks_of_a_machine_beside_the_thesis() -> None:
+    machine = Occupancy("resnet50", "MiB", BY_HAND.processes, BY_HAND.context)
+    samples = {(): [9.0, 10.0, 12.0]} | {b: [v - 1, v, v + 1] for b, v in machine.processes.items()}
+    found = [
+        *process_figures(machine, samples),
+        *saving_figures(machine, RESNET50, constants_of_thesis=False),
+    ]
+    assert process_grid(found).rows[0] == ("without a block (C)", "10.0 (9.00-12.0)", "")
+    assert process_grid(found).rows[-1] == ("blocks 1+2+3+4", "20.0 (19.0-21.0)", "20.0")
+    hundred, thousand = saving_grids(found)
+    assert (hundred.title, thousand.title) == ("100 tasks, all tasks", "1000 tasks, all tasks")
+    assert hundred.rows[0][5:] == ("64503", "-19.23", "")
+    # Scenario 3's modular cell is a misprint: what was meant stands there, marked.
+    assert ("57689", "-6.63", "*") in [row[5:] for row in hundred.rows if row]
+    # The thesis prints no megabytes for 1000 tasks.
+    assert thousand.rows[0][5:] == ("", "-19.23", "")
+    lines = remarks(found)
+    assert "at best" in lines[0] and "at worst" in lines[0]
+    assert mismatches(found) == []
+
+
+def test_another_model_stands_without_the_thesis() -> None:
+    found = saving_figures(BY_HAND, None, constants_of_thesis=False)
+    assert all("thesis" not in f.labels for f in found)
+    assert {row[5:] for grid in saving_grids(found) for row in grid.rows if row} == {("", "", "")}
+    assert draw(found).axes
+
+
+def test_a_constant_that_is_off_by_a_megabyte_is_noticed() -> None:
+    changed = {**RESNET50.occupancy.processes, LAST: 506.0}
+    found = saving_figures(
+        Occupancy("resnet50", "MB", changed, 367.0), RESNET50, constants_of_thesis=True
+    )
+    assert len(mismatches(found)) == len(SCENARIOS)
+
+
+@pytest.mark.parametrize("model", TABLES)
+def test_the_command_with_the_thesis_constants(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, picture = tmp_path / "m.jsonl", tmp_path / "m.png"
+    arguments = ["--constants", "thesis", "--model", model, "--json", str(target)]
+    assert main([*arguments, "--plot", str(picture)]) == 0
+    assert "100 tasks, as printed" in capsys.readouterr().out
+    lines = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    # Eight scenarios, three fusions; as printed, and for 100 and 1000 tasks.
+    assert sum(line["name"] == SAVING for line in lines) == 8 * 3 * 3
+    assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--constants", "thesis", "--model", "resnet18"],
+        ["--model", "alexnet"],
+        ["--model", "nonsense"],
+        ["--rounds", "0"],
+    ],
+)
+def test_bad_arguments_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
