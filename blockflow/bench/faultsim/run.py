@@ -7,7 +7,6 @@ runs just that seed again are printed.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -77,7 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = [k.strip() for k in args.only.split(",") if k.strip()]
     if not set(wanted) <= set(KINDS):
         parser.error("--only takes some of: " + ", ".join(KINDS))
-    logging.disable(logging.CRITICAL)  # what the cores warn of is what is done to them here
     console = Console()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     with Progress(console=console) as bar:
