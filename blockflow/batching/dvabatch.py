@@ -22,7 +22,13 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import gain
 from blockflow.batching.options import Either, Integer, Kind, Number, OneOf, SomeOf, option_problems
 from blockflow.batching.policy import Decision, Query, Run, WaitUntil
-from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, missing_profiles
+from blockflow.batching.queueing import (
+    CLASSES,
+    MS,
+    QueueingPolicy,
+    latest_start,
+    missing_profiles,
+)
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.stage import Pipeline
@@ -329,8 +335,8 @@ class DvabatchPolicy(QueueingPolicy):
         else:
             window = round(self._window * MS)
         work = at(self._costs.line(self._route(urgent), length), self._room.rows(group))
-        slack = urgent.deadline_ns - work - self._room.since(group)
-        return min(window, slack)
+        since = self._room.since(group)
+        return min(window, latest_start(since, urgent.deadline_ns, work) - since)
 
     def _active_rows(self) -> int:
         return sum(row.size for row in self._table)

@@ -22,6 +22,18 @@ CLASSES = Ascending(limits.MAX_DIM)
 _SHAPES_KEPT = 4096
 
 
+_KEPT = 4
+
+
+def latest_start(since_ns: int, deadline_ns: int, work_ns: int) -> int:
+    """When a query that waits since ``since_ns`` for company starts at the latest.
+
+    A quarter of its time is kept for the work, however short that is said to be: predictions miss,
+    cores wake late, and behind this worker the query's path goes on.
+    """
+    return deadline_ns - max(work_ns, (deadline_ns - since_ns) // _KEPT)
+
+
 class QueueingPolicy(Policy):
     """Queries wait in a :class:`WaitingRoom`; batches under way are :class:`Convoys`.
 

@@ -14,7 +14,7 @@ from blockflow.batching.costs import at
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.options import Integer, Kind, Number, option_problems
 from blockflow.batching.policy import Decision, Query, Run, WaitUntil
-from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy
+from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, latest_start
 from blockflow.batching.room import Admit, Group
 from blockflow.batching.shares import TaskShare
 from blockflow.core import limits
@@ -141,7 +141,7 @@ class WindowPolicy(QueueingPolicy):
         urgent = room.most_urgent(group)
         # Before anything is known of the work, half of the time is left for it.
         work = round(_MARGIN * self._predicted(urgent, rows)) or (urgent.deadline_ns - since) // 2
-        return min(since + self._delay, urgent.deadline_ns - work)
+        return min(since + self._delay, latest_start(since, urgent.deadline_ns, work))
 
     def _predicted(self, query: Query, rows: int) -> int:
         route = self._route(query)

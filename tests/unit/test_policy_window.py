@@ -43,10 +43,17 @@ def test_a_full_batch_does_not_wait() -> None:
 
 def test_nobody_is_held_back_beyond_the_deadline() -> None:
     policy = make(max_delay_ms=100, profiled=True)
-    policy.arrive(query(1, 0, deadline_ms=20), 0)
+    policy.arrive(query(1, 0, deadline_ms=8), 0)
     # One row takes 2 ms by the profile; a quarter more is left to the deadline.
-    assert policy.decide(0) == WaitUntil(round((20 - 2.5) * MS))
-    assert policy.decide(18 * MS) == Run(1, (1,))
+    assert policy.decide(0) == WaitUntil(round((8 - 2.5) * MS))
+    assert policy.decide(6 * MS) == Run(1, (1,))
+
+
+def test_a_quarter_of_the_time_is_kept_however_short_the_work() -> None:
+    policy = make(max_delay_ms=1000, profiled=True)
+    policy.arrive(query(1, 0, deadline_ms=800), 0)
+    assert policy.decide(0) == WaitUntil(600 * MS)
+    assert policy.decide(600 * MS) == Run(1, (1,))
 
 
 def test_without_a_profile_the_last_batches_tell_how_long_one_takes() -> None:
