@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ class Links:
         return [message for e in gone for message in self._pending.pop(e)]
 
 
-class SimProcess:
+class SimProcess(ABC):
     """A process under virtual time.
 
     Args:
@@ -112,9 +113,9 @@ class SimProcess:
         else:
             self.obey(now, message)
 
+    @abstractmethod
     def obey(self, now: int, message: ControlMessage) -> None:
         """What the main loop does with a control message."""
-        raise NotImplementedError
 
     def vitals(self, now: int) -> Vitals:
         """What the kernel says of it."""
