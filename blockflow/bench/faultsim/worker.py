@@ -267,7 +267,7 @@ class SimWorker(SimProcess):
         if self._forward is not forward or self.stuck:
             return
         if self.when_well(now, self._poisoned, forward):
-            self.world.judge.poison_kills(forward.batch, now)
+            self.world.judge.poison_kills(self, forward.batch, now)
             self.die(-11)
 
     def _computed(self, now: int, forward: _Forward) -> None:
