@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
 from blockflow.control.commands import Commands
-from blockflow.control.exposure import check_exposure
+from blockflow.control.exposure import check_exposure, check_tls
 from blockflow.control.manager import Manager
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.rest.server import RestServer
@@ -111,7 +111,7 @@ class System:
 
     def _start(self) -> None:
         settings = self.settings
-        auth = check_exposure(settings)
+        auth, tls = check_exposure(settings), check_tls(settings)
         become_subreaper()
         store = (StateStore.open_fresh if self._fresh else StateStore)(settings.state_dir)
         self._undo.append(store.close)
@@ -139,6 +139,7 @@ class System:
             port=settings.rest_port,
             auth=auth,
             names=settings.names,
+            tls=tls,
         )
         self._undo.append(self.rest.stop)
         refuse_taken_port(settings.client_host, settings.client_port)

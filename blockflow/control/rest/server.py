@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import errno
 import logging
+import ssl
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from cheroot import wsgi
-
 from blockflow.control.auth import TokenAuth
 from blockflow.control.commands import Commands
 from blockflow.control.rest.app import RestApp
+from blockflow.control.rest.connections import PatientServer
 from blockflow.control.rest.openapi import openapi_document
 from blockflow.control.rest.resources import Handlers, resources
+from blockflow.control.rest.tls import TlsAdapter
 from blockflow.control.settings import is_loopback
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, SystemError_
@@ -37,6 +38,7 @@ class RestServer:
         host, port: where to listen; port 0 takes a free one.
         auth: token check, None = open to this machine.
         names: further names of this machine that requests may be sent to.
+        tls: HTTPS with it; None = HTTP.
 
     Raises:
         SystemError_: PORT_IN_USE.
@@ -53,6 +55,7 @@ class RestServer:
         port: int,
         auth: TokenAuth | None = None,
         names: Collection[str] = (),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if auth is None and not is_loopback(host):
             raise RequestError(
@@ -62,7 +65,7 @@ class RestServer:
         handlers = Handlers(commands, repository, shutdown, lambda: document)
         table = resources(handlers)
         document.update(openapi_document(table))
-        self._server = wsgi.Server(
+        self._server = PatientServer(
             (host, port),
             RestApp(table, host, auth, names).wsgi(),
             numthreads=_THREADS,
@@ -70,12 +73,16 @@ class RestServer:
             server_name="blockflow",
             timeout=_SOCKET_TIMEOUT_S,  # a peer that stalls gives its thread back
             shutdown_timeout=_STOP_S,
-            request_queue_size=64,
+            request_queue_size=512,
         )
         self._server.max_request_header_size = 64 * 1024
         # One more than the limit passes, so that the application answers with its own error.
         self._server.max_request_body_size = 4 * limits.MAX_REST_BODY_BYTES
         self._server.error_log = _log_error  # type: ignore[method-assign]
+        self._scheme = "http"
+        if tls is not None:
+            self._server.ssl_adapter = TlsAdapter(tls)
+            self._scheme = "https"
         try:
             self._server.prepare()
         except OSError as e:
@@ -83,7 +90,7 @@ class RestServer:
                 raise SystemError_(
                     "PORT_IN_USE",
                     f"another process listens on {host}:{port}",
-                    where=f"http://{host}:{port}",
+                    where=f"{self._scheme}://{host}:{port}",
                     hint="stop it, or choose another --port (0 takes a free one)",
                 ) from e
             raise RequestError(
@@ -95,7 +102,7 @@ class RestServer:
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{self._scheme}://{host}:{self.port}"
 
     def start(self) -> None:
         self._thread.start()
