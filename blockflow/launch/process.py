@@ -14,6 +14,9 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 
+DESCRIPTORS = 65_536
+"""File descriptors of one process, where it may have so many."""
+
 EXIT_START_FAILED = 2
 """Of a process that has told its controller why it could not start."""
 
@@ -73,6 +76,15 @@ def give_up_privileges() -> None:
     os.umask(0o077)
 
 
+def raise_descriptor_limit() -> None:
+    """As many file descriptors as this process may allow itself, up to a bound; its children get
+    the same. The usual soft limit of 1024 is for programs that still call ``select``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def close_descriptors(keep: frozenset[int]) -> None:
     """Close every open descriptor but 0, 1, 2 and ``keep``."""
     for text in os.listdir("/proc/self/fd"):
@@ -111,6 +123,7 @@ def collect_own_child(pidfd: int) -> int | None:
 
 
 __all__ = [
+    "DESCRIPTORS",
     "EXIT_UNKNOWN",
     "Adoption",
     "become_subreaper",
@@ -118,6 +131,7 @@ __all__ = [
     "collect_own_child",
     "give_up_privileges",
     "has_exited",
+    "raise_descriptor_limit",
     "set_process_name",
     "thread_count",
 ]
