@@ -31,6 +31,7 @@ from blockflow.batching.queueing import (
 )
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
+from blockflow.batching.sliced import OPTION, SLICES
 from blockflow.batching.stage import Pipeline
 from blockflow.core import limits
 from blockflow.core.errors import Problem
@@ -46,6 +47,7 @@ _KINDS: Mapping[str, Kind] = {
     "window_ms": Either((Number(0, limits.MAX_DEADLINE_MS), OneOf((STAGE1,)))),
     "join": OneOf(("always", "gain")),
     "classes": CLASSES,
+    OPTION: SLICES,
 }
 
 
@@ -100,6 +102,12 @@ class DvabatchPolicy(QueueingPolicy):
     @classmethod
     def overlap(cls, options: Mapping[str, Any]) -> int:
         return int(options.get("buffer_pairs", _BUFFER_PAIRS))
+
+    @classmethod
+    def boundaries(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        kinds = options.get("policies", ("load",))
+        joins = "load" in kinds and options.get("buffer_pairs", _BUFFER_PAIRS) > 1
+        return frozenset({"join"} if joins else ()) | ({"split"} if "operator" in kinds else set())
 
     def drop(self, key: int, now: int) -> None:
         if self._room.remove(key) is not None:

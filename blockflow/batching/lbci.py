@@ -29,6 +29,7 @@ from blockflow.batching.policy import Decision, Query, Run
 from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, missing_profiles
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
+from blockflow.batching.sliced import OPTION, SLICES
 from blockflow.core import limits
 from blockflow.core.errors import Problem
 
@@ -37,6 +38,7 @@ _KINDS: Mapping[str, Kind] = {
     "n_max": Integer(1, limits.MAX_ROWS),
     "join": OneOf(("always", "gain")),
     "classes": CLASSES,
+    OPTION: SLICES,
 }
 
 
@@ -121,6 +123,10 @@ class LbciPolicy(QueueingPolicy):
                 )
             )
         return problems
+
+    @classmethod
+    def boundaries(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset({"join"})
 
     def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         self._convoys.settle()

@@ -97,6 +97,21 @@ class Ascending:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """A list of positive integers, at least one."""
+
+    high: int
+
+    def takes(self, value: Any) -> bool:
+        if not isinstance(value, list | tuple) or not value:
+            return False
+        return all(type(v) is int and 1 <= v <= self.high for v in value)
+
+    def __str__(self) -> str:
+        return f"a list of integers from 1 to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
 class Either:
     kinds: tuple[Kind, ...]
 

@@ -147,6 +147,11 @@ class Policy(ABC):
         return 1
 
     @classmethod
+    def boundaries(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        """What it may do with a batch between two stages: of ``join`` and ``split``."""
+        return frozenset()
+
+    @classmethod
     def batch_rows(cls, options: Mapping[str, Any], laid_out: int) -> int:
         """Rows of its largest batch at a block whose worker is laid out for ``laid_out``."""
         return 1

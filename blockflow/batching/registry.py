@@ -12,6 +12,7 @@ from blockflow.batching.lbci import LbciPolicy
 from blockflow.batching.none import NonePolicy
 from blockflow.batching.policy import Policy
 from blockflow.batching.shares import TaskShare
+from blockflow.batching.sliced import AUTO, OPTION, SlicedPolicy
 from blockflow.batching.window import WindowPolicy
 from blockflow.core.errors import Problem, TopologyError
 
@@ -51,6 +52,9 @@ def with_overlap(topology: Topology) -> Topology:
     for name, block in topology.blocks.items():
         spec = block.batching.model_dump(mode="json")
         wanted[name] = POLICIES[spec["policy"]].overlap(_options(spec))
+        sizes = spec.get(OPTION, AUTO)
+        if sizes != AUTO:
+            wanted[name] = min(wanted[name], len(sizes))  # one batch per stage
     return replace(topology, overlap=wanted)
 
 
@@ -76,6 +80,9 @@ def create_policy(
 ) -> Policy:
     """A policy for ``stages``, in the order of the worker's blocks.
 
+    The option ``stages`` for another number of blocks is put aside: while a running worker gets a
+    new policy block by block, some have it already. (Whether it fits is checked before.)
+
     Args:
         spec: the ``batching`` object of the stages' blocks.
         stages: their numbers.
@@ -88,9 +95,16 @@ def create_policy(
     known = facts or {}
     in_order = [known.get(s) or StageFacts() for s in stages]
     problems = policy_problems(spec, "$.batching", in_order)
+    sizes = spec.get(OPTION)
+    if sizes == AUTO:
+        found = f"{AUTO!r} was not yet replaced by numbers"
+        problems.append(Problem(f"$.batching.{OPTION}", found, "a list of numbers of blocks"))
     if problems:
         raise TopologyError("INVALID_TOPOLOGY", "the batching policy is invalid", problems=problems)
-    return POLICIES[spec.get("policy", "none")](stages, _options(spec), facts, shares)
+    kind, options = POLICIES[spec.get("policy", "none")], _options(spec)
+    if sizes is not None and sum(sizes) == len(stages):
+        return SlicedPolicy(kind, sizes, stages, options, facts, shares)
+    return kind(stages, options, facts, shares)
 
 
 def _options(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from blockflow.batching.registry import policy_problems
 from blockflow.control.engines import engine_check
 from blockflow.control.manager import Manager
-from blockflow.control.policies import policy_misfits
+from blockflow.control.policies import policy_misfits, with_stages
 from blockflow.control.profiles import ProfileShelf
 from blockflow.core.errors import Problem, RepositoryError, TopologyError
 from blockflow.core.model import BlockInfo
@@ -91,8 +91,9 @@ class Acceptance:
                 problems=problems,
                 hint=_HINT,
             )
-        topology = self._profiles.with_costs(topology)
-        unfit = policy_misfits(topology, manager.brain.realm.settings.cores, self._profiles)
+        cores = manager.brain.realm.settings.cores
+        topology = with_stages(self._profiles.with_costs(topology), cores, self._profiles)
+        unfit = policy_misfits(topology, cores, self._profiles)
         if unfit:
             raise TopologyError(
                 "INVALID_TOPOLOGY",

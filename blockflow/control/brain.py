@@ -106,7 +106,7 @@ class Brain:
         update.leaving = {r.replica for r in plan.stop}
         # What was given up or stopped counts as not running: the plan has its successor.
         update.leaving |= {r.name for r in self.crew.fleet.active() if not r.wanted}
-        update.notes += realm.cautions(topology)
+        update.notes += [*topology.notes, *realm.cautions(topology)]
         self.runner.start_candidates(update, [(s.spec, s.replica) for s in plan.start], now_ns)
         self.runner.progress(now_ns)
         return update

@@ -6,27 +6,77 @@ measured of them, and how large their batches may be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.registry import policy_problems
+from blockflow.batching.queueing import missing_profiles
+from blockflow.batching.registry import policy_problems, with_overlap
+from blockflow.batching.sliced import slicing_problems, stages_text
 from blockflow.control.profiles import ProfileShelf
+from blockflow.control.stages import is_open, resolved
 from blockflow.core.errors import Problem
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.placement import StagePlan, desired_workers, plan_workers
+from blockflow.core.specs import PolicySpec
 from blockflow.core.topology import Topology
 
 
-def policy_misfits(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> list[Problem]:
-    """What keeps a valid policy from working, with JSON paths.
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Blocks of one worker with the same policy, in its order; ``path`` is where that stands."""
 
-    Blocks of one worker that have the same policy are scheduled together, so they are judged
-    together.
+    worker: str
+    policy: Mapping[str, Any]
+    blocks: list[str]
+    facts: list[StageFacts]
+    path: str
+
+
+def policy_misfits(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> list[Problem]:
+    """What keeps a valid policy from working, with JSON paths."""
+    ways = {name: task.paths for name, task in topology.tasks.items()}
+    problems: list[Problem] = []
+    for group in _groups(topology, cores, shelf):
+        found = policy_problems(group.policy, group.path, group.facts)
+        found += slicing_problems(group.policy, group.blocks, ways, group.path)
+        if is_open(group.policy):
+            found += missing_profiles(group.policy["policy"], group.facts, group.path)
+        problems += dict.fromkeys(found)
+    return problems
+
+
+def with_stages(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> Topology:
+    """``topology`` with numbers for every slicing that was left to us, and a note of each.
+
+    One that cannot be found stays open: :func:`policy_misfits` says why.
     """
+    if not any(is_open(b.batching.model_dump(mode="json")) for b in topology.blocks.values()):
+        return topology
+    ways = {name: task.paths for name, task in topology.tasks.items()}
+    blocks = dict(topology.blocks)
+    notes = []
+    for group in _groups(topology, cores, shelf):
+        if not is_open(group.policy):
+            continue
+        if slicing_problems(group.policy, group.blocks, ways, group.path):
+            continue
+        policy = resolved(group.policy, group.facts)
+        if is_open(policy):
+            continue
+        for name in group.blocks:
+            chosen = PolicySpec.model_validate(policy)
+            blocks[name] = blocks[name].model_copy(update={"batching": chosen})
+        notes.append(f"worker {group.worker}: stages {stages_text(policy, group.blocks)}")
+    return with_overlap(replace(topology, blocks=blocks, notes=(*topology.notes, *notes)))
+
+
+def _groups(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> Iterator[_Group]:
+    """Blocks of one worker that have the same policy are scheduled together, so they are judged
+    together."""
     workers = desired_workers(topology, cores)
     places = {name: i for i, name in enumerate(topology.blocks)}
-    problems: list[Problem] = []
     for worker, threads in zip(workers, plan_workers(workers).threads, strict=True):
         groups: list[tuple[Mapping[str, Any], list[StagePlan]]] = []
         for stage in worker.stages:
@@ -38,10 +88,13 @@ def policy_misfits(topology: Topology, cores: Sequence[int], shelf: ProfileShelf
             else:
                 groups.append((policy, [stage]))
         for shared, members in groups:
-            facts = [StageFacts.of(_stage_spec(s, shelf, worker.device), threads) for s in members]
-            path = f"$.blocks[{places[members[0].spec.name]}].batching"
-            problems += policy_problems(shared, path, facts)
-    return problems
+            yield _Group(
+                worker.name,
+                shared,
+                [m.spec.name for m in members],
+                [StageFacts.of(_stage_spec(m, shelf, worker.device), threads) for m in members],
+                f"$.blocks[{places[members[0].spec.name]}].batching",
+            )
 
 
 def _stage_spec(stage: StagePlan, shelf: ProfileShelf, device: str) -> StageSpec:

@@ -74,7 +74,7 @@ class Update:
         retiring: incarnations to stop once nothing in flight needs them.
         version: the route version that makes it true.
         phase_ns: how long each phase took that it has left.
-        notes: what did not go as hoped but did not fail it.
+        notes: what did not go as hoped but did not fail it, and what was decided for people.
     """
 
     update_id: int

@@ -42,7 +42,7 @@ class Topology:
     explicit threads beyond the cores (for those who send one request at a time). ``costs`` are
     measured: ms of one row on one thread per block, where known; ``overlap`` tells per block how
     many batches its policy can have under way at once. Both steer the plan of threads and lanes and
-    are no part of what was asked for.
+    are no part of what was asked for. ``notes`` tell people what was decided for them.
     """
 
     blocks: Mapping[str, BlockSpec]
@@ -54,6 +54,7 @@ class Topology:
     oversubscribe: bool = False
     costs: Mapping[str, float] = field(default_factory=dict)
     overlap: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def mode_of(self, block: str) -> Mode:
         return self.blocks[block].mode or self.mode

@@ -18,7 +18,7 @@ from blockflow.monitor.grids import (
     task_grid,
 )
 from blockflow.monitor.text import percent, rate, size
-from blockflow.monitor.view import Doc, endpoints, headline, legs, notices, part, reruns
+from blockflow.monitor.view import Doc, endpoints, headline, legs, notices, part, reruns, slices
 
 _STATES = {
     "ready": "green",
@@ -53,7 +53,7 @@ def render(grid: Grid, width: int) -> Table:
 
 def status_screen(status: Doc, width: int) -> Group:
     """What ``blockflow status`` shows."""
-    lines = [*endpoints(status), *legs(status), *reruns(status)]
+    lines = [*endpoints(status), *legs(status), *reruns(status), *slices(status)]
     parts: list[Any] = [_head(status), *(Text(line, style="dim") for line in lines)]
     grids = (block_grid(status), task_grid(status), process_grid(status))
     return Group(*parts, *_notices(status), *_spaced(grids, width))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blockflow.batching.sliced import stages_text
 from blockflow.monitor.text import (
     age,
     amount,
@@ -111,6 +112,23 @@ def reruns(status: Doc) -> list[str]:
     )
     texts = [f"{amount(kpi[key])} {text}" for key, text in named if kpi.get(key)]
     return [f"deaths   {', '.join(texts)}"] if texts else []
+
+
+def slices(status: Doc) -> list[str]:
+    """Workers whose policy takes several blocks for one stage, with the blocks of each."""
+    out = []
+    for worker in listing(status, "workers"):
+        groups: dict[str, tuple[Doc, list[str]]] = {}
+        for stage in listing(worker, "stages"):
+            policy = part(stage, "batching")
+            if isinstance(policy.get("stages"), list):
+                same = groups.setdefault(str(policy), (policy, []))
+                same[1].append(str(stage.get("block")))
+        out += [
+            f"stages   {worker.get('name')}: {stages_text(policy, blocks)}"
+            for policy, blocks in groups.values()
+        ]
+    return out
 
 
 def is_ready(status: Doc) -> bool:

@@ -33,6 +33,7 @@ from blockflow.monitor.view import (
     ping_ok,
     recent_mean,
     reruns,
+    slices,
     update_lines,
 )
 
@@ -78,6 +79,15 @@ def test_legs_are_told_once_there_are_any(status: dict[str, Any]) -> None:
         "granted  64.0M to 2 clients",
     ]
     assert "12.3k by slot" in printed(status_screen(status, 80), 80)
+
+
+def test_the_slicing_of_a_worker_is_shown(status: dict[str, Any]) -> None:
+    assert slices(status) == []
+    policy = {"policy": "dvabatch", "stages": [2, 1]}
+    stages = [{"block": b, "batching": policy} for b in "abc"]
+    plain = {"block": "d", "batching": {"policy": "dvabatch"}}
+    workers = [{"name": "w#0", "stages": [*stages, plain]}, {"name": "x#0", "stages": [plain]}]
+    assert slices({"workers": workers}) == ["stages   w#0: a+b, c"]
 
 
 def test_reruns_are_told_once_there_are_any(status: dict[str, Any]) -> None:

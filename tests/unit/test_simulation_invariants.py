@@ -12,6 +12,7 @@ from blockflow.batching import registry
 from blockflow.batching.dvabatch import DvabatchPolicy
 from blockflow.batching.lbci import LbciPolicy
 from blockflow.batching.policy import Decision, Policy, Query, Run, WaitUntil
+from blockflow.batching.sliced import SlicedPolicy
 from blockflow.bench.simulation import worker
 from blockflow.bench.simulation.arrivals import Mix, Poisson
 from blockflow.bench.simulation.experiment import capacity
@@ -329,6 +330,23 @@ def test_a_start_after_the_deadline_is_caught(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(worker, "_ticket", generous)
     with pytest.raises(InvariantBroken, match="deadlines kept"):
         simulate({"policy": "none"}, load=4.0, deadline_ms=50.0)
+
+
+def test_a_stage_that_is_torn_apart_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = SlicedPolicy._go_on
+
+    def some_of_it(self: SlicedPolicy, trip: Any, stage: int) -> Run:
+        if len(trip.held) > 1:
+            key, query = trip.held.popitem()
+            self._trip_of.pop(key)
+            self._strays[key] = query
+        return whole(self, trip, stage)
+
+    sliced = {"policy": "dvabatch", "stages": [2]}
+    simulate(sliced)
+    monkeypatch.setattr(SlicedPolicy, "_go_on", some_of_it)
+    with pytest.raises(InvariantBroken, match=r"stages whole: .*1 stay behind"):
+        simulate(sliced)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

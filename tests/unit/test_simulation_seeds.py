@@ -7,7 +7,9 @@ one: what a failure prints.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -17,7 +19,13 @@ from blockflow.batching.registry import POLICIES
 from blockflow.batching.shares import TaskShare
 from blockflow.bench.simulation.arrivals import Arrivals, Bursts, Closed, Mix, Poisson, Step
 from blockflow.bench.simulation.experiment import capacity
-from blockflow.bench.simulation.invariants import InOrder, RowsBounded, WorkConserving, invariants
+from blockflow.bench.simulation.invariants import (
+    InOrder,
+    RowsBounded,
+    StagesWhole,
+    WorkConserving,
+    invariants,
+)
 from blockflow.bench.simulation.joins import Joins
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.sizes import parse_sizes
@@ -31,7 +39,7 @@ SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "200"))
 ONLY = os.environ.get("BLOCKFLOW_SEED")
 CHUNKS = 10
 CHANGES = SEEDS // 20
-OWN_RULES = (Joins, RowsBounded, WorkConserving, InOrder)
+OWN_RULES = (Joins, RowsBounded, WorkConserving, InOrder, StagesWhole)
 """What holds while one policy rules: its promises, and an order that ends where its books end."""
 
 QUERIES = 40
@@ -122,16 +130,36 @@ def system(rng: Random, name: str) -> SystemModel:
     )
 
 
+def sliced_system(rng: Random, name: str) -> SystemModel:
+    """A chain in one worker, sliced; all of it is one task's way, and another's ends earlier."""
+    lengths = rng.choice([(), (), (8, 64)])
+    top = rng.choice([4, 8])
+    blocks = [f"b{i}" for i in range(rng.randint(2, 7))]
+    chosen = policy(rng, name, len(blocks), top, bool(lengths))
+    cuts = sorted(rng.sample(range(1, len(blocks)), rng.randint(0, len(blocks) - 1)))
+    sizes = [b - a for a, b in pairwise([0, *cuts, len(blocks)])]
+    chosen["stages"] = rng.choice(["auto", sizes, sizes])
+    stages = tuple(StageModel(b, profile(rng, b, lengths), chosen, max_rows=top) for b in blocks)
+    lanes = min(rng.choice([1, 1, 2]), len(blocks))
+    worker = WorkerModel("w", stages, 1, rng.choice([1, 2, 16]), rng.choice([1, 1, 2]), lanes)
+    tasks = [TaskModel("whole", tuple(blocks), deadline_ms=rng.choice([60.0, 300.0, 2000.0]))]
+    if rng.random() < 0.5:
+        tasks.append(TaskModel("early", tuple(blocks[: rng.randint(1, len(blocks))])))
+    return SystemModel((worker.sliced(),), tuple(tasks), cores=rng.choice([1, 2, 8]))
+
+
 def arrivals(rng: Random) -> Arrivals:
     return rng.choice(
         [Poisson(), Bursts(3.0, 0.05, 0.15), Step(3.0, 0.5), Closed(rng.randint(1, 9))]
     )
 
 
-def scenario(seed: int, name: str) -> tuple[SystemModel, Workload, bool]:
+def scenario(
+    seed: int, name: str, make: Callable[[Random, str], SystemModel] = system
+) -> tuple[SystemModel, Workload, bool]:
     """All that ``seed`` decides: the system, what comes, and whether forwards fluctuate."""
     rng = Random(f"{name}/{seed}")
-    model = system(rng, name)
+    model = make(rng, name)
     top = min(s.max_rows for _, s in model.stages().values())
     rows = parse_sizes(rng.choice(["1", f"uniform:1-{top}", "zipf:a=1.5,max=4"]), "")
     long = any(s.profile.lengths_measured() for _, s in model.stages().values())
@@ -142,9 +170,11 @@ def scenario(seed: int, name: str) -> tuple[SystemModel, Workload, bool]:
     return model, Workload(arrivals(rng), mix, rate, duration_s, seed), rng.random() < 0.5
 
 
-def run(seed: int, name: str) -> Simulator | None:
+def run(
+    seed: int, name: str, make: Callable[[Random, str], SystemModel] = system
+) -> Simulator | None:
     """None: the profile makes the policy's bound impossible, and it is refused."""
-    model, workload, noisy = scenario(seed, name)
+    model, workload, noisy = scenario(seed, name, make)
     watch = Watches(invariants(model, noisy=noisy))
     try:
         simulator = Simulator(model, workload, watch=watch, noisy=noisy)
@@ -172,6 +202,22 @@ def test_every_invariant_holds(name: str, chunk: int) -> None:
             raise
 
 
+@pytest.mark.parametrize("name", ["lbci", "dvabatch"])
+def test_every_invariant_holds_for_sliced_chains(name: str) -> None:
+    """Several blocks are one stage, by a list or as ``auto`` makes it."""
+    kinds = set()
+    for seed in [int(ONLY)] if ONLY else range(SEEDS // 8):
+        try:
+            done = run(seed, name, sliced_system)
+        except Exception as exc:
+            exc.add_note(f"BLOCKFLOW_SEED={seed} python -m pytest {__file__} -k sliced and {name}")
+            raise
+        for worker in done.workers if done else ():
+            sizes = worker.model.stages[0].policy["stages"]
+            kinds.add((len(sizes), max(sizes)))
+    assert ONLY or len(kinds) > 5
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_can_be_changed_in_flight(name: str) -> None:
     """Whatever waits is handed over, whatever runs ends: nobody is lost, run twice or forgotten."""
@@ -179,6 +225,8 @@ def test_a_policy_can_be_changed_in_flight(name: str) -> None:
         model, workload, noisy = scenario(seed, name)
         rng = Random(f"change/{name}/{seed}")
         other = policy(rng, rng.choice(list(POLICIES)), 3, 4, False)
+        if other["policy"] in ("lbci", "dvabatch"):  # of a tree as well: ways of before an update
+            other["stages"] = rng.choice([[2], [2, 1], [1, 2, 1], [3, 1]])
         rules = [r for r in invariants(model, noisy=noisy) if not isinstance(r, OWN_RULES)]
         try:
             simulator = Simulator(model, workload, watch=Watches(rules), noisy=noisy)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blockflow.batching.sliced import grouped
 from blockflow.bench.simulation.joins import JoinInTime, StretchInTime
 from blockflow.bench.simulation.request import Exit, Request
 from blockflow.bench.simulation.simulator import Simulator
@@ -204,6 +205,36 @@ class NobodyForgotten(Watch):
             )
 
 
+class StagesWhole(Watch):
+    """Several blocks that make one stage are run one after another by the same batch: nobody joins
+    it between them, and nobody stays behind."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[SimWorker, int], Batch] = {}
+        self._inner: dict[SimWorker, set[int]] = {}
+
+    def began(self, simulator: Simulator) -> None:
+        for worker in simulator.workers:
+            numbers = {s.block: n for n, s in worker.stages.items()}
+            inner = self._inner[worker] = set()
+            for policy, members in worker.model.groups():
+                mine = [numbers[m.block] for m in members]
+                for blocks in grouped(policy.get("stages", ()), mine):
+                    inner |= set(blocks[1:])
+
+    def started(self, worker: SimWorker, batch: Batch, now: int) -> None:
+        if batch.stage in self._inner[worker]:
+            before = {id(self._last.get((worker, t.key))) for t in batch.tickets}
+            left = worker.scheduler.queued(batch.stage)
+            if len(before) > 1 or left:
+                what = f"{len(before)} batches meet, {left} stay behind"
+                raise InvariantBroken(
+                    "stages whole", now, f"{worker.name}: {what} before stage {batch.stage}"
+                )
+        for ticket in batch.tickets:
+            self._last[worker, ticket.key] = batch
+
+
 class WorkConserving(Watch):
     """No lane idles while somebody waits at a free stage: as ``none`` and windows without delay
     promise."""
@@ -274,6 +305,7 @@ def invariants(system: SystemModel, *, noisy: bool) -> list[Watch]:
         NobodyForgotten(),
         InOrder(),
         StretchInTime(),
+        StagesWhole(),
     ]
     one_lane = all(w.lanes == 1 for w in system.workers)
     if not noisy and one_lane and system.threads <= system.cores:

@@ -7,8 +7,10 @@ knowing how they decide.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from blockflow.bench.simulation.simulator import Simulator
@@ -68,11 +70,17 @@ class Joins(Watch):
         aboard = {id(c): c for t in batch.tickets for c in [self._cohorts[worker, t.key]]}
         if len(aboard) > 1:
             first, *later = sorted(aboard.values(), key=lambda c: c.began_ns)
-            position = list(worker.stages).index(batch.stage)
+            position = self._position(worker, options, batch)
             self.joined(worker, options, first, later, position, now)
             first.joined_at = position
             for ticket in batch.tickets:
                 self._cohorts[worker, ticket.key] = first
+
+    def _position(self, worker: SimWorker, options: Mapping[str, Any], batch: Batch) -> int:
+        """Which of the policy's stages the batch runs; a block is one, or several are."""
+        place = list(worker.stages).index(batch.stage)
+        sizes = options.get("stages")
+        return place if sizes is None else bisect_right(list(accumulate(sizes)), place)
 
     def joined(
         self,

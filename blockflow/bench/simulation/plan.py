@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from blockflow.batching.registry import policy_problems
+from blockflow.batching.sliced import slicing_problems
 from blockflow.bench.simulation.arrivals import Arrivals, Closed, Recorded, parse_arrivals
 from blockflow.bench.simulation.experiment import Experiment, capacity
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
@@ -132,10 +133,14 @@ def check_policies(system: SystemModel, specs: Sequence[Mapping[str, Any]]) -> N
         TopologyError: INVALID_TOPOLOGY with everything that is wrong with them.
     """
     problems: dict[Problem, None] = {}
+    ways = {t.name: [t.path] for t in system.tasks}
     for spec in specs:
         for worker in system.workers if spec else ():
             facts = [s.facts(worker.threads) for s in worker.stages]
-            found = policy_problems(spec, f"--policy {spec['policy']}", facts)
+            where = f"--policy {spec['policy']}"
+            found = policy_problems(spec, where, facts)
+            if not found:
+                found = slicing_problems(spec, [s.block for s in worker.stages], ways, where)
             problems |= dict.fromkeys(found)
     if problems:
         raise TopologyError("INVALID_TOPOLOGY", "a policy does not fit", problems=list(problems))

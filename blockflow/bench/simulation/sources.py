@@ -10,12 +10,14 @@ from typing import Any
 
 from blockflow.batching.registry import policy_problems, with_overlap
 from blockflow.batching.shares import TaskShare
+from blockflow.batching.sliced import slicing_problems
 from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel, WorkerModel
 from blockflow.bench.simulation.text import Options, nonsense
 from blockflow.core.engines import select
+from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.placement import desired_workers, plan_workers
 from blockflow.core.profile import StageProfile
-from blockflow.core.topology import parse_topology
+from blockflow.core.topology import Topology, parse_topology
 from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 
@@ -225,6 +227,7 @@ def topology_system(
             for s in spec.stages
         )
         workers.append(WorkerModel(spec.name, stages, threads, spec.slots, spec.replicas, lanes))
+    _check_slicing(topology, workers)
     known = {n: tuple(t.path) for n, t in topology.tasks.items()}
     for task in chosen:
         if task.path or task.name not in known:
@@ -234,7 +237,21 @@ def topology_system(
         TaskChoice(name, path, 1.0) for name, path in known.items()
     ]
     deadlines = {n: float(t.deadline_ms) for n, t in topology.tasks.items()}
+    workers = [w.sliced() for w in workers]
     return _checked(tuple(workers), _models(picked, shares, deadlines, costs.deadline_ms), costs)
+
+
+def _check_slicing(topology: Topology, workers: Sequence[WorkerModel]) -> None:
+    places = {name: i for i, name in enumerate(topology.blocks)}
+    ways = {name: task.paths for name, task in topology.tasks.items()}
+    problems: list[Problem] = []
+    for worker in workers:
+        for policy, members in worker.groups():
+            blocks = [m.block for m in members]
+            path = f"$.blocks[{places[blocks[0]]}].batching"
+            problems += slicing_problems(policy, blocks, ways, path)
+    if problems:
+        raise TopologyError("INVALID_TOPOLOGY", "a slicing does not fit", problems=problems)
 
 
 def _models(

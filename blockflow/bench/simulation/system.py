@@ -14,6 +14,7 @@ from typing import Any
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.registry import largest_batch
 from blockflow.batching.shares import TaskShare
+from blockflow.control.stages import is_open, resolved
 from blockflow.core import limits
 from blockflow.core.model import ROWS, Contract, TensorSpec
 from blockflow.core.profile import StageProfile
@@ -73,6 +74,29 @@ class WorkerModel:
     slots: int = 16
     replicas: int = 1
     lanes: int = 1
+
+    def groups(self) -> list[tuple[Mapping[str, Any], list[StageModel]]]:
+        """Its stages by policy: those that have the same one are scheduled together."""
+        out: list[tuple[Mapping[str, Any], list[StageModel]]] = []
+        for stage in self.stages:
+            for policy, members in out:
+                if policy == stage.policy:
+                    members.append(stage)
+                    break
+            else:
+                out.append((stage.policy, [stage]))
+        return out
+
+    def sliced(self) -> WorkerModel:
+        """The same worker with numbers for ``"stages": "auto"``."""
+        found = {
+            s.block: resolved(policy, [m.facts(self.threads) for m in members])
+            for policy, members in self.groups()
+            if is_open(policy)
+            for s in members
+        }
+        stages = (replace(s, policy=found.get(s.block, s.policy)) for s in self.stages)
+        return replace(self, stages=tuple(stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +181,7 @@ class SystemModel:
         return replace(
             self,
             workers=tuple(
-                replace(w, stages=tuple(replace(s, policy=spec) for s in w.stages))
+                replace(w, stages=tuple(replace(s, policy=spec) for s in w.stages)).sliced()
                 for w in self.workers
             ),
         )
