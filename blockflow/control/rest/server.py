@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
@@ -27,6 +28,19 @@ _SOCKET_TIMEOUT_S = 10
 _STOP_S = 2
 
 
+class _Server(wsgi.Server):
+    """Takes a socket that somebody else has bound; with it, nobody else can take the port."""
+
+    listener: socket.socket | None = None
+
+    def bind(self, family: int, type: int, proto: int = 0) -> Any:
+        if self.listener is None:
+            return super().bind(family, type, proto)
+        self.socket = self.listener
+        self.bind_addr = self.resolve_real_bind_addr(self.listener)
+        return self.listener
+
+
 class RestServer:
     """Binds at once, serves after :meth:`start`.
 
@@ -37,6 +51,8 @@ class RestServer:
         host, port: where to listen; port 0 takes a free one.
         auth: token check, None = open to this machine.
         names: further names of this machine that requests may be sent to.
+        listener: a socket that listens already, instead of ``host`` and ``port``; it becomes the
+            server's.
 
     Raises:
         SystemError_: PORT_IN_USE.
@@ -53,6 +69,7 @@ class RestServer:
         port: int,
         auth: TokenAuth | None = None,
         names: Collection[str] = (),
+        listener: socket.socket | None = None,
     ) -> None:
         if auth is None and not is_loopback(host):
             raise RequestError(
@@ -62,7 +79,7 @@ class RestServer:
         handlers = Handlers(commands, repository, shutdown, lambda: document)
         table = resources(handlers)
         document.update(openapi_document(table))
-        self._server = wsgi.Server(
+        self._server = _Server(
             (host, port),
             RestApp(table, host, auth, names).wsgi(),
             numthreads=_THREADS,
@@ -76,6 +93,7 @@ class RestServer:
         # One more than the limit passes, so that the application answers with its own error.
         self._server.max_request_body_size = 4 * limits.MAX_REST_BODY_BYTES
         self._server.error_log = _log_error  # type: ignore[method-assign]
+        self._server.listener = listener
         try:
             self._server.prepare()
         except OSError as e:
@@ -96,6 +114,10 @@ class RestServer:
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
+
+    def fileno(self) -> int:
+        """Of the listening socket."""
+        return int(self._server.socket.fileno())
 
     def start(self) -> None:
         self._thread.start()
