@@ -188,7 +188,9 @@ def test_a_stopped_manager_stops_nobody_and_a_dead_system_leaves_nobody(tmp_path
 
         before = incarnations()
         with Client(ready["clients"][0]) as client:
-            manager = httpx.get(ready["rest"] + "/v1/status", timeout=WAIT_S).json()["manager"]["pid"]
+            manager = httpx.get(ready["rest"] + "/v1/status", timeout=WAIT_S).json()["manager"][
+                "pid"
+            ]
             os.kill(manager, signal.SIGSTOP)
             end = time.monotonic() + 2.0
             while time.monotonic() < end:
