@@ -22,7 +22,7 @@ from typing import Any
 from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, spread
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Lifeline
-from blockflow.launch.process import descendants, die_with, kill_process
+from blockflow.launch.process import become_subreaper, descendants, die_with, kill_process
 from blockflow.launch.ward import REST, TEMPLATE, Kept, Line, Ward
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
@@ -71,6 +71,7 @@ class Guardian:
             SystemError_: INTERNAL when Managers die too often, or the first one at its start.
             BlockFlowError: the run directory cannot be made.
         """
+        become_subreaper()  # whom a dead template or Manager leaves is still below this process
         sweep_stale(self._run_root)
         self._wake, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._listen(wake)

@@ -129,6 +129,8 @@ class System:
             self._undo.append(run_dir.remove)
         else:
             run_dir = RunDir.of_another(ward.run_dir)
+            if ward.deaths and not ward.adopt:
+                store.warn(f"nothing could be taken over from the last control plane: {ward.cause}")
         self.run_dir = run_dir.path
         inheritance = inherit(settings, store, ward) if ward is not None and ward.adopt else None
         if settings.keys is not None and inheritance is None:
