@@ -22,7 +22,13 @@ from typing import Any
 from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, spread
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Lifeline
-from blockflow.launch.process import become_subreaper, descendants, die_with, kill_process
+from blockflow.launch.process import (
+    become_subreaper,
+    descendants,
+    die_with,
+    kill_process,
+    set_process_name,
+)
 from blockflow.launch.ward import REST, TEMPLATE, Kept, Line, Ward
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
@@ -117,6 +123,7 @@ class Guardian:
             self._line, self._manager = mine, pid
             return None
         die_with(self._pid)
+        set_process_name("bf:manager")
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         mine.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from rich.table import Table
@@ -20,6 +21,10 @@ GRACE_S = 0.1
 """A reply is due by the deadline and this (docs/reliability.md)."""
 
 
+MANAGER_BACK = "manager killed: taken over"
+"""Whose recovery is not that of tasks: they were served all the time."""
+
+
 @dataclass(slots=True)
 class Findings:
     """What a run has found.
@@ -31,6 +36,7 @@ class Findings:
         survivors: processes that outlived the system.
         files: paths that it left behind.
         recovered: the system was ready again at the end.
+        readopted: seconds until a new Manager had taken over, each time that one was killed.
         lag_s: how late this machine woke a waiting thread at worst: no reply can be judged closer.
     """
 
@@ -41,6 +47,7 @@ class Findings:
     files: list[str] = field(default_factory=list)
     recovered: bool = True
     lag_s: float = 0.0
+    readopted: list[float] = field(default_factory=list)
 
     def violations(self) -> list[str]:
         """The promises that were broken, in words; empty if none was."""
@@ -53,6 +60,8 @@ class Findings:
         if late := ledger.late(GRACE_S + self.lag_s):
             out.append(f"{late} requests ended later than their deadline allows")
         out += [f"{n} requests ended with {o}" for o, n in sorted(ledger.unexplained().items())]
+        if abandoned := sum(not isfinite(s) for s in self.readopted):
+            out.append(f"{abandoned} times no new manager took over")
         if not self.recovered:
             out.append("the system was not ready again at the end")
         out += [f"left behind: process {p}" for p in self.survivors]
@@ -68,6 +77,8 @@ def recoveries(found: Findings) -> dict[str, list[float]]:
             seconds = found.ledger.recovery_s(task, fault.at_s)
             if seconds is not None:
                 out[fault.kind].append(seconds)
+    if taken := [s for s in found.readopted if isfinite(s)]:
+        out[MANAGER_BACK] = taken
     return dict(out)
 
 
@@ -135,13 +146,13 @@ def fault_table(found: Findings) -> Table:
     for head in ("count", "tasks hit", "recovery p50 s", "max s"):
         table.add_column(head, justify="right")
     again = recoveries(found)
-    for kind in sorted({f.kind for f in found.faults}):
+    for kind in sorted({f.kind for f in found.faults} | again.keys()):
         done = [f for f in found.faults if f.kind == kind]
         seconds = again.get(kind, [])
         table.add_row(
             kind,
-            str(len(done)),
-            str(len(seconds)) if seconds else "",
+            str(len(done) or len(seconds)),
+            str(len(seconds)) if seconds and done else "",
             f"{percentile(seconds, 50):.2f}" if seconds else "",
             f"{max(seconds):.2f}" if seconds else "",
         )

@@ -24,6 +24,7 @@ from blockflow.bench.canvas import save_page
 from blockflow.bench.chaos.faults import Injector, wait_healthy
 from blockflow.bench.chaos.load import Array, Load
 from blockflow.bench.chaos.plan import KINDS, Kind, plan_faults
+from blockflow.bench.chaos.remote import RemoteSystem
 from blockflow.bench.chaos.report import (
     Findings,
     draw,
@@ -34,7 +35,6 @@ from blockflow.bench.chaos.report import (
 )
 from blockflow.bench.chaos.watch import Watch
 from blockflow.bench.results import ResultFile, figure_table, make_command
-from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.export import export_tree
@@ -114,9 +114,7 @@ def run(
 ) -> Findings:
     """One run in ``folder``; ``advance`` is told the seconds done and the latest fault."""
     inputs, answers = prepare(BlockRepository(folder / "blocks"), seed)
-    system = System(
-        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
-    )
+    system = RemoteSystem(folder)
     lag = _Lag()
     with system:
         run_dir = system.run_dir
@@ -136,6 +134,7 @@ def run(
             advance(load.now(), done.kind)
         _rest(load, seconds, advance)
         injector.close()
+        found.readopted = injector.readopted
         found.recovered = wait_healthy(system, _HEALTHY_S) is not None
         load.stop()
         watch.stop()

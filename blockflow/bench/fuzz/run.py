@@ -174,13 +174,13 @@ def running_system(folder: Path) -> Iterator[Status]:
     repository = BlockRepository(folder / "blocks")
     for name in TOPOLOGY["blocks"]:
         save_echo(repository, name, TensorSpec("float32", ("rows", DIMS[1])))
-    with Server(folder / "blocks", folder, _Rest) as server:
+    with Server(folder / "blocks", folder, JsonRest) as server:
         server.start()
         server.rest.post("/v1/system-update", TOPOLOGY, timeout_s=_REQUEST_S)
         yield lambda: dict(server.rest.get("/v1/status"))
 
 
-class _Rest:
+class JsonRest:
     """JSON in and out."""
 
     def __init__(self, url: str) -> None:
