@@ -179,7 +179,7 @@ def test_serving_goes_on_and_a_new_manager_takes_everybody_over(root: Path) -> N
         assert gone(children, Path(it.ready["run_dir"]))
 
 
-def test_whoever_dies_while_nobody_is_there_is_replaced(root: Path) -> None:
+def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
     """A worker, the template and then the Dispatcher, each together with the manager."""
     with started(root) as it:
         for restarts, name in enumerate(("b#0", "dispatcher"), start=1):
@@ -272,7 +272,7 @@ def test_a_torn_journal_means_to_begin_anew_and_never_empty(root: Path) -> None:
             assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
 
 
-def test_a_manager_that_dies_again_and_again_is_given_up(root: Path) -> None:
+def test_a_manager_that_dies_too_often_is_given_up(root: Path) -> None:
     with started(root) as it:
         children: set[psutil.Process] = set()
         end = time.monotonic() + PATIENCE_S
