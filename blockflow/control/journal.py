@@ -16,7 +16,8 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -123,8 +124,8 @@ class Journal:
     seats: tuple[Seat, ...]
 
     @classmethod
-    def of(cls, realm: Realm) -> Self:
-        """Of this moment."""
+    def of(cls, realm: Realm, *, seats: bool = True) -> Self:
+        """Of this moment, with or without the replicas."""
         crew = realm.crew
         return cls(
             epoch=realm.epoch,
@@ -134,7 +135,7 @@ class Journal:
             clients=crew.client_endpoints,
             shares=realm.shares.indices(),
             dispatcher=None if crew.dispatcher is None else Lived.of(crew.dispatcher),
-            seats=tuple(_seat(realm, r) for r in crew.fleet),
+            seats=tuple(seat_of(realm, r) for r in crew.fleet if seats),
         )
 
     @classmethod
@@ -158,26 +159,6 @@ class Journal:
         return [x for x in (*first, *(s.life for s in self.seats)) if not x.reaped]
 
 
-def fingerprint(realm: Realm) -> tuple[object, ...]:
-    """What the journal of this moment would differ in from another: cheap, asked at each turn."""
-    crew = realm.crew
-    lives = [r.life for r in crew.fleet]
-    if crew.dispatcher is not None:
-        lives.append(crew.dispatcher)
-    return (
-        realm.epoch,
-        realm.version,
-        crew.hz,
-        tuple(realm.closed.items()),
-        crew.client_endpoints,
-        tuple((r.name, r.role, r.stopped, r.given_up) for r in crew.fleet),
-        tuple(
-            (x.incarnation, x.state, x.pid, x.hello, x.endpoint, x.reaped, x.threads, x.lanes)
-            for x in lives
-        ),
-    )
-
-
 class JournalFile:
     """The journal in its run directory.
 
@@ -189,25 +170,20 @@ class JournalFile:
         self._path = run_dir / NAME
         self._temp = run_dir / f".{NAME}.new"
 
-    def write(self, journal: Journal) -> None:
-        """Replace it. Raises OSError; then there is none, which is better than an old one."""
-        body = asdict(journal)
-        packed = _canonical(body)
-        digest = hashlib.sha256(packed.encode()).hexdigest()
-        data = f'{{"format":{FORMAT},"sha256":"{digest}","body":{packed}}}'.encode()
+    def write(self, body: str) -> None:
+        """Replace it by this JSON text of one. Raises OSError; then there is none, which is better
+        than an old one."""
+        packed = body.encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             with open(os.open(self._temp, flags, 0o600), "wb") as f:
-                f.write(data)
+                f.write(_head(packed) + packed + b"}")
             os.replace(self._temp, self._path)
         except OSError:
-            self.forget()
+            self._path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._temp.unlink()
             raise
-
-    def forget(self) -> None:
-        """Remove it: what it says is not true any more."""
-        self._path.unlink(missing_ok=True)
-        self._temp.unlink(missing_ok=True)
 
     def read(self) -> Journal:
         """The journal as it was written. Raises ValueError, which says what is wrong with it."""
@@ -221,22 +197,20 @@ class JournalFile:
             raise ValueError(f"there is no journal: {e.strerror}") from None
         if len(raw) > MAX_BYTES:
             raise ValueError("the journal is too large")
-        try:
-            document = json.loads(raw)
-            body = document["body"]
-            good = document["format"] == FORMAT and document.keys() == {"format", "sha256", "body"}
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise ValueError("the journal is torn or altered") from None
-        if not good or hashlib.sha256(_canonical(body).encode()).hexdigest() != document["sha256"]:
+        body = raw[len(_head(b"")) : -1]
+        if raw != _head(body) + body + b"}":
             raise ValueError("the journal is torn or altered: its checksum does not fit")
         try:
-            return Journal.from_dict(body)
-        except (ValueError, KeyError, TypeError) as e:
+            return Journal.from_dict(json.loads(body))
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise ValueError(f"the journal says what cannot be: {e}"[:500]) from None
 
 
 class Recorder:
     """Keeps the journal true, for a successor.
+
+    It is asked after every event, and the system may have many workers: what has not changed is
+    neither looked at closely nor put into words again.
 
     Args:
         run_dir: of the instance.
@@ -245,20 +219,54 @@ class Recorder:
     def __init__(self, run_dir: Path) -> None:
         self._file = JournalFile(run_dir)
         self._written: tuple[object, ...] = ()
+        self._seats: dict[int, tuple[tuple[object, ...], str]] = {}
 
     def record(self, realm: Realm) -> None:
         """Write down what has changed; call it before what follows from the change is done."""
-        now = fingerprint(realm)
+        crew = realm.crew
+        dispatcher = None if crew.dispatcher is None else _life_key(crew.dispatcher)
+        seats = tuple(_seat_key(r) for r in crew.fleet)
+        facts = (realm.epoch, realm.version, crew.hz, tuple(realm.closed.items()))
+        now = (*facts, crew.client_endpoints, dispatcher, seats)
         if now == self._written:
             return
         try:
-            self._file.write(Journal.of(realm))
+            self._file.write(self._text(realm, seats))
             self._written = now
         except OSError as e:
             log.error("the journal cannot be written: %s; a successor would begin anew", e)
 
+    def _text(self, realm: Realm, keys: Sequence[tuple[object, ...]]) -> str:
+        known, self._seats = self._seats, {}
+        for replica, key in zip(realm.crew.fleet, keys, strict=True):
+            old = known.get(replica.life.incarnation)
+            if old is None or old[0] != key:
+                old = key, json.dumps(asdict(seat_of(realm, replica)))
+            self._seats[replica.life.incarnation] = old
+        head = json.dumps(asdict(Journal.of(realm, seats=False)))
+        seats = ",".join(text for _, text in self._seats.values())
+        return head.removesuffix("[]}") + f"[{seats}]}}"
 
-def _seat(realm: Realm, replica: Replica) -> Seat:
+
+def _head(body: bytes) -> bytes:
+    digest = hashlib.sha256(body).hexdigest()
+    return f'{{"format":{FORMAT},"sha256":"{digest}","body":'.encode()
+
+
+def _life_key(life: Life) -> tuple[object, ...]:
+    """What the journal says of a life and may change."""
+    known = (life.incarnation, life.state, life.pid, life.hello, life.endpoint, life.reaped)
+    return (*known, life.ready_ns, life.threads, life.lanes)
+
+
+def _seat_key(replica: Replica) -> tuple[object, ...]:
+    known = (replica.name, replica.role, replica.stopped, replica.given_up, replica.policies)
+    # The spec is compared by its worth too: an update may bring another one that is the same.
+    return (*known, replica.spec, _life_key(replica.life))
+
+
+def seat_of(realm: Realm, replica: Replica) -> Seat:
+    """What the journal says of a replica."""
     life, crew = replica.life, realm.crew
     launch = None
     if not life.reaped:
@@ -274,10 +282,6 @@ def _seat(realm: Realm, replica: Replica) -> Seat:
         Lived.of(life),
         launch,
     )
-
-
-def _canonical(body: Any) -> str:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {

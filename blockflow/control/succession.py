@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from blockflow.control.events import Exited, Kill, Received
 from blockflow.control.fleet import log_path
 from blockflow.control.health import Health
 from blockflow.launch.process import descendants, kill_process
+from blockflow.launch.vitals import read_vitals
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.janitor import RunDir, remove_strangers
 from blockflow.wire.control import Ping
@@ -32,6 +34,7 @@ PATIENCE_S = 10.0
 """Who has not been heard after this time is replaced. They reconnect within tenths of a second."""
 
 _ASK_MS = 20
+_STOPPED_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Succession:
     ) -> list[str]:
         """Ask until each has been heard or has died; returns the names of those that were heard."""
         heard: dict[int, str] = {}
+        stopped: dict[int, float] = {}
         end = time.monotonic() + PATIENCE_S
         while waiting and time.monotonic() < end:
             for incarnation in waiting:
@@ -127,17 +131,32 @@ class Succession:
                     name = waiting.pop(item.incarnation, None)
                     if name is not None:
                         heard[item.incarnation] = name
+            self._end_stopped(waiting, stopped)
             for death in self._children.reap(ready):
                 waiting.pop(death.incarnation, None)
                 heard.pop(death.incarnation, None)
                 dead.append(death)
-        for incarnation, name in waiting.items():
-            life = self._brain.crew.find(incarnation)
-            if life is not None and not life.condemned:
-                life.condemned = f"it did not answer the new control plane in {PATIENCE_S:g} s"
-                log.warning("%s (incarnation %d): %s", name, incarnation, life.condemned)
-            self._children.kill(Kill(incarnation))
+        for incarnation in waiting:
+            self._condemn(incarnation, f"it did not answer the control plane in {PATIENCE_S:g} s")
         return list(heard.values())
+
+    def _end_stopped(self, waiting: Iterable[int], since: dict[int, float]) -> None:
+        """A process that is stopped (SIGSTOP) will not answer, and everybody waits for it."""
+        now = time.monotonic()
+        for incarnation in waiting:
+            life = self._brain.crew.find(incarnation)
+            vitals = None if life is None else read_vitals(life.pid)
+            if vitals is None or not vitals.stopped:
+                since.pop(incarnation, None)
+            elif now - since.setdefault(incarnation, now) > _STOPPED_S:
+                self._condemn(incarnation, "hung: it is stopped")
+
+    def _condemn(self, incarnation: int, cause: str) -> None:
+        life = self._brain.crew.find(incarnation)
+        if life is not None and not life.condemned:
+            life.condemned, life.innocent = cause, True
+            log.warning("%s (incarnation %d): %s", life.name, incarnation, cause)
+        self._children.kill(Kill(incarnation))
 
     def _end_strangers(self, guardian: int) -> None:
         """What the predecessor has started and did not come to write down."""

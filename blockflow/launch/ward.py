@@ -11,7 +11,6 @@ Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid]`` w
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
@@ -163,6 +162,6 @@ class Ward:
     stop_asked: Callable[[], bool]
 
     def own(self, name: str) -> Kept | None:
-        """A copy of a kept descriptor, the caller's to close; None = it was never handed up."""
-        kept = self.kept.get(name)
-        return None if kept is None else Kept(os.dup(kept.fd), kept.pid)
+        """A descriptor that was handed up, now the caller's to close; None = there is none. Take it
+        once: this process, a fork of the guardian, has one copy of it."""
+        return self.kept.get(name)
