@@ -11,10 +11,12 @@ Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid]`` w
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,15 +122,19 @@ class Line:
 
     def _receive(self) -> tuple[list[Any], list[int]]:
         try:
-            data, fds, _, _ = socket.recv_fds(self._end, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(self._end, _MESSAGE_BYTES, 1)
         except OSError:
             return [], []
+        for fd in fds:
+            os.set_inheritable(fd, False)
         message = decode(data, max_bytes=_MESSAGE_BYTES, what="guardian's line") if data else []
         return (message if type(message) is list else []), fds
 
-    def _tell(self, message: list[Any], fds: list[int] | None = None) -> None:
-        with suppress(OSError):  # the other side is gone: it will be known soon enough
-            socket.send_fds(self._end, [encode(message)], fds or [], socket.MSG_DONTWAIT)
+    def _tell(self, message: list[Any], fds: Sequence[int] = ()) -> None:
+        # Not socket.send_fds, which takes flags and forgets them: nobody shall ever wait here.
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        with suppress(OSError):  # the other side is gone, or does not read
+            self._end.sendmsg([encode(message)], rights, socket.MSG_DONTWAIT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from control_rig import SPEC
-from up_rig import family, gone, up
+from up_rig import command, family, gone, up
 
 from blockflow.client.sync import Client
 from blockflow.control.journal import NAME
@@ -286,6 +286,25 @@ def test_a_manager_that_dies_too_often_is_given_up(root: Path) -> None:
         assert it.process.wait(30) != 0
         assert "given up: 5 crashes within 60 s" in it.log()
         assert gone(list(children), Path(it.ready["run_dir"]))
+
+
+def test_a_manager_that_dies_at_its_start_ends_it(root: Path) -> None:
+    process = subprocess.Popen(
+        command(root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        end = time.monotonic() + PATIENCE_S
+        while not (found := [c for c in family_of(process.pid) if c.name() == "bf:manager"]):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.005)
+        os.kill(found[0].pid, signal.SIGKILL)
+        output, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode != 0
+        assert "killed by SIGKILL while it started" in errors
+        assert json.loads(output)["error"]["code"] == "INTERNAL"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def family_of(pid: int) -> list[psutil.Process]:
