@@ -7,8 +7,8 @@ table only translates a stage number into an address.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blockflow.core import limits
@@ -262,6 +262,11 @@ class RouteTable:
     def stages_of(self, block: str) -> tuple[int, ...]:
         """Stage numbers of the block's replicas, in order."""
         return tuple(s for s, r in self.stages.items() if r.block == block)
+
+    def without(self, gone: Collection[int]) -> RouteTable:
+        """The same table but for the stages of these incarnations."""
+        left = {s: r for s, r in self.stages.items() if r.incarnation not in gone}
+        return self if len(left) == len(self.stages) else replace(self, stages=left)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -85,12 +85,14 @@ class Delivery:
         self._push = push
         self._shm = shm
         self._inline = inline
+        self._gone: set[int] = set()
         self.routes = RouteTable(0, 0)
         self.undeliverable = 0
 
     def set_routes(self, table: RouteTable) -> None:
         """Work by ``table`` from now on; sockets that it has no use for are closed."""
-        self.routes = table
+        self._gone &= {r.incarnation for r in table.stages.values()}
+        table = self.routes = table.without(self._gone)
         devices = {r.incarnation: r.device for r in table.stages.values()}
         for producer in (self._shm, self._inline):
             if producer is not None:
@@ -98,13 +100,19 @@ class Delivery:
         self._unsent(self._push.retain({r.endpoint for r in table.stages.values()}))
 
     def peer_gone(self, incarnation: int) -> None:
-        """That process is dead: take back what it held, drop its socket."""
+        """That process is dead: take back what it held, drop its socket, send it nothing more.
+
+        A table that was published before may still name it (workers that retire stay in it until
+        they are drained); what was sent there would wait, with its slots, for the next one.
+        """
         for producer in (self._shm, self._inline):
             if producer is not None:
                 producer.peer_gone(incarnation)
         for route in self.routes.stages.values():
             if route.incarnation == incarnation:
                 self._unsent(self._push.drop(route.endpoint))
+        self._gone.add(incarnation)
+        self.routes = self.routes.without(self._gone)
 
     def producer_for(self, batch: Batch) -> Producer | None:
         """Where the batch's output must lie; None when it does not leave this worker."""

@@ -287,7 +287,7 @@ def _as_error(stage: Stage, exc: Exception) -> BlockFlowError:
 
 
 def release_load_memory() -> None:
-    """Give back what loading has left: dead objects, and the heap's free pages.
+    """Give back what loading, or the readiness probe, has left: dead objects, free pages.
 
     The allocator is told to keep freed memory (see ``launch.environment``), which is right for
     activations and wrong for the file buffers of a load. What stays is taken out of the collector's

@@ -33,7 +33,7 @@ from blockflow.tensormq.sockets import new_context
 from blockflow.wire import control
 from blockflow.worker.monitor import AskKpi, Snapshot
 from blockflow.worker.parts import Parts, Wake, open_parts
-from blockflow.worker.runner import Loaded
+from blockflow.worker.runner import Loaded, release_load_memory
 from blockflow.worker.turns import NEVER_NS, WatchedSockets
 
 _LOG = logging.getLogger("blockflow.worker")
@@ -341,7 +341,10 @@ class Worker:
         if table.version < parts.delivery.routes.version:
             return  # overtaken by a newer one
         if table.version and not parts.delivery.routes.version:
-            parts.memory.forget_figures()  # until now there was nothing but the readiness probe
+            # Until now there was nothing but the readiness probe: neither its figures nor the heap
+            # that its forward has left shall stay.
+            parts.memory.forget_figures()
+            parts.turns.later(release_load_memory)
         parts.delivery.set_routes(table)
         shares = [TaskShare.from_dict(s) for s in table.shares]
         parts.scheduler.set_shares(shares, time.monotonic_ns())

@@ -15,7 +15,7 @@ import pytest
 
 from blockflow.core.metrics import StageKpi
 from blockflow.core.model import TensorSpec
-from blockflow.core.routing import PathNode, PathTree
+from blockflow.core.routing import DISPATCHER_STAGE, PathNode, PathTree
 from blockflow.launch.process_kpi import private_and_shared
 from blockflow.tensormq.janitor import data_socket_path
 from blockflow.wire.control import (
@@ -461,12 +461,34 @@ def test_peer_gone_gives_slots_back(rig: Rig) -> None:
     rig.publish()
     rig.send(some(), [1])
     rig.receive()  # and never released
+    # Its successor, at the same socket:
+    rig.routes[DISPATCHER_STAGE] = replace(rig.routes[DISPATCHER_STAGE], incarnation=2)
+    rig.publish()
     rig.send(some(1, first=5), [1])
     with pytest.raises(AssertionError):
         rig.receive(timeout_s=0.05)
     rig.tell(11, PeerGone(1))  # the receiver is declared dead: its lease is over
-    message, y = rig.result()  # (its successor here is the same socket)
+    message, y = rig.result()
     assert y[0, 0] == 5.0 and isinstance(message, Data)
+
+
+def test_nothing_is_sent_to_the_dead(rig: Rig) -> None:
+    """Workers that retire stay in the table; what went to a dead one would wait with its slot."""
+    rig.start(11, {1: echo(rig, "e1")}, slots=1, arena_bytes=1 << 16)
+    rig.start(12, {2: echo(rig, "e2")})
+    rig.publish()
+    rig.send(some(), [1, 2])
+    rig.result()
+    rig.stop(12)
+    rig.tell(11, PeerGone(12))
+    for publish_again in (False, False, True, False):
+        if publish_again:
+            rig.publish()  # a table that still names it
+        rig.send(some(), [1, 2])
+        failure = rig.failure()
+        assert failure.error.code == "WORKER_LOST"
+    rig.send(some(), [1])  # the only slot is free
+    rig.result()
 
 
 # --- a real model --------------------------------------------------------------------------------

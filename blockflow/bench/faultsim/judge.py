@@ -207,13 +207,13 @@ class Judge:
         if status and process.hang is not Hang.STOPPED:
             self._deaths.update({r[:REQUEST_ID_BYTES] for w in work for r in w.records})
 
-    def poison_kills(self, batch: Batch, now: int) -> None:
-        """An input has killed a worker."""
+    def poison_kills(self, worker: SimWorker, batch: Batch, now: int) -> None:
+        """An input has killed a worker; batch mates that are poison for other blocks have not."""
         for ticket in batch.tickets:
             key = ticket.item.request_id
             number = self._number.get(key, 0)
             asked = self._world.clients.requests.get(number)
-            if asked is None or not asked.poison:
+            if asked is None or asked.poison != worker.block:
                 continue
             self._kills[key] += 1
             if self._kills[key] > DEADLY:

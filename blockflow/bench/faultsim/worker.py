@@ -93,6 +93,7 @@ class SimWorker(SimProcess):
         self._links = Links(world, self.incarnation)
         self._scheduler = Scheduler({self.stage: self._policy})
         self._withdrawn = WithdrawnRequests()
+        self._gone: set[int] = set()
         self._routes = RouteTable(0, 0)
         self._keys = 0
         self._forward: _Forward | None = None
@@ -124,7 +125,8 @@ class SimWorker(SimProcess):
         if isinstance(message, Routes):
             table = RouteTable.from_dict(message.table)
             if table.version >= self._routes.version:
-                self._routes = table
+                self._gone &= {r.incarnation for r in table.stages.values()}
+                table = self._routes = table.without(self._gone)
                 shares = [TaskShare(**s) for s in table.shares]
                 self._scheduler.set_shares(shares, now)
                 self._unsent(self._links.retain({r.endpoint for r in table.stages.values()}), now)
@@ -135,6 +137,8 @@ class SimWorker(SimProcess):
             for route in self._routes.stages.values():
                 if route.incarnation == message.incarnation:
                     self._unsent(self._links.drop(route.endpoint), now)
+            self._gone.add(message.incarnation)
+            self._routes = self._routes.without(self._gone)
         elif isinstance(message, SetPolicy):
             self._scheduler.set_policy(message.stage, message.policy, now)
         elif isinstance(message, Stop):
@@ -263,7 +267,7 @@ class SimWorker(SimProcess):
         if self._forward is not forward or self.stuck:
             return
         if self.when_well(now, self._poisoned, forward):
-            self.world.judge.poison_kills(forward.batch, now)
+            self.world.judge.poison_kills(self, forward.batch, now)
             self.die(-11)
 
     def _computed(self, now: int, forward: _Forward) -> None:

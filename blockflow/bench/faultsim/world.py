@@ -183,6 +183,12 @@ class World:
         self.loop.plan(now + _LOOK_NS, self._at_rest)
 
     def _at_rest(self, now: int, _: object) -> None:
+        dispatcher = self.dispatcher
+        if dispatcher is not None and len(dispatcher.exchange.table) and now < self._mend_until:
+            # A client that left may come back for its result: its request runs to its end, which
+            # is its deadline if a message was lost.
+            self.loop.plan(now + _LOOK_NS, self._at_rest)
+            return
         self.judge.rest(now)
         self.note("at rest")
         self.clients.requests.clear()
