@@ -154,14 +154,12 @@ class Injector:
         if len(self._managers) >= MANAGER_POLICY.crashes - 2:
             return (), "not done: one more would make the guardian give up"
         before = self._system.commands.status()["manager"]
-        tasks: Sequence[str] = ()
-        note = "alone"
+        tasks, note = tuple(self._topology["tasks"]), "alone"
         if draw < _IN_UPDATE:
             note = "in an update"
             self._update(wait=False)
         elif draw > 1 - _IN_UPDATE:
-            tasks, note = self._worker((1 - draw) / _IN_UPDATE, signal.SIGKILL)
-            note = f"with {note}"
+            note = f"with {self._worker((1 - draw) / _IN_UPDATE, signal.SIGKILL)[1]}"
         begin = time.monotonic()
         self._managers.append(begin)
         os.kill(before["pid"], signal.SIGKILL)

@@ -14,7 +14,7 @@ class Kind:
     Attributes:
         name: how reports call it.
         weight: how often it comes, relative to the others.
-        kills: whether it takes a process that serves, so that a recovery is to be measured.
+        kills: whether it takes a process, so that a recovery is to be measured.
     """
 
     name: str
@@ -28,7 +28,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("dispatcher killed", 1, kills=True),
     Kind("dispatcher stopped 5 s", 0.5, kills=True),
     Kind("template killed", 0.5, kills=True),
-    Kind("manager killed", 1),
+    Kind("manager killed", 1, kills=True),
     Kind("system update", 2),
     Kind("block restarted", 2),
     Kind("client vanishes", 2),
