@@ -30,7 +30,7 @@ _LOG = logging.getLogger("blockflow.launch")
 _START_S = 120.0
 """Longest time for the template's imports (cold disk, busy machine)."""
 _LAUNCH_S = 20.0
-_ROLL_S = 2.0
+_ROLL_S = 1.0
 _REPORT_S = 1.0
 """A child's end is seen by its pidfd a little before the template's report of its status."""
 

@@ -185,11 +185,14 @@ class Injector:
 
     def _update(self, *, wait: bool = True) -> tuple[Sequence[str], str]:
         self._larger = not self._larger
-        blocks = [{"name": b} for b in self._topology["blocks"]]
-        if self._larger:
-            blocks[0]["replicas"] = 2
+        known = self._topology["blocks"]
+        blocks: list[dict[str, Any]] = [
+            {"name": b} if isinstance(b, str) else dict(b) for b in known
+        ]
+        replicas = blocks[0].get("replicas", 1) + self._larger
+        blocks[0]["replicas"] = replicas
         self._system.apply({**self._topology, "blocks": blocks}, wait=wait)
-        return (), f"{blocks[0]['name']} x {2 if self._larger else 1}"
+        return (), f"{blocks[0]['name']} x {replicas}"
 
     def _restart(self, draw: float) -> tuple[Sequence[str], str]:
         blocks = self._topology["blocks"]
