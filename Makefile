@@ -9,14 +9,18 @@
 #   make bench-gpu [ARGS=--quick]  the same pipeline on a GPU: handles, whole tensors, one process
 #   make bench-batching [ARGS=--quick]  batching policies beside their papers; twenty minutes
 #   make bench-updates [ARGS='--updates 100']  live updates under load: nothing failed, nothing mixed
+#   make bench-reliability [ARGS=--quick]  what the promises of reliability.md come to; three minutes
 #   make chaos [ARGS='--seconds 120 --seed 1']  faults under load, judged by the clients' ledger
+#   make chaos ARGS='--kills 1000'  processes of all roles are killed, one after the other; 25 minutes
 #   make soak                   the same for an hour
 #   make faultsim [ARGS='--seeds 100 --hours 24']  faults under virtual time, every invariant at each step
 #   make bench-overload [ARGS=--quick]  goodput at one to four times the capacity; two minutes
+#   make bench-mlperf [ARGS=--short]  LoadGen's verdicts on the demo's tasks (after make demo); hours
+#   make bench-thesis [ARGS='--only pipeline']  the thesis's experiments, our figures beside its own; half an hour
 #   make bench-thesis-memory [ARGS='--constants thesis']  modular and traditional memory, as in the thesis
 #   make bench-compare BASE=<rev> [ARGS=--fail]  is the working tree faster or slower than a revision?
 #   make bench-plots            pictures of what the benchmarks have found
-#   make bench-docs [ARGS='--take results']  docs/performance.md from the stored results
+#   make bench-docs [ARGS='--take results']  performance.md and the table of promises from stored results
 #   make fuzz [ARGS='--seed 7']  a million malformed frames at every decoder and socket; two minutes
 #   make clean                  remove what the other targets made
 
@@ -36,7 +40,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-overload bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
+.PHONY: help demo test lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
 
 help:
 	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
@@ -96,13 +100,27 @@ chaos: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.chaos.run $(ARGS)
 
 soak: $(VENV)/.ready
-	@$(BIN)/python -m blockflow.bench.chaos.run --target=soak --seconds=3600 --gap=5 --json=results/soak.jsonl --plot=results/soak.png $(ARGS)
+	@$(BIN)/python -m blockflow.bench.chaos.run --target=soak --seconds=3600 --gap=5 $(ARGS)
 
 faultsim: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.faultsim $(ARGS)
 
 bench-overload: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.overload $(ARGS)
+
+# The figures are gathered also when a run is INVALID.
+bench-mlperf: $(VENV)/.ready
+	@$(BIN)/blockflow bench --topology topology.json --task digit=2,parity=1,high=1 --data digits \
+		--scenario single-stream --scenario multistream --scenario server --scenario offline \
+		--mode performance --mode accuracy --preset image-classification-light \
+		--validate all --out results/mlperf $(ARGS); status=$$?; \
+	$(BIN)/python -m blockflow.bench.mlperf.figures results/mlperf && exit $$status
+
+bench-thesis: $(VENV)/.ready
+	@$(BIN)/blockflow bench thesis $(ARGS)
+
+bench-reliability: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.reliability.run $(ARGS)
 
 bench-thesis-memory: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.thesis.memory $(ARGS)

@@ -288,7 +288,11 @@ class Rig:
         return client
 
     def publish(
-        self, *tasks: TaskRoute, workers: Sequence[FakeWorker] | None = None, mode: str = "tensormq"
+        self,
+        *tasks: TaskRoute,
+        workers: Sequence[FakeWorker] | None = None,
+        mode: str = "tensormq",
+        down: Mapping[str, str] | None = None,
     ) -> RouteTable:
         """New routes to the workers, then to the Dispatcher; returns when it has applied them."""
         self.version += 1
@@ -298,7 +302,12 @@ class Rig:
         for worker in self.workers if workers is None else workers:
             routes += worker.routes()
         table = RouteTable(
-            self.version, self.version, {r.stage: r for r in routes}, {t.name: t for t in tasks}
+            self.version,
+            self.version,
+            {r.stage: r for r in routes},
+            {t.name: t for t in tasks},
+            (),
+            down or {},
         )
         for worker in self.workers:
             worker.table = table

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,18 @@ def command(root: Path, *more: str) -> list[str]:
 
 @contextmanager
 def up(
-    root: Path, *more: str, env: Mapping[str, str] | None = None
+    root: Path,
+    *more: str,
+    env: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A running system and its announcement; killed at the end if the test did not end it."""
+    """A running system and its announcement; killed at the end if the test did not end it.
+
+    ``before`` is a command that runs the command that follows it.
+    """
     with (root / "err").open("w") as err:
         process = subprocess.Popen(
-            command(root, *more),
+            [*before, *command(root, *more)],
             stdout=subprocess.PIPE,
             stderr=err,
             text=True,
@@ -41,7 +47,8 @@ def up(
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line, (root / "err").read_text()
+        if not line.endswith("}\n"):  # why it did not start
+            raise AssertionError(line + process.stdout.read() + (root / "err").read_text())
         yield process, json.loads(line)
     finally:
         process.kill()

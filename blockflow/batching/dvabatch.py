@@ -76,6 +76,7 @@ class DvabatchPolicy(QueueingPolicy):
         self._window = options.get("window_ms", 0)
         by_default = "gain" if self._costs.known else "always"
         self._by_gain = options.get("join", by_default) == "gain"
+        self._lanes = 1  # that the worker has been seen to have
         self._table = BatchTable()
         self._pipeline = Pipeline(len(self.stages), options.get("buffer_pairs", _BUFFER_PAIRS))
         self._groups: dict[int, Group] = {}  # by batch id: where its queries come from
@@ -116,15 +117,19 @@ class DvabatchPolicy(QueueingPolicy):
         for convoy in self._convoys.settle():
             if isinstance(convoy, Part):
                 self._landed(convoy)
+        # Whoever is asked while batches run has a lane more than those.
+        self._lanes = max(self._lanes, len(busy) + 1)
         if len(self._room) and self._load:
-            self._stretch(now)
+            self._stretch(now, busy)
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
         for row in self._table:
             for part in row.parts:
                 pair = self._pair_of(part) if part.waiting else None
                 if pair is not None and self.stages[part.level] not in taken:
                     return self._start(part, pair)
-            taken.update([self.stages[p.level] for p in row.parts if p.waiting])
+            for part in row.parts:
+                if part.waiting:
+                    taken.update(self._before_others(part))
         return self._new(now, taken) if len(self._room) else None
 
     # --- parts at a boundary ---------------------------------------------------------------------
@@ -161,6 +166,19 @@ class DvabatchPolicy(QueueingPolicy):
             self._groups.pop(part.row.id, None)
         if part.pair is not None:
             self._pipeline.vacate(part.at, part.pair)
+
+    def _before_others(self, part: Part) -> list[int]:
+        """Stages that younger batches leave to ``part``, which waits.
+
+        One without a pair, as the later half of a split is, needs a place at its stage. No younger
+        batch comes to that stage meanwhile; and those that hold all its places have to go on, or
+        all would wait for each other.
+        """
+        level = part.level
+        if part.pair is not None:
+            return [self.stages[level]]
+        before = [self.stages[level - 1]] if level else []
+        return before if self._pipeline.full(level) else [*before, self.stages[level]]
 
     def _pair_of(self, part: Part) -> int | None:
         """The buffer pair on which ``part`` can run now. None while it waits for the rest of its
@@ -220,7 +238,7 @@ class DvabatchPolicy(QueueingPolicy):
 
     # --- stretch and new -------------------------------------------------------------------------
 
-    def _stretch(self, now: int) -> None:
+    def _stretch(self, now: int, busy: Collection[int]) -> None:
         """Let waiting queries join the newest batch, if it can still be joined."""
         row = self._table.newest
         if row is None or any(len(r.parts) > 1 for r in self._table):
@@ -264,6 +282,8 @@ class DvabatchPolicy(QueueingPolicy):
         if not joining:
             return
         if self._by_gain:
+            if self._lanes - len(busy) > (not part.running):
+                return  # another lane takes them at once
             n = sum(q.rows for q in joining)
             lines = (catch_up, rest, self._costs.line(route, length))
             if gain(lines, rows, n, self._room.rows(group) - n, self._arrivals.rate(now)) < 0:

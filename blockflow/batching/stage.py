@@ -168,6 +168,10 @@ class Pipeline:
                 return pair
         return None
 
+    def full(self, level: int) -> bool:
+        """Whether a batch rests on every pair before ``level``."""
+        return all(self._held[level])
+
     def working(self, level: int) -> bool:
         """Whether the executor runs a batch."""
         return self.executors[level] is X.WORKING

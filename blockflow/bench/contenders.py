@@ -47,6 +47,7 @@ CONTENDERS: Mapping[str, Contender] = {
     c.label: c
     for c in (
         Contender("torchscript", "torchscript", format="torchscript-traced"),
+        Contender("torchscript-scripted", "torchscript", format="torchscript-scripted"),
         Contender("exported", "exported"),
         Contender("onnxruntime", "onnxruntime"),
         Contender("openvino", "openvino"),
@@ -55,7 +56,8 @@ CONTENDERS: Mapping[str, Contender] = {
     )
 }
 USUAL = ("torchscript", "exported", "onnxruntime", "openvino", "openvino-bf16")
-"""Without ``compiled``, which takes minutes and a C++ compiler to prepare."""
+"""Without ``compiled``, which takes minutes and a C++ compiler to prepare, and without scripting,
+which gives the module that tracing gives (``blockflow bench thesis --only offline``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
-"""Writes docs/performance.md from its template and the stored results.
+"""Writes what the documents say of stored results: docs/performance.md, and the table of promises.
 
 ``docs/performance.in.md`` holds the prose. In it, a line ``<!-- results: TABLE -->`` becomes a
 table of ``docs/results/*.jsonl`` with a line that says how, where and when it was measured, and a
 line ``<!-- image: NAME | what it shows -->`` becomes that picture of ``docs/img``. What has no
-results yet says so, with the command that makes them.
+results yet says so, with the command that makes them. Lines between ``<!-- if: FILE -->`` and
+``<!-- end -->`` are there only when that result file is. ``<!-- thesis -->`` becomes the stored
+experiments of the thesis.
+
+The table of promises is written into docs/reliability.md, between two marks.
 
 ``python -m blockflow.bench.docs --take results`` first copies what the benchmarks have written to
 that folder and draws its pictures.
@@ -15,65 +19,28 @@ import argparse
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from blockflow.bench import hop_figures, pipeline_figures
-from blockflow.bench.batching import grids as batching
+from blockflow.bench import thesis_page
 from blockflow.bench.calibration import steadiness_of
-from blockflow.bench.demo_grids import demo_memory_grid, demo_task_grid
-from blockflow.bench.grid import Grid
+from blockflow.bench.doc_tables import TABLES
 from blockflow.bench.plots import PLOTS, draw_all
+from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
+from blockflow.bench.reliability.page import fill, promise_table, result_names
+from blockflow.bench.reliability.promises import COMMANDS
 from blockflow.bench.results import Figure, ResultFile
 
 PAGE, TEMPLATE = "performance.md", "performance.in.md"
 NOTICE = "<!-- Made from performance.in.md and results/ by python -m blockflow.bench.docs. -->"
+THESIS = "<!-- thesis -->"
 _PLACE = re.compile(r"^<!-- (results|image): ([\w.-]+)(?: \| (.*))? -->$")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of the document: which result file it shows and what makes it."""
-
-    results: str
-    command: str
-    make: Callable[[Sequence[Figure]], Grid]
-
-
-TABLES: Mapping[str, Table] = {
-    "hops.time": Table("hops", "make bench-hops", hop_figures.time_grid),
-    "hops.check": Table("hops", "make bench-hops", hop_figures.check_grid),
-    "hops.legs": Table("hops", "make bench-hops", hop_figures.leg_grid),
-    "hops.aims": Table("hops", "make bench-hops", hop_figures.aim_grid),
-    "pipeline.latency": Table("pipeline", "make bench-pipeline", pipeline_figures.latency_grid),
-    "pipeline.throughput": Table(
-        "pipeline", "make bench-pipeline", pipeline_figures.throughput_grid
-    ),
-    "pipeline.cost": Table("pipeline", "make bench-pipeline", pipeline_figures.cost_grid),
-    "pipeline.missing": Table("pipeline", "make bench-pipeline", pipeline_figures.missing_grid),
-    "pipeline.aims": Table("pipeline", "make bench-pipeline", pipeline_figures.aim_grid),
-    "bench.latency": Table("bench", "make bench", pipeline_figures.latency_grid),
-    "bench.start": Table("bench", "make bench", pipeline_figures.start_grid),
-    "batching.lbci": Table("batching", "make bench-batching", batching.lbci_grid),
-    "batching.lbci-ratios": Table("batching", "make bench-batching", batching.lbci_ratio_grid),
-    "batching.sizes": Table("batching", "make bench-batching", batching.size_grid),
-    "batching.dvabatch": Table("batching", "make bench-batching", batching.dvabatch_grid),
-    "batching.dvabatch-ratios": Table(
-        "batching", "make bench-batching", batching.dvabatch_ratio_grid
-    ),
-    "batching.peaks": Table("batching", "make bench-batching", batching.peak_grid),
-    "batching.shared": Table("batching", "make bench-batching", batching.shared_grid),
-    "batching.cost": Table("batching", "make bench-batching", batching.cost_grid),
-    "batching.aims": Table("batching", "make bench-batching", batching.aim_grid),
-    "batching.notes": Table("batching", "make bench-batching", batching.note_grid),
-    "demo.tasks": Table("demo", "make demo", demo_task_grid),
-    "demo.memory": Table("demo", "make demo", demo_memory_grid),
-}
-"""A further benchmark adds its tables here."""
+_IF = re.compile(r"^<!-- if: ([\w.-]+) -->$")
+_END = "<!-- end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,27 +84,52 @@ class Stored:
 _PACKAGES = ("torch", "pyzmq", "onnxruntime", "openvino")
 
 
-def render(template: str, stored: Mapping[str, Stored], images: frozenset[str]) -> str:
+def render(
+    template: str,
+    stored: Mapping[str, Stored],
+    images: frozenset[str],
+    thesis: Sequence[str] = (),
+) -> str:
     """The page's text.
 
     Args:
         template: with placeholders.
         stored: results by the name of their file, without suffix.
         images: names of the pictures that there are.
+        thesis: lines about the thesis's experiments; none where nothing of them is stored.
 
     Raises:
-        ValueError: the template names a table or a picture that nobody makes.
+        ValueError: the template names a table, a picture or a file that nobody makes, or a
+            condition does not end.
     """
     out = [NOTICE, ""]
+    asked, shown = "", True
     for line in template.splitlines():
-        match = _PLACE.match(line)
-        if match is None:
-            out.append(line)
+        match, condition = _PLACE.match(line), _IF.match(line)
+        if condition is not None:
+            asked = condition.group(1)
+            shown = bool(thesis) if asked == thesis_page.FOLDER else _is_stored(asked, stored)
+        elif line == _END:
+            asked, shown = "", True
+        elif not shown:
             continue
-        kind, name, text = match.groups()
-        out += _image(name, text or "", images) if kind == "image" else _table(name, stored)
+        elif line == THESIS:
+            out += thesis
+        elif match is None:
+            out.append(line)
+        else:
+            kind, name, text = match.groups()
+            out += _image(name, text or "", images) if kind == "image" else _table(name, stored)
+    if asked:
+        raise ValueError(f"the lines for {asked!r} have no end: {_END}")
     # A picture that is not there leaves its empty lines behind.
     return re.sub(r"\n{3,}", "\n\n", "\n".join(out)) + "\n"
+
+
+def _is_stored(name: str, stored: Mapping[str, Stored]) -> bool:
+    if name not in _result_files():
+        raise ValueError(f"nobody writes {name!r}; known: {', '.join(_result_files())}")
+    return name in stored
 
 
 def _image(name: str, text: str, images: frozenset[str]) -> list[str]:
@@ -159,26 +151,43 @@ def _table(name: str, stored: Mapping[str, Stored]) -> list[str]:
     return [grid.markdown(), "", f"<sub>{results.provenance(table.command)}</sub>"]
 
 
-def read_all(docs: Path) -> tuple[dict[str, Stored], frozenset[str]]:
-    """What ``docs/results`` and ``docs/img`` hold."""
+def _result_files() -> list[str]:
+    """The names of all result files that documents use, without suffix."""
+    return list(dict.fromkeys([*(t.results for t in TABLES.values()), *result_names()]))
+
+
+def read_all(docs: Path) -> tuple[dict[str, Stored], frozenset[str], list[str]]:
+    """What ``docs/results`` and ``docs/img`` hold; the last are the lines of the thesis."""
     stored = {}
-    for name in dict.fromkeys(t.results for t in TABLES.values()):
+    for name in _result_files():
         found = Stored.read(docs / "results" / f"{name}.jsonl")
         if found is not None:
             stored[name] = found
-    return stored, frozenset(p.name for p in (docs / "img").glob("*.png"))
+    experiments = thesis_page.read(docs / "results")
+    pictures = frozenset(p.name for p in (docs / "img" / thesis_page.FOLDER).glob("*.png"))
+    thesis = thesis_page.lines(experiments, pictures) if experiments else []
+    return stored, frozenset(p.name for p in (docs / "img").glob("*.png")), thesis
+
+
+def promises(stored: Mapping[str, Stored]) -> str:
+    """The table of promises, with what was measured of each."""
+    return promise_table(
+        {name: found.figures for name, found in stored.items()},
+        {name: found.provenance(COMMANDS.get(name, "")) for name, found in stored.items()},
+    )
 
 
 def take(results: Path, docs: Path) -> list[Path]:
-    """Copy the result files that the document uses, and draw their pictures."""
+    """Copy the result files that the documents use, and draw their pictures."""
     (docs / "results").mkdir(parents=True, exist_ok=True)
     taken = []
-    for name in dict.fromkeys(t.results for t in TABLES.values()):
+    for name in _result_files():
         source = results / f"{name}.jsonl"
         if source.exists():
             target = docs / "results" / source.name
             shutil.copyfile(source, target)
             taken.append(target)
+    taken += thesis_page.take(results, docs)
     return [*taken, *draw_all(docs / "results", docs / "img")]
 
 
@@ -191,10 +200,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.take is not None:
         for path in take(args.take, args.docs):
             console.print(str(path), highlight=False)
+    stored, images, thesis = read_all(args.docs)
     template = (args.docs / TEMPLATE).read_text(encoding="utf-8")
-    page = args.docs / PAGE
-    page.write_text(render(template, *read_all(args.docs)), encoding="utf-8")
-    console.print(str(page), highlight=False)
+    pages = {args.docs / PAGE: render(template, stored, images, thesis)}
+    page = args.docs / PROMISE_PAGE
+    if page.exists():
+        pages[page] = fill(page.read_text(encoding="utf-8"), promises(stored))
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+        console.print(str(path), highlight=False)
     return 0
 
 

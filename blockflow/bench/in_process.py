@@ -8,35 +8,27 @@ JSON line at a time on the socket ``FD`` and ends with it.
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from blockflow.core.errors import BlockFlowError, from_dict, make_error
+from blockflow.bench.other_process import OtherProcess, Say, obey
 from blockflow.core.model import TensorSpec
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.registry import create_engine
-from blockflow.launch.environment import child_command, child_environment
 from blockflow.launch.process_kpi import private_and_shared
 from blockflow.repository.repository import BlockRepository
-
-_WAIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
     """What to run: blocks in their order, and by which engine.
 
-    ``engine`` and ``precision`` are those of a topology's block.
+    ``engine``, ``precision`` and ``device`` are those of a topology's block.
     """
 
     repository: Path
@@ -44,9 +36,14 @@ class Chain:
     engine: str = "auto"
     precision: str = "fp32"
     threads: int = 1
+    device: str = "cpu"
+
+    def order(self) -> dict[str, Any]:
+        """What :func:`load` reads, as JSON."""
+        return {**asdict(self), "repository": str(self.repository)}
 
 
-class InProcess:
+class InProcess(OtherProcess):
     """The other process.
 
     Args:
@@ -57,27 +54,7 @@ class InProcess:
     """
 
     def __init__(self, chain: Chain) -> None:
-        ours, theirs = socket.socketpair()
-        command = child_command("blockflow.bench.in_process", str(theirs.fileno()))
-        with theirs:
-            self._other = subprocess.Popen(
-                command, env=child_environment(), pass_fds=[theirs.fileno()]
-            )
-        ours.settimeout(_WAIT_S)
-        self._socket = ours
-        self._lines = ours.makefile("rw", encoding="utf-8")
-        self.ask(
-            repository=str(chain.repository),
-            blocks=chain.blocks,
-            engine=chain.engine,
-            precision=chain.precision,
-            threads=chain.threads,
-        )
-        try:
-            self.answer()
-        except BaseException:
-            self.close()
-            raise
+        super().__init__("blockflow.bench.in_process", chain.order())
 
     def run(self, rows: int) -> tuple[float, ...]:
         """One inference; milliseconds of each block."""
@@ -94,41 +71,7 @@ class InProcess:
 
     def pss_mib(self) -> float:
         """Proportional memory of the process, in MiB."""
-        return private_and_shared(self._other.pid)[1] / 2**20
-
-    def ask(self, **question: Any) -> None:
-        self._lines.write(json.dumps(question) + "\n")
-        self._lines.flush()
-
-    def answer(self) -> dict[str, Any]:
-        """Raises BlockFlowError with the child's reason, or INTERNAL when it has ended."""
-        line = self._lines.readline()
-        if not line:
-            raise make_error("INTERNAL", f"the in-process run ended: status {self._other.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise from_dict(answer["error"])
-        return answer
-
-    def close(self) -> None:
-        self._lines.close()
-        self._socket.close()
-        try:
-            self._other.wait(10.0)
-        except subprocess.TimeoutExpired:
-            self._other.kill()
-            self._other.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        return private_and_shared(self.pid)[1] / 2**20
 
 
 class Pipeline:
@@ -139,7 +82,13 @@ class Pipeline:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = engines
+        self._device = engines[0].options.device
         self._prepared: dict[int, tuple[Any, list[Any]]] = {}
+
+    @property
+    def input(self) -> TensorSpec:
+        """Of the first block."""
+        return self._engines[0].block.contract.input
 
     def run(self, rows: int) -> list[float]:
         """Milliseconds of each block."""
@@ -148,8 +97,19 @@ class Pipeline:
         for engine, out in zip(self._engines, outs, strict=True):
             start = time.monotonic_ns()
             y = engine.run(y, out)
+            self._wait()
             times.append((time.monotonic_ns() - start) / 1e6)
         return times
+
+    def infer(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The whole model's result for a tensor of the host's."""
+        import torch
+
+        y: Any = torch.from_numpy(x).to(self._device)
+        for engine in self._engines:
+            y = engine.run(y)
+        found: np.ndarray[Any, Any] = y.cpu().numpy()
+        return found
 
     def rate(self, rows: int, seconds: float) -> float:
         """Rows per second over at least ``seconds``."""
@@ -164,15 +124,23 @@ class Pipeline:
         import torch
 
         if rows not in self._prepared:
-            x = torch.from_numpy(example(self._engines[0].block.contract.input, rows))
+            x = torch.from_numpy(example(self.input, rows)).to(self._device)
             dims, outs = tuple(x.shape), []
             for engine in self._engines:
                 contract = engine.block.contract
                 dims = contract.output_dims(contract.input.bind(contract.input.dtype, dims))
                 dtype = getattr(torch, contract.output.dtype)
-                outs.append(torch.empty(dims, dtype=dtype) if engine.copies_out == 0 else None)
+                own = engine.copies_out == 0
+                outs.append(torch.empty(dims, dtype=dtype, device=self._device) if own else None)
             self._prepared = {rows: (x, outs)}
         return self._prepared[rows]
+
+    def _wait(self) -> None:
+        """Until the device has computed what it was told to."""
+        if self._device != "cpu":
+            import torch
+
+            torch.cuda.synchronize(self._device)
 
 
 def example(spec: TensorSpec, rows: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -186,7 +154,7 @@ def load(order: Mapping[str, Any]) -> Pipeline:
     repository = BlockRepository(order["repository"])
     engines = []
     for name in order["blocks"]:
-        options = EngineOptions(threads=order["threads"], precision=order["precision"])
+        options = EngineOptions(order["device"], order["threads"], order["precision"])
         engine = create_engine(repository.info(name), options, order["engine"])
         with repository.artifact(name, variant=engine.variant) as path:
             engine.load(path)
@@ -195,31 +163,23 @@ def load(order: Mapping[str, Any]) -> Pipeline:
     return Pipeline(engines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Obey until the socket closes."""
+def _obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
     import torch
 
-    fd = int((argv or sys.argv[1:])[0])
-    with socket.socket(fileno=fd) as ours, ours.makefile("rw", encoding="utf-8") as lines:
+    with torch.inference_mode():
+        pipeline = load(next(orders))
+        say({})
+        for question in orders:
+            rows = question["rows"]
+            if question["op"] == "run":
+                say({"ms": pipeline.run(rows)})
+            else:
+                say({"rows_per_s": pipeline.rate(rows, question["seconds"])})
 
-        def say(answer: Mapping[str, Any]) -> None:
-            lines.write(json.dumps(answer) + "\n")
-            lines.flush()
 
-        try:
-            with torch.inference_mode():
-                pipeline = load(json.loads(lines.readline()))
-                say({})
-                for line in lines:
-                    question = json.loads(line)
-                    rows = question["rows"]
-                    if question["op"] == "run":
-                        say({"ms": pipeline.run(rows)})
-                    else:
-                        say({"rows_per_s": pipeline.rate(rows, question["seconds"])})
-        except BlockFlowError as e:
-            say({"error": e.to_dict()})
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    """Obey until the socket closes."""
+    return obey(argv, _obey)
 
 
 if __name__ == "__main__":

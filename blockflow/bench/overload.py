@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stem = f"results/overload{'-fixed' * args.fixed}{'-quick' * args.quick}"
     path = Path(args.json or f"{stem}.jsonl")
     ResultFile(path, "overload", make_command("bench-overload", arguments)).write(found)
-    save_page(draw(loads, memory), Path(args.plot or f"{stem}.png"))
+    save_page(draw(found), Path(args.plot or f"{stem}.png"))
     return 0
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.bench.canvas import new_page
+from blockflow.bench.grid import Grid, digits, ms
 from blockflow.bench.results import Figure, latency_figure
 from blockflow.bench.statistics import percentile
 
 GOODPUT, ANSWER, REJECTION, MEMORY = "goodput", "answer", "rejection", "memory"
 OUTCOMES = ("ok", "rejected", "late", "failed")
-_WARM_UP = 0.25
+WARM_UP = 0.25
 """The first part of a load's time fills queues and teaches the limit; it does not count."""
 
 
@@ -51,13 +52,13 @@ class Load:
 
     def counted(self) -> list[Ended]:
         """Those that were done within the time that counts."""
-        begin = _WARM_UP * self.seconds
+        begin = WARM_UP * self.seconds
         return [e for e in self.ended if begin <= e.done_s < self.seconds]
 
     def per_s(self, outcome: str) -> float:
         """Requests per second that ended so."""
         found = sum(e.outcome == outcome for e in self.counted())
-        return found / ((1 - _WARM_UP) * self.seconds)
+        return found / ((1 - WARM_UP) * self.seconds)
 
     def took_ms(self, outcome: str) -> list[float]:
         return [1e3 * (e.done_s - e.sent_s) for e in self.counted() if e.outcome == outcome]
@@ -73,6 +74,7 @@ def figures(loads: Sequence[Load], memory: Memory) -> list[Figure]:
     for load in loads:
         labels = {o: round(load.per_s(o), 2) for o in OUTCOMES[1:]}
         labels |= {"offered": round(load.offered, 2), "limit": load.limit, "times": load.times}
+        labels |= {"seconds": load.seconds, "started_s": round(load.started_s, 2)}
         ok = load.per_s("ok")
         out.append(
             Figure(GOODPUT, load.label, 1, None, None, ok, "1/s", len(load.ended), labels=labels)
@@ -99,14 +101,44 @@ def remarks(loads: Sequence[Load], memory: Memory) -> list[str]:
             line += f", rejections p99 {percentile(rejected, 99):.1f} ms"
         lines.append(line)
     if memory:
-        quarter = max(1, len(memory) // 4)
-        first = percentile([mib for _, mib in memory[:quarter]], 50)
-        last = percentile([mib for _, mib in memory[-quarter:]], 50)
+        first, last = quarters([mib for _, mib in memory])
         lines.append(f"resident memory: {first:.0f} MiB in the first quarter, {last:.0f} at last")
     return lines
 
 
-def draw(loads: Sequence[Load], memory: Memory) -> Any:
+def quarters(mib: Sequence[float]) -> tuple[float, float]:
+    """Medians of the first and of the last quarter of the samples."""
+    quarter = max(1, len(mib) // 4)
+    return percentile(mib[:quarter], 50), percentile(mib[-quarter:], 50)
+
+
+def load_grid(found: Sequence[Figure]) -> Grid:
+    """One row per offered load."""
+    at = {(f.name, f.mode): f for f in found}
+    rates = [f for f in found if f.name == GOODPUT]
+    peak = max((f.value for f in rates), default=0.0)
+    rows = []
+    for f in rates:
+        answer, refusal = at.get((ANSWER, f.mode)), at.get((REJECTION, f.mode))
+        rows.append(
+            (
+                f.mode,
+                digits(f.labels["offered"]),
+                digits(f.value),
+                f"{f.value / peak:.0%}" if peak else "",
+                *(digits(f.labels[o]) for o in OUTCOMES[1:]),
+                ms(None if answer is None else answer.p50_ms),
+                ms(None if answer is None else answer.p99_ms),
+                ms(None if refusal is None else refusal.p99_ms),
+                str(f.labels["limit"]),
+            )
+        )
+    heads = ("load", "offered/s", "answered/s", "of the peak", "rejected/s", "late/s", "failed/s")
+    more = ("answer p50 ms", "p99 ms", "rejection p99 ms", "limit")
+    return Grid("overload", (*heads, *more), rows, frozenset({"load"}))
+
+
+def draw(found: Sequence[Figure]) -> Any:
     """Left: what became of the offered load. Right: memory over time, with the loads' beginnings.
 
     Raises:
@@ -114,19 +146,21 @@ def draw(loads: Sequence[Load], memory: Memory) -> Any:
     """
     page = new_page(10, 3.8, 100)
     left, right = page.subplots(1, 2)
-    offered = [load.offered for load in loads]
+    rates = [f for f in found if f.name == GOODPUT]
+    offered = [f.labels["offered"] for f in rates]
     colours = {"ok": "#17779b", "rejected": "#f2b134", "late": "#e4572e", "failed": "#5a4a78"}
     for outcome, colour in colours.items():
-        rates = [load.per_s(outcome) for load in loads]
-        if any(rates):
-            left.plot(offered, rates, "o-", color=colour, label=outcome, ms=3)
+        ys = [f.value if outcome == "ok" else f.labels[outcome] for f in rates]
+        if any(ys):
+            left.plot(offered, ys, "o-", color=colour, label=outcome, ms=3)
     left.set(xlabel="offered, requests per second", ylabel="requests per second")
     left.set_ylim(bottom=0)
     left.legend(fontsize=8, frameon=False)
-    right.plot([at for at, _ in memory], [mib for _, mib in memory], color="#17779b")
-    for load in loads:
-        right.axvline(load.started_s, color="#bdbdbd", linewidth=0.8)
-        right.annotate(load.label, (load.started_s, 0), fontsize=7)
+    memory = [f for f in found if f.name == MEMORY]
+    right.plot([f.labels["at_s"] for f in memory], [f.value for f in memory], color="#17779b")
+    for f in rates:
+        right.axvline(f.labels["started_s"], color="#bdbdbd", linewidth=0.8)
+        right.annotate(f.mode, (f.labels["started_s"], 0), fontsize=7)
     right.set(xlabel="seconds", ylabel="resident MiB, all processes")
     right.set_ylim(bottom=0)
     return page

@@ -47,6 +47,7 @@ def topology(chain: Chain, ways: Sequence[str], replicas: int = 1) -> dict[str, 
                 "threads": chain.threads,
                 "engine": chain.engine,
                 "precision": chain.precision,
+                "device": chain.device,
             }
             if way == ZEROMQ:
                 spec["mode"] = "zeromq"

@@ -11,9 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
+from blockflow.bench import overload_figures
 from blockflow.bench.batching import figures as batching
 from blockflow.bench.batching.plan import EXPERIMENTS, SHARED
 from blockflow.bench.canvas import new_page, save_page
+from blockflow.bench.chaos import report as chaos
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM, WAYS
 from blockflow.bench.grid import size_text
 from blockflow.bench.hop_figures import BARE, BASELINES, HOP
@@ -192,6 +194,10 @@ PLOTS: Mapping[str, Plot] = {
         Plot("throughput.png", "pipeline.jsonl", draw_throughput),
         Plot("batching.png", "batching.jsonl", draw_batching),
         Plot("batching-peaks.png", "batching.jsonl", draw_peaks),
+        Plot("overload.png", "overload.jsonl", overload_figures.draw),
+        Plot("chaos.png", "chaos.jsonl", chaos.draw),
+        Plot("kills.png", "kills.jsonl", chaos.draw),
+        Plot("soak.png", "soak.jsonl", chaos.draw),
     )
 }
 """A further benchmark adds its picture here."""

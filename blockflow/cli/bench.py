@@ -1,4 +1,7 @@
-"""``blockflow bench``: an MLPerf-style verdict on deployed tasks, by MLCommons' LoadGen."""
+"""``blockflow bench``: an MLPerf-style verdict on deployed tasks, by MLCommons' LoadGen.
+
+``blockflow bench thesis`` is a command of its own (:mod:`blockflow.cli.thesis`).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -18,6 +21,7 @@ from rich.table import Table as ScreenTable
 from blockflow.bench.canvas import new_page
 from blockflow.bench.demo.run import UPDATE_S
 from blockflow.bench.demo.server import Rest, Server
+from blockflow.bench.mlperf.counts import CONFIDENCE
 from blockflow.bench.mlperf.document import make_document
 from blockflow.bench.mlperf.presets import (
     PRESETS,
@@ -39,27 +43,58 @@ from blockflow.bench.mlperf.run import check_loadgen
 from blockflow.bench.mlperf.session import Plan, Session, Show
 from blockflow.bench.mlperf.settings import DEADLINE_S, SAMPLES_PER_QUERY, Mode, Scenario
 from blockflow.bench.mlperf.tally import Counts
+from blockflow.bench.mlperf.validation import TOLERANCE, Check
 from blockflow.cli.exits import ExitCode
+from blockflow.cli.lazy import Entries, LazyGroup
 from blockflow.cli.options import Address, ClientKeys, Json, Url, print_json
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.monitor.rest import RestClient
 
-_TITLES = ("Verdicts of LoadGen", "What stands against a verdict", "Accuracy")
+_TITLES = (
+    "Verdicts of LoadGen",
+    "What stands against a verdict",
+    "Accuracy",
+    "Validation tests",
+)
 """The report's tables that the terminal shows as well."""
 
 _COLUMNS = 4
 
+_ALL = "all"
 
+
+class BenchCommands(LazyGroup):
+    """What ``blockflow bench`` does beside LoadGen's runs."""
+
+    entries: ClassVar[Entries] = {
+        "thesis": ("thesis", "thesis", "Run the thesis's experiments on this machine.")
+    }
+
+
+app = typer.Typer(add_completion=False, cls=BenchCommands, invoke_without_command=True)
+
+
+@app.callback()
 def bench(
+    context: typer.Context,
     task: Annotated[
-        list[str], typer.Option(help="NAME, or NAME=WEIGHT,NAME=WEIGHT to mix tasks in one run.")
-    ],
+        list[str] | None,
+        typer.Option(
+            help="NAME, or NAME=WEIGHT,NAME=WEIGHT to mix tasks in one run. Required.",
+        ),
+    ] = None,
     scenario: Annotated[
         list[Scenario] | None, typer.Option(help="Repeat it for several. Default: single-stream.")
     ] = None,
     mode: Annotated[
         list[Mode] | None, typer.Option(help="Repeat it for both. Default: performance.")
+    ] = None,
+    validate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="|".join((*Check, _ALL)), help="Validation test; repeat it for several."
+        ),
     ] = None,
     short: Annotated[
         bool, typer.Option("--short", help="Seconds, for development; marked as such.")
@@ -71,6 +106,12 @@ def bench(
     percentile: Annotated[
         str, typer.Option(help="Of the latency: P, or TASK=P,... Default: 90, or 99 with a bound.")
     ] = "",
+    confidence: Annotated[
+        float, typer.Option(min=50.0, max=99.999, help="Percent; the query counts follow.")
+    ] = 100 * CONFIDENCE,
+    tolerance: Annotated[
+        float, typer.Option(min=0.01, max=10.0, help="Validation: share by which one is quicker.")
+    ] = TOLERANCE,
     rate: Annotated[
         float | None,
         typer.Option(min=0.001, max=1e6, help="server: queries/s. Default: search the highest."),
@@ -118,12 +159,20 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure deployed tasks with MLCommons' LoadGen and end in its verdict and a report."""
+    if context.invoked_subcommand is not None:
+        given = [name for name in context.params if _was_given(context, name)]
+        if given:
+            context.fail(f"the options before {context.invoked_subcommand!r} are not its own")
+        return
+    if not task:
+        context.fail("Missing option '--task'.")
     check_loadgen()
     new_page(1, 1)  # without matplotlib this says so now, not after the runs
     if preprocess:
         sys.path.insert(0, str(Path.cwd()))  # the user's own module lies in this folder
     weights = parse_weights(task)
     names = list(weights)
+    checks = _checks(validate or [])
     bounds = per_task(target_latency_ms, names, "--target-latency-ms")
     shares = per_task(percentile, names, "--percentile")
     console = Console(stderr=as_json, highlight=False)
@@ -154,6 +203,9 @@ def bench(
                 in_flight=in_flight,
                 seed=seed,
                 deadline_s=deadline,
+                confidence=confidence / 100,
+                checks=checks,
+                tolerance=tolerance,
             )
             session = Session(plan, show, rest)
             session.run()
@@ -169,6 +221,25 @@ def bench(
     document = make_document(session, _command())
     write_report(document, session.results, out)
     _finish(document, session.error, out, console, as_json)
+
+
+def _checks(texts: Sequence[str]) -> list[Check]:
+    """Validation tests by name, each once."""
+    known = {**{str(c): [c] for c in Check}, _ALL: list(Check)}
+    for text in texts:
+        if text not in known:
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"no validation test {text!r}",
+                where="--validate",
+                hint=f"known: {', '.join(known)}",
+            )
+    return list(dict.fromkeys(c for text in texts for c in known[text]))
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _command() -> str:

@@ -8,14 +8,14 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from blockflow import __version__
+from blockflow.cli import lazy
 from blockflow.cli.exits import ExitCode, exit_code
+from blockflow.cli.lazy import LazyGroup
 from blockflow.core.errors import BlockFlowError, make_error
 
 DEBUG_VARIABLE = "BLOCKFLOW_DEBUG"
@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("export", "export", "Cut a model into blocks and store them."),
     "profile": ("profile", "profile", "Measure blocks on this machine and choose their engine."),
     "simulate": ("simulate", "simulate", "Compare batching policies in virtual time."),
-    "bench": ("bench", "bench", "Measure deployed tasks with MLCommons' LoadGen."),
+    "bench": ("bench", "app", "Measure deployed tasks with MLCommons' LoadGen."),
     "convert": ("convert", "convert", "Make further forms of stored blocks, for other engines."),
     "doctor": ("doctor", "doctor", "Look for what would keep this machine from serving well."),
     "keys": ("keys", "keys", "Make and manage the keys of server and clients."),
@@ -46,35 +46,22 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "monitor": ("act", "monitor", "Turn the KPI samples on or off."),
     "kpis": ("act", "kpis", "Show the latest KPIs, or store the recent ones in a file."),
 }
-"""Name -> module below blockflow.cli, function, and the line that --help shows."""
+"""Name -> module below blockflow.cli, function or group, and the line that --help shows."""
 
 
-class LazyGroup(TyperGroup):
-    """Lists commands from :data:`COMMANDS`; imports the one that is called."""
+class Commands(LazyGroup):
+    """All of them."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in with name and help: all that --help and completion look at."""
-        entry = COMMANDS.get(cmd_name)
-        return None if entry is None else TyperCommand(cmd_name, help=entry[2])
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, stand_in, rest = super().resolve_command(ctx, args)
-        return name, stand_in if name is None else load(name), rest
+    entries = COMMANDS
 
 
 def load(name: str) -> Any:
     """Import one command and build it."""
-    module, function, _ = COMMANDS[name]
-    single = typer.Typer(add_completion=False)
-    single.command(name)(getattr(import_module(f"blockflow.cli.{module}"), function))
-    return typer.main.get_command(single)
+    return lazy.load(COMMANDS, name)
 
 
 app = typer.Typer(
-    cls=LazyGroup,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="BlockFlow serves many DNN tasks from shared blocks.",

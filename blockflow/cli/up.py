@@ -60,6 +60,21 @@ def up(
         list[str] | None,
         typer.Option("--name", help="A further name of this machine that REST answers to."),
     ] = None,
+    rest_cert: Annotated[
+        Path | None,
+        typer.Option("--rest-cert", help="REST is HTTPS with this certificate (PEM)."),
+    ] = None,
+    rest_key: Annotated[
+        Path | None,
+        typer.Option("--rest-key", help="Its key (PEM), a private file without a password."),
+    ] = None,
+    rest_plain: Annotated[
+        bool,
+        typer.Option(
+            "--rest-plain",
+            help="REST may be plain HTTP beyond loopback: something else encrypts the way here.",
+        ),
+    ] = False,
     max_inflight: Annotated[
         int,
         typer.Option("--max-inflight", min=1, max=512, help="Requests in flight at most."),
@@ -85,7 +100,9 @@ def up(
     """
     from blockflow.control.guardian import Guardian
     from blockflow.control.settings import ControlSettings, default_state_dir
+    from blockflow.launch.process import raise_descriptor_limit
 
+    raise_descriptor_limit()
     if not os.environ.get("BLOCKFLOW_DEBUG"):
         logging.getLogger("blockflow").setLevel(logging.INFO)
     settings = ControlSettings(
@@ -98,6 +115,9 @@ def up(
         keys=keys,
         token_file=token_file,
         names=tuple(name or ()),
+        rest_cert=rest_cert,
+        rest_key=rest_key,
+        rest_plain=rest_plain,
         max_inflight=max_inflight,
         max_inflight_per_client=max_inflight,
         adaptive_limit=adaptive_limit,

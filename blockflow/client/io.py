@@ -30,6 +30,12 @@ _NO_COPY_BYTES = 256 * 1024
 """From here on a send refers to the caller's memory; below, a copy is cheaper than that."""
 
 _CLOSE_LINGER_MS = 200
+
+# A peer that is gone without a word (cable, partition) counts as lost; generous, because a machine
+# under load must not lose its requests to a late heartbeat.
+_HEARTBEAT_MS = 2000
+_HEARTBEAT_TIMEOUT_MS = 10_000
+
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -129,10 +135,8 @@ class IoThread:
         s.setsockopt(zmq.RECONNECT_IVL, 50)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         s.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        # A peer that is gone without a word (cable, partition) counts as lost; generous, because a
-        # machine under load must not lose its requests to a late heartbeat.
-        s.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-        s.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+        s.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        s.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
         monitor = s.get_monitor_socket(_EVENTS)
         s.connect(address)
         return s, monitor

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import select
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,12 +12,18 @@ from pathlib import Path
 
 from blockflow.control.events import Exited, Kill, Launch
 from blockflow.control.fleet import Life
+from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, stop_all
 
 TAIL_LINES = 10
 _TAIL_BYTES = 4096
 _LINE_CHARS = 300
 _KEPT_LOGS = 100
+
+_OWN_DESCRIPTORS = 32
+_DESCRIPTORS_PER_CHILD = 8
+"""For its pidfd, its connections and its readiness probe. Without a descriptor for a connection
+libzmq would end this process: a further child is refused before."""
 
 
 class Children:
@@ -41,6 +49,15 @@ class Children:
 
     def launch(self, order: Launch) -> int:
         """Start the process; returns its pid. Raises SystemError_ when that is impossible."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = most_children(soft)
+        if len(self) >= most:
+            raise SystemError_(
+                "NO_SPACE",
+                f"{most} processes are all that {soft} file descriptors are enough for",
+                where=order.name,
+                hint="raise the limit: ulimit -n",
+            )
         child = self._launcher.launch(order.entry, order.spec, order.name)
         self._watch(order.incarnation, child, str(order.spec.get("log_path", "")))
         return child.pid
@@ -101,9 +118,23 @@ class Children:
 
     def _prune_logs(self) -> None:
         with suppress(OSError):
-            logs = sorted(self._log_dir.glob("*.log"), key=lambda p: p.stat().st_mtime)
+            # By incarnation and not by date: a clock that was set back makes the newest the oldest.
+            logs = sorted(self._log_dir.glob("*.log"), key=_incarnation)
             for path in logs[:-_KEPT_LOGS]:
                 path.unlink(missing_ok=True)
+
+
+def most_children(descriptors: int) -> float:
+    """How many processes a control plane can have that may have so many descriptors."""
+    if descriptors == resource.RLIM_INFINITY:
+        return math.inf
+    return max(0, descriptors - _OWN_DESCRIPTORS) // _DESCRIPTORS_PER_CHILD
+
+
+def _incarnation(log: Path) -> int:
+    """Of the life whose log it is (``name.incarnation.log``); 0 = it is none of ours."""
+    number = log.stem.rpartition(".")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def tail(path: str) -> tuple[str, ...]:

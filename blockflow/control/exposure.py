@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from ssl import SSLContext
 
 from blockflow.control.auth import TokenAuth
+from blockflow.control.rest.tls import tls_context
 from blockflow.control.settings import ControlSettings, is_loopback
 from blockflow.core.errors import RequestError
 from blockflow.tensormq.keys import Keyring
@@ -22,7 +24,8 @@ def check_exposure(settings: ControlSettings) -> TokenAuth | None:
         The check for REST's token; None when REST is open to this machine.
 
     Raises:
-        RequestError: INVALID_REQUEST: a host beyond loopback without keys.
+        RequestError: INVALID_REQUEST: a host beyond loopback without keys, or REST there without
+            TLS.
         SystemError_: UNAUTHORIZED: keys or token are unfit. MISSING_EXTRA: no CURVE here.
     """
     for host, option in ((settings.host, "--host"), (settings.client_host, "--client-host")):
@@ -40,10 +43,39 @@ def check_exposure(settings: ControlSettings) -> TokenAuth | None:
         ring.server()
         token = token or ring.token_file
     auth = TokenAuth(token) if token is not None else None
-    if not is_loopback(settings.host):
+    if not is_loopback(settings.host) and settings.rest_cert is None:
+        if not settings.rest_plain:
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"refusing to serve REST on {settings.host!r} as plain HTTP: who can listen on the "
+                "network could read the token",
+                where="--host",
+                hint="--rest-cert FILE --rest-key FILE; or stay on 127.0.0.1 behind a tunnel "
+                "(ssh -L); or --rest-plain where something else encrypts the way here",
+            )
         log.warning(
-            "REST on %s is plain HTTP: who can listen on the network can read the token; "
-            "put a proxy with TLS before it, or a tunnel",
+            "REST on %s is plain HTTP, as asked for by --rest-plain: who can listen on the network "
+            "can read the token",
             settings.host,
         )
     return auth
+
+
+def check_tls(settings: ControlSettings) -> SSLContext | None:
+    """REST's certificate, if there shall be one.
+
+    Raises:
+        RequestError: INVALID_REQUEST: one of the two files only, or unfit ones.
+        SystemError_: UNAUTHORIZED: the key is not private.
+    """
+    certificate, key = settings.rest_cert, settings.rest_key
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise RequestError(
+            "INVALID_REQUEST",
+            "a certificate and its key go together",
+            where="--rest-key" if key is None else "--rest-cert",
+            hint="name both --rest-cert and --rest-key",
+        )
+    return tls_context(certificate, key)

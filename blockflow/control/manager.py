@@ -20,6 +20,7 @@ from blockflow.control.adoption import Inheritance
 from blockflow.control.brain import Brain
 from blockflow.control.children import Children
 from blockflow.control.controller import Controller
+from blockflow.control.crashes import CrashBook
 from blockflow.control.crew import ns
 from blockflow.control.events import (
     AllGone,
@@ -108,6 +109,7 @@ class Manager:
         self.store = store
         self.run_dir = run_dir
         self.kpis = KpiBook()
+        self._crashes = CrashBook(settings.state_dir)
         endpoint = f"ipc://{run_dir.path}/control.sock"
         self._log_dir = settings.state_dir / "logs"
         place = Place(str(run_dir.path), endpoint, str(self._log_dir))
@@ -183,7 +185,8 @@ class Manager:
 
     def views(self) -> Views:
         """Documents of this moment; call it in the Manager's thread."""
-        return Views(self.brain, self.kpis, self._health.ping_ms, time.monotonic_ns())
+        now = time.monotonic_ns()
+        return Views(self.brain, self.kpis, self._health.ping_ms, now, self._crashes)
 
     def ping(self, names: set[str] | None = None) -> list[dict[str, Any]]:
         """Ping the workers with these names (None = all, with the Dispatcher) and collect the
@@ -324,7 +327,9 @@ class Manager:
         death = replace(death, work=self._health.died(incarnation))
         # Consumers keep what they have mapped; nobody can map the dead arena anew.
         remove_leavings(self.run_dir.path, incarnation)
-        self.brain.handle(death, time.monotonic_ns())
+        now = time.monotonic_ns()
+        self.brain.handle(death, now)
+        self._crashes.take(self.brain.crew, incarnation, now)
 
     def _carry_out(self) -> None:
         """Do what the Brain says, and what follows from doing it, until it asks for nothing."""

@@ -85,7 +85,8 @@ class ControlSettings:
     credits; with ``adaptive_limit`` fewer are given out where requests queue. ``host`` is where
     REST listens, ``client_host`` where clients do; beyond loopback both need ``keys``, the folder
     of CURVE keys, and a token. ``token_file`` is by default the one in that folder, else there is
-    none. ``names`` are further names of this machine that REST answers to.
+    none. ``names`` are further names of this machine that REST answers to. ``rest_cert`` and
+    ``rest_key`` (PEM files) make it HTTPS; beyond loopback that is a must unless ``rest_plain``.
     ``dispatcher_arena_bytes`` bounds the inputs that it keeps; memory is committed only as
     it is used. ``result_memory_bytes`` bounds the replies that it keeps for clients that may ask
     again (0 = off).
@@ -109,4 +110,7 @@ class ControlSettings:
     token_file: Path | None = None
     keys: Path | None = None
     names: tuple[str, ...] = ()
+    rest_cert: Path | None = None
+    rest_key: Path | None = None
+    rest_plain: bool = False
     timing: Timing = Timing()

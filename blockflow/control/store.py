@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
-import json
 import logging
 import os
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from blockflow.control.crashes import FILE as CRASHES
+from blockflow.control.documents import read_sealed, seal, write_file
 from blockflow.control.stored import FORMAT, PastEpoch, StoredState
 from blockflow.core.errors import SystemError_
 
@@ -82,10 +81,7 @@ class StateStore:
         Raises:
             SystemError_: NO_SPACE when the disk is full, STATE_UNUSABLE when it cannot be written.
         """
-        body = state.to_dict()
-        packed = _canonical(body)
-        document = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest(), "body": body}
-        data = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+        data = seal(state.to_dict(), FORMAT)
         temp = self.root / f".{CURRENT}.new"
         try:
             _write_synced(temp, data)
@@ -155,7 +151,7 @@ class StateStore:
 
         Numbers go on where a readable state left them.
         """
-        for name in (CURRENT, PREVIOUS):
+        for name in (CURRENT, PREVIOUS, CRASHES):
             with suppress(FileNotFoundError):
                 os.replace(self.root / name, self.root / f"discarded-{name}")
         state = StoredState(
@@ -297,44 +293,11 @@ class StateStore:
         )
 
 
-def _canonical(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-
-
 def _read(path: Path) -> StoredState:
     """One generation. Raises OSError or ValueError (which says what is wrong with it)."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with os.fdopen(os.open(path, flags), "rb") as f:
-        if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-            raise ValueError("not a regular file")
-        raw = f.read(MAX_STATE_BYTES + 1)
-    if len(raw) > MAX_STATE_BYTES:
-        raise ValueError("too large")
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise ValueError("not valid JSON (torn or altered)") from None
-    if type(document) is not dict or set(document) != {"format", "sha256", "body"}:
-        raise ValueError("not a state document")
-    if document["format"] not in (1, FORMAT):
-        raise ValueError(f"format {document['format']!r}, this release reads 1 and {FORMAT}")
-    body = document["body"]
-    if type(body) is not dict:
-        raise ValueError("not a state document")
-    if hashlib.sha256(_canonical(body)).hexdigest() != document["sha256"]:
-        raise ValueError("the checksum does not fit")
-    if document["format"] == 1:
-        return StoredState.from_format_1(body)
-    return StoredState.from_dict(body)
+    found, body = read_sealed(path, MAX_STATE_BYTES, (1, FORMAT))
+    return StoredState.from_format_1(body) if found == 1 else StoredState.from_dict(body)
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    write_file(path, data, sync=True)

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
 from blockflow.control.commands import Commands
-from blockflow.control.exposure import check_exposure
+from blockflow.control.exposure import check_exposure, check_tls
 from blockflow.control.manager import Manager
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.rest.server import RestServer
@@ -119,7 +119,7 @@ class System:
 
     def _start(self) -> None:
         settings, ward = self.settings, self._ward
-        auth = check_exposure(settings)
+        auth, tls = check_exposure(settings), check_tls(settings)
         store = (StateStore.open_fresh if self._fresh else StateStore)(settings.state_dir)
         self._undo.append(store.close)
         if ward is None:
@@ -157,6 +157,7 @@ class System:
             port=settings.rest_port,
             auth=auth,
             names=settings.names,
+            tls=tls,
             listener=None if kept is None else socket.socket(fileno=kept.fd),
         )
         self._undo.append(self.rest.stop)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from blockflow.control.brain import Brain
-from blockflow.control.fleet import Crash, Life, Replica, Role
+from blockflow.control.crashes import CrashBook, crash_record
+from blockflow.control.fleet import CRASHES_KEPT, Crash, Life, Replica, Role
 from blockflow.control.kpis import KpiBook, Sample, aggregate, totals
 from blockflow.control.routes import served_contract
 from blockflow.core.lifecycle import State
@@ -19,15 +21,24 @@ class Views:
         brain, kpis: what is shown.
         pings: incarnation -> last round trip in ms.
         now_ns: monotonic clock.
+        crashes: those under earlier control planes; None = nothing is known of them.
     """
 
-    def __init__(self, brain: Brain, kpis: KpiBook, pings: dict[int, float], now_ns: int) -> None:
+    def __init__(
+        self,
+        brain: Brain,
+        kpis: KpiBook,
+        pings: dict[int, float],
+        now_ns: int,
+        crashes: CrashBook | None = None,
+    ) -> None:
         self._brain = brain
         self._realm = brain.realm
         self._crew = brain.crew
         self._kpis = kpis
         self._pings = pings
         self._now_ns = now_ns
+        self._book = crashes
 
     # --- system ---------------------------------------------------------------------------------
 
@@ -205,7 +216,7 @@ class Views:
             "clients": list(life.endpoints),
             "restarts": self._crew.dispatcher_ledger.total,
             "crash": self._crash(self._crew.dispatcher_crash),
-            "crashes": [self._crash(c) for c in reversed(self._crew.dispatcher_crashes)],
+            "crashes": self._crashes(life.name, self._crew.dispatcher_crashes),
             "kpi": sample.extra if sample is not None else {},
         }
 
@@ -245,7 +256,7 @@ class Views:
             "restarts": replica.ledger.total,
             "given_up": replica.given_up or None,
             "crash": self._crash(replica.crash),
-            "crashes": [self._crash(c) for c in reversed(replica.crashes)],
+            "crashes": self._crashes(replica.name, replica.crashes),
             "stages": stages,
         }
 
@@ -270,22 +281,14 @@ class Views:
     def _crash(self, crash: Crash | None) -> dict[str, Any] | None:
         if crash is None:
             return None
-        return {
-            "incarnation": crash.incarnation,
-            "age_s": self._age_s(crash.at_ns),
-            "cause": crash.cause,
-            "error": crash.error.to_dict() if crash.error is not None else None,
-            "work": [
-                {
-                    "block": w.block,
-                    "took_ms": w.took_ms,
-                    "requests": w.requests,
-                    "tickets": list(w.tickets),
-                }
-                for w in crash.work
-            ],
-            "log": list(crash.log_tail),
-        }
+        return {"age_s": self._age_s(crash.at_ns), **crash_record(crash)}
+
+    def _crashes(self, name: str, mine: Collection[Crash]) -> list[dict[str, Any]]:
+        """The latest, newest first; after this control plane's those of the ones before it."""
+        shown = [{"age_s": self._age_s(c.at_ns), **crash_record(c)} for c in reversed([*mine])]
+        if self._book is not None:
+            shown += self._book.earlier(name, CRASHES_KEPT - len(shown))
+        return shown
 
     def _age_s(self, time_ns: int) -> float:
         return round((self._now_ns - time_ns) / 1e9, 3)

@@ -102,7 +102,7 @@ class Admission:
 
     Attributes:
         refused: refusals by reason: ``credits``, ``client``, ``memory``, ``rows``, ``limit``,
-            ``share``, ``deadline``, ``edge``.
+            ``share``, ``deadline``, ``edge``, ``waiting``.
     """
 
     __slots__ = (
@@ -270,6 +270,10 @@ class Admission:
         why = f"worker {worker} has no slot left for tensors on their way back"
         return self._reject("edge", why, inflight, now_ns)
 
+    def no_place(self, why: str, inflight: int, now_ns: int) -> Reject:
+        """Its worker is being replaced, and no more requests may wait for that."""
+        return self._reject("waiting", why, inflight, now_ns, _MAX_RETRY_MS)
+
     def check_tasks(
         self,
         tasks: Sequence[TaskRoute],
@@ -302,9 +306,11 @@ class Admission:
         ms = 1000.0 * max(1, inflight // _SHARE_FREED) / rate
         return int(min(max(ms, _MIN_RETRY_MS), _MAX_RETRY_MS))
 
-    def _reject(self, reason: str, why: str, inflight: int, now_ns: int) -> Reject:
+    def _reject(
+        self, reason: str, why: str, inflight: int, now_ns: int, after_ms: int = 0
+    ) -> Reject:
         self.refused[reason] += 1
-        after = self.retry_after_ms(inflight, now_ns)
+        after = after_ms or self.retry_after_ms(inflight, now_ns)
         return Reject(
             RequestError(
                 "OVERLOADED",

@@ -10,7 +10,9 @@ for it is freed.
 from __future__ import annotations
 
 import errno
+import math
 import os
+import resource
 import socket as std_socket
 from collections import deque
 from collections.abc import Sequence
@@ -36,6 +38,9 @@ TRACKED_BYTES = 64 * 1024
 
 _SLOWEST_NS_PER_BYTE = 250
 """A large frame may take a second more for every 4 MB: to a distant client it is one write."""
+
+_SPARE_DESCRIPTORS = 256
+"""So many are not for clients' connections; of a small limit, a quarter."""
 
 _DOUBT_NS = 10_000_000_000
 _RETRY_MS = 5
@@ -135,19 +140,25 @@ class ClientPort:
         socket: a bound ROUTER with ROUTER_MANDATORY and a finite SNDHWM.
 
     Attributes:
-        departures: becomes readable when a connection has ended; then call :meth:`on_departures`.
+        departures: becomes readable when a connection has begun or ended; then call
+            :meth:`on_departures`.
         evicted: clients that were cut off.
+        turned_away: connections that were ended at once, because of their number.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
-        self.departures: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.departures: zmq.Socket[bytes] = socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED
+        )
         self.evicted = 0
+        self.turned_away = 0
         self._debts: dict[bytes, _Debt] = {}
         self._owed = 0
         self._links: dict[bytes, _Link] = {}
         self._by_fd: dict[int, bytes] = {}
         self._doubts: dict[bytes, int] = {}
+        self._last_fd = _last_descriptor()
 
     def receive(self) -> tuple[bytes, list[zmq.Frame]] | None:
         """(client, its frames) of the next message, or None when there is none now."""
@@ -201,9 +212,13 @@ class ClientPort:
         return lost + self._departed(now_ns)
 
     def on_departures(self, now_ns: int) -> None:
-        """Some connections have ended; :meth:`flush` will say which clients are gone."""
+        """Connections have come, or ended: :meth:`flush` will say which clients are gone."""
         while self.departures.poll(0):
             event = parse_monitor_message(self.departures.recv_multipart(zmq.NOBLOCK))
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                if int(event["value"]) > self._last_fd:
+                    self._turn_away(int(event["value"]))
+                continue
             client = self._by_fd.get(int(event["value"]))
             if client is not None:
                 self._doubts[client] = now_ns + _DOUBT_NS
@@ -326,6 +341,18 @@ class ClientPort:
                 del self._doubts[client]
         return lost
 
+    def _turn_away(self, fd: int) -> None:
+        """End a connection from outside that took one of the last descriptors: the workers', on
+        unix sockets, must find some, for without any libzmq ends this process."""
+        with suppress(OSError):  # it may have ended itself
+            theirs = std_socket.socket(fileno=fd)  # no copy: there may be no descriptor for one
+            try:
+                if theirs.family != std_socket.AF_UNIX:
+                    self.turned_away += 1
+                    theirs.shutdown(std_socket.SHUT_RDWR)
+            finally:
+                theirs.detach()
+
     def _cut_off(self, client: bytes) -> None:
         """End the client's connection and forget it."""
         self.evicted += 1
@@ -347,6 +374,14 @@ class ClientPort:
 
 def _size(frame: Any) -> int:
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
+def _last_descriptor() -> float:
+    """The highest descriptor that a client's connection may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return math.inf
+    return soft - min(_SPARE_DESCRIPTORS, soft // 4)
 
 
 def _inode(fd: int) -> int | None:

@@ -20,10 +20,10 @@ def let_in(
     tasks: Sequence[TaskRoute],
     now_ns: int,
 ) -> Plan:
-    """The way of ``request``, whose ``tasks`` these are.
+    """The way of ``request``, whose ``tasks`` these are; an outline when it has to wait for it.
 
     Raises:
-        RequestError: OVERLOADED, or what :meth:`Planner.plan` says.
+        RequestError: OVERLOADED, or what :meth:`Planner.way` says.
     """
     inflight, nbytes = len(register), request.tensor.nbytes
     verdict = admission.decide(
@@ -39,7 +39,13 @@ def let_in(
     if isinstance(verdict, Reject):
         raise verdict.error
     admission.check_tasks(tasks, register.rows_of, request.tensor.dims[0], inflight, now_ns)
-    plan = planner.plan(tasks)
+    plan = planner.way(tasks)
+    if plan.absent:
+        places, room = admission.max_inflight, admission.max_bytes
+        why = register.may_not_wait(client, nbytes, places, room)
+        if why:
+            raise admission.no_place(f"{why} ({plan.absent!r})", inflight, now_ns).error
+        return plan
     full = planner.edges.full(plan.guards)
     if full:
         raise admission.no_edge(full, inflight, now_ns).error

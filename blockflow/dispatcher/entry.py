@@ -44,7 +44,8 @@ class Entry:
         ticket: its name towards the workers. Two clients may choose the same id, and what an
             earlier Dispatcher had sent out must not answer for this one's requests.
         tasks: names in the order asked.
-        plan: the way of the present attempt; the one before while ``waits_for`` is not empty.
+        plan: the way of the present attempt; while ``waits_for`` is not empty that of the one
+            before, or an outline when there was none.
         rows: of the input.
         deadline_ns, received_ns: of the monotonic clock.
         retained: the input as the server keeps it, for a re-run.
@@ -56,7 +57,7 @@ class Entry:
         outcomes: end node of ``plan`` -> result or failure.
         kept: tasks that ended in an earlier attempt.
         lost: end nodes that cannot end in this attempt any more and shall be run again.
-        waits_for: a block without a live worker, or :data:`QUARANTINE`; '' = it is under way.
+        waits_for: a worker of a block, :data:`QUARANTINE` or :data:`EDGE`; '' = it is under way.
         deaths: workers that died while they executed it.
     """
 
@@ -134,6 +135,12 @@ class Entry:
 QUARANTINE = "another request under suspicion"
 """What an :class:`Entry` waits for that may have killed a worker: such are run one at a time."""
 
+EDGE = "a slot of a worker on an opposed path"
+"""What an :class:`Entry` waits for whose way goes back (:class:`EdgeBook`)."""
+
+UNTIL_OTHERS_END = frozenset({QUARANTINE, EDGE})
+"""These are given free by requests that end or leave an attempt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -150,6 +157,19 @@ class SendAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class Supersede:
+    """An attempt was left: what is still queued of it anywhere is computed for nobody.
+
+    ``ends`` are the end nodes of its ``plan`` that had no outcome.
+    """
+
+    ticket: bytes
+    attempt: int
+    plan: Plan
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseInput:
     """The retained input of ``entry`` is not needed any more; its credit is free."""
 
@@ -163,4 +183,4 @@ class Drop:
     reason: str
 
 
-Instruction = Reply | SendAgain | ReleaseInput | Drop
+Instruction = Reply | SendAgain | Supersede | ReleaseInput | Drop

@@ -21,6 +21,7 @@ from blockflow.dispatcher.entry import (
     ReleaseInput,
     Reply,
     SendAgain,
+    Supersede,
 )
 from blockflow.dispatcher.feedback import learn
 from blockflow.dispatcher.grants import GrantDesk
@@ -106,7 +107,7 @@ class Exchange:
                 error = BlockFlowError("INTERNAL", f"{type(exc).__name__} in admission")
                 self._refuse(client, msg, error, received)
             else:
-                if entry is not None:
+                if entry is not None and not entry.waits_for:
                     self._set_out(entry)
         elif isinstance(msg, wire.Cancel):
             self.carry_out(self.table.cancel(client, msg.request_id))
@@ -143,7 +144,8 @@ class Exchange:
         plan = let_in(self.admission, table, self.planner, client, request, tasks, received)
         # What costs more the larger the input is comes last: the copy, and the check of the values.
         check_finite = any(t.check_finite for t in tasks)
-        retained = self._desk.retain(request, source, plan.root, check_finite)
+        root = None if plan.absent else plan.root
+        retained = self._desk.retain(request, source, root, check_finite)
         if retained is None:
             raise self.admission.no_space(source.nbytes, len(table), received).error
         entry = table.admit(
@@ -349,6 +351,8 @@ class Exchange:
             elif isinstance(what, SendAgain):
                 self._desk.prepare_again(what.entry.retained, what.entry.plan.root)
                 self._set_out(what.entry)
+            elif isinstance(what, Supersede):
+                self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)
             elif isinstance(what, ReleaseInput):
                 entry = what.entry
                 self._desk.release(entry.retained)

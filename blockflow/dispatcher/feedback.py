@@ -11,13 +11,14 @@ def learn(admission: Admission, entry: Entry, now_ns: int) -> None:
     """Tell ``admission`` where the time of each task of ``entry`` went.
 
     A re-run says nothing of the queues: its time went elsewhere. Nor does a failure, except for a
-    deadline that has passed.
+    deadline that has passed; and not that one, either, if the time went by before it could set out.
     """
-    if entry.attempt > 1:
+    if entry.attempt > 1 or entry.waits_for:
         return
-    for task, plan, end, outcome, _ in entry.results():
+    for task, plan, end, outcome, ingress_ns in entry.results():
         if isinstance(outcome, BlockFlowError):
-            if outcome.code == "DEADLINE_EXCEEDED":
+            in_time = 2 * ingress_ns < entry.deadline_ns - entry.received_ns
+            if in_time and outcome.code == "DEADLINE_EXCEEDED":
                 admission.expired(entry.ticket, task, now_ns)
             continue
         way = plan.lineage[end]

@@ -7,12 +7,12 @@ double, forged or from another life changes nothing and is counted.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.dispatcher.entry import (
-    QUARANTINE,
+    UNTIL_OTHERS_END,
     Answer,
     Drop,
     Entry,
@@ -20,12 +20,12 @@ from blockflow.dispatcher.entry import (
     ReleaseInput,
     Reply,
     SendAgain,
+    Supersede,
 )
 from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.recovery import (
     DEADLY,
     Death,
-    WaitingRoom,
     begun_once,
     lost,
     poisoned,
@@ -66,21 +66,16 @@ class InFlightTable(Register):
     def __init__(self, incarnation: int, planner: Planner, budget: RetryBudget) -> None:
         super().__init__(incarnation, planner)
         self._budget = budget
-        self._room = WaitingRoom(planner)
         self._doubts: deque[_Doubt] = deque()
         self.dropped: Counter[str] = Counter()
         self.recovered: Counter[str] = Counter()
-
-    @property
-    def waiting(self) -> int:
-        """Requests between two attempts."""
-        return len(self._room.waiting)
 
     def gauges(self) -> dict[str, int]:
         """Re-runs: what has happened, and what holds now."""
         names = ("rerun", "parked", "poisoned", "budget_denied", "attempts_spent", "not_replayable")
         return {
             **{name: self.recovered[name] for name in names},
+            "parked_new": self._room.parked_new,
             "waiting": self.waiting,
             "suspects": self._room.suspects,
             "budget": self._budget.left(),
@@ -162,8 +157,8 @@ class InFlightTable(Register):
             budget = (entry.deadline_ns - entry.received_ns) // 1_000_000
             text = f"no result within {budget} ms"
             if entry.waits_for:
-                text += f": its worker died, and attempt {entry.attempt} waited for "
-                text += entry.waits_for
+                died = "" if entry.plan.absent else "its worker died, and "
+                text += f": {died}attempt {entry.attempt} waited for {entry.waits_for}"
             error = RequestError(
                 "DEADLINE_EXCEEDED",
                 text,
@@ -202,7 +197,7 @@ class InFlightTable(Register):
             open_ends = sorted(ends.difference(entry.outcomes))
             if open_ends:
                 out += self._lost(entry, open_ends, death, now_ns)
-        return out + self._advance(QUARANTINE)
+        return out + self._advance(UNTIL_OTHERS_END)
 
     def published(self) -> list[Instruction]:
         """The planner has new routes: what waits for them goes on."""
@@ -223,7 +218,7 @@ class InFlightTable(Register):
             else:
                 self._remove(entry)
                 out.append(ReleaseInput(entry))
-        return out + self._advance(QUARANTINE)
+        return out + self._advance(UNTIL_OTHERS_END)
 
     def abort_all(self, error: BlockFlowError) -> list[Instruction]:
         """The Dispatcher ends: every request gets its reply now."""
@@ -231,7 +226,7 @@ class InFlightTable(Register):
         for entry in list(self._by_ticket.values()):
             if entry.ticket in self._by_ticket:
                 out += self._fail(entry, entry.plan.ends, error)
-        return [i for i in out if not isinstance(i, SendAgain)]
+        return [i for i in out if not isinstance(i, SendAgain | Supersede)]
 
     # --- decisions
 
@@ -272,12 +267,13 @@ class InFlightTable(Register):
             rest = [e for e in entry.open_ends() if e not in entry.lost]
             if any(not plan.once.isdisjoint(plan.lineage[e]) for e in rest):
                 return []
+        left = Supersede(entry.ticket, entry.attempt, plan, tuple(entry.open_ends()))
         self._arrived(plan)
         entry.leave_plan()
         entry.attempt += 1
         self.recovered["rerun"] += 1
         self._room.enter(entry)
-        return self._proceed(entry)
+        return [left, *self._proceed(entry)]
 
     def _proceed(self, entry: Entry) -> list[Instruction]:
         """Start the attempt of a request in the waiting room, if it can be."""
@@ -294,11 +290,11 @@ class InFlightTable(Register):
         self._set_out(found)
         return [SendAgain(entry)]
 
-    def _advance(self, waits_for: str = "") -> list[Instruction]:
-        """Start what can be started of what waits (for something in particular)."""
+    def _advance(self, waits_for: Collection[str] = ()) -> list[Instruction]:
+        """Start what can be started of what waits (for one of these in particular)."""
         out: list[Instruction] = []
         for entry in list(self._room.waiting.values()):
-            if not waits_for or entry.waits_for == waits_for:
+            if not waits_for or entry.waits_for in waits_for:
                 out += self._proceed(entry)
         return out
 
@@ -318,13 +314,13 @@ class InFlightTable(Register):
         for end in entry.plan.ends:
             if end not in outcomes:
                 if entry.lost and entry.lost.issuperset(entry.open_ends()):
-                    return self._run_again(entry) + self._advance(QUARANTINE)
+                    return self._run_again(entry) + self._advance(UNTIL_OTHERS_END)
                 return []
         return self._finish(entry)
 
     def _finish(self, entry: Entry) -> list[Instruction]:
         out: list[Instruction] = [Reply(entry), ReleaseInput(entry)]
-        return out + self._advance(QUARANTINE) if self._remove(entry) else out
+        return out + self._advance(UNTIL_OTHERS_END) if self._remove(entry) else out
 
     def _current(self, ticket: bytes, attempt: int, hop: int) -> Entry | Drop:
         entry = self._by_ticket.get(ticket)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
@@ -40,6 +40,9 @@ class Plan:
         once: nodes of blocks that may not run a second time on the same request.
         canaries: names of the tasks that take their canary's path.
         guards: incarnations whose slots it holds on its way back (:class:`EdgeBook`).
+        absent: a block without a live worker: this is an outline of the tasks' own paths, on which
+            nothing can set out ('' = it is a way).
+        turns: of an outline, the tasks whose canary's turn it is.
     """
 
     epoch: int
@@ -57,6 +60,8 @@ class Plan:
     once: frozenset[int]
     canaries: frozenset[str] = frozenset()
     guards: tuple[int, ...] = ()
+    absent: str = ""
+    turns: frozenset[str] = frozenset()
 
 
 class Planner:
@@ -147,16 +152,47 @@ class Planner:
             RequestError: INVALID_REQUEST when the tasks cannot share an input or their tree is too
                 large, BLOCK_UNAVAILABLE when a block has no live replica.
         """
-        canaries = frozenset([t.name for t in tasks if t.canary and self._canaries.turn(t)])
+        return self._first(tasks, self._turns(tasks))
+
+    def way(self, tasks: Sequence[TaskRoute]) -> Plan:
+        """As :meth:`plan`; an outline where a block has no live replica at the moment.
+
+        Raises:
+            RequestError: INVALID_REQUEST; BLOCK_UNAVAILABLE when nothing will bring a block back by
+                itself.
+        """
+        turns = self._turns(tasks)
+        try:
+            return self._first(tasks, turns)
+        except RequestError as exc:
+            if exc.code != "BLOCK_UNAVAILABLE" or self.down(exc.where):
+                raise
+            return self._outline(tasks, exc.where, turns)
+
+    def plan_again(self, tasks: Sequence[TaskRoute], turns: frozenset[str] = frozenset()) -> Plan:
+        """The way of what has waited. Raises as :meth:`plan`.
+
+        Of a further attempt the tasks' own paths, since a canary may be why there has to be one;
+        of a request that has not set out yet with the ``turns`` that it had when it came.
+        """
+        return self._first(tasks, turns)
+
+    def _turns(self, tasks: Sequence[TaskRoute]) -> frozenset[str]:
+        return frozenset([t.name for t in tasks if t.canary and self._canaries.turn(t)])
+
+    def _first(self, tasks: Sequence[TaskRoute], canaries: frozenset[str]) -> Plan:
         if canaries:
             with suppress(RequestError):
                 return self._plan(tasks, canaries)
         return self._plan(tasks, frozenset())
 
-    def plan_again(self, tasks: Sequence[TaskRoute]) -> Plan:
-        """The way of a further attempt: the tasks' own paths, since a canary may be why there has
-        to be one. Raises as :meth:`plan`."""
-        return self._plan(tasks, frozenset())
+    def _outline(self, tasks: Sequence[TaskRoute], absent: str, turns: frozenset[str]) -> Plan:
+        paths = [t.path for t in tasks]
+        blocks = dict.fromkeys(block for path in paths for block in path)
+        numbers = {block: n for n, block in enumerate(blocks, 1)}
+        nowhere = {n: StageRoute(n, block, "", 0, "", "") for block, n in numbers.items()}
+        shape = self._build(tasks, paths, numbers, frozenset(), nowhere)
+        return replace(shape, absent=absent, turns=turns)
 
     def _plan(self, tasks: Sequence[TaskRoute], canaries: frozenset[str]) -> Plan:
         paths = [t.canary.path if t.canary and t.name in canaries else t.path for t in tasks]
@@ -165,7 +201,7 @@ class Planner:
             before = 0
             for block in path:
                 if block not in chosen:
-                    chosen[block] = self._choose(block, before)
+                    chosen[block] = self._choose(block, before, paths)
                 before = chosen[block]
         names = tuple(t.name for t in tasks)
         key = (names, canaries, tuple(chosen.values()))
@@ -173,7 +209,8 @@ class Planner:
         if plan is None:
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()
-            plan = self._cache[key] = self._build(tasks, paths, chosen, canaries)
+            stages = self._table.stages if self._table else {}
+            plan = self._cache[key] = self._build(tasks, paths, chosen, canaries, stages)
         return plan
 
     def take(self, plan: Plan) -> None:
@@ -201,16 +238,22 @@ class Planner:
         """Why no worker will run ``block`` before somebody acts; '' when one will."""
         return self._table.down.get(block, "") if self._table else ""
 
-    def _choose(self, block: str, before: int) -> int:
+    def _unavailable(self, paths: Sequence[Sequence[str]]) -> RequestError:
+        """What to say of paths with absent blocks: of the one that will not come back, if any."""
+        absent = [b for path in paths for b in path if not self._replicas.get(b)]
+        block = next((b for b in absent if self.down(b)), absent[0])
+        why = self.down(block)
+        return RequestError(
+            "BLOCK_UNAVAILABLE",
+            f"block {block!r} has no worker that runs" + (f": {why}" if why else ""),
+            where=block,
+            hint="see its state with `blockflow status`",
+        )
+
+    def _choose(self, block: str, before: int, paths: Sequence[Sequence[str]]) -> int:
         replicas = self._replicas.get(block)
         if not replicas:
-            why = self.down(block)
-            raise RequestError(
-                "BLOCK_UNAVAILABLE",
-                f"block {block!r} has no worker that runs" + (f": {why}" if why else ""),
-                where=block,
-                hint="see its state with `blockflow status`",
-            )
+            raise self._unavailable(paths)
         if len(replicas) == 1:
             return replicas[0]
         table = self._table
@@ -232,6 +275,7 @@ class Planner:
         paths: Sequence[Sequence[str]],
         chosen: Mapping[str, int],
         canaries: frozenset[str],
+        stages: Mapping[int, StageRoute],
     ) -> Plan:
         table = self._table
         if table is None:
@@ -246,7 +290,7 @@ class Planner:
                 hint="name tasks with the same first block, and at most "
                 f"{limits.MAX_PATH_NODES} blocks in all",
             ) from exc
-        routes = [table.stages[n.stage] for n in tree.nodes]
+        routes = [stages[n.stage] for n in tree.nodes]
         lineage: dict[int, tuple[int, ...]] = {}
         below: list[set[int]] = [set() for _ in tree.nodes]
         lost: dict[int, set[int]] = {}

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import RequestError
 from blockflow.core.routing import PathTree
-from blockflow.dispatcher.entry import QUARANTINE, Entry
-from blockflow.dispatcher.plan import Plan, Planner
+from blockflow.dispatcher.entry import Entry
 from blockflow.dispatcher.retry import MAX_ATTEMPTS
 from blockflow.wire.data import REQUEST_ID_BYTES
 
@@ -110,90 +109,3 @@ def begun_once(entry: Entry, end: int, not_begun: Collection[int]) -> str:
             if node in plan.once and node not in not_begun:
                 return plan.blocks[node]
     return ""
-
-
-class WaitingRoom:
-    """Requests between two attempts.
-
-    A request waits here while no live worker runs one of its blocks, and, if it may have killed a
-    worker, while another such request is under way on a worker that both visit.
-
-    Args:
-        planner: by whose routes they will go.
-    """
-
-    def __init__(self, planner: Planner) -> None:
-        self._planner = planner
-        self._suspects: dict[bytes, Entry] = {}
-        self.waiting: dict[bytes, Entry] = {}
-
-    @property
-    def suspects(self) -> int:
-        """Requests under way that may have killed a worker."""
-        return len(self._suspects)
-
-    def enter(self, entry: Entry) -> None:
-        """Its attempt has been left; :meth:`next_plan` says how it goes on."""
-        self._suspects.pop(entry.ticket, None)
-        self.waiting[entry.ticket] = entry
-
-    def leave(self, entry: Entry) -> bool:
-        """The request has ended, or is under way again.
-
-        Returns:
-            True when others may have waited for just that.
-        """
-        self.waiting.pop(entry.ticket, None)
-        return self._suspects.pop(entry.ticket, None) is not None
-
-    def start(self, entry: Entry) -> None:
-        """It is under way again."""
-        del self.waiting[entry.ticket]
-        entry.waits_for = ""
-        if entry.deaths:
-            self._suspects[entry.ticket] = entry
-
-    def next_plan(self, entry: Entry) -> Plan | BlockFlowError | None:
-        """The way of its next attempt, why there will be none, or None: it has to wait."""
-        table = self._planner.table
-        routes = [table.tasks.get(name) if table else None for name in entry.open]
-        admitted = dict(zip((t.name for t in entry.plan.tasks), entry.plan.tasks, strict=True))
-        tasks = []
-        for name, route in zip(entry.open, routes, strict=True):
-            if (
-                route is None
-                or route.contract != admitted[name].contract
-                or route.max_rows < entry.rows
-            ):
-                return self._changed(entry, f"an update changed task {name!r} meanwhile")
-            tasks.append(route)
-        if self._planner.epoch != entry.plan.epoch and any(
-            not isinstance(k.outcome, BlockFlowError) for k in entry.kept.values()
-        ):
-            return self._changed(entry, "the results of one reply do not come from two epochs")
-        try:
-            plan = self._planner.plan_again(tasks)
-        except RequestError as exc:
-            if exc.code != "BLOCK_UNAVAILABLE":
-                return self._changed(entry, exc.message)
-            if self._planner.down(exc.where):
-                return exc
-            entry.waits_for = f"a worker of block {exc.where!r}"
-            return None
-        if entry.deaths and self._contested(plan):
-            entry.waits_for = QUARANTINE
-            return None
-        return plan
-
-    def _contested(self, plan: Plan) -> bool:
-        mine = plan.lost_with.keys()
-        return any(not mine.isdisjoint(s.plan.lost_with) for s in self._suspects.values())
-
-    @staticmethod
-    def _changed(entry: Entry, why: str) -> RequestError:
-        return RequestError(
-            "WORKER_LOST",
-            f"the request's worker died, and {why}",
-            where=entry.request_id.hex(),
-            hint="send it again",
-        )

@@ -9,6 +9,7 @@ from typing import Any
 from blockflow.core.errors import RequestError
 from blockflow.dispatcher.entry import Entry
 from blockflow.dispatcher.plan import Plan, Planner
+from blockflow.dispatcher.waiting import WaitingRoom
 from blockflow.wire.data import REQUEST_ID_BYTES
 
 _HEAP_SLACK = 256
@@ -28,6 +29,7 @@ class Register:
     def __init__(self, incarnation: int, planner: Planner) -> None:
         self._prefix = incarnation.to_bytes(REQUEST_ID_BYTES // 2, "big")
         self._planner = planner
+        self._room = WaitingRoom(planner)
         self._count = 0
         self._by_ticket: dict[bytes, Entry] = {}
         self._by_id: dict[tuple[bytes, bytes], Entry] = {}
@@ -40,6 +42,15 @@ class Register:
 
     def __len__(self) -> int:
         return len(self._by_ticket)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are not under way at the moment."""
+        return len(self._room.waiting)
+
+    def may_not_wait(self, client: bytes, nbytes: int, places: int, max_bytes: int) -> str:
+        """As :meth:`WaitingRoom.refusal`."""
+        return self._room.refusal(client, nbytes, places, max_bytes)
 
     def rows_of(self, task: str) -> int:
         """Rows of one task in flight."""
@@ -100,6 +111,9 @@ class Register:
     ) -> Entry:
         """A request enters; from here on it gets exactly one reply.
 
+        With an outline for a plan it waits (``waits_for`` of the entry says for what); else it is
+        to be sent on its way.
+
         Raises:
             RequestError: DUPLICATE_REQUEST.
         """
@@ -126,7 +140,10 @@ class Register:
             self._repeatable[request_id] = entry
         for task in tasks:
             self._rows[task] += rows
-        self._set_out(plan)
+        if plan.absent:
+            self._room.park(entry)
+        else:
+            self._set_out(plan)
         self.charged += charged
         heapq.heappush(self._deadlines, (deadline_ns, ticket))
         if len(self._deadlines) > 2 * len(self._by_ticket) + _HEAP_SLACK:

@@ -318,6 +318,7 @@ class DispatcherServer:
             "result_memory": exchange.memory.gauges(),
             "backlog_bytes": self._clients.backlog_bytes(),
             "evicted": self._clients.evicted,
+            "turned_away": self._clients.turned_away,
             "admission": exchange.admission.figures(),
             "withdrawn": exchange.withdrawals.sent,
             "legs": self._desk.legs.to_dict(),

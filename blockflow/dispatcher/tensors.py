@@ -43,11 +43,12 @@ class RetainedInput:
     """A request's input for as long as the request lives.
 
     ``buffer`` is its slot (None where it travels as a whole tensor: then ``payload`` has the frame,
-    and keeping that is all the retaining there is).
+    and keeping that is all the retaining there is). ``parked``: nobody was ever given its handle.
     """
 
     payload: Payload
     buffer: OutBuffer | None
+    parked: bool = False
 
 
 class Outgoing(NamedTuple):
@@ -95,9 +96,12 @@ class TensorDesk:
         return self._grants.upload(client, request.upload, request.tensor.nbytes)
 
     def retain(
-        self, request: Request, source: memoryview, root: StageRoute, check_finite: bool
+        self, request: Request, source: memoryview, root: StageRoute | None, check_finite: bool
     ) -> RetainedInput | None:
         """Keep the input and make it ready for the first stage: one copy into a slot, or none.
+
+        Without a ``root`` it is not known yet where it will go: it is kept in a slot until
+        :meth:`prepare_again`.
 
         The values are checked where they are kept: a client may write into its own slot while we
         read it, and what was checked must be what is computed with.
@@ -110,7 +114,7 @@ class TensorDesk:
             SystemError_: NO_SPACE.
         """
         tensor, by_slot = request.tensor, request.upload is not None
-        if root.mode != MODE_HANDLES:
+        if root is not None and root.mode != MODE_HANDLES:
             kept = memoryview(bytes(source)) if by_slot else source
             check_values(tensor, kept, check_finite)
             self.legs.arrived(tensor.nbytes, by_slot, copies=int(by_slot))
@@ -129,11 +133,13 @@ class TensorDesk:
             self._producer.discard(buffer)
             raise
         self.legs.arrived(tensor.nbytes, by_slot, copies=1)
+        if root is None:
+            return RetainedInput(Payload(TensorDesc(tensor.dtype, tensor.dims), None), buffer, True)
         self._producer.hold(buffer)
         return RetainedInput(self._producer.publish(buffer, (root.incarnation,))[0], buffer)
 
     def prepare_again(self, retained: RetainedInput, root: StageRoute) -> None:
-        """Make a kept input ready for another run, which begins at ``root``.
+        """Make a kept input ready for another run, or its first one, which begins at ``root``.
 
         An input that was kept as a frame goes as one; one in a slot goes as a frame to a worker
         that takes no handles, and where the slot can have no more readers.
@@ -142,6 +148,9 @@ class TensorDesk:
         if buffer is None:
             return
         if root.mode == MODE_HANDLES:
+            if retained.parked:
+                self._producer.hold(buffer)
+                retained.parked = False
             with suppress(LeaseError):
                 retained.payload = self._producer.publish(buffer, (root.incarnation,))[0]
                 return
@@ -155,9 +164,13 @@ class TensorDesk:
 
     def release(self, retained: RetainedInput) -> None:
         """The request has ended; the slot is free once the first stage has let go of it, too."""
-        if retained.buffer is not None:
-            self._producer.unhold(retained.buffer)
-            retained.buffer = None
+        buffer, retained.buffer = retained.buffer, None
+        if buffer is None:
+            return
+        if retained.parked:
+            self._producer.discard(buffer)
+        else:
+            self._producer.unhold(buffer)
 
     def open(self, msg: Data, frame: Any | None) -> InBuffer:
         """Map a result.

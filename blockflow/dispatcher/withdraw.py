@@ -1,6 +1,7 @@
 """Withdrawals: workers are told of requests that nobody waits for any more.
 
-A request that its client has cancelled, or whose client is gone, may still wait in queues. One
+A request that its client has cancelled, or whose client is gone, may still wait in queues, and so
+may the attempt before the present one, in the queues of workers that live. One
 message to each worker on its way, straight from the Dispatcher, lets them drop it on arrival or in
 the queue. Nothing depends on its delivery: what is not withdrawn comes back late and is dropped.
 A passed deadline needs no word, since every item carries the time that it has left.
@@ -8,10 +9,13 @@ A passed deadline needs no word, since every item carries the time that it has l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable
 from blockflow.dispatcher.entry import Entry
+from blockflow.dispatcher.plan import Plan
 from blockflow.tensormq.push import PushCache
 from blockflow.wire.data import Withdraw, encode_withdraw
 
@@ -51,15 +55,19 @@ class Withdrawals:
         """``entry`` has ended: does it still run somewhere?"""
         if entry.waits_for:
             return
-        plan = entry.plan
+        ends = [end for end in entry.plan.ends if _given_up(entry, end)]
+        if ends:
+            self.give_up(entry.ticket, entry.attempt, entry.plan, ends)
+
+    def give_up(self, ticket: bytes, attempt: int, plan: Plan, ends: Iterable[int]) -> None:
+        """Nobody waits for these ends of an attempt, or of one before it."""
         visited: set[int] = set()
-        for end in plan.ends:
-            if _given_up(entry, end):
-                visited.update([plan.incarnations[node] for node in plan.lineage[end]])
+        for end in ends:
+            visited.update([plan.incarnations[node] for node in plan.lineage[end]])
         for incarnation in visited:
             endpoint = self._endpoints.get(incarnation) or self._before.get(incarnation)
             if endpoint is not None:
-                self._due.setdefault(endpoint, []).append((entry.ticket, entry.attempt))
+                self._due.setdefault(endpoint, []).append((ticket, attempt))
 
     def send(self) -> None:
         """Tell the workers what was collected."""

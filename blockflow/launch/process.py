@@ -15,6 +15,9 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 
+DESCRIPTORS = 65_536
+"""File descriptors of one process, where it may have so many."""
+
 EXIT_START_FAILED = 2
 """Of a process that has told its controller why it could not start."""
 
@@ -79,6 +82,15 @@ def give_up_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.umask(0o077)
+
+
+def raise_descriptor_limit() -> None:
+    """As many file descriptors as this process may allow itself, up to a bound; its children get
+    the same. The usual soft limit of 1024 is for programs that still call ``select``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def close_descriptors(keep: frozenset[int]) -> None:
@@ -179,6 +191,7 @@ def collect_own_child(pidfd: int) -> int | None:
 
 
 __all__ = [
+    "DESCRIPTORS",
     "EXIT_UNKNOWN",
     "Adoption",
     "become_subreaper",
@@ -190,6 +203,7 @@ __all__ = [
     "has_exited",
     "kill_process",
     "open_process",
+    "raise_descriptor_limit",
     "set_process_name",
     "start_time",
     "thread_count",

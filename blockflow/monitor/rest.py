@@ -8,16 +8,24 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from blockflow.control.auth import TOKEN_VARIABLE, read_token
-from blockflow.core.errors import BlockFlowError, RequestError, from_dict, make_error
+from blockflow.core.errors import (
+    BlockFlowError,
+    RequestError,
+    SystemError_,
+    from_dict,
+    make_error,
+)
 
 DEFAULT_URL = "http://127.0.0.1:5780"
 URL_VARIABLE = "BLOCKFLOW_URL"
+CA_VARIABLE = "BLOCKFLOW_CA_FILE"
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 
 
@@ -25,14 +33,17 @@ class RestClient:
     """One control plane. A connection per call: commands make few.
 
     Args:
-        url: ``http://host:port``; by default the environment's BLOCKFLOW_URL, else
-            ``http://127.0.0.1:5780``.
+        url: ``http://host:port`` or ``https://host:port``; by default the environment's
+            BLOCKFLOW_URL, else ``http://127.0.0.1:5780``.
         timeout_s: for the connection and for each answer.
         token_file: private file with the service's token; by default the environment's
             BLOCKFLOW_TOKEN_FILE, else no token is sent.
+        ca_file: PEM file with the only certificates that are trusted over https (of an authority,
+            or the service's own); by default the environment's BLOCKFLOW_CA_FILE, else those of
+            this machine.
 
     Raises:
-        RequestError: INVALID_REQUEST, the URL is none.
+        RequestError: INVALID_REQUEST, the URL is none, or the CA file cannot be used.
         SystemError_: UNAUTHORIZED, the token file is unfit.
     """
 
@@ -42,6 +53,7 @@ class RestClient:
         *,
         timeout_s: float = 10.0,
         token_file: str | Path | None = None,
+        ca_file: str | Path | None = None,
     ) -> None:
         self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
         self._timeout_s = timeout_s
@@ -50,14 +62,16 @@ class RestClient:
             host, port = parts.hostname, parts.port
         except ValueError:
             parts, host, port = urlsplit(""), None, None
-        if parts.scheme != "http" or not host:
+        if parts.scheme not in ("http", "https") or not host:
             raise RequestError(
                 "INVALID_REQUEST",
                 "not the URL of a control plane",
                 where=self.url,
-                hint="use http://host:port",
+                hint="use http://host:port or https://host:port",
             )
-        self._host, self._port, self._prefix = host, port or 80, parts.path
+        self._host, self._prefix = host, parts.path
+        self._tls = _trust(ca_file) if parts.scheme == "https" else None
+        self._port = port or (80 if self._tls is None else 443)
         file = token_file or os.environ.get(TOKEN_VARIABLE)
         self._token = read_token(Path(file)).decode("ascii") if file else ""
 
@@ -95,10 +109,18 @@ class RestClient:
             headers["Authorization"] = f"Bearer {self._token}"
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        connection = self._connection(timeout_s)
         try:
             try:
                 connection.connect()
+            except ssl.SSLCertVerificationError as exc:
+                raise SystemError_(
+                    "UNAUTHORIZED",
+                    f"what answers there has no certificate to be trusted: {exc.verify_message}",
+                    where=self.url,
+                    hint=f"name the PEM file of its authority, or its own, in {CA_VARIABLE}, and "
+                    "use a name or address that the certificate is for",
+                ) from exc
             except OSError as exc:
                 raise self._not_running(str(exc)) from exc
             connection.request(method, target, body, headers)
@@ -109,10 +131,20 @@ class RestClient:
                 "TIMEOUT", f"no answer within {timeout_s:g} s", where=f"{self.url}{path}"
             ) from exc
         except (OSError, http.client.HTTPException) as exc:
-            raise self._not_running(f"the answer broke off: {exc!r}") from exc
+            why = f"the answer broke off: {exc!r}"
+            if self._tls is None:
+                why += "; if it serves HTTPS, its address begins with https://"
+            raise self._not_running(why) from exc
         finally:
             connection.close()
         return self._read(answer.status, raw, path)
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        return http.client.HTTPSConnection(
+            self._host, self._port, timeout=timeout_s, context=self._tls
+        )
 
     def _read(self, status: int, raw: bytes, path: str) -> Any:
         try:
@@ -135,6 +167,21 @@ class RestClient:
             where=self.url,
             hint="start one with `blockflow up`, or pass --url",
         )
+
+
+def _trust(ca_file: str | Path | None) -> ssl.SSLContext:
+    file = ca_file or os.environ.get(CA_VARIABLE)
+    try:
+        context = ssl.create_default_context(cafile=str(file) if file else None)
+    except OSError as exc:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"the CA file cannot be used: {exc}",
+            where=str(file),
+            hint="a PEM file with certificates",
+        ) from exc
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 def segment(name: str) -> str:

@@ -27,6 +27,9 @@ DATA_HWM = 256
 
 CONTROL_HWM = 1000
 LINGER_MS = 1000
+_BACKLOG = 512
+"""Connections that wait to be accepted; a client beyond them tries again a second later."""
+
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 5000
 _RECONNECT_MS = 50
@@ -105,6 +108,7 @@ def bind_router(
     """
     sock = _socket(ctx, zmq.ROUTER, max_bytes, hwm)
     sock.set(zmq.ROUTER_MANDATORY, 1)
+    sock.set(zmq.BACKLOG, _BACKLOG)
     bound: dict[str, str] = {}
     try:
         # A bound address keeps the settings of that moment: those without CURVE come first.

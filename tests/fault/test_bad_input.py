@@ -481,6 +481,16 @@ def alter(stage: Stage) -> None:
     path.write_bytes(path.read_bytes() + b" ")
 
 
+def cut_short(stage: Stage) -> None:
+    path = artifact_of(stage, "c")
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def swap(stage: Stage) -> None:
+    """A whole artifact, but that of another block."""
+    artifact_of(stage, "c").write_bytes(artifact_of(stage, "slow").read_bytes())
+
+
 def manifest(text: bytes | None, **change: Any) -> Callable[[Stage], None]:
     def spoil(stage: Stage) -> None:
         path = stage.repository.root / "c" / "manifest.json"
@@ -496,6 +506,8 @@ def manifest(text: bytes | None, **change: Any) -> Callable[[Stage], None]:
 SPOILT: list[tuple[Callable[[Stage], None], str]] = [
     (lambda s: artifact_of(s, "c").unlink(), "ARTIFACT_MISSING"),
     (alter, "DIGEST_MISMATCH"),
+    (cut_short, "DIGEST_MISMATCH"),
+    (swap, "DIGEST_MISMATCH"),
     (manifest(b""), "CORRUPT_MANIFEST"),
     (manifest(b"{"), "CORRUPT_MANIFEST"),
     (manifest(b"\xff\xfe\0"), "CORRUPT_MANIFEST"),

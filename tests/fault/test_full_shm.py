@@ -91,11 +91,11 @@ print(json.dumps(out))
 
 
 def test_a_system_on_a_full_tmpfs(tmp_path: Path) -> None:
-    """24 MiB in a mount namespace of its own; a ballast file takes what is left of it."""
+    """16 MiB in a mount namespace of its own; a ballast file takes what is left of it."""
     mount = Path("/dev/shm") / f"bf-{os.getpid()}"
     mount.mkdir()
     try:
-        inner = f'mount -t tmpfs -o size=24m,mode=700 none {mount} && exec "$0" "$@"'
+        inner = f'mount -t tmpfs -o size=16m,mode=700 none {mount} && exec "$0" "$@"'
         base = ["unshare", "-m", "sh", "-c", inner]
         try:
             probe = subprocess.run([*base, "true"], capture_output=True, text=True, timeout=30)

@@ -11,6 +11,7 @@ import pytest
 
 from blockflow.bench.hop_figures import HOP
 from blockflow.bench.pipeline_figures import LATENCY, NOT_RUN, THROUGHPUT
+from blockflow.bench.reliability import figures as reliability
 from blockflow.bench.results import Figure, ResultFile
 
 pytestmark = pytest.mark.timeout(300)
@@ -56,3 +57,21 @@ def test_pipeline(tmp_path: Path, engines: str) -> None:
     assert {f.mode for f in found if f.name == THROUGHPUT} >= {"bound", "tensormq"}
     for missing in (f for f in found if f.name == NOT_RUN):
         assert missing.labels["reason"]
+
+
+def test_reliability(tmp_path: Path) -> None:
+    """Counts, not times: what a busy machine cannot change."""
+    found = run("reliability.run", "--only", "deaths,clients", target=tmp_path / "r.jsonl")
+    counts = {f.mode: (f.value, f.n) for f in found if f.name == reliability.COUNT}
+    assert counts[reliability.AGAIN] == (1, 1)
+    assert counts[reliability.PROBED] == (2, 2)
+    assert counts[reliability.POISONED] == (1, 1)
+    assert counts[reliability.MATES] == (7, 7)
+    assert counts[reliability.DIED_OF_IT] == (2, 1)
+    assert counts[reliability.NO_REPLY] == (0, 10)
+    assert counts[f"{reliability.CUT_OFF} {reliability.BY_BYTES}"] == (1, 1)
+    timed = {(f.name, f.mode) for f in found if f.unit == "ms"}
+    assert (reliability.NOTICED, reliability.KILLED) in timed
+    assert (reliability.BEYOND_LOAD, reliability.STUCK) in timed
+    assert (reliability.CUT_OFF, reliability.BY_TIME) in timed
+    assert any(f.name == reliability.OTHERS for f in found)

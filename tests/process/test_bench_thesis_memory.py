@@ -8,7 +8,7 @@ import pytest
 
 from blockflow.bench.contenders import CONTENDERS, Contender, Model
 from blockflow.bench.thesis import memory_measure
-from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy
+from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy, prepared
 from blockflow.bench.thesis.memory_model import PROCESSES
 from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.model import TensorSpec
@@ -38,7 +38,8 @@ def test_every_kind_of_process_is_measured_in_every_round(
 
     monkeypatch.setattr(memory_measure, "topology", spied)
     done: list[None] = []
-    found = measure(MODEL, "echo", 1, tmp_path, lambda: done.append(None))
+    chain = prepared(MODEL, "echo", tmp_path / "blocks")
+    found = measure(chain, 1, tmp_path / "state", lambda: done.append(None))
     assert list(found) == list(KINDS)
     assert len(done) == len(KINDS)
     assert seen == [1, 1, 1, 1, 1, 2, 2, 4]
@@ -55,4 +56,4 @@ def test_blocks_that_cannot_be_made_are_an_error(
     problem = make_error("EXPORT_FAILED", "no")
     monkeypatch.setattr(memory_measure, "prepare_apart", lambda *_: problem)
     with pytest.raises(BlockFlowError, match="EXPORT_FAILED"):
-        measure(MODEL, "exported", 1, tmp_path, lambda: None)
+        prepared(MODEL, "exported", tmp_path / "blocks")

@@ -18,7 +18,7 @@ from blockflow.core.model import Contract, TensorSpec
 from blockflow.tensormq.janitor import run_root
 from blockflow.tensormq.push import PushCache
 from blockflow.wire import client as wire
-from blockflow.wire.control import Drain, Drained, Monitor, PeerGone, Stats, Undrain
+from blockflow.wire.control import Drain, Drained, Monitor, Stats, Undrain
 from blockflow.wire.data import Data, HopTiming, encode_data, pack_timings
 from blockflow.wire.tensor import TensorDesc
 
@@ -284,14 +284,13 @@ def test_an_announced_tensor_over_the_limit_is_too_large(up: Rig) -> None:
     assert reply.results[0].error.code == "TOO_LARGE"
 
 
-def test_a_dead_block_is_named(up: Rig) -> None:
-    up.mailbox.put(PeerGone(12))
-    # The request must not overtake the news: it would be lost with the worker, another error.
-    wait_until(lambda: 12 in up.exchange.planner._dead)
-    client = up.client()
-    (error,) = client.infer("ta", X)
+def test_a_block_that_will_not_come_back_is_named(make: Callable[..., Rig]) -> None:
+    r = make()
+    r.publish(task("t", ["e"]), down={"e": "it was given up"})
+    (error,) = r.client().infer("t", X)
     assert error.code == "BLOCK_UNAVAILABLE"
-    assert error.where == "a"
+    assert error.where == "e"
+    assert "given up" in error.message
 
 
 def test_overload_is_rejected_with_a_time_to_come_back(make: Callable[..., Rig]) -> None:

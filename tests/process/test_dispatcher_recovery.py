@@ -11,6 +11,7 @@ import pytest
 from dispatcher_rig import PATIENCE_S, Rig, rig, task, wait_until
 
 from blockflow.tensormq.janitor import run_root
+from blockflow.wire.client import Cancel, encode_to_dispatcher
 from blockflow.wire.control import PeerGone
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -83,6 +84,73 @@ def test_a_rerun_waits_for_a_worker_while_other_tasks_go_on(make: Callable[..., 
     reply, frames = client.answer()
     assert reply.request_id == rid
     np.testing.assert_array_equal(array_of(reply, frames), X + 1)
+    wait_until(r.idle)
+
+
+@pytest.mark.parametrize("mode", ["tensormq", "zeromq"])
+def test_a_new_request_waits_for_a_worker(make: Callable[..., Rig], mode: str) -> None:
+    r = make()
+    dead = r.worker(11, {1: "e"}, mode=mode)
+    r.publish(task("t", ["e"]))
+    r.mailbox.put(PeerGone(11))
+    wait_until(lambda: 11 in r.exchange.planner._dead)
+    client, leaver = r.client(), r.client()
+    rid, cancelled = client.ask("t", X), client.ask("t", X)
+    leaver.ask("t", X)
+    wait_until(lambda: r.exchange.table.waiting == 3)
+    client.send(encode_to_dispatcher(Cancel(cancelled)))
+    reply, _ = client.answer()
+    assert (reply.request_id, reply.results[0].error.code) == (cancelled, "CANCELLED")
+    leaver.close()
+    wait_until(lambda: r.exchange.table.waiting == 1)
+    successor = r.worker(12, {2: "e"}, mode=mode)
+    r.publish(task("t", ["e"]), workers=[successor])
+    reply, frames = client.answer()
+    assert reply.request_id == rid
+    np.testing.assert_array_equal(array_of(reply, frames), X + 1)
+    assert [i.attempt for _, i in successor.seen] == [1]
+    assert not dead.seen
+    client.ask("t", X)
+    client.answer()
+    r.mailbox.put(PeerGone(12))
+    wait_until(lambda: 12 in r.exchange.planner._dead)
+    client.ask("t", X)
+    wait_until(lambda: r.exchange.table.waiting == 1)
+    r.publish(task("t", ["e"]), workers=[], down={"e": "it was given up"})
+    reply, _ = client.answer()
+    assert reply.results[0].error.code == "BLOCK_UNAVAILABLE"
+    recovery = r.server._gauges()["recovery"]
+    assert (recovery["parked_new"], recovery["waiting"]) == (4, 0)
+    wait_until(r.idle)
+
+
+def test_a_new_request_waits_until_its_deadline_at_most(make: Callable[..., Rig]) -> None:
+    r = make()
+    r.publish(task("t", ["e"]))
+    (error,) = r.client().infer("t", X, deadline_ms=50)
+    assert error.code == "DEADLINE_EXCEEDED"
+    assert "a worker of block 'e'" in error.message
+    wait_until(r.idle)
+
+
+def test_a_superseded_attempt_is_withdrawn_where_it_still_waits(make: Callable[..., Rig]) -> None:
+    r = make()
+    living = r.worker(11, {1: "e"})
+    dead = r.worker(12, {2: "f"})
+    dead.behave["f"] = swallow
+    r.publish(task("t", ["e", "f"]))
+    client = r.client()
+    client.ask("t", X)
+    wait_until(lambda: dead.seen)
+    ((_, item),) = dead.seen
+    r.mailbox.put(PeerGone(12))
+    wait_until(lambda: living.withdrawn)
+    assert living.withdrawn == [(item.request_id, 1)]
+    assert dead.withdrawn == []
+    r.publish(task("t", ["e", "f"]), workers=[living, r.worker(13, {3: "f"})])
+    np.testing.assert_array_equal(array_of(*client.answer()), X + 2)
+    assert [i.attempt for _, i in living.seen] == [1, 2]
+    assert living.withdrawn == [(item.request_id, 1)]
     wait_until(r.idle)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_dispatcher import FakeDispatcher
+from safetensors.numpy import save_file
 
 from blockflow.bench.mlperf.accuracy import measure
 from blockflow.bench.mlperf.data import load_inputs
@@ -23,6 +26,7 @@ from blockflow.bench.mlperf.tally import Counts
 from blockflow.cli.main import main
 from blockflow.client import Client
 from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -113,26 +117,6 @@ def test_the_server_scenario_searches_its_rate(
     assert (tmp_path / "rate.png").stat().st_size
 
 
-def test_accuracy_of_known_answers(
-    system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    np.save(data / "x.npy", np.eye(4, dtype=np.float32))
-    np.save(data / "labels.npy", np.array([0, 1, 2, 0]))  # the last one is wrong
-    args = ("--task", "b", "--data", str(data), "--scenario", "multistream", *SURE)
-    modes = ("--mode", "performance", "--mode", "accuracy")
-    status, found = bench(system, tmp_path / "out", capsys, *args, *modes)
-    assert status == 0, found
-    performance, accuracy = found["results"]
-    assert performance["samples"]["issued"] >= 8 * 30
-    assert accuracy["samples"]["issued"] == 8  # LoadGen fills up its one query
-    expected = {"task": "b", "rows": 4, "missing": 0, "top1": 0.75, "top5": None}
-    assert accuracy["accuracy"] == [expected]
-    again = measure(tmp_path / "out" / "multistream-accuracy")
-    assert [a.to_dict() for a in again] == [expected]
-
-
 def test_a_single_failing_row_makes_the_run_invalid(
     system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +141,7 @@ def test_a_single_failing_row_makes_the_run_invalid(
         (("--task", "a", "--target-latency-ms", "0.0001"), "INVALID_REQUEST"),
         (("--task", "a", "--scenario", "server"), "INVALID_REQUEST"),
         (("--task", "a", "--data", "digits"), "CONTRACT_MISMATCH"),
+        (("--task", "a", "--validate", "everything"), "INVALID_REQUEST"),
     ],
 )
 def test_bad_input_is_refused_before_a_run(
@@ -205,6 +190,67 @@ def test_a_disk_that_fills_up_in_the_run_is_a_typed_error(tmp_path: Path) -> Non
     assert found.error.code == "NO_SPACE"
     assert not found.verdict.valid
     assert (folder / "mlperf_log_summary.txt").read_text()
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    """What this process and those that it starts write beyond that fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_loadgens_own_log_that_breaks_off_is_a_typed_error(tmp_path: Path) -> None:
+    with FakeDispatcher() as fake:
+        fake.delay_s = 0.01  # few samples: the driver's own files are small
+        job = job_of(fake, "slow", tmp_path)
+        with files_of_at_most(4 << 10):
+            found = run(job, tmp_path / "run", lambda counts: None)
+    assert found.error is not None
+    assert found.error.code == "NO_SPACE"
+    assert found.to_dict()["partial"]
+    assert found.counts.answered > 0
+    assert found.latencies["slow"]
+    assert not found.verdict.valid
+
+
+def test_a_report_that_cannot_be_written_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "summary.json.part").symlink_to("/dev/full")
+    with pytest.raises(BlockFlowError) as caught:
+        write_report({"no": "matter"}, [], tmp_path)
+    assert caught.value.code == "NO_SPACE"
+
+
+def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    save_echo(BlockRepository(tmp_path / "blocks"), "trunk", SPEC)
+    topology = {"blocks": ["trunk"], "tasks": {"b": ["trunk"]}}
+    (tmp_path / "topology.json").write_text(json.dumps(topology))
+    (tmp_path / "own_hook.py").write_text("def scale(x):\n    return (x / 255).astype('float32')\n")
+    save_file({"x": 255 * np.eye(4, dtype=np.uint8)}, tmp_path / "x.safetensors")
+    np.save(tmp_path / "labels.npy", np.array([0, 1, 2, 0]))  # the last one is wrong
+    where = ("--topology", "topology.json", "--repository", "blocks", "--out", "out")
+    data = ("--data", "x.safetensors", "--preprocess", "own_hook:scale")
+    asked = ("--task", "b", "--scenario", "multistream")
+    modes = ("--mode", "performance", "--mode", "accuracy")
+    status = main(["bench", "--json", *where, *data, *asked, *modes, *SURE])
+    found = json.loads(capsys.readouterr().out)
+    assert status == 0, found
+    assert found["system"]["topology"]
+    assert found["system"]["blocks"]["blocks"][0]["digest"]
+    performance, accuracy = found["results"]
+    assert performance["samples"]["issued"] >= 8 * 30
+    assert accuracy["samples"]["issued"] == 8  # LoadGen fills up its one query
+    expected = {"task": "b", "rows": 4, "missing": 0, "top1": 0.75, "top5": None}
+    assert accuracy["accuracy"] == [expected]
+    again = measure(tmp_path / "out" / "multistream-accuracy")
+    assert [a.to_dict() for a in again] == [expected]
 
 
 def test_a_system_that_dies_ends_the_run_and_what_was_measured_is_kept(tmp_path: Path) -> None:

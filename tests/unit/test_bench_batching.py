@@ -530,7 +530,8 @@ def everything() -> list[Figure]:
 
 def test_every_table_shows_what_was_measured() -> None:
     found = everything()
-    for make in (*GRIDS, grids.note_grid):
+    # Those of the reasons have a test of their own.
+    for make in (*(m for m in GRIDS if m.__module__ == grids.__name__), grids.note_grid):
         grid = make(found)
         assert grid.rows, grid.title
         assert all(not row or len(row) == len(grid.heads) for row in grid.rows)

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.bench import hop_figures, pipeline_figures
+from blockflow.bench import hop_figures, overload_figures, pipeline_figures, thesis_page
 from blockflow.bench.batching import figures as batching
 from blockflow.bench.calibration import Steadiness, calibration_figures
-from blockflow.bench.docs import PAGE, TABLES, TEMPLATE, Stored, main, read_all, render, take
+from blockflow.bench.chaos.report import TIMELINE
+from blockflow.bench.doc_tables import TABLES, faultsim_grid, fuzz_grid, plain_grid
+from blockflow.bench.docs import PAGE, TEMPLATE, Stored, main, promises, read_all, render, take
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM
 from blockflow.bench.grid import BREAK, Grid, bounds, digits, size_text, with_bounds
 from blockflow.bench.plots import PLOTS, draw_all
 from blockflow.bench.plots import main as plot
+from blockflow.bench.reliability.page import BEGIN, END, fill
+from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
 from blockflow.bench.results import Figure, ResultFile, latency_figure
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -26,6 +30,12 @@ def test_the_page_is_made_of_its_template_and_the_stored_results() -> None:
     template = (DOCS / TEMPLATE).read_text(encoding="utf-8")
     made = render(template, *read_all(DOCS))
     assert made == (DOCS / PAGE).read_text(encoding="utf-8"), "run: make bench-docs"
+
+
+def test_the_promises_are_what_the_stored_results_say() -> None:
+    page = (DOCS / PROMISE_PAGE).read_text(encoding="utf-8")
+    stored, _, _ = read_all(DOCS)
+    assert page == fill(page, promises(stored)), "run: make bench-docs"
 
 
 def test_the_template_shows_every_table_and_picture() -> None:
@@ -76,11 +86,57 @@ def batching_results() -> list[Figure]:
     return [time, peak]
 
 
+def overload_results() -> list[Figure]:
+    labels = {"offered": 50.0, "rejected": 1.0, "late": 0.0, "failed": 0.0, "started_s": 0.0}
+    goodput = Figure(
+        overload_figures.GOODPUT, "1x", 1, None, None, 48.0, "1/s", 9, labels={**labels, "limit": 4}
+    )
+    memory = Figure(
+        overload_figures.MEMORY, "all", None, None, None, 90.0, "MiB", 1, labels={"at_s": 0.5}
+    )
+    return [goodput, memory]
+
+
+def chaos_results() -> list[Figure]:
+    labels = {"at_s": 0.0, "failed": 0.0, "rss": 90.0, "shared": 1.0}
+    return [
+        Figure("requests", "all", None, None, None, 40.0, "requests", 40),
+        Figure(TIMELINE, "all", None, None, None, 20.0, "1/s", 20, labels=labels),
+        Figure(TIMELINE, "all", None, None, None, 20.0, "1/s", 20, labels={**labels, "at_s": 1.0}),
+    ]
+
+
 def store(folder: Path) -> None:
     steady = calibration_figures(Steadiness(1.0, 1.01, 0.02))
     ResultFile(folder / "hops.jsonl", "hops", "make bench-hops").write([*hop_results(), *steady])
     ResultFile(folder / "pipeline.jsonl", "pipeline").write(pipeline_results())
     ResultFile(folder / "batching.jsonl", "batching").write(batching_results())
+    ResultFile(folder / "overload.jsonl", "overload").write(overload_results())
+    for name in ("chaos", "kills", "soak"):
+        ResultFile(folder / f"{name}.jsonl", name).write(chaos_results())
+
+
+def store_experiment(folder: Path, name: str, of: str, **more: object) -> None:
+    """As ``blockflow bench thesis`` leaves one."""
+    document = {
+        "name": name,
+        "of": [of],
+        "title": f"What {name} costs",
+        "state": "done",
+        "says": f"{name} costs little",
+        "notes": ["a note"],
+        "fixed_work": "",
+        "settings": {"quick": False},
+        "command": "blockflow bench thesis",
+        "date": "2026-01-01",
+        "machine": {"cpu": "a cpu", "cores": 2, "torch": "2"},
+        "tables": [{"title": "Costs", "heads": ["way", "ms"], "rows": [["handle", "1.0"]]}],
+        "pictures": [{"title": "a picture", "file": f"{name}.png"}],
+        **more,
+    }
+    (folder / "thesis").mkdir(parents=True, exist_ok=True)
+    (folder / "thesis" / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
+    (folder / "thesis" / f"{name}.png").write_bytes(b"png")
 
 
 def test_results_are_taken_drawn_and_shown(tmp_path: Path) -> None:
@@ -89,6 +145,7 @@ def test_results_are_taken_drawn_and_shown(tmp_path: Path) -> None:
     docs.mkdir()
     text = "# Title\n\n<!-- results: hops.time -->\n\n<!-- image: hops.png | a hop -->\n\nEnd.\n"
     (docs / TEMPLATE).write_text(text, encoding="utf-8")
+    (docs / PROMISE_PAGE).write_text(f"before\n{BEGIN}\n{END}\nafter\n", encoding="utf-8")
     assert main(["--docs", str(docs), "--take", str(tmp_path / "results")]) == 0
     page = (docs / PAGE).read_text(encoding="utf-8")
     assert "| 1 KiB | handle, ipc | 0.200 |" in page
@@ -96,6 +153,9 @@ def test_results_are_taken_drawn_and_shown(tmp_path: Path) -> None:
     assert "`make bench-hops`, 20" in page
     assert "Fixed work: spread 2.0%" in page
     assert page.endswith("End.\n")
+    promised = (docs / PROMISE_PAGE).read_text(encoding="utf-8")
+    assert promised.startswith("before\n") and promised.endswith("after\n")
+    assert "| 1,000 kills over all roles under load | one terminal reply each |" in promised
     sizes = {p.name: p.stat().st_size for p in (docs / "img").iterdir()}
     assert set(sizes) == set(PLOTS)
     assert max(sizes.values()) < MOST_PICTURE_BYTES
@@ -123,6 +183,56 @@ def test_without_results_the_page_says_what_makes_them() -> None:
 def test_a_misspelt_placeholder_is_an_error(line: str) -> None:
     with pytest.raises(ValueError, match="nonsense"):
         render(line, {}, NONE)
+
+
+def test_a_section_is_there_when_its_results_are() -> None:
+    text = "a\n<!-- if: overload -->\n\nb\n\n<!-- results: overload.loads -->\n\n<!-- end -->\nc"
+    assert render(text, {}, NONE).endswith("\n\na\nc\n")
+    page = render(text, {"overload": Stored(overload_results(), {})}, NONE)
+    assert "\nb\n\n| load |" in page
+    assert "| 1x | 50.0 | 48.0 | 100% |" in page
+    with pytest.raises(ValueError, match="nonsense"):
+        render("<!-- if: nonsense -->\n<!-- end -->", {}, NONE)
+    with pytest.raises(ValueError, match="no end"):
+        render("<!-- if: overload -->\nb", {}, NONE)
+
+
+def test_the_thesiss_experiments_are_stored_and_shown_in_its_order(tmp_path: Path) -> None:
+    store_experiment(tmp_path, "late", "table 4.10")
+    store_experiment(tmp_path, "early", "table 4.9")
+    store_experiment(tmp_path, "sound", "table 4.1", settings={"quick": True})
+    (tmp_path / "thesis" / "other.json").write_text("{}", encoding="utf-8")
+    docs = tmp_path / "docs"
+    (docs / "img").mkdir(parents=True)
+    take(tmp_path, docs)
+    text = "<!-- if: thesis -->\n# T\n\n<!-- thesis -->\n<!-- end -->"
+    page = render(text, *read_all(docs))
+    assert page.index("### What early costs (table 4.9)") < page.index("### What late costs")
+    assert "| `early` | table 4.9 | done | early costs little |" in page
+    assert "| way | ms |\n| --- | --: |\n| handle | 1.0 |" in page
+    assert "sound" not in page
+    assert "![a picture](img/thesis/early.png)" in page
+    assert "<sub>`blockflow bench thesis`, 2026-01-01; a cpu, 2 cores, torch 2.</sub>" in page
+    assert thesis_page.read(tmp_path / "none") == []
+    assert "# T" not in render(text, {}, NONE)
+
+
+def test_one_line_says_what_fuzzers_and_simulator_found() -> None:
+    def figure(name: str, mode: str, value: float, n: int = 1) -> Figure:
+        return Figure(name, mode, None, None, None, value, "1", n)
+
+    fuzzed = [
+        figure("malformed frames", "all decoders", 1e6),
+        figure("malformed frames", "all", 999_980),
+        figure("failures", "all", 0),
+        figure("growth of memory", "up", 5.04),
+        figure("growth of memory", "a#0", 1.0),
+    ]
+    assert fuzz_grid(fuzzed).rows == [("1,000,000", "999,980", "0", "+5.0 (up)")]
+    names = ("virtual time", "requests", "faults", "real time", "violations")
+    simulated = [figure(name, "all", 24.0, 1000) for name in names]
+    assert faultsim_grid(simulated).rows == [("1000", "24", "24", "24", "24", "24.0")]
+    assert plain_grid([figure("a", "b", 2.0)]).rows == [("a", "b", "2.00", "1", "", "", "")]
 
 
 def test_old_and_empty_files_are_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from blockflow.bench.overload_figures import (
     Load,
     draw,
     figures,
+    load_grid,
     remarks,
 )
 from blockflow.core.errors import RequestError
@@ -57,6 +58,8 @@ def test_figures_and_remarks() -> None:
     assert by[GOODPUT, "3x"].labels["rejected"] == 84.0
     assert by[REJECTION, "3x"].p99_ms == pytest.approx(2.0)
     assert [f.value for f in found if f.name == MEMORY] == [mib for _, mib in MEMORY_SEEN]
+    rows = {row[0]: row for row in load_grid(found).rows}
+    assert rows["3x"][:5] == ("3x", "150", "35.5", "95%", "84.0")
     said = remarks(loads, MEMORY_SEEN)
     assert said[1] == "3x: 95% of the peak's goodput, limit 9, rejections p99 2.0 ms"
     assert said[-1] == "resident memory: 100 MiB in the first quarter, 101 at last"
@@ -64,7 +67,8 @@ def test_figures_and_remarks() -> None:
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    save_page(draw([load(1.0, 40, 0), load(3.0, 38, 90)], MEMORY_SEEN), tmp_path / "o.png")
+    found = figures([load(1.0, 40, 0), load(3.0, 38, 90)], MEMORY_SEEN)
+    save_page(draw(found), tmp_path / "o.png")
     assert (tmp_path / "o.png").stat().st_size > 1000
 
 

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from rich.console import Console
 
 from blockflow.bench.chaos.faults import Injected
-from blockflow.bench.chaos.ledger import OK, WRONG, Ledger
-from blockflow.bench.chaos.plan import KINDS, plan_faults
+from blockflow.bench.chaos.grids import fault_grid, growth_grid, outcome_grid
+from blockflow.bench.chaos.growth import growths
+from blockflow.bench.chaos.kills import PER_MINUTE, Turns
+from blockflow.bench.chaos.ledger import NO_REPLY, OK, POISON, WRONG, Ledger
+from blockflow.bench.chaos.load import code_of
+from blockflow.bench.chaos.plan import KINDS, Kind, plan_faults
 from blockflow.bench.chaos.report import (
     GRACE_S,
+    JUDGED_S,
+    TIMELINE,
     Findings,
     draw,
     fault_table,
     figures,
+    growth_table,
     outcome_table,
     recoveries,
     violation_lines,
 )
+from blockflow.bench.chaos.run import parse_args
 from blockflow.bench.chaos.watch import MemorySample
+from blockflow.client.request import Pending, expired
+from blockflow.core.errors import RequestError
+from blockflow.wire.tensor import TensorDesc
 
 
 def ledger(*ends: tuple[str, float, float, str]) -> Ledger:
@@ -93,6 +107,131 @@ def test_recovery_counts_from_the_fault_to_the_first_answer_of_a_later_request()
     assert [round(s, 6) for s in recoveries(found)["worker killed"]] == [0.8]
 
 
+def test_recovery_is_that_of_the_first_answer_not_of_the_first_request() -> None:
+    recovery_s = ledger(("a", 1.0, 9.0, OK), ("a", 2.0, 3.0, OK)).recoveries()
+    assert (recovery_s("a", 1.0), recovery_s("a", 2.5), recovery_s("b", 0.0)) == (2.0, None, None)
+
+
+def test_who_got_no_reply_is_lost_unless_the_dispatcher_had_died() -> None:
+    book = ledger(("a", 50.0, 51.05, NO_REPLY))
+    (said,) = Findings(book).violations()
+    assert said == "1 requests got no reply, though nobody who replies had died"
+    killed = Injected(50.5, "dispatcher killed", ("a",), "")
+    assert not Findings(book, [killed]).violations()
+    long_ago = Injected(5.0, "dispatcher killed", ("a",), "")
+    assert Findings(book, [long_ago]).violations()
+    worker = Injected(50.5, "worker killed", ("a",), "")
+    assert Findings(book, [worker]).violations()
+    assert not Findings(book, late_replies=1).violations()  # it had only been late
+
+
+def test_poison_takes_two_deaths_on_the_way() -> None:
+    book = ledger(("a", 50.0, 51.0, POISON))
+    once = [Injected(50.1, "worker killed", ("a", "b"), "")]
+    assert Findings(book, once).violations() == ["1 requests were blamed without two deaths"]
+    twice = [*once, Injected(50.6, "worker killed at work", ("a",), "")]
+    assert not Findings(book, twice).violations()
+    other = [*once, Injected(50.6, "worker killed at work", ("b",), "")]
+    assert Findings(book, other).violations()
+
+
+def test_the_clients_own_deadline_is_told_from_a_reply() -> None:
+    waited = expired(Pending(b"\x01" * 16, ("a",), TensorDesc("float32", (1,)), b"", 0, 0, True))
+    assert code_of(waited) == NO_REPLY
+    assert code_of(RequestError("DEADLINE_EXCEEDED", "no result within 5 ms")) != NO_REPLY
+    assert code_of(ValueError("a defect")) == "ValueError"
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+def test_all_that_kill_take_turns_and_a_lone_process_rests() -> None:
+    kinds = [*KINDS, Kind("manager killed", 1, kills=True)]  # whatever is added takes part
+    turns = Turns(kinds)
+    first = [turns.take(float(n)) for n in range(len(turns))]
+    names = [k.name for k in first if k is not None]
+    assert names == [k.name for k in kinds if "killed" in k.name]
+    for _ in range(40):
+        turns.take(10.0)
+    more = [turns.take(11.0) for _ in range(6)]
+    assert {k.name for k in more if k is not None} == {"worker killed", "worker killed at work"}
+    after = [turns.take(80.0) for _ in range(len(turns))]
+    assert {k.name for k in after if k is not None} == set(names)
+    assert PER_MINUTE < 5
+
+
+def test_whoever_has_nobody_to_kill_waits() -> None:
+    turns = Turns([Kind("worker killed", 1, kills=True)])
+    kind = turns.take(0.0)
+    assert kind is not None
+    turns.give_back(kind, 0.0)
+    assert turns.take(0.5) is None
+    assert turns.take(1.5) is kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [([], "chaos"), (["--kills", "20"], "kills"), (["--target=soak"], "soak")],
+)
+def test_each_kind_of_run_has_files_of_its_own(arguments: list[str], name: str) -> None:
+    args, kinds = parse_args(arguments)
+    assert (args.json, args.plot) == (f"results/{name}.jsonl", f"results/{name}.png")
+    assert kinds == list(KINDS)
+    with pytest.raises(SystemExit):
+        parse_args(["--kills", "5", "--only", "CPU burners"])
+
+
+# --- growth ---------------------------------------------------------------------------------------
+
+
+def memory(hours: float, per_hour: float, seed: int = 1) -> list[MemorySample]:
+    """Two processes, of which the second leaks so many MiB; both die now and then, and load."""
+    chance = random.Random(seed)
+    out, age = [], {"bf:a": 99, "bf:b": 99}
+    for i in range(int(hours * 3600 / 2)):
+        rss = {}
+        for name in age:
+            age[name] = 0 if chance.random() < 0.01 else age[name] + 1
+            leaked = per_hour * i / 1800 if name == "bf:b" else 0.0
+            settled = 250.0 + chance.gauss(0.0, 4.0) + leaked
+            rss[name] = int((90.0 if age[name] < 3 else settled) * 2**20)
+        shared = int((2.0 + chance.random()) * 2**20)
+        out.append(MemorySample(2.0 * i, sum(rss.values()), shared, 2, 60, rss))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_only_breathes_does_not_grow(seed: int) -> None:
+    assert [g.name for g in growths(memory(1.0, 0.0, seed)) if g.grows] == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_planted_leak_is_found_and_named(seed: int) -> None:
+    found = [g for g in growths(memory(1.0, 60.0, seed)) if g.grows]
+    assert [g.name for g in found] == ["RSS, b"]
+    assert found[0].per_hour == pytest.approx(60.0, abs=10.0)
+    leaking = Findings(ledger(), memory=memory(1.0, 60.0, seed))
+    (said,) = leaking.violations()
+    assert said.startswith("RSS, b grows: +")
+
+
+def test_leaking_descriptors_and_shared_memory_are_found() -> None:
+    leaking = [
+        MemorySample(s.at_s, s.rss, s.run_dir + i * 2**16, 2, 60 + i // 20, s.by_name)
+        for i, s in enumerate(memory(1.0, 0.0))
+    ]
+    names = [g.name for g in growths(leaking) if g.grows]
+    assert names == ["shared memory", "descriptors per process"]
+
+
+def test_a_short_run_is_not_judged_by_its_memory() -> None:
+    short = memory(0.1, 3000.0)
+    assert short[-1].at_s < JUDGED_S
+    assert [g.name for g in growths(short) if g.grows] == ["RSS, b"]
+    assert not Findings(ledger(), memory=short).violations()
+    assert growths(short[:5]) == []
+
+
 def test_a_manager_that_nobody_follows_is_a_violation() -> None:
     found = Findings(ledger(), readopted=[0.5, float("inf"), 0.7])
     assert found.violations() == ["1 times no new manager took over"]
@@ -106,7 +245,9 @@ def test_figures_tables_and_picture_of_a_run() -> None:
         [Injected(1.0, "worker killed", ("b",), ""), Injected(1.2, "system update", (), "")],
         [MemorySample(t / 2, 100 << 20, 1 << 20, 5, 80) for t in range(8)],
     )
-    made = {(f.name, f.mode): f.value for f in figures(found)}
+    found.ready_again["worker killed"] = [0.4]
+    stored = figures(found)
+    made = {(f.name, f.mode): f.value for f in stored if f.name != TIMELINE}
     assert made["requests", "all"] == 3
     assert made["requests", "OVERLOADED"] == 1
     assert made["faults", "worker killed"] == 1
@@ -114,8 +255,14 @@ def test_figures_tables_and_picture_of_a_run() -> None:
     assert made["RSS", "last quarter"] == 100
     assert made["violations", "all"] == 0
     console = Console(record=True, width=100)
-    console.print(outcome_table(found), fault_table(found))
+    console.print(outcome_table(found), fault_table(found), growth_table(found.memory))
     text = console.export_text()
     assert "OVERLOADED" in text
     assert "worker killed" in text
-    assert len(draw(found).axes) == 2
+    (step,) = [f for f in stored if f.name == TIMELINE]
+    assert (step.value, step.labels["failed"], step.labels["rss"]) == (1.0, 1.0, 100.0)
+    assert fault_grid(stored).rows[1][:3] == ("worker killed", "1", "1")
+    assert fault_grid(stored).rows[1][3] == "0.30"
+    assert ("OVERLOADED", "1", "33.33") in outcome_grid(stored).rows
+    assert growth_grid(figures(Findings(ledger(), memory=memory(1.0, 0.0)))).rows
+    assert len(draw(stored).axes) == 2

@@ -20,6 +20,7 @@ from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.entry import Drop, Entry
 from blockflow.dispatcher.exchange import Exchange
 from blockflow.dispatcher.inflight import InFlightTable
+from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.tensors import TensorDesk
 from blockflow.launch.vitals import Vitals
 from blockflow.wire.data import Item
@@ -124,6 +125,10 @@ def never_expires(patch: Patch) -> None:
     patch.setattr(Scheduler, "next_deadline", lambda self: None)
 
 
+def refuses_what_could_wait(patch: Patch) -> None:
+    patch.setattr(Planner, "way", Planner.plan)
+
+
 def restarts_at_once(patch: Patch) -> None:
     def crashed(self: RestartLedger, now_ns: int, **_: Any) -> RestartAt:
         return RestartAt(now_ns)
@@ -163,13 +168,18 @@ DEFECTS: list[tuple[Callable[[Patch], None], str, tuple[str, ...]]] = [
     (forgets_deadlines, judge.IN_TIME, ("silence", "lost message")),
     (keeps_credits, judge.BOOKS, KINDS),
     (keeps_slots, judge.BOOKS, KINDS),
-    (takes_any_attempt, judge.FENCED, ("killed while late",)),
+    (
+        takes_any_attempt,
+        judge.FENCED,
+        ("kill after output", "late messages", "doubled message"),
+    ),
     (mixes_answers, judge.RIGHT_ANSWER, KINDS),
     (changes_epochs, judge.ONE_EPOCH, KINDS),
     (blames_at_once, judge.BLAME, ("poison",)),
     (blames_nobody, judge.KILLS_TWO, ("poison",)),
     (repeats_all, judge.ONCE, KILLS),
     (never_expires, judge.NOT_LATE, ("stuck forward", "stop")),
+    (refuses_what_could_wait, judge.WAITS, ("kill idle",)),
     (restarts_at_once, judge.INTENSITY, ("kill idle",)),
     (condemns_the_slow, judge.NO_FALSE_DEATH, ("late messages",)),
     (overlooks_hangs, judge.READY_AGAIN, ("silence",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,8 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from blockflow.core.errors import BlockError, RequestError
 from blockflow.core.model import Contract, TensorSpec
-from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
-from blockflow.dispatcher.entry import QUARANTINE, Answer, Entry, ReleaseInput, Reply, SendAgain
+from blockflow.core.routing import CanaryRoute, RouteTable, StageRoute, TaskRoute
+from blockflow.dispatcher.entry import (
+    EDGE,
+    QUARANTINE,
+    Answer,
+    Entry,
+    ReleaseInput,
+    Reply,
+    SendAgain,
+    Supersede,
+)
 from blockflow.dispatcher.inflight import InFlightTable
 from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.recovery import DEADLY, Death
@@ -26,7 +36,10 @@ TASKS = {
     "short": ("trunk",),
     "side": ("trunk", "mid", "side"),
     "twin": ("trunk", "mid", "head"),
+    "back": ("head", "mid"),
 }
+CANARIES = {"twin": CanaryRoute(("trunk", "head"), 0.5)}
+SLOTS = 3
 CLIENTS = (b"one", b"two")
 SECOND = 1_000_000_000
 
@@ -51,6 +64,7 @@ class InFlight(RuleBasedStateMachine):
         self.replies: dict[bytes, int] = {}
         self.released: dict[bytes, int] = {}
         self.sent: dict[bytes, int] = {}
+        self.left: set[tuple[bytes, int]] = set()
         for blocks in (("trunk",), ("mid", "side"), ("head",)):
             self.start(blocks)
         self.publish(new_epoch=False, down=[])
@@ -64,8 +78,15 @@ class InFlight(RuleBasedStateMachine):
                 self.sent[ticket] += 1
                 assert self.sent[ticket] <= MAX_ATTEMPTS
                 assert what.entry.attempt <= MAX_ATTEMPTS
+                assert self.sent[ticket] == what.entry.attempt
+                assert what.entry.attempt == 1 or (ticket, what.entry.attempt - 1) in self.left
                 assert not what.entry.waits_for
                 assert set(what.entry.plan.incarnations) <= self.alive.keys()
+            elif isinstance(what, Supersede):
+                assert (what.ticket, what.attempt) not in self.left
+                assert what.attempt == self.sent[what.ticket]
+                assert what.ends and set(what.ends) <= set(what.plan.ends)
+                self.left.add((what.ticket, what.attempt))
             elif isinstance(what, Reply):
                 ticket = what.entry.ticket
                 self.replies[ticket] = self.replies.get(ticket, 0) + 1
@@ -109,8 +130,9 @@ class InFlight(RuleBasedStateMachine):
                     f"ipc://{life}",
                     "tensormq",
                     replayable=block != ONCE,
+                    slots=SLOTS,
                 )
-        tasks = {n: TaskRoute(n, p, CONTRACT) for n, p in TASKS.items()}
+        tasks = {n: TaskRoute(n, p, CONTRACT, canary=CANARIES.get(n)) for n, p in TASKS.items()}
         reasons = dict.fromkeys(down, "given up")
         self.planner.replace(RouteTable(self.epoch, self.version, stages, tasks, (), reasons))
         self.carry_out(self.table.published())
@@ -132,8 +154,13 @@ class InFlight(RuleBasedStateMachine):
         self, tasks: list[str], client: bytes, rid: int, seconds: int, again: bool
     ) -> None:
         try:
-            plan = self.planner.plan([self.planner.task(t) for t in tasks])
-        except RequestError:  # a block has no worker now
+            plan = self.planner.way([self.planner.task(t) for t in tasks])
+        except RequestError as exc:
+            # The tasks do not go together, or nothing will bring a block back.
+            if exc.code == "INVALID_REQUEST" or self.planner.down(exc.where):
+                return
+            raise
+        if self.planner.edges.full(plan.guards):
             return
         key = rid.to_bytes(16, "big")
         in_use = any((e.client, e.request_id) == (client, key) for e in self.open.values())
@@ -151,7 +178,8 @@ class InFlight(RuleBasedStateMachine):
             return
         entry = self.table.admit(client, key, tuple(tasks), plan, **given)
         self.open[entry.ticket] = entry
-        self.sent[entry.ticket] = 1
+        self.sent[entry.ticket] = int(not entry.waits_for)
+        assert bool(entry.waits_for) == bool(plan.absent)
 
     @rule(data=st.data(), client=st.sampled_from(CLIENTS))
     def comes_again(self, data: st.DataObject, client: bytes) -> None:
@@ -298,6 +326,24 @@ class InFlight(RuleBasedStateMachine):
     def quarantine_has_a_reason(self) -> None:
         waits = [e for e in self.open.values() if e.waits_for == QUARANTINE]
         assert not waits or self.table.gauges()["suspects"]
+
+    @invariant()
+    def nobody_waits_for_a_worker_that_is_there_or_will_not_come(self) -> None:
+        for entry in self.open.values():
+            if entry.waits_for and entry.waits_for not in (QUARANTINE, EDGE):
+                (block,) = [b for b in BLOCKS if repr(b) in entry.waits_for]
+                assert not self.planner._replicas.get(block)
+                assert not self.planner.down(block)
+
+    @invariant()
+    def slots_on_opposed_paths_are_not_overdrawn(self) -> None:
+        under_way = [e.plan.guards for e in self.open.values() if not e.waits_for]
+        held = Counter(incarnation for guards in under_way for incarnation in guards)
+        assert self.planner.edges._held == held
+        for incarnation, count in held.items():
+            assert count <= max(SLOTS - 1, *(g.count(incarnation) for g in under_way))
+        if any(e.waits_for == EDGE for e in self.open.values()):
+            assert held
 
     @invariant()
     def the_books_agree(self) -> None:

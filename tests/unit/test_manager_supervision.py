@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from control_rig import MS, World
 
+from blockflow.control.crashes import CrashBook
 from blockflow.control.events import Kill, Prove
 from blockflow.control.fleet import CRASHES_KEPT, TICKETS_SHOWN
 from blockflow.control.heartbeat import Hang
@@ -175,6 +177,32 @@ def test_the_latest_crashes_are_kept_and_no_more(world: World) -> None:
     assert shown["crash"] == shown["crashes"][0]
     world.die("dispatcher")
     assert len(view(world, "dispatcher")["crashes"]) == 1
+
+
+def test_crashes_under_an_earlier_control_plane_come_after_its_own(
+    world: World, tmp_path: Path
+) -> None:
+    world.apply(*AB)
+    for status in (101, 102):
+        dead = world.incarnation("a#0")
+        world.die("a#0", status=status)
+        CrashBook(tmp_path).take(world.brain.crew, dead, world.now)
+        world.pass_time(61)
+    after = World().up()
+    after.apply(*AB)
+
+    def shown() -> dict[str, Any]:
+        book = CrashBook(tmp_path)
+        found = Views(after.brain, KpiBook(), {}, after.now, book).worker("a#0")
+        assert found is not None
+        return found
+
+    assert shown()["crash"] is None  # what is told unasked is of this control plane
+    assert [c["cause"] for c in shown()["crashes"]] == ["exit status 102", "exit status 101"]
+    after.die("a#0", status=103)
+    assert shown()["crash"] == shown()["crashes"][0]
+    assert [c["cause"][-3:] for c in shown()["crashes"]] == ["103", "102", "101"]
+    assert {frozenset(c) for c in shown()["crashes"]} == {frozenset(shown()["crash"])}
 
 
 def test_a_defect_at_start_is_tried_again_but_not_for_ever(world: World) -> None:

@@ -1,28 +1,19 @@
-"""``blockflow bench``: counts, search, settings, verdict, library, accuracy, report; no LoadGen."""
+"""``blockflow bench``: counts, search, settings, library and verdict; no LoadGen."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from blockflow.bench.mlperf import run as running
-from blockflow.bench.mlperf.accuracy import Truth, classify, in_top, read_answers
-from blockflow.bench.mlperf.calibrate import Calibration, calibrate, check_bounds
 from blockflow.bench.mlperf.counts import early_stopping_count, query_count, rounded_count
-from blockflow.bench.mlperf.data import load_hook, load_inputs
-from blockflow.bench.mlperf.job import Job, disk, read_inputs, save_inputs
+from blockflow.bench.mlperf.job import Job
 from blockflow.bench.mlperf.library import Library
 from blockflow.bench.mlperf.presets import PRESETS, numbers, parse_weights, per_task, presets
 from blockflow.bench.mlperf.rates import CONFIRMATIONS, Run, search_rate
-from blockflow.bench.mlperf.report import Table, Text, to_html, to_markdown
 from blockflow.bench.mlperf.run import RunResult
 from blockflow.bench.mlperf.search import RateSearch
 from blockflow.bench.mlperf.settings import (
@@ -33,16 +24,10 @@ from blockflow.bench.mlperf.settings import (
     make_settings,
     targets_of,
 )
-from blockflow.bench.mlperf.sut import Sut, TaskData
-from blockflow.bench.mlperf.tally import GIVE_UP_AFTER, Counts, Tally
+from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.verdict import RunVerdict, is_whole, judge, read_log
-from blockflow.cli.main import main
 from blockflow.core.errors import BlockFlowError, make_error
-from blockflow.core.model import Contract, TensorSpec
-from blockflow.core.routing import TaskRoute
 
-SPEC = TensorSpec("float32", ("rows", 4))
-ROUTES = {"a": TaskRoute("a", ("trunk", "head"), Contract(SPEC, SPEC))}
 FREE = {"a": Target(0.9)}
 
 
@@ -258,6 +243,19 @@ def test_official_settings_and_what_makes_a_run_short() -> None:
     assert made(Scenario.SERVER, duration_s=900, queries=300_000).official
 
 
+def test_confidence_sets_the_counts_and_less_of_it_is_not_official() -> None:
+    def made(confidence: float) -> RunSettings:
+        targets = {"a": Target(0.99, 10)}
+        return make_settings(
+            Scenario.SERVER, Mode.PERFORMANCE, targets, short=False, confidence=confidence
+        )
+
+    assert made(0.9).min_queries == rounded_count(0.99, 0.9) < 270_336
+    assert not made(0.9).official
+    assert made(0.999).min_queries > 270_336
+    assert made(0.999).official
+
+
 def test_a_job_survives_json() -> None:
     settings = make_settings(Scenario.SERVER, Mode.ACCURACY, {"a": Target(0.9, 2)}, short=True)
     job = Job("tcp://127.0.0.1:1", "", "/data", {"a": 2}, {"a": 8}, settings)
@@ -351,304 +349,3 @@ def test_a_log_that_breaks_off_is_noticed() -> None:
 def test_a_run_that_broke_off_is_invalid_whatever_the_log_says() -> None:
     found = judge(settings_of(), log_of(), Counts(5, 5), {}, "the system is gone")
     assert found.reasons == ("the system is gone",)
-
-
-# --- the system under test -----------------------------------------------------------------------
-
-
-class FakeClient:
-    """Answers at once with what it was sent, or with the next planned error."""
-
-    def __init__(self, *plan: BaseException | None) -> None:
-        self.plan = list(plan)
-        self.sent: list[tuple[str, int]] = []
-
-    def submit(self, tasks: str, x: Any, *, deadline_s: float, dtype: str | None) -> Future[Any]:
-        self.sent.append((tasks, len(x)))
-        error = self.plan.pop(0) if self.plan else None
-        future: Future[Any] = Future()
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(SimpleNamespace(value=x, timings=()))
-        return future
-
-
-def sut_of(
-    client: Any, scenario: Scenario, most: int = 1
-) -> tuple[Sut, Tally, list[tuple[Sequence[int], Sequence[Any]]]]:
-    rows = [np.full((1, 4), i, np.float32) for i in range(10)]
-    done: list[tuple[Sequence[int], Sequence[Any]]] = []
-    tally = Tally(["a"])
-    data = {"a": TaskData(rows, "float32", most)}
-    settings = make_settings(scenario, Mode.PERFORMANCE, FREE, short=True, in_flight=2)
-    sut = Sut(
-        client,
-        Library.once({"a": 10}),
-        data,
-        settings,
-        tally,
-        lambda ids, outputs: done.append((ids, outputs)),
-    )
-    return sut, tally, done
-
-
-def test_every_sample_gets_its_own_row_back() -> None:
-    client = FakeClient()
-    sut, tally, done = sut_of(client, Scenario.OFFLINE, most=4)
-    sut.issue(range(100, 110), list(range(10)))
-    assert [n for _, n in client.sent] == [4, 4, 2]
-    answers = {i: x for ids, outputs in done for i, x in zip(ids, outputs, strict=True)}
-    assert {i: float(x[0]) for i, x in answers.items()} == {100 + i: i for i in range(10)}
-    assert tally.counts() == Counts(10, 10)
-
-
-def test_a_failing_system_completes_every_sample_and_counts_it() -> None:
-    client = FakeClient(make_error("BLOCK_FAILED", "no"), None, RuntimeError("what"))
-    sut, tally, done = sut_of(client, Scenario.SINGLE_STREAM)
-    for i in range(4):
-        sut.issue([i], [i])
-    assert [ids for ids, _ in done] == [[0], [1], [2], [3]]
-    assert [outputs[0] is None for _, outputs in done] == [True, False, True, False]
-    assert tally.counts() == Counts(4, 2, 0, {"BLOCK_FAILED": 1, "INTERNAL": 1})
-    assert not judge(settings_of(), log_of(), tally.counts(), tally.latencies()).valid
-
-
-def test_a_client_that_refuses_completes_the_sample_too() -> None:
-    class Refusing(FakeClient):
-        def submit(self, *args: Any, **kw: Any) -> Future[Any]:
-            raise make_error("OVERLOADED", "too many")
-
-    sut, tally, done = sut_of(Refusing(), Scenario.SERVER)
-    sut.issue([1], [0])
-    assert len(done) == 1
-    assert tally.counts().failed == {"OVERLOADED": 1}
-
-
-def test_an_answer_with_other_rows_is_a_failure() -> None:
-    class Short(FakeClient):
-        def submit(self, tasks: str, x: Any, **kw: Any) -> Future[Any]:
-            return super().submit(tasks, x[:-1], **kw)
-
-    sut, tally, done = sut_of(Short(), Scenario.MULTISTREAM, most=4)
-    sut.issue([1, 2, 3, 4], [0, 1, 2, 3])
-    assert len(done) == 1
-    assert tally.counts().failures == 4
-
-
-def test_offline_a_full_system_is_asked_again() -> None:
-    full = make_error("OVERLOADED", "full", retry_after_ms=1)
-    sut, tally, done = sut_of(FakeClient(full, None, full), Scenario.OFFLINE)
-    sut.issue([0, 1, 2], [0, 1, 2])
-    assert sorted(i for ids, _ in done for i in ids) == [0, 1, 2]
-    assert tally.counts() == Counts(3, 3, 2)
-
-
-def test_a_run_is_given_up_when_the_system_is_gone_or_fails_without_end() -> None:
-    tally = Tally(["a"])
-    for _ in range(GIVE_UP_AFTER - 1):
-        tally.failed("a", 1, 1.0, "BLOCK_FAILED", "no")
-    assert not tally.given_up.is_set()
-    tally.answered("a", 1, 1.0, ())
-    tally.failed("a", 1, 1.0, "BLOCK_FAILED", "no")
-    assert not tally.given_up.is_set()
-    tally.failed("a", 1, 1.0, "CONNECTION_LOST", "gone")
-    assert tally.given_up.is_set()
-    assert (tally.code, tally.reason) == ("CONNECTION_LOST", "gone")
-
-
-# --- before the run ------------------------------------------------------------------------------
-
-
-def test_calibration_measures_and_a_failure_is_raised() -> None:
-    data = {"a": TaskData([np.zeros((1, 4), np.float32)], "float32", 8)}
-    settings = make_settings(Scenario.OFFLINE, Mode.PERFORMANCE, FREE, short=True)
-    found = calibrate(FakeClient(), Library.once({"a": 1}), data, settings)
-    assert found.rate > 0
-    assert found.offline > 0
-    assert 0 < found.expected_ms < found.fastest_ms["a"]
-    failing = FakeClient(*[make_error("BLOCK_FAILED", "no")] * 100)
-    with pytest.raises(BlockFlowError) as caught:
-        calibrate(failing, Library.once({"a": 1}), data, settings)
-    assert caught.value.code == "BLOCK_FAILED"
-
-
-def test_an_impossible_bound_is_refused_before_the_run() -> None:
-    found = Calibration({"a": 2.0}, 100.0, 100.0)
-    check_bounds(found, {"a": Target(0.99, 2.5)})
-    with pytest.raises(BlockFlowError) as caught:
-        check_bounds(found, {"a": Target(0.99, 1.5)})
-    assert caught.value.code == "INVALID_REQUEST"
-    assert "1.5 ms" in caught.value.message
-
-
-def test_without_loadgen_the_command_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(running, "find_spec", lambda name: None)
-    assert main(["bench", "--task", "a", "--json"]) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["code"] == "MISSING_EXTRA"
-    assert error["hint"] == "pip install 'blockflow[bench]'"
-
-
-def test_a_disk_without_room_is_noticed_before_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(running, "find_spec", lambda name: True)
-    monkeypatch.setattr(running.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-    job = Job("tcp://127.0.0.1:1", "", str(tmp_path), {"a": 1}, {"a": 1}, settings_of())
-    with pytest.raises(BlockFlowError) as caught:
-        running.run(job, tmp_path / "run", lambda counts: None)
-    assert caught.value.code == "NO_SPACE"
-
-
-def test_a_disk_that_fills_up_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(BlockFlowError) as caught, disk(tmp_path):
-        Path("/dev/full").write_bytes(b"x")
-    assert caught.value.code == "NO_SPACE"
-
-
-# --- data ----------------------------------------------------------------------------------------
-
-
-def test_synthetic_rows_are_the_same_for_the_same_seed() -> None:
-    first, again, other = (load_inputs("synthetic:5", ROUTES, seed=s)["a"] for s in (1, 1, 2))
-    assert len(first.rows) == 5
-    assert all(np.array_equal(x, y) for x, y in zip(first.rows, again.rows, strict=True))
-    assert not np.array_equal(first.rows[0], other.rows[0])
-
-
-def test_synthetic_bfloat16_and_lengths() -> None:
-    spec = TensorSpec("bfloat16", ("rows", "length"), {"length": (2, 8)})
-    route = TaskRoute("t", ("b",), Contract(spec, spec))
-    found = load_inputs("synthetic:4", {"t": route}, seed=1)["t"]
-    assert {r.dtype.name for r in found.rows} == {"uint16"}
-    assert len({r.shape for r in found.rows}) == 2
-
-
-def test_a_folder_with_labels_and_a_hook(tmp_path: Path) -> None:
-    np.save(tmp_path / "0.npy", np.arange(12, dtype=np.uint8).reshape(3, 4))
-    np.save(tmp_path / "1.npy", np.zeros((1, 4), np.uint8))
-    np.save(tmp_path / "labels.npy", np.array([0, 1, 2, 3]))
-    found = load_inputs(str(tmp_path), ROUTES, seed=1, hook=lambda x: x.astype(np.float32))["a"]
-    assert len(found.rows) == 4
-    assert found.rows[1].tolist() == [[4, 5, 6, 7]]
-    assert found.labels is not None
-    assert found.labels.tolist() == [0, 1, 2, 3]
-    save_inputs({"a": found}, tmp_path)
-    data = read_inputs(tmp_path, {"a": 2})["a"]
-    assert data.tensor([0, 1]).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_rows_of_different_dims_are_kept_apart(tmp_path: Path) -> None:
-    spec = TensorSpec("float32", ("rows", "length"))
-    route = TaskRoute("t", ("b",), Contract(spec, spec))
-    found = load_inputs("synthetic:4", {"t": route}, seed=1)
-    save_inputs(found, tmp_path)
-    assert list(read_inputs(tmp_path, {"t": 2})["t"].kinds) == [0, 1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("array", "code"),
-    [
-        (np.zeros((2, 5), np.float32), "CONTRACT_MISMATCH"),
-        (np.zeros((2, 4), np.float64), "CONTRACT_MISMATCH"),
-        (np.zeros(2, np.float32), "CONTRACT_MISMATCH"),
-        (np.zeros((), np.float32), "INVALID_REQUEST"),
-    ],
-)
-def test_data_that_do_not_fit_are_refused(tmp_path: Path, array: Any, code: str) -> None:
-    np.save(tmp_path / "x.npy", array)
-    with pytest.raises(BlockFlowError) as caught:
-        load_inputs(str(tmp_path), ROUTES, seed=1)
-    assert caught.value.code == code
-
-
-def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
-    np.save(tmp_path / "labels.a.npy", np.array([1, 2, 3]))
-    with pytest.raises(BlockFlowError) as caught:
-        load_inputs(str(tmp_path), ROUTES, seed=1)
-    assert caught.value.code == "CONTRACT_MISMATCH"
-
-
-@pytest.mark.parametrize("source", ["synthetic:0", "synthetic:x", "digits:x", "/nowhere"])
-def test_nonsense_is_no_data(source: str) -> None:
-    with pytest.raises(BlockFlowError) as caught:
-        load_inputs(source, ROUTES, seed=1)
-    assert caught.value.code == "INVALID_REQUEST"
-
-
-def test_a_broken_file_is_no_data(tmp_path: Path) -> None:
-    (tmp_path / "x.npy").write_bytes(b"not an array")
-    with pytest.raises(BlockFlowError) as caught:
-        load_inputs(str(tmp_path), ROUTES, seed=1)
-    assert caught.value.code == "INVALID_REQUEST"
-
-
-@pytest.mark.parametrize("text", ["json", "nowhere_at_all:f", "json:nothing", "json:__doc__"])
-def test_nonsense_is_no_hook(text: str) -> None:
-    with pytest.raises(BlockFlowError) as caught:
-        load_hook(text)
-    assert caught.value.code == "INVALID_REQUEST"
-
-
-def test_a_hook_that_fails_is_told() -> None:
-    def broken(x: Any) -> Any:
-        raise KeyError("mean")
-
-    for hook in (broken, lambda x: "text"):
-        with pytest.raises(BlockFlowError) as caught:
-            load_inputs("synthetic:1", ROUTES, seed=1, hook=hook)
-        assert caught.value.code == "INVALID_REQUEST"
-
-
-# --- accuracy ------------------------------------------------------------------------------------
-
-
-def test_top_1_and_top_5_with_ties() -> None:
-    logits = np.array([[9, 1, 2, 3, 4, 5, 6.0], [1, 2, 3, 4, 5, 6, 9], [0, 0, 0, 0, 0, 0, 0]])
-    labels = np.array([0, 2, 1])
-    assert in_top(logits, labels, 1) == 1
-    assert in_top(logits, labels, 5) == 3
-    assert in_top(np.zeros((7, 7)), np.arange(7), 1) == 1  # telling nothing apart is not right
-
-
-def test_accuracy_counts_what_is_missing_as_wrong() -> None:
-    answers = {i: np.eye(6, dtype=np.float32)[i].tobytes() for i in range(3)} | {3: b""}
-    found = classify("a", answers, Truth([0, 1, 0, 3], "float32"))
-    assert (found.rows, found.missing, found.top1) == (4, 1, 0.5)
-    assert found.top5 == 0.75
-
-
-def test_bfloat16_answers_are_read() -> None:
-    scores = np.array([[1.0, -2.0]], np.float32).view(np.uint32) >> 16
-    found = classify("a", {0: scores.astype(np.uint16).tobytes()}, Truth([0], "bfloat16"))
-    assert (found.top1, found.top5) == (1.0, None)
-
-
-def test_answers_that_are_no_classes_are_refused() -> None:
-    with pytest.raises(BlockFlowError) as caught:
-        classify("a", {0: np.zeros(4, np.float32).tobytes()}, Truth([4], "float32"))
-    assert caught.value.code == "CONTRACT_MISMATCH"
-
-
-def test_loadgens_answers_are_read_by_task_and_row() -> None:
-    log = [{"seq_id": 0, "qsl_idx": 2, "data": "0A"}, {"seq_id": 1, "qsl_idx": 0, "data": "0B"}]
-    library = Library.once({"a": 2, "b": 1})
-    assert read_answers(json.dumps(log), library) == {"a": {0: b"\x0b"}, "b": {0: b"\x0a"}}
-    for broken in ("[{", '[{"qsl_idx": 9, "data": ""}]', '[{"data": ""}]'):
-        with pytest.raises(BlockFlowError):
-            read_answers(broken, library)
-
-
-# --- the report ----------------------------------------------------------------------------------
-
-
-def test_a_report_escapes_what_comes_from_outside() -> None:
-    parts = [Text("<b>"), Table("t", ("a|b",), [("<script>\nx|y",)])]
-    page = to_html(parts)
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
-    assert "| <script> x\\|y |" in to_markdown(parts)

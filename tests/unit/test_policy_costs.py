@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from policy_rig import MS, profile
 
 from blockflow.batching.costs import Costs, FittedCosts, at, measured
@@ -64,22 +66,53 @@ def test_lengths_count() -> None:
 
 
 def test_what_joining_is_worth() -> None:
-    def worth(costs: Costs, behind: int, per_ms: float) -> float:
+    def worth(costs: Costs, behind: int) -> float:
         lines = (costs.line((1,)), costs.line((2,)), costs.line((1, 2)))
-        return gain(lines, 1, 1, behind, per_ms / MS) / MS
+        return gain(lines, 1, 1, behind, 0.0) / MS
 
     flat = Costs({1: FLAT, 2: FLAT}, 16)
-    # Apart the first ends at 10 and the other at 10 + 20; together both end at 10 + 20: nothing is
-    # spared, and the first is 20 later.
-    assert worth(flat, 0, 0) == worth(flat, 5, 0.1) == -20
+    # Apart the first ends at 10 and the other at 10 + 20; together both end at 10 + 20.
+    assert worth(flat, 0) == pytest.approx(10 + 30 - 2 * 30)
     cheap = Costs({1: CHEAPER, 2: CHEAPER}, 16)
-    # Together both end at 10 + 12 = 22, apart at 10 and 30: 8 are spared, 12 lost.
-    assert worth(cheap, 0, 0) == 8 - 12
-    # One more waits, and would share a batch of two (24 ms) with the newcomer: 10 + 24/2 - 22 = 0.
-    assert worth(cheap, 1, 0) == -12
-    # None waits; 0.05 come per ms, too few to make the newcomer's batch larger in 10 ms, and 1.5
-    # of them in the 30 ms to its end. They gain, and as many after them.
-    assert worth(cheap, 0, 0.05) == pytest.approx((1 + 2 * 1.5) * 8 - 12)
+    # Together both end at 10 + 12.
+    assert worth(cheap, 0) == pytest.approx(10 + 30 - 2 * 22)
+    # One more waits: apart it shares a batch with the newcomer and ends at 34, else at 22 + 20.
+    assert worth(cheap, 1) == pytest.approx(10 + 2 * 34 - (2 * 22 + 42))
+
+
+@settings(deadline=None)
+@given(
+    fixed=st.integers(20, 200),
+    each=st.integers(0, 20),
+    busy=st.floats(0.1, 0.8),
+    joining=st.integers(1, 4),
+    behind=st.integers(1, 4),
+)
+def test_joining_counts_who_comes_after(
+    fixed: int, each: int, busy: float, joining: int, behind: int
+) -> None:
+    """Beside batch after batch until nothing of the difference is left; for costs along a line."""
+    rate = busy / max(each, 1)
+    whole = [0, *(fixed + each * b for b in range(1, 400))]
+    rest = [t // 2 for t in whole]
+    catch_up = [t - r for t, r in zip(whole, rest, strict=True)]
+    steady = fixed / (1 - rate * each)
+    assume(rate * steady >= 1 and behind + rate * whole[8] < 300)
+
+    def cost(time: float, here: int, queue: float) -> float:
+        total = (here - 1.5 * rate * steady + rate * time / 2) * time
+        for _ in range(300):
+            time = fixed + each * queue
+            total += (queue - 1.5 * rate * steady + rate * time / 2) * time
+            queue = rate * time
+        return total
+
+    alone, together = rest[2], catch_up[joining] + rest[2 + joining]
+    here = 2 + joining + behind
+    apart = cost(alone, here, joining + behind + rate * alone)
+    expected = apart - cost(together, here, behind + rate * together)
+    found = gain((catch_up, rest, whole), 2, joining, behind, rate)
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-3)
 
 
 def test_the_rate_of_the_last_arrivals() -> None:

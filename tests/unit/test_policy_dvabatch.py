@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
 
 import pytest
 from policy_rig import MS, TinyWorker, Walk, facts_for, profile, query
@@ -130,14 +131,52 @@ def test_nobody_joins_at_the_cost_of_a_deadline() -> None:
 
 
 def test_with_a_profile_joins_have_to_pay() -> None:
-    for times, second in ((FLAT, (2, (0,))), (CHEAPER, (1, (1, 2, 3)))):
-        w = worker(make(dict.fromkeys(CHAIN, times)))
+    cheap, heavy = dict.fromkeys(CHAIN, CHEAPER), {1: 100.0, 2: 101.0, 4: 102.0, 8: 103.0}
+    for times, second in (
+        (dict.fromkeys(CHAIN, FLAT), (2, (0,))),
+        ({**cheap, 4: heavy}, (1, (1, 2, 3))),
+        ({**cheap, 1: heavy}, (2, (0,))),  # what is left costs less than to catch up with it
+    ):
+        w = worker(make(times))
         come(w, 0, 0)
         w.decide(0)
         w.finish(0, 10 * MS, fail=False)
         come(w, 10 * MS, 1, 2, 3)
         w.run_out(10 * MS)
         assert ran(w)[1] == second
+
+
+def test_nobody_joins_for_a_gain_whom_another_lane_can_take() -> None:
+    times = {**dict.fromkeys(CHAIN, CHEAPER), 4: {1: 100.0, 2: 101.0, 4: 102.0, 8: 103.0}}
+    w = worker(make(times), lanes=2)
+    come(w, 0, 0)
+    w.decide(0)
+    come(w, MS, 1)
+    assert w.decide(MS) is None  # asked with a batch under way: there is a second lane
+    w.finish(0, 10 * MS, fail=False)
+    w.decide(10 * MS)
+    w.decide(10 * MS)
+    assert ran(w)[1:] == [(2, (0,)), (1, (1,))]
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3])
+@pytest.mark.parametrize("lanes", [2, 3])
+@pytest.mark.parametrize("join", ["always", "gain"])
+def test_the_later_half_of_a_split_finds_its_place(pairs: int, lanes: int, join: str) -> None:
+    """It has no buffer pair until it runs: younger batches must not sit on all of them for ever."""
+    times = {**dict.fromkeys(CHAIN, FLAT), 1: {1: 30.0, 2: 31.0, 4: 32.0, 8: 33.0}}
+    policy = make(times, policies=["load", "operator"], buffer_pairs=pairs, join=join)
+    w = worker(policy, lanes)
+    rng = Random(pairs * lanes)
+    for now in range(150):
+        if rng.random() < 0.5:
+            come(w, now * MS, now)
+        while w.decide(now * MS) is not None:
+            pass
+        if rng.random() < 0.6:
+            w.finish(rng.randrange(lanes), now * MS, fail=False)
+    w.run_out(150 * MS)
+    assert not w.waiting
 
 
 def test_halves_run_one_after_the_other() -> None:

@@ -35,6 +35,10 @@ PEAK_OF_BOUND = "peak, of the bound"
 MEMORY, MEMORY_RATIO = "memory", "PSS, of the full models'"
 DECISION = "decision"
 ALONE_RATIO = "time alone to none"
+SIMULATED_TAIL = "simulated p99"
+BEST, POSSIBLE = "best policy", "no policy"
+"""What the best policy of ``optimum.py`` reaches, and what none can be faster than."""
+ROW, SPLIT, TEST_POSSIBLE = "time of a row", "whole to halves", "least time of a test"
 NOTE = "note"
 
 Paper = Mapping[tuple[str, str, str], float]

@@ -37,7 +37,7 @@ from blockflow.client.collector import OK
 from blockflow.core import limits
 from blockflow.core.errors import make_error
 
-_REQUESTS = 10
+REQUESTS = 10
 """Of a multi-sample test."""
 
 
@@ -99,7 +99,7 @@ def _multi_sample(ladder: Ladder, arms: dict[str, Policy]) -> list[Figure]:
     for size, largest in SIZES.items():
         rng = Random(f"{size}")
         tests = [
-            [Arrival(i * gap_ns, TASK, rng.randint(1, largest), None) for i in range(_REQUESTS)]
+            [Arrival(i * gap_ns, TASK, rng.randint(1, largest), None) for i in range(REQUESTS)]
             for _ in range(ladder.plan.tests)
         ]
 

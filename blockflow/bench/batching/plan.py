@@ -14,6 +14,9 @@ from blockflow.repository.zoo.catalog import ZOO
 
 LBCI, LOAD, INPUT, OPERATOR, SHARED, COST = "lbci", "load", "input", "operator", "shared", "cost"
 EXPERIMENTS = (LBCI, LOAD, INPUT, OPERATOR, SHARED, COST)
+REASONS = "reasons"
+"""In virtual time, and with a result file of its own: it is run by its name only."""
+
 
 SERIAL, BATCHSIZE = "serial", "Batchsize(10)"
 LBCI_ARM, DVABATCH = "LBCI", "DVABatch"
@@ -155,11 +158,13 @@ class Plan:
         diversities: of DVABatch's.
         trunk, whole: the shared trunk with its head, and the same model as one block.
         tasks: that share the trunk.
+        parting: submodules where tasks could part, whose weights are told.
         repeats: visits of every arm at every load, in rotating order.
         seconds: of arrivals per visit.
         probes: of each search for a peak, half as long again: a queue that grows must be seen to.
         tests: of multi-sample requests per size.
         rounds: of requests one by one, per policy.
+        simulated: queries of a simulated run of the reasons.
         decisions: per policy.
         effort: of the profiles.
         rate_limit: arrivals per second at most: what one sending thread can keep up with.
@@ -178,6 +183,8 @@ class Plan:
     decisions: int
     effort: Effort
     rate_limit: float = 500.0
+    parting: tuple[str, ...] = ("layer4", "layer4.2", "fc")
+    simulated: int = 10_000
 
     @property
     def probe_seconds(self) -> float:
@@ -189,6 +196,7 @@ class Plan:
             LBCI: [self.lbci],
             SHARED: [self.trunk, self.whole],
             COST: [self.diversities[LOAD].recipe],
+            REASONS: [self.diversities[LOAD].recipe, self.diversities[OPERATOR].recipe],
             **{name: [d.recipe] for name, d in self.diversities.items()},
         }
         return list({r.name: r for name in chosen for r in needed[name]}.values())
@@ -234,6 +242,8 @@ TINY = Plan(
     decisions=50,
     effort=Effort(0.5, 3, 3, 0.02),
     rate_limit=100.0,
+    parting=("head",),
+    simulated=60,
 )
 
 

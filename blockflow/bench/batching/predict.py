@@ -16,6 +16,14 @@ from blockflow.core import limits
 from blockflow.core.profile import StageProfile
 
 
+def last_exit_ms(
+    profiles: Sequence[StageProfile], policy: Policy, queries: Sequence[Arrival], max_rows: int
+) -> float:
+    """When the last of ``queries`` is answered; forwards take their medians."""
+    simulator, _ = _simulate(profiles, policy, queries, max_rows, 0, noisy=False)
+    return simulator.last_exit_ns / 1e6
+
+
 def mean_ms(
     profiles: Sequence[StageProfile],
     policy: Policy,
@@ -32,6 +40,20 @@ def mean_ms(
         max_rows: of a batch.
         seed: of the forwards' fluctuation.
     """
+    simulator, end_s = _simulate(profiles, policy, queries, max_rows, seed)
+    return outcome(simulator, 0.0, end_s, limits.MAX_DEADLINE_MS).times.mean_ms
+
+
+def _simulate(
+    profiles: Sequence[StageProfile],
+    policy: Policy,
+    queries: Sequence[Arrival],
+    max_rows: int,
+    seed: int,
+    *,
+    noisy: bool = True,
+) -> tuple[Simulator, float]:
+    """A finished run, and until when queries came, in seconds."""
     model = chain(profiles, max_rows=max_rows, credits=len(queries), adaptive_limit=False)
     (task,) = model.tasks
     patient = replace(task, name=TASK, deadline_ms=float(limits.MAX_DEADLINE_MS))
@@ -39,6 +61,6 @@ def mean_ms(
     trace = Recorded(tuple((q.at_ns, q.task, q.rows, q.length) for q in queries))
     end_s = queries[-1].at_ns / 1e9 + 1.0
     mix = Mix([(TASK, 1.0)], parse_sizes("1", ""))
-    simulator = Simulator(model, Workload(trace, mix, 0.0, end_s, seed))
+    simulator = Simulator(model, Workload(trace, mix, 0.0, end_s, seed), noisy=noisy)
     simulator.run()
-    return outcome(simulator, 0.0, end_s, limits.MAX_DEADLINE_MS).times.mean_ms
+    return simulator, end_s

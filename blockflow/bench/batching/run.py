@@ -15,7 +15,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from blockflow.bench.batching import cost, diversity, grids, lbci, shared
+from blockflow.bench.batching import (
+    cost,
+    diversity,
+    grids,
+    lbci,
+    reason_grids,
+    reasons,
+    shared,
+)
 from blockflow.bench.batching.blocks import export_apart, folder_of, profile
 from blockflow.bench.batching.ladder import Ladder
 from blockflow.bench.batching.plan import (
@@ -25,7 +33,9 @@ from blockflow.bench.batching.plan import (
     LARGEST,
     LBCI,
     LOAD,
+    OPERATOR,
     QUICK,
+    REASONS,
     SHARED,
     TINY,
     Plan,
@@ -49,6 +59,10 @@ GRIDS = (
     grids.peak_grid,
     grids.shared_grid,
     grids.cost_grid,
+    reason_grids.row_grid,
+    reason_grids.gain_grid,
+    reason_grids.split_grid,
+    reason_grids.test_grid,
     grids.aim_grid,
 )
 _LBCI_BATCH = 32
@@ -86,9 +100,20 @@ class Bench:
         if experiment == COST:
             one = plan.diversities[LOAD]
             return cost.measure(self._ladder(COST, one.recipe, one.bs_max), plan.decisions)
+        if experiment == REASONS:
+            return self._reasons()
         one = plan.diversities[experiment]
         ladder = self._ladder(experiment, one.recipe, one.bs_max, lengths=one.lengths)
         return diversity.measure(ladder, one)
+
+    def _reasons(self) -> list[Figure]:
+        plan, rig = self._plan, self._rig
+        measured = {
+            name: profile(rig.folder, plan.diversities[name].recipe, plan.effort, rig.progress)
+            for name in (LOAD, OPERATOR)
+        }
+        with rig.step("reasons: in virtual time", reasons.steps(measured, plan)) as advance:
+            return reasons.measure(measured, plan, advance)
 
     def _ladder(
         self, name: str, recipe: Recipe, batch: int, max_rows: int = 32, lengths: str = ""
@@ -113,7 +138,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="four minutes: a first look")
     extent.add_argument("--tiny", action="store_true", help="small models: is everything sound?")
-    parser.add_argument("--only", help=f"comma-separated: {', '.join(EXPERIMENTS)}")
+    known = (*EXPERIMENTS, REASONS)
+    parser.add_argument("--only", help=f"comma-separated: {', '.join(known)}")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument(
         "--cache",
@@ -124,7 +150,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.extent = "quick" if args.quick else "tiny" if args.tiny else "full"
     args.experiments = args.only.split(",") if args.only else list(EXPERIMENTS)
-    unknown = [name for name in args.experiments if name not in EXPERIMENTS]
+    unknown = [name for name in args.experiments if name not in known]
     if unknown:
         parser.error(f"unknown experiments: {', '.join(unknown)}")
     return args
@@ -138,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     # A short run must not take the place of a real one.
     suffix = "" if args.extent == "full" else f"-{args.extent}"
-    path: Path = args.json or Path(f"results/batching{suffix}.jsonl")
+    stem = REASONS if args.experiments == [REASONS] else "batching"
+    path: Path = args.json or Path(f"results/{stem}{suffix}.jsonl")
     recipes = plan.recipes(args.experiments)
     folder = folder_of(args.cache, plan.recipes(EXPERIMENTS))
     folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found += new
                 out.write(found)
                 _print(console, new)
-    steadiness = calibration_figures(compare(begin, calibrate()))
+    # Virtual time does not depend on the machine's.
+    real = args.experiments != [REASONS]
+    steadiness = calibration_figures(compare(begin, calibrate())) if real else []
     out.write([*found, *steadiness])
     steady = steadiness_of(steadiness)
     if steady is not None:

@@ -28,6 +28,7 @@ from blockflow.bench.batching.figures import (
 from blockflow.bench.batching.ladder import peak_figures, within
 from blockflow.bench.batching.plan import PER_TASK, SHARED, SHARED_BOUND_ROWS, Plan
 from blockflow.bench.batching.rig import Policy, Rig, block_spec
+from blockflow.bench.batching.sharing import Counts, batch_line, counts, weight_lines
 from blockflow.bench.batching.traffic import inputs_for, poisson, saturate
 from blockflow.bench.demo.measure import measure_memory
 from blockflow.bench.in_process import Chain, InProcess
@@ -153,11 +154,18 @@ def _saturated(
     """Rates of all ways with ``PER_TASK`` requests per task under way all the time, in turns."""
     drawn = {arm: poisson(_mix(plan, arm), 1.0, 1.0, 0, 8 * plan.tasks) for arm in topologies}
     inputs = _inputs(plan)
+    *trunk, head = plan.trunk.blocks
+    names = {b: b for b in trunk} | {f"{head}.{i}": _HEADS for i in range(plan.tasks)}
+    seen: dict[str, list[tuple[Counts, Counts]]] = {BATCHED: [], UNBATCHED: []}
 
     def visit(arm: str, _turn: int) -> float:
         if arm == IN_PROCESS:
             return bound.rate()
-        return saturate(rig.client, drawn[arm], inputs, PER_TASK * plan.tasks, plan.seconds)
+        before = counts(rig.system.status(), names)
+        rate = saturate(rig.client, drawn[arm], inputs, PER_TASK * plan.tasks, plan.seconds)
+        if arm in seen:
+            seen[arm].append((before, counts(rig.system.status(), names)))
+        return rate
 
     for arm, one in topologies.items():  # of warm-up
         rig.apply(one)
@@ -177,6 +185,11 @@ def _saturated(
             out.append(
                 ratio_figure(OF_BOUND, arm, IN_PROCESS, share, labels, goal=goal, at_least=True)
             )
+    for arm, pairs in seen.items():
+        text = batch_line(arm, pairs)
+        if text:
+            own = f"the bound computes {PER_TASK * plan.tasks} and, in each head, {PER_TASK}"
+            out.append(note(SHARED, f"{text}; {own}"))
     return out, rates
 
 
@@ -216,7 +229,7 @@ def _memory(plan: Plan, rig: Rig) -> list[Figure]:
         f"the model's {repository.info(whole).state_bytes / 2**20:.0f} MiB of weights, so the "
         f"weights of the shared deployment are {floor:.2f} of the full models'"
     )
-    return [*out, note(SHARED, text)]
+    return [*out, *(note(SHARED, line) for line in (text, *weight_lines(plan)))]
 
 
 def _mix(plan: Plan, arm: str) -> Mix:

@@ -24,8 +24,10 @@ from blockflow.bench.fuzz.decoders import request_frames
 from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.client import Client
 from blockflow.control.guardian import MANAGER_POLICY
+from blockflow.control.supervision import WORKER_POLICY
 from blockflow.control.update import Kind as UpdateKind
 from blockflow.core.errors import BlockFlowError
+from blockflow.tensormq.atwork import AtWorkReader
 from blockflow.wire.client import Request, encode_to_dispatcher
 from blockflow.wire.tensor import TensorDesc
 
@@ -34,6 +36,12 @@ BURN_S = 5.0
 _MALFORMED = 2000
 _UNREAD = 300
 _BURNERS_PER_CORE = 4
+_SPARED = WORKER_POLICY.crashes - 2
+"""A worker that has died so often lately is left alone: it would be given up, as it should be, and
+its block stay down."""
+_WINDOW_S = WORKER_POLICY.window_s + 2.0
+_FIRST_S = 0.3
+_AT_WORK_S = 3.0
 _IN_UPDATE = 1 / 3
 _TAKEN_OVER_S = 60.0
 _BURN = "import time\nend = time.monotonic() + {s}\nwhile time.monotonic() < end: pass"
@@ -87,6 +95,7 @@ class Injector:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._do: Mapping[str, Callable[[float], tuple[Sequence[str], str]]] = {
             "worker killed": lambda d: self._worker(d, signal.SIGKILL),
+            "worker killed at work": self._worker_at_work,
             "worker stopped 5 s": lambda d: self._worker(d, signal.SIGSTOP),
             "dispatcher killed": lambda d: self._dispatcher(signal.SIGKILL),
             "dispatcher stopped 5 s": lambda d: self._dispatcher(signal.SIGSTOP),
@@ -122,12 +131,43 @@ class Injector:
     # --- processes ------------------------------------------------------------------------------
 
     def _worker(self, draw: float, sig: signal.Signals) -> tuple[Sequence[str], str]:
-        known = self._system.commands.workers()
-        workers = [w for w in known if w["role"] == "active" and w["state"] == "ready"]
+        workers = self._victims(draw)
         if not workers:
-            return (), "no worker is ready"
-        victim = workers[int(draw * len(workers))]
-        self._signal(victim["pid"], sig)
+            return (), "no worker is ready that has not died too often lately"
+        self._signal(workers[0]["pid"], sig)
+        return self._hit(workers[0])
+
+    def _worker_at_work(self, draw: float) -> tuple[Sequence[str], str]:
+        """The chosen one, or soon any one, in the middle of a forward."""
+        workers = self._victims(draw)
+        records = [AtWorkReader.open(self._system.run_dir, w["incarnation"]) for w in workers]
+        begin = time.monotonic()
+        while (waited := time.monotonic() - begin) < _AT_WORK_S:
+            for worker, record in zip(workers, records, strict=True):
+                if record is not None and record.read():
+                    os.kill(worker["pid"], signal.SIGKILL)
+                    return self._hit(worker)
+                if waited < _FIRST_S:
+                    break
+        return (), "no worker was at work"
+
+    def _victims(self, draw: float) -> list[dict[str, Any]]:
+        """Workers to choose from, the chosen one first."""
+
+        def spared(worker: Mapping[str, Any]) -> bool:
+            return sum(c["age_s"] < _WINDOW_S for c in worker["crashes"]) >= _SPARED
+
+        known = self._system.commands.workers()
+        ready = [w for w in known if w["role"] == "active" and w["state"] == "ready"]
+        workers = sorted(
+            (w for w in ready if not spared(w)),
+            key=lambda w: -min((c["age_s"] for c in w["crashes"]), default=float("inf")),
+        )
+        first = int(draw * len(workers))
+        return workers[first:] + workers[:first]
+
+    def _hit(self, victim: Mapping[str, Any]) -> tuple[Sequence[str], str]:
+        """The tasks that lead through it, and its name."""
         blocks = {stage["block"] for stage in victim["stages"]}
         hit = [t for t, path in self._topology["tasks"].items() if blocks & set(path)]
         return hit, victim["name"]
@@ -266,8 +306,15 @@ def _continue(pid: int) -> None:
 def wait_healthy(system: RemoteSystem, timeout_s: float) -> float | None:
     """Seconds until everything is ready, None = not in time."""
     begin = time.monotonic()
-    while not system.commands.health()["ready"]:
+    while not _is_ready(system):
         if time.monotonic() - begin > timeout_s:
             return None
         time.sleep(0.02)
     return time.monotonic() - begin
+
+
+def _is_ready(system: RemoteSystem) -> bool:
+    try:
+        return bool(system.commands.health()["ready"])
+    except BlockFlowError:  # it is too busy to say
+        return False

@@ -6,12 +6,18 @@ and never ended is found here and nowhere else.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 OK = "OK"
 WRONG = "wrong value"
 """An answer that is not what the blocks compute."""
+NO_REPLY = "no reply"
+"""The client itself ended it: nobody had answered by the deadline and its grace."""
+POISON = "POISON"
 
 ALLOWED = frozenset(
     {
@@ -26,7 +32,13 @@ ALLOWED = frozenset(
     }
 )
 """How a good request may end while faults are injected: answered, or refused for a reason that says
-that it may be sent again. Anything else (INTERNAL, POISON, a wrong value) is a defect."""
+that it may be sent again. POISON and no reply at all need faults that explain them; anything else
+(INTERNAL, a wrong value) is a defect."""
+_TIED = frozenset({NO_REPLY, POISON})
+
+
+LINGERS_S = 10.0
+"""A stopped process goes on after five seconds; a killed one is noticed and replaced in less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +100,39 @@ class Ledger:
 
     def unexplained(self) -> Counter[str]:
         """Outcomes that no fault excuses."""
-        return Counter({o: n for o, n in self.outcomes().items() if o not in ALLOWED})
+        known = ALLOWED | _TIED
+        return Counter({o: n for o, n in self.outcomes().items() if o not in known})
 
-    def recovery_s(self, task: str, at_s: float) -> float | None:
-        """How long after ``at_s`` a request of ``task`` that was sent after it was answered first.
+    def untimely(self, outcome: str, faults: Sequence[tuple[float, str]], least: int) -> int:
+        """Requests that ended with ``outcome``, and with fewer than ``least`` of the ``faults``
+        (second, task) on their way; a fault may take :data:`LINGERS_S` to show."""
+        return sum(
+            e.outcome == outcome
+            and sum(
+                e.sent_s - LINGERS_S <= at <= e.done_s and task == e.task for at, task in faults
+            )
+            < least
+            for e in self.ended
+        )
 
-        None: none was.
-        """
-        after = [e.done_s for e in self.ended if e.ok and e.task == task and e.sent_s >= at_s]
-        return min(after) - at_s if after else None
+    def worst_s(self) -> float | None:
+        """How long after its deadline the latest request ended; None when all were in time."""
+        late = [e.done_s - e.due_s for e in self.ended if e.done_s > e.due_s]
+        return max(late) if late else None
+
+    def recoveries(self) -> Callable[[str, float], float | None]:
+        """For many questions at once: how long after a moment a request of a task that was sent
+        after it was answered first; None: none was."""
+        tasks: dict[str, tuple[list[float], list[float]]] = {}
+        for task in {e.task for e in self.ended}:
+            mine = sorted((e.sent_s, e.done_s) for e in self.ended if e.ok and e.task == task)
+            # The earliest end of all that were sent then or later.
+            ends = list(accumulate((done for _, done in reversed(mine)), min))[::-1]
+            tasks[task] = [sent for sent, _ in mine], ends
+
+        def recovery_s(task: str, at_s: float) -> float | None:
+            sent, ends = tasks.get(task, ([], []))
+            i = bisect_left(sent, at_s)
+            return ends[i] - at_s if i < len(ends) else None
+
+        return recovery_s

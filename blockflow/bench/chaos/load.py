@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockflow.bench.chaos.ledger import OK, WRONG, Ledger
+from blockflow.bench.chaos.ledger import NO_REPLY, OK, WRONG, Ledger
 from blockflow.client import Client
 from blockflow.core.errors import BlockFlowError
 
 Array = npt.NDArray[np.float32]
 _TOLERANCE = 1e-3
 _LAST_S = 5.0
+_OWN_WORDS = "no answer within"
+"""How the client's own DEADLINE_EXCEEDED begins; the Dispatcher's is a reply like any other."""
 
 
 class Load:
@@ -36,6 +38,7 @@ class Load:
 
     Attributes:
         ledger: of all clients; read it after :meth:`stop`.
+        late_replies: that came after their clients had given up.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Load:
         seed: int,
     ) -> None:
         self.ledger = Ledger()
+        self.late_replies = 0
         self._address = address
         self._inputs = inputs
         self._answers = answers
@@ -98,6 +102,9 @@ class Load:
                 if len(open_requests) > 1000:
                     open_requests = [p for p in open_requests if not p.done()]
             self._await_all(open_requests)
+            late = client.counters().late_replies
+        with self._lock:
+            self.late_replies += late
 
     def _submit(self, client: Client, task: str, which: int) -> Future[Any] | None:
         number = next(self._numbers)
@@ -117,8 +124,7 @@ class Load:
     def _ended(self, number: int, right: Array, pending: Future[Any]) -> None:
         error = pending.exception()
         if error is not None:
-            code = error.code if isinstance(error, BlockFlowError) else type(error).__name__
-            self._done(number, code)
+            self._done(number, code_of(error))
             return
         value = pending.result().value
         same = value.shape == right.shape and np.allclose(value, right, atol=_TOLERANCE)
@@ -135,11 +141,9 @@ class Load:
             time.sleep(0.02)
 
 
-def repeat_until(test: Callable[[], bool], timeout_s: float, step_s: float = 0.05) -> bool:
-    """Whether ``test`` came true in time."""
-    end = time.monotonic() + timeout_s
-    while not test():
-        if time.monotonic() > end:
-            return False
-        time.sleep(step_s)
-    return True
+def code_of(error: BaseException) -> str:
+    """An error's code for the ledger, NO_REPLY where the client has waited in vain."""
+    if not isinstance(error, BlockFlowError):
+        return type(error).__name__
+    silent = error.code == "DEADLINE_EXCEEDED" and error.message.startswith(_OWN_WORDS)
+    return NO_REPLY if silent else error.code

@@ -23,7 +23,8 @@ class Kind:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("worker killed", 6, kills=True),
+    Kind("worker killed", 4, kills=True),
+    Kind("worker killed at work", 3, kills=True),
     Kind("worker stopped 5 s", 1, kills=True),
     Kind("dispatcher killed", 1, kills=True),
     Kind("dispatcher stopped 5 s", 0.5, kills=True),
@@ -40,7 +41,10 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: when, in seconds of the run, and a number in [0, 1) that chooses its victim."""
+    """One fault: when, in seconds of the run, and a number in [0, 1) that chooses its victim.
+
+    Of several workers, 0 chooses the one that has not died for the longest time.
+    """
 
     at_s: float
     kind: Kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -12,13 +12,22 @@ from rich.table import Table
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.chaos.faults import Injected
-from blockflow.bench.chaos.ledger import OK, Ledger
+from blockflow.bench.chaos.growth import growths
+from blockflow.bench.chaos.ledger import NO_REPLY, OK, POISON, Ledger
 from blockflow.bench.chaos.watch import MemorySample
-from blockflow.bench.results import Figure
-from blockflow.bench.statistics import percentile
+from blockflow.bench.results import Figure, interval_figure, latency_figure
+from blockflow.bench.statistics import Interval, percentile
 
 GRACE_S = 0.1
 """A reply is due by the deadline and this (docs/reliability.md)."""
+
+JUDGED_S = 600.0
+"""A shorter run says little about growth: its figures are shown, and not judged."""
+
+REQUESTS, VIOLATIONS, LEFT = "requests", "violations", "left behind"
+FAULTS, HITS, RECOVERY, READY = "faults", "processes hit", "recovery", "ready again"
+GROWTH, TIMELINE = "growth", "timeline"
+_STEPS = 240
 
 
 MANAGER_BACK = "manager killed: taken over"
@@ -38,6 +47,10 @@ class Findings:
         recovered: the system was ready again at the end.
         readopted: seconds until a new Manager had taken over, each time that one was killed.
         lag_s: how late this machine woke a waiting thread at worst: no reply can be judged closer.
+        late_replies: that came after the client had given up.
+        grace_s: what a reply may come after its deadline.
+        ready_again: kind of fault -> seconds until everything was ready again, where the run
+            waited for that.
     """
 
     ledger: Ledger
@@ -47,6 +60,9 @@ class Findings:
     files: list[str] = field(default_factory=list)
     recovered: bool = True
     lag_s: float = 0.0
+    late_replies: int = 0
+    grace_s: float = GRACE_S
+    ready_again: dict[str, list[float]] = field(default_factory=dict)
     readopted: list[float] = field(default_factory=list)
 
     def violations(self) -> list[str]:
@@ -57,8 +73,12 @@ class Findings:
             out.append(f"{ledger.missing} requests never ended")
         if ledger.doubled:
             out.append(f"{ledger.doubled} requests ended twice")
-        if late := ledger.late(GRACE_S + self.lag_s):
+        if self.lost:
+            out.append(f"{self.lost} requests got no reply, though nobody who replies had died")
+        if late := ledger.late(self.grace_s + self.lag_s):
             out.append(f"{late} requests ended later than their deadline allows")
+        if blamed := ledger.untimely(POISON, self._hits("worker"), 2):
+            out.append(f"{blamed} requests were blamed without two deaths")
         out += [f"{n} requests ended with {o}" for o, n in sorted(ledger.unexplained().items())]
         if abandoned := sum(not isfinite(s) for s in self.readopted):
             out.append(f"{abandoned} times no new manager took over")
@@ -66,15 +86,28 @@ class Findings:
             out.append("the system was not ready again at the end")
         out += [f"left behind: process {p}" for p in self.survivors]
         out += [f"left behind: {f}" for f in self.files]
+        if self.memory and self.memory[-1].at_s >= JUDGED_S:
+            out += [g.sentence() for g in growths(self.memory) if g.grows]
         return out
+
+    @property
+    def lost(self) -> int:
+        """Requests that nobody has ever answered while the Dispatcher lived all the time."""
+        silent = self.ledger.untimely(NO_REPLY, self._hits("dispatcher"), 1)
+        return max(0, silent - self.late_replies)
+
+    def _hits(self, role: str) -> list[tuple[float, str]]:
+        """Second and task of every fault of processes of this role."""
+        return [(f.at_s, t) for f in self.faults if f.kind.startswith(role) for t in f.tasks]
 
 
 def recoveries(found: Findings) -> dict[str, list[float]]:
     """Kind of fault -> seconds until each task that it hit was answered again."""
     out: dict[str, list[float]] = defaultdict(list)
+    recovery_s = found.ledger.recoveries()
     for fault in found.faults:
         for task in fault.tasks:
-            seconds = found.ledger.recovery_s(task, fault.at_s)
+            seconds = recovery_s(task, fault.at_s)
             if seconds is not None:
                 out[fault.kind].append(seconds)
     if taken := [s for s in found.readopted if isfinite(s)]:
@@ -83,42 +116,87 @@ def recoveries(found: Findings) -> dict[str, list[float]]:
 
 
 def figures(found: Findings) -> list[Figure]:
+    """Everything of a run, its course included (:data:`TIMELINE`)."""
     ledger = found.ledger
     outcomes = ledger.outcomes()
     n = ledger.sent_count
+
+    def count(name: str, mode: str, value: float, unit: str, of: int = n) -> Figure:
+        return Figure(name, mode, None, None, None, float(value), unit, of)
+
     out = [
-        Figure("requests", "all", None, None, None, float(n), "requests", n),
-        *(
-            Figure("requests", outcome, None, None, None, float(count), "requests", n)
-            for outcome, count in sorted(outcomes.items())
-        ),
-        Figure("requests", "never ended", None, None, None, float(ledger.missing), "requests", n),
-        Figure("violations", "all", None, None, None, float(len(found.violations())), "1", n),
+        count(REQUESTS, "all", n, "requests"),
+        *(count(REQUESTS, o, many, "requests") for o, many in sorted(outcomes.items())),
+        count(REQUESTS, "never ended", ledger.missing, "requests"),
+        count(REQUESTS, "ended twice", ledger.doubled, "requests"),
+        count(REQUESTS, "no reply from a living dispatcher", found.lost, "requests"),
+        count(VIOLATIONS, "all", len(found.violations()), "1"),
+        count(LEFT, "processes", len(found.survivors), "processes"),
+        count(LEFT, "files", len(found.files), "files"),
+        count("lag", "worst", 1e3 * found.lag_s, "ms"),
     ]
-    counts: dict[str, int] = defaultdict(int)
-    for fault in found.faults:
-        counts[fault.kind] += 1
-    out += [
-        Figure("faults", kind, None, None, None, float(count), "faults", count)
-        for kind, count in sorted(counts.items())
+    worst = ledger.worst_s()
+    if worst is not None:
+        out.append(count("after the deadline", "worst", 1e3 * worst, "ms"))
+    kinds = Counter(f.kind for f in found.faults)
+    out += [count(FAULTS, kind, many, "faults", many) for kind, many in sorted(kinds.items())]
+    done = Counter(f.kind for f in found.faults if f.tasks)
+    out += [count(HITS, kind, many, "faults", many) for kind, many in sorted(done.items())]
+    for name, times in ((RECOVERY, recoveries(found)), (READY, found.ready_again)):
+        for kind, seconds in sorted(times.items()):
+            out.append(latency_figure(name, kind, None, [1e3 * s for s in seconds]))
+    return [*out, *_memory_figures(found.memory), *_timeline(found)]
+
+
+def _memory_figures(memory: Sequence[MemorySample]) -> list[Figure]:
+    """Medians of the first and the last quarter, and what grows along the whole run."""
+    if not memory:
+        return []
+    many = len(memory)
+    quarter = max(1, many // 4)
+    first, last = memory[:quarter], memory[-quarter:]
+
+    def median(mode: str, name: str, values: Sequence[float], unit: str) -> Figure:
+        return Figure(name, mode, None, None, None, percentile(values, 50), unit, many)
+
+    out = [
+        median("first quarter", "RSS", [s.rss / 2**20 for s in first], "MiB"),
+        median("last quarter", "RSS", [s.rss / 2**20 for s in last], "MiB"),
+        median("last quarter", "shared memory", [s.run_dir / 2**20 for s in last], "MiB"),
+        median("last quarter", "descriptors", [s.descriptors for s in last], "1"),
     ]
-    for kind, seconds in sorted(recoveries(found).items()):
-        ms = [1000 * s for s in seconds]
-        p50, p90 = percentile(ms, 50), percentile(ms, 90)
-        out.append(Figure("recovery", kind, None, p50, p90, p50, "ms", len(ms), percentile(ms, 99)))
-    if found.memory:
-        quarter = max(1, len(found.memory) // 4)
-        first = percentile([s.rss / 2**20 for s in found.memory[:quarter]], 50)
-        last = percentile([s.rss / 2**20 for s in found.memory[-quarter:]], 50)
-        shm = percentile([s.run_dir / 2**20 for s in found.memory[-quarter:]], 50)
-        fds = percentile([s.descriptors for s in found.memory[-quarter:]], 50)
-        many = len(found.memory)
-        out += [
-            Figure("RSS", "first quarter", None, None, None, first, "MiB", many),
-            Figure("RSS", "last quarter", None, None, None, last, "MiB", many),
-            Figure("shared memory", "last quarter", None, None, None, shm, "MiB", many),
-            Figure("descriptors", "last quarter", None, None, None, fds, "1", many),
-        ]
+    for g in growths(memory):
+        labels = {
+            "median": round(g.median, 1),
+            "per_hour": round(g.per_hour, 2),
+            "seconds": round(g.seconds),
+            "tolerance": round(g.tolerance, 1),
+            "grows": g.grows,
+        }
+        found = Interval(g.value, g.low, g.high, many)
+        out.append(interval_figure(GROWTH, g.name, None, found, g.unit, labels))
+    return out
+
+
+def _timeline(found: Findings) -> list[Figure]:
+    """The run in steps: answers per second, with what else there was in the labels."""
+    ended = found.ledger.ended
+    length = max((e.done_s for e in ended), default=0.0)
+    step = max(1.0, length / _STEPS)
+    good: Counter[int] = Counter(int(e.done_s / step) for e in ended if e.outcome == OK)
+    bad: Counter[int] = Counter(int(e.done_s / step) for e in ended if e.outcome != OK)
+    hits: Counter[int] = Counter(int(f.at_s / step) for f in found.faults if f.tasks)
+    samples = {int(s.at_s / step): s for s in found.memory}
+    out = []
+    for i in range(int(length / step)):  # the last step may be a short one
+        labels: dict[str, Any] = {"at_s": round(i * step, 1), "failed": round(bad[i] / step, 2)}
+        if hits[i]:
+            labels["faults"] = hits[i]
+        if sample := samples.get(i):
+            labels["rss"] = round(sample.rss / 2**20, 1)
+            labels["shared"] = round(sample.run_dir / 2**20, 2)
+        rate = good[i] / step
+        out.append(Figure(TIMELINE, "all", None, None, None, rate, "1/s", good[i], labels=labels))
     return out
 
 
@@ -143,53 +221,70 @@ def fault_table(found: Findings) -> Table:
     """Faults by kind and how soon the tasks that they hit were answered again."""
     table = Table(title="faults", title_justify="left")
     table.add_column("fault")
-    for head in ("count", "tasks hit", "recovery p50 s", "max s"):
+    for head in ("count", "tasks hit", "recovery p50 s", "max s", "ready p50 s", "max s"):
         table.add_column(head, justify="right")
     again = recoveries(found)
     for kind in sorted({f.kind for f in found.faults} | again.keys()):
-        done = [f for f in found.faults if f.kind == kind]
-        seconds = again.get(kind, [])
+        done = sum(f.kind == kind for f in found.faults)
+        seconds, ready = again.get(kind, []), found.ready_again.get(kind, [])
         table.add_row(
             kind,
-            str(len(done) or len(seconds)),
+            str(done or len(again[kind])),
             str(len(seconds)) if seconds and done else "",
-            f"{percentile(seconds, 50):.2f}" if seconds else "",
-            f"{max(seconds):.2f}" if seconds else "",
+            *_middle_and_worst(seconds),
+            *_middle_and_worst(ready),
         )
     return table
 
 
-def draw(found: Findings) -> Any:
+def _middle_and_worst(seconds: Sequence[float]) -> tuple[str, str]:
+    return (f"{percentile(seconds, 50):.2f}", f"{max(seconds):.2f}") if seconds else ("", "")
+
+
+def growth_table(memory: Sequence[MemorySample]) -> Table:
+    """What became of memory and descriptors along the run."""
+    table = Table(title="growth along the run", title_justify="left")
+    table.add_column("of")
+    for head in ("median", "growth", "95%", "allowed"):
+        table.add_column(head, justify="right")
+    table.add_column("")
+    for g in growths(memory):
+        table.add_row(
+            g.name,
+            f"{g.median:.1f} {g.unit}",
+            f"{g.value:+.1f}",
+            f"{g.low:.1f} to {g.high:.1f}",
+            f"{g.tolerance:.1f}",
+            "grows" if g.grows else "",
+        )
+    return table
+
+
+def draw(found: Sequence[Figure]) -> Any:
     """Top: answers per second by outcome, faults as lines. Bottom: memory over the run.
 
     Raises:
         SystemError_: MISSING_EXTRA without matplotlib.
     """
-    page = new_page(11, 5.5, 100)
+    page = new_page(10, 4.6, 100)
     top, bottom = page.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    ended = found.ledger.ended
-    length = int(max((e.done_s for e in ended), default=1.0)) + 1
-    good, bad = [0] * length, [0] * length
-    for e in ended:
-        (good if e.outcome == OK else bad)[int(e.done_s)] += 1
-    top.step(range(length), good, where="post", color="#17779b", label="answered")
-    top.step(range(length), bad, where="post", color="#e4572e", label="refused or failed")
-    colours = ("#5a4a78", "#6a994e", "#f2b134", "#7f7f7f", "#000000")
-    kinds = sorted({f.kind for f in found.faults if f.tasks})
-    for fault in found.faults:
-        if fault.tasks:
-            colour = colours[kinds.index(fault.kind) % len(colours)]
-            top.axvline(fault.at_s, color=colour, linewidth=0.8, linestyle=":")
-    for kind, colour in zip(kinds, colours, strict=False):
-        top.plot([], [], color=colour, linestyle=":", label=kind)
+    steps = [f for f in found if f.name == TIMELINE]
+    at = [f.labels["at_s"] for f in steps]
+    top.step(at, [f.value for f in steps], where="post", color="#17779b", label="answered")
+    bad = [f.labels["failed"] for f in steps]
+    top.step(at, bad, where="post", color="#e4572e", label="refused or failed")
+    hit = [f.labels["at_s"] for f in steps if "faults" in f.labels]
+    top.plot(hit, [0.0] * len(hit), "|", color="#5a4a78", label="a process is killed or stopped")
     top.set(ylabel="requests per second")
-    top.set_ylim(0, 1.35 * max(good))  # room for the legend
-    top.legend(fontsize=7, frameon=False, ncols=4, loc="upper left")
-    at = [s.at_s for s in found.memory]
-    bottom.plot(at, [s.rss / 2**20 for s in found.memory], color="#17779b", label="RSS, all")
-    bottom.plot(
-        at, [s.run_dir / 2**20 for s in found.memory], color="#f2b134", label="shared memory"
-    )
+    top.set_ylim(bottom=0, top=1.3 * max((f.value for f in steps), default=1.0))  # for the legend
+    top.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
+    seen = [f for f in steps if "rss" in f.labels]
+    for label, colour, name in (
+        ("rss", "#17779b", "RSS, all"),
+        ("shared", "#f2b134", "shared memory"),
+    ):
+        ys = [f.labels[label] for f in seen]
+        bottom.plot([f.labels["at_s"] for f in seen], ys, color=colour, label=name)
     bottom.set(xlabel="seconds", ylabel="MiB")
     bottom.set_ylim(bottom=0)
     bottom.legend(fontsize=7, frameon=False, loc="lower left")

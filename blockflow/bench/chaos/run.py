@@ -1,7 +1,9 @@
 """``make chaos``: the digit tasks under load and random faults, judged by the clients' ledger.
 
-``make soak`` is the same for an hour. The exit status is 1 if a promise was broken. A run is named
-by its seed; faults and load are then the same, the machine's timing is not.
+``make soak`` is the same for an hour. With ``--kills N``, N processes of all roles in turn are
+killed instead, each as soon as the system has recovered from the one before. The exit status is 1
+if a promise was broken. A run is named by its seed; faults and load are then the same, the
+machine's timing is not.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +24,21 @@ from rich.progress import Progress
 
 from blockflow.bench.canvas import save_page
 from blockflow.bench.chaos.faults import Injector, wait_healthy
+from blockflow.bench.chaos.kills import REPLICAS, Turns, strike
 from blockflow.bench.chaos.load import Array, Load
-from blockflow.bench.chaos.plan import KINDS, Kind, plan_faults
+from blockflow.bench.chaos.plan import KINDS, Fault, Kind, plan_faults
 from blockflow.bench.chaos.remote import RemoteSystem
 from blockflow.bench.chaos.report import (
+    GRACE_S,
     Findings,
     draw,
     fault_table,
     figures,
+    growth_table,
     outcome_table,
     violation_lines,
 )
-from blockflow.bench.chaos.watch import Watch
+from blockflow.bench.chaos.watch import Lag, Watch
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
@@ -52,29 +57,29 @@ TOPOLOGY: Mapping[str, Any] = {
 }
 _INPUTS = 64
 _ROWS = (1, 1, 1, 2, 8)
-_HEALTHY_S = 60.0
+_HEALTHY_S = 120.0
+
+Advance = Callable[[float, str], None]
+"""Is told how far the run is, and the latest fault ('' = none)."""
 
 
-class _Lag:
-    """How late a thread of this process is woken, at worst: the error of every time measured."""
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The load: requests per second and task, seconds that each may take, the seed of it all."""
 
-    def __init__(self) -> None:
-        self.worst_s = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+    rate: float = 20.0
+    deadline_s: float = 10.0
+    seed: int = 1
 
-    def _run(self) -> None:
-        step = 0.01
-        while not self._stop.is_set():
-            before = time.monotonic()
-            self._stop.wait(step)
-            self.worst_s = max(self.worst_s, time.monotonic() - before - step)
 
-    def stop(self) -> float:
-        self._stop.set()
-        self._thread.join()
-        return self.worst_s
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a course of faults has to do with."""
+
+    system: RemoteSystem
+    load: Load
+    injector: Injector
+    found: Findings
 
 
 def prepare(repository: BlockRepository, seed: int) -> tuple[list[Array], dict[str, list[Array]]]:
@@ -110,59 +115,113 @@ def run(
     deadline_s: float,
     kinds: Sequence[Kind] = KINDS,
     quiet_s: float = QUIET_S,
-    advance: Callable[[float, str], None] = lambda _s, _what: None,
+    advance: Advance = lambda _s, _what: None,
 ) -> Findings:
     """One run in ``folder``; ``advance`` is told the seconds done and the latest fault."""
-    inputs, answers = prepare(BlockRepository(folder / "blocks"), seed)
+
+    def course(stage: Stage) -> None:
+        for fault in plan_faults(seed, seconds, gap_s, kinds, quiet_s):
+            _rest(stage.load, fault.at_s, advance)
+            done = stage.injector.inject(fault)
+            stage.found.faults.append(done)
+            advance(stage.load.now(), done.kind)
+        _rest(stage.load, seconds, advance)
+
+    return perform(folder, Traffic(rate, deadline_s, seed), TOPOLOGY, course)
+
+
+def run_kills(
+    folder: Path,
+    *,
+    kills: int,
+    traffic: Traffic,
+    kinds: Sequence[Kind] = KINDS,
+    replicas: int = REPLICAS,
+    quiet_s: float = QUIET_S,
+    advance: Advance = lambda _s, _what: None,
+) -> Findings:
+    """Kill ``kills`` processes, those of all roles in turn; ``advance`` is told how many."""
+
+    def course(stage: Stage) -> None:
+        load, found = stage.load, stage.found
+        _rest(load, quiet_s)
+        turns = Turns(kinds)
+        while sum(bool(f.tasks) for f in found.faults) < kills:
+            kind = turns.take(load.now())
+            if kind is None:  # all have died too often lately
+                time.sleep(0.1)
+                continue
+            done, ready_s = strike(stage.system, stage.injector, Fault(load.now(), kind, 0.0))
+            if not done.tasks:
+                turns.give_back(kind, load.now())
+                continue
+            found.faults.append(done)
+            advance(sum(bool(f.tasks) for f in found.faults), done.kind)
+            if ready_s is None:
+                return
+            found.ready_again.setdefault(done.kind, []).append(ready_s)
+        _rest(load, load.now() + quiet_s)
+
+    blocks = [{"name": b, "replicas": replicas} for b in TOPOLOGY["blocks"]]
+    return perform(folder, traffic, {**TOPOLOGY, "blocks": blocks}, course)
+
+
+def perform(
+    folder: Path, traffic: Traffic, topology: Mapping[str, Any], course: Callable[[Stage], None]
+) -> Findings:
+    """Start the system and its load, let the course of faults run, and collect what is found."""
+    inputs, answers = prepare(BlockRepository(folder / "blocks"), traffic.seed)
     system = RemoteSystem(folder)
-    lag = _Lag()
+    lag = Lag()
     with system:
         run_dir = system.run_dir
         watch = Watch(run_dir)
-        system.apply(TOPOLOGY)
+        system.apply(topology)
         load = Load(
-            system.client_endpoint, inputs, answers, rate=rate, deadline_s=deadline_s, seed=seed
+            system.client_endpoint,
+            inputs,
+            answers,
+            rate=traffic.rate,
+            deadline_s=traffic.deadline_s,
+            seed=traffic.seed,
         )
         found = Findings(load.ledger)
-        injector = Injector(system, TOPOLOGY, load.now, seed)
+        injector = Injector(system, topology, load.now, traffic.seed)
         load.start()
         watch.start()
-        for fault in plan_faults(seed, seconds, gap_s, kinds, quiet_s):
-            _rest(load, fault.at_s, advance)
-            done = injector.inject(fault)
-            found.faults.append(done)
-            advance(load.now(), done.kind)
-        _rest(load, seconds, advance)
+        course(Stage(system, load, injector, found))
         injector.close()
         found.readopted = injector.readopted
         found.recovered = wait_healthy(system, _HEALTHY_S) is not None
         load.stop()
         watch.stop()
-        found.memory = watch.samples
+        found.memory, found.late_replies = watch.samples, load.late_replies
     found.lag_s = lag.stop()
     found.survivors = watch.survivors()
     found.files = [str(run_dir)] if run_dir.exists() else []
     return found
 
 
-def _rest(load: Load, until_s: float, advance: Callable[[float, str], None]) -> None:
+def _rest(load: Load, until_s: float, advance: Advance = lambda _s, _what: None) -> None:
     while (left := until_s - load.now()) > 0:
         time.sleep(min(left, 0.5))
         advance(load.now(), "")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run, print, write the figures and the picture; status 1 if a promise was broken."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
+def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Kind]]:
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.chaos.run")
     parser.add_argument("--seconds", type=float, default=300.0, help="of load (default 300)")
+    parser.add_argument("--kills", type=int, default=0, help="kill so many, as fast as it recovers")
     parser.add_argument("--seed", type=int, default=1, help="of faults and load (default 1)")
     parser.add_argument("--gap", type=float, default=2.0, help="mean seconds between faults")
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second and task")
     parser.add_argument("--deadline", type=float, default=10.0, help="seconds per request")
+    parser.add_argument(
+        "--grace", type=float, default=GRACE_S, help="seconds that a reply may be late (0.1)"
+    )
     parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
-    parser.add_argument("--json", default="results/chaos.jsonl", help="file for the figures")
-    parser.add_argument("--plot", default="results/chaos.png", help="picture; '' = none")
+    parser.add_argument("--json", help="file for the figures (default results/chaos.jsonl)")
+    parser.add_argument("--plot", help="picture (default results/chaos.png); '' = none")
     parser.add_argument(
         "--target", default="chaos", choices=("chaos", "soak"), help=argparse.SUPPRESS
     )
@@ -173,27 +232,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--only takes some of: " + ", ".join(k.name for k in KINDS))
     if args.seconds <= 2 * QUIET_S or args.gap <= 0 or args.rate <= 0 or args.deadline <= 0:
         parser.error(f"--seconds must exceed {2 * QUIET_S:g}, the others must be above 0")
+    if args.kills and not Turns(kinds):
+        parser.error("--only leaves nothing that kills")
+    # One run must not take the place of another's figures.
+    args.name = "kills" if args.kills else args.target
+    args.json = args.json or f"results/{args.name}.jsonl"
+    args.plot = f"results/{args.name}.png" if args.plot is None else args.plot
+    return args, kinds
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, write the figures and the picture; status 1 if a promise was broken."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    args, kinds = parse_args(arguments)
     console = Console()
+    whole = args.kills or args.seconds
     with (
         tempfile.TemporaryDirectory(prefix="bf-chaos-") as folder,
         Progress(console=console) as bar,
     ):
-        step = bar.add_task("chaos", total=args.seconds)
+        step = bar.add_task(args.name, total=whole)
 
-        def advance(done_s: float, what: str) -> None:
-            text = f"chaos: {what}" if what else None
-            bar.update(step, completed=min(done_s, args.seconds), description=text)
+        def advance(done: float, what: str) -> None:
+            text = f"{args.name}: {what}" if what else None
+            bar.update(step, completed=min(done, whole), description=text)
 
-        found = run(
-            Path(folder),
-            seconds=args.seconds,
-            seed=args.seed,
-            gap_s=args.gap,
-            rate=args.rate,
-            deadline_s=args.deadline,
-            kinds=kinds,
-            advance=advance,
-        )
+        if args.kills:
+            found = run_kills(
+                Path(folder),
+                kills=args.kills,
+                traffic=Traffic(args.rate, args.deadline, args.seed),
+                kinds=kinds,
+                advance=advance,
+            )
+        else:
+            found = run(
+                Path(folder),
+                seconds=args.seconds,
+                seed=args.seed,
+                gap_s=args.gap,
+                rate=args.rate,
+                deadline_s=args.deadline,
+                kinds=kinds,
+                advance=advance,
+            )
+    found.grace_s = args.grace
     made = figures(found)
     console.print(outcome_table(found))
     console.print(fault_table(found))
@@ -202,14 +285,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"{fault.at_s:7.1f} s  {fault.kind}: {fault.note}", highlight=False)
     memory = [f for f in made if f.name in ("RSS", "shared memory", "descriptors")]
     console.print(figure_table("memory", memory))
+    console.print(growth_table(found.memory))
     violations = found.violations()
     for line in violation_lines(violations):
         console.print(line, highlight=False)
     command = make_command(args.target, [a for a in arguments if a != f"--target={args.target}"])
-    ResultFile(Path(args.json), args.target, command).write(made)
+    ResultFile(Path(args.json), args.name, command).write(made)
     if args.plot:
         try:
-            save_page(draw(found), Path(args.plot))
+            save_page(draw(made), Path(args.plot))
             console.print(f"picture: {args.plot}", highlight=False)
         except BlockFlowError as e:
             console.print(str(e), highlight=False)

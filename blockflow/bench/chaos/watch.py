@@ -5,21 +5,31 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+PREFIX = "bf:"
+"""Of the names that the launcher gives its processes."""
+_UP = "blockflow.cli.main"
+
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """At ``at_s`` of the run: resident and shared-memory bytes, processes, their descriptors."""
+    """At ``at_s`` of the run: resident and shared-memory bytes, processes, their descriptors.
+
+    ``by_name`` are the resident bytes of each process of the system; what else this process has
+    started (busy programs, say) is not counted.
+    """
 
     at_s: float
     rss: int
     run_dir: int
     processes: int
     descriptors: int
+    by_name: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -54,24 +64,54 @@ class Watch:
             self.samples.append(self.sample())
 
     def sample(self) -> MemorySample:
-        rss = descriptors = 0
-        family = psutil.Process().children(recursive=True)
-        for process in family:
+        descriptors = 0
+        by_name: dict[str, int] = {}
+        for process in psutil.Process().children(recursive=True):
             self.seen[process.pid] = process
             try:
-                rss += process.memory_info().rss
+                name = process.name()
+                if not name.startswith(PREFIX) and _UP not in process.cmdline():
+                    continue
+                rss = process.memory_info().rss
+                if not rss:  # it has ended, and somebody will reap it
+                    continue
                 descriptors += process.num_fds()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
+            # Two of one name: an old life beside the new one, or a fork that has no name yet.
+            by_name[name] = max(rss, by_name.get(name, 0))
         used = allocated_bytes(self.run_dir)
         now = time.monotonic() - self._origin
-        return MemorySample(now, rss, used, len(family), descriptors)
+        total = sum(by_name.values())
+        return MemorySample(now, total, used, len(by_name), descriptors, by_name)
 
     def survivors(self, timeout_s: float = 10.0) -> list[str]:
         """Processes of the system that are there ``timeout_s`` after its end."""
         known = [p for p in self.seen.values() if p.is_running()]
         _, alive = psutil.wait_procs(known, timeout=timeout_s)
         return [describe(p) for p in alive]
+
+
+class Lag:
+    """How late a thread of this process is woken, at worst: the error of every time measured."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        step = 0.01
+        while not self._stop.is_set():
+            before = time.monotonic()
+            self._stop.wait(step)
+            self.worst_s = max(self.worst_s, time.monotonic() - before - step)
+
+    def stop(self) -> float:
+        self._stop.set()
+        self._thread.join()
+        return self.worst_s
 
 
 def allocated_bytes(folder: Path) -> int:

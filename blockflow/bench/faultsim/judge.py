@@ -42,6 +42,7 @@ BLAME = "blame"
 KILLS_TWO = "poison kills two"
 ONCE = "once"
 NOT_LATE = "nothing starts late"
+WAITS = "what can wait waits"
 INTENSITY = "restart intensity"
 NO_FALSE_DEATH = "no false death"
 READY_AGAIN = "ready again"
@@ -58,6 +59,7 @@ RULES = (
     KILLS_TWO,
     ONCE,
     NOT_LATE,
+    WAITS,
     INTENSITY,
     NO_FALSE_DEATH,
     READY_AGAIN,
@@ -155,7 +157,7 @@ class Judge:
         if asked.must:
             raise self._broken(READY_AGAIN, now, f"request {number} failed after all: {error}")
 
-    def replies(self, frames: list[bytes], now: int) -> None:
+    def replies(self, dispatcher: SimDispatcher, frames: list[bytes], now: int) -> None:
         """A reply leaves the Dispatcher: whose results are in it?"""
         reply = wire.decode_to_client(frames[0])
         if not isinstance(reply, wire.Reply):
@@ -165,6 +167,7 @@ class Judge:
         versions = set()
         for result in reply.results:
             if result.error is not None:
+                self._refused(dispatcher, number, result.error, now)
                 continue
             got, attempt, both, sender = ROW.unpack_from(next(rest))
             versions |= {both & 0xFFFFFFFF, both >> 32}
@@ -177,6 +180,16 @@ class Judge:
         if len(versions) > 1:
             what = f"request {number} was answered by versions {sorted(versions)}"
             raise self._broken(ONE_EPOCH, now, what)
+
+    def _refused(
+        self, dispatcher: SimDispatcher, number: int, error: BlockFlowError, now: int
+    ) -> None:
+        """No request ends because a worker is being replaced, before its time is up."""
+        if error.code != "BLOCK_UNAVAILABLE" or error.where not in self._world.plant.counts:
+            return
+        if not dispatcher.exchange.planner.down(error.where):
+            what = f"request {number} is refused, but {error.where} will come back"
+            raise self._broken(WAITS, now, what)
 
     # --- processes
 

@@ -15,7 +15,7 @@ from blockflow.bench.faultsim.judge import READY_AGAIN, Judge
 from blockflow.bench.faultsim.manager import SimManager
 from blockflow.bench.faultsim.network import Network
 from blockflow.bench.faultsim.plant import Plant
-from blockflow.bench.faultsim.process import SimProcess
+from blockflow.bench.faultsim.process import Hang, SimProcess
 from blockflow.bench.faultsim.worker import SimWorker
 from blockflow.bench.simulation.loop import EventLoop
 from blockflow.bench.simulation.watch import InvariantBroken
@@ -176,6 +176,10 @@ class World:
             brain.runner.current is None
             and all(r.life.state == "ready" and not r.given_up for r in fleet)
             and len(fleet) == self.plant.replicas
+            # Who hangs may not have been found out yet: what he has then is rightly lost, if a
+            # block must not run twice.
+            and all(p.hang is Hang.NO for p in self.processes.values() if p.alive)
+            and not any(w.stuck for w in self.workers)
         )
 
     def _rest(self, now: int) -> None:
@@ -261,7 +265,7 @@ class World:
 
     def reply(self, dispatcher: SimDispatcher, client: bytes, frames: Sequence[bytes]) -> None:
         """A reply leaves the Dispatcher."""
-        self.judge.replies(list(frames), self.now)
+        self.judge.replies(dispatcher, list(frames), self.now)
         self.network.send(dispatcher.incarnation, client, self.clients.answered, (client, frames))
 
 

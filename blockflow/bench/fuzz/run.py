@@ -25,10 +25,12 @@ import zmq
 from rich.console import Console
 
 from blockflow.bench.demo.server import Server
+from blockflow.bench.fuzz import figures as names
 from blockflow.bench.fuzz.decoders import DIMS, Decoder, decoders
 from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.bench.fuzz.sockets import Target, targets
 from blockflow.bench.grid import Grid
+from blockflow.bench.results import Figure, ResultFile, make_command
 from blockflow.client import Client
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
@@ -220,15 +222,41 @@ def growth_grid(report: Report) -> Grid:
     return Grid("growth of memory", ("process", "MiB"), rows, frozenset({"process"}))
 
 
+def figures(decoded: Report, system: Report) -> list[Figure]:
+    """For the result file: what was sent, what failed, what grew."""
+
+    def figure(name: str, mode: str, value: float, unit: str, n: int) -> Figure:
+        return Figure(name, mode, None, None, None, float(value), unit, n)
+
+    out = [
+        figure(names.FRAMES, f"decoder {name}", count, "frames", count)
+        for name, count in decoded.frames.items()
+    ]
+    out += [
+        figure(names.FRAMES, name, count, "frames", count) for name, count in system.frames.items()
+    ]
+    sent = sum(system.frames.values())
+    failed = len(decoded.failures) + len(system.failures)
+    return [
+        figure(names.FRAMES, "all decoders", sum(decoded.frames.values()), "frames", sent),
+        figure(names.FRAMES, "all", sent, "frames", sent),
+        figure(names.FAILURES, "all", failed, "1", sent),
+        *out,
+        *(figure(names.GROWTH, name, b / MIB, "MiB", 1) for name, b in system.growth.items()),
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; the exit status is 1 when something failed."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="make fuzz ARGS=...", description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000, help="at the sockets, in all")
     parser.add_argument("--decoder-frames", type=int, default=100_000, help="at each decoder")
     parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args(argv)
+    parser.add_argument("--json", default="results/fuzz.jsonl", help="file for the figures")
+    args = parser.parse_args(arguments)
     console = Console(highlight=False)
-    report = fuzz_decoders(args.decoder_frames, args.seed, decoders())
+    report, found = fuzz_decoders(args.decoder_frames, args.seed, decoders()), Report()
     console.print(grid(report).rich())
     if not report.failures:
         with (
@@ -238,12 +266,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = fuzz_system(args.frames, args.seed, status)
         console.print(grid(found).rich())
         console.print(growth_grid(found).rich())
-        report.failures += found.failures
-    for failure in report.failures:
+    failures = [*report.failures, *found.failures]
+    for failure in failures:
         console.print(f"failed: {failure}", style="red")
-    if not report.failures:
+    if not failures:
         console.print(f"nothing failed (seed {args.seed})", style="green")
-    return 1 if report.failures else 0
+    made = figures(report, found)
+    ResultFile(Path(args.json), "fuzz", make_command("fuzz", arguments)).write(made)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -53,6 +53,14 @@ class Truth:
     dtype: str
 
 
+def decode(elements: bytes, dtype: str) -> NDArray[Any]:
+    """An answer's elements as numbers, [n]; bfloat16 as float32."""
+    if dtype != "bfloat16":
+        return np.frombuffer(elements, np.dtype(dtype))
+    # Its patterns are the upper half of a float32's.
+    return (np.frombuffer(elements, np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
 def in_top(logits: NDArray[Any], labels: NDArray[np.int64], k: int) -> int:
     """Rows of ``logits`` [n, classes] whose label is among the ``k`` largest.
 
@@ -74,8 +82,7 @@ def classify(task: str, answers: Mapping[int, bytes], truth: Truth) -> Accuracy:
     Raises:
         RequestError: CONTRACT_MISMATCH when answers are no scores of classes.
     """
-    dtype = np.uint16 if truth.dtype == "bfloat16" else np.dtype(truth.dtype)
-    rows = {r: np.frombuffer(a, dtype) for r, a in answers.items() if a}
+    rows = {r: decode(a, truth.dtype) for r, a in answers.items() if a}
     sizes = {len(r) for r in rows.values()}
     classes = next(iter(sizes), 0)
     if len(sizes) > 1 or (rows and max(truth.labels) >= classes) or min(truth.labels) < 0:
@@ -89,11 +96,28 @@ def classify(task: str, answers: Mapping[int, bytes], truth: Truth) -> Accuracy:
     n, top1, top5 = len(truth.labels), 0, 0
     if rows:
         logits = np.stack(list(rows.values()))
-        if truth.dtype == "bfloat16":  # its patterns are the upper half of a float32's
-            logits = (logits.astype(np.uint32) << 16).view(np.float32)
         labels = np.asarray([truth.labels[r] for r in rows], np.int64)
         top1, top5 = (in_top(logits, labels, k) for k in TOP)
     return Accuracy(task, n, n - len(rows), top1 / n, top5 / n if classes > TOP[1] else None)
+
+
+def list_answers(text: str, library: Library) -> list[tuple[str, int, bytes]]:
+    """LoadGen's accuracy log, entry by entry: task, row, elements.
+
+    Raises:
+        RequestError: INVALID_REQUEST for a log that broke off.
+    """
+    found = []
+    try:
+        for entry in json.loads(text):
+            index = int(entry["qsl_idx"])
+            task = library.tasks[library.task[index]]
+            found.append((task, library.row[index], bytes.fromhex(entry["data"])))
+    except (ValueError, KeyError, TypeError, IndexError) as exc:
+        raise RequestError(
+            "INVALID_REQUEST", f"not LoadGen's log of answers: {exc!r}", where=ACCURACY_LOG
+        ) from exc
+    return found
 
 
 def read_answers(text: str, library: Library) -> dict[str, dict[int, bytes]]:
@@ -103,15 +127,8 @@ def read_answers(text: str, library: Library) -> dict[str, dict[int, bytes]]:
         RequestError: INVALID_REQUEST for a log that broke off.
     """
     found: dict[str, dict[int, bytes]] = {task: {} for task in library.tasks}
-    try:
-        for entry in json.loads(text):
-            index = int(entry["qsl_idx"])
-            task = library.tasks[library.task[index]]
-            found[task][library.row[index]] = bytes.fromhex(entry["data"])
-    except (ValueError, KeyError, TypeError, IndexError) as exc:
-        raise RequestError(
-            "INVALID_REQUEST", f"not LoadGen's log of answers: {exc!r}", where=ACCURACY_LOG
-        ) from exc
+    for task, row, elements in list_answers(text, library):
+        found[task][row] = elements
     return found
 
 

@@ -150,7 +150,21 @@ def _digits(routes: Mapping[str, TaskRoute], told: str) -> dict[str, Inputs]:
 
 
 def _files(path: Path, routes: Mapping[str, TaskRoute]) -> dict[str, Inputs]:
-    folder = path if path.is_dir() else path.parent
+    """A task with a folder of its own name in there has that folder's files for itself."""
+    places = {task: path / task if (path / task).is_dir() else path for task in routes}
+    rows = {place: _rows(place) for place in dict.fromkeys(places.values())}
+    found = {}
+    for task, route in routes.items():
+        place = places[task]
+        folder = place if place.is_dir() else place.parent
+        labels = _labels(folder, task, len(rows[place]))
+        origin = f"{len(rows[place])} rows from {place.name}"
+        found[task] = Inputs(rows[place], route.contract.input.dtype, labels, origin)
+    return found
+
+
+def _rows(path: Path) -> list[Array]:
+    """Every row of a file, or of a folder's files in the order of their names."""
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     files = [
         f
@@ -165,11 +179,7 @@ def _files(path: Path, routes: Mapping[str, TaskRoute]) -> dict[str, Inputs]:
             if array.ndim == 0 or array.dtype.hasobject:
                 raise _unreadable(file, f"a {array.dtype} of rank {array.ndim} has no rows")
             rows += [array[i : i + 1] for i in range(len(array))]
-    origin = f"{len(rows)} rows from {path.name}"
-    return {
-        task: Inputs(rows, r.contract.input.dtype, _labels(folder, task, len(rows)), origin)
-        for task, r in routes.items()
-    }
+    return rows
 
 
 def _read(file: Path) -> Sequence[Array]:

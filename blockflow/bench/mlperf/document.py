@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockflow.bench.mlperf.session import Session
+from blockflow.bench.mlperf.validation import Outcome
 from blockflow.bench.results import fingerprint
 from blockflow.repository.machine import version_of
 
-FORMAT = 1
+FORMAT = 2
 """Of the document; a change that readers would notice gets the next number."""
 
 
@@ -26,13 +27,15 @@ def make_document(session: Session, command: str) -> dict[str, Any]:
         "partial": session.error is not None,
         "valid": bool(results)
         and session.error is None
-        and all(r.result.verdict.valid for r in results),
+        and all(r.result.verdict.valid for r in results)
+        and all(c.outcome is Outcome.PASSED for c in session.checks),
         "error": None if session.error is None else session.error.to_dict(),
         "machine": {**fingerprint(), "mlcommons-loadgen": version_of("mlcommons-loadgen")},
         "system": session.system,
         "data": session.data_record(),
         "plan": session.plan_record(),
         "results": [r.to_dict() for r in results],
+        "validation": [c.to_dict() for c in session.checks],
     }
 
 

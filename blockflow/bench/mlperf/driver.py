@@ -23,12 +23,13 @@ from blockflow.bench.mlperf.job import (
     JOB,
     LATENCIES,
     OUTCOME,
+    READY_S,
     Job,
     read_inputs,
     write_json,
 )
 from blockflow.bench.mlperf.settings import Mode, RunSettings, Scenario
-from blockflow.bench.mlperf.sut import Array, Sut
+from blockflow.bench.mlperf.sut import Array, Complete, Sut
 from blockflow.bench.mlperf.tally import Tally
 from blockflow.client import Client
 from blockflow.core.errors import BlockFlowError
@@ -51,24 +52,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     tally = Tally(library.tasks)
     client = Client(job.address, connect_timeout_s=CONNECT_S, client_keys=job.client_keys or None)
     try:
-        client.wait_ready(library.tasks)
+        client.wait_ready(library.tasks, timeout_s=READY_S)
     except BlockFlowError as exc:
         tally.give_up(exc.code, exc.message)
-        return _leave(folder, tally)
-    logs_answers = job.settings.mode is Mode.ACCURACY
-    sut = Sut(client, library, data, job.settings, tally, _completer(logs_answers))
+        return leave(folder, tally)
+    complete = completer(job.settings.logs_answers)
+    sut = Sut(client, library, data, job.settings, tally, complete)
     over = threading.Event()
     watcher = threading.Thread(target=_watch, args=(folder, tally, over), daemon=True)
     watcher.start()
-    _run(job.settings, len(library), sut, folder)
+    drive(job.settings, len(library), sut, folder)
     over.set()
     watcher.join()
     client.close()
-    return _leave(folder, tally)
+    return leave(folder, tally)
 
 
-def _run(settings: RunSettings, samples: int, sut: Sut, folder: Path) -> None:
-    """Let LoadGen drive ``sut``; returns when every sample is answered."""
+def drive(settings: RunSettings, samples: int, sut: Sut, folder: Path) -> None:
+    """Let LoadGen drive ``sut`` and write its logs; returns when every sample is answered."""
     import mlperf_loadgen as lg
 
     def issue(queries: list[Any]) -> None:
@@ -98,6 +99,9 @@ def loadgen_settings(lg: Any, settings: RunSettings) -> Any:
     s.qsl_rng_seed = settings.seed
     s.sample_index_rng_seed = settings.seed + 1
     s.schedule_rng_seed = settings.seed + 2
+    s.accuracy_log_rng_seed = settings.seed + 3
+    s.accuracy_log_sampling_target = settings.logged
+    s.performance_issue_unique = settings.unique
     share, expected_ns = settings.percentile, settings.expected_ms * 1e6
     match settings.scenario:
         case Scenario.SINGLE_STREAM:
@@ -120,7 +124,8 @@ def loadgen_settings(lg: Any, settings: RunSettings) -> Any:
     return s
 
 
-def _completer(logs_answers: bool) -> Any:
+def completer(logs_answers: bool) -> Complete:
+    """Tells LoadGen which samples are answered, and with what if its log is to hold that."""
     import mlperf_loadgen as lg
 
     def complete(ids: Sequence[int], outputs: Sequence[Array | None]) -> None:
@@ -154,12 +159,12 @@ def _watch(folder: Path, tally: Tally, over: threading.Event) -> None:
         except OSError:  # nobody reads it any more
             alone = True
         if tally.given_up.is_set() or alone:
-            _leave(folder, tally)
+            leave(folder, tally)
             os._exit(GIVEN_UP)
 
 
-def _leave(folder: Path, tally: Tally) -> int:
-    """Write what this process knows."""
+def leave(folder: Path, tally: Tally) -> int:
+    """Write what the driver knows; the exit status."""
     try:
         # The prefix: a task may be called as one of numpy's own arguments.
         arrays: dict[str, Any] = {f"task.{t}": np.asarray(x) for t, x in tally.latencies().items()}

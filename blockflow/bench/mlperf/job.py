@@ -24,6 +24,9 @@ SUMMARY_LOG, DETAIL_LOG = "mlperf_log_summary.txt", "mlperf_log_detail.txt"
 ACCURACY_LOG = "mlperf_log_accuracy.json"
 
 CONNECT_S = 5.0
+READY_S = 10.0
+"""A system that answered a moment ago is not waited for any longer."""
+
 _ALL = "all"
 """In a file of rows that all have the same dims."""
 
@@ -65,7 +68,7 @@ class Job:
 
     def library(self, rows: Mapping[str, int]) -> Library:
         """What the sample numbers stand for; ``rows`` counts each task's data."""
-        if self.settings.mode is Mode.ACCURACY:
+        if self.settings.mode is Mode.ACCURACY or self.settings.unique:
             return Library.once(rows)
         return Library.weighted(rows, self.weights)
 

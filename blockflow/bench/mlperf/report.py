@@ -8,20 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from blockflow.bench.canvas import new_page, save_page
 from blockflow.bench.mlperf.document import digests
 from blockflow.bench.mlperf.job import disk, write_json
+from blockflow.bench.mlperf.pictures import PARTS, draw
 from blockflow.bench.mlperf.run import ScenarioResult
 
 SUMMARY, MARKDOWN, HTML = "summary.json", "report.md", "report.html"
-
-_COLOURS = ("#17779b", "#e4572e", "#6a994e", "#5a4a78", "#f2b134")
-_POINTS = 1001
-"""Of a curve: a run may have millions of samples."""
-
-_PARTS = ("transit", "wait", "overhead", "compute")
 
 SHORT_NOTE = (
     "Short runs, for development: shorter than the rules want, or with fewer queries. "
@@ -56,7 +48,14 @@ class Text:
     text: str
 
 
-Part = Table | Picture | Text
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """Of a section that has tables and pictures of its own."""
+
+    text: str
+
+
+Part = Table | Picture | Text | Heading
 
 
 def write_report(document: Mapping[str, Any], results: Sequence[ScenarioResult], out: Path) -> None:
@@ -68,7 +67,7 @@ def write_report(document: Mapping[str, Any], results: Sequence[ScenarioResult],
     with disk(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / SUMMARY, document)  # first: what follows can be made again from it
-        pictures = draw(results, out)
+        pictures = [Picture(*drawn) for drawn in draw(results, out)]
         parts = sections(document, pictures)
         (out / MARKDOWN).write_text(to_markdown(parts), encoding="utf-8")
         (out / HTML).write_text(to_html(parts), encoding="utf-8")
@@ -101,9 +100,12 @@ def sections(document: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> l
     if accuracies:
         heads = ("scenario", "task", "top-1", "top-5", "rows", "without answer")
         found.append(Table("Accuracy", heads, accuracies))
+    if document["validation"]:
+        found.append(_validation(document))
     found += [_search(r) for r in document["results"] if r["search"]]
     timed = [r for r in document["results"] if r["mode"] == "performance"]
     found += [_blocks(r) for r in timed if r["blocks"]]
+    found += [_batches(r) for r in timed if r["batches"]]
     found += pictures
     found += [_setting(document), _machine(document)]
     return found
@@ -159,11 +161,25 @@ def _search(result: Mapping[str, Any]) -> Table:
 
 def _blocks(result: Mapping[str, Any]) -> Table:
     rows = [
-        (b["block"], str(b["count"]), *(f"{b[f'{part}_ms']:.3f}" for part in _PARTS))
+        (b["block"], str(b["count"]), *(f"{b[f'{part}_ms']:.3f}" for part in PARTS))
         for b in result["blocks"]
     ]
     title = f"Where the time went, {_name(result)}: means per request"
-    return Table(title, ("block", "requests", *(f"{p} ms" for p in _PARTS)), rows)
+    return Table(title, ("block", "requests", *(f"{p} ms" for p in PARTS)), rows)
+
+
+def _batches(result: Mapping[str, Any]) -> Table:
+    rows = [
+        (b["block"], str(b["batches"]), f"{b['mean']:.2f}", f"{max(b['looks'], default=0):.2f}")
+        for b in result["batches"]
+    ]
+    heads = ("block", "batches", "mean rows", "highest mean of a second")
+    return Table(f"Batch sizes, {_name(result)}", heads, rows)
+
+
+def _validation(document: Mapping[str, Any]) -> Table:
+    rows = [(v["test"], v["scenario"], v["outcome"], v["why"]) for v in document["validation"]]
+    return Table("Validation tests", ("test", "scenario", "outcome", "what was found"), rows)
 
 
 def _setting(document: Mapping[str, Any]) -> Table:
@@ -197,17 +213,19 @@ def _machine(document: Mapping[str, Any]) -> Table:
 _TITLE = "BlockFlow bench: report"
 
 
-def to_markdown(parts: Sequence[Part]) -> str:
+def to_markdown(parts: Sequence[Part], title: str = _TITLE) -> str:
     """The report as Markdown."""
-    lines = [f"# {_TITLE}", ""]
+    lines = [f"# {title}", ""]
     for part in parts:
         match part:
+            case Heading(text):
+                lines += [f"# {text}", ""]
             case Text(text):
                 lines += [text, ""]
-            case Picture(title, file):
-                lines += [f"## {title}", "", f"![{title}]({file})", ""]
-            case Table(title, heads, rows):
-                lines += [f"## {title}", "", _row(heads), "|" + "---|" * len(heads)]
+            case Picture(name, file):
+                lines += [f"## {name}", "", f"![{name}]({file})", ""]
+            case Table(name, heads, rows):
+                lines += [f"## {name}", "", _row(heads), "|" + "---|" * len(heads)]
                 lines += [*(_row(r) for r in rows), ""]
     return "\n".join(lines)
 
@@ -224,21 +242,23 @@ _STYLE = (
 )
 
 
-def to_html(parts: Sequence[Part]) -> str:
+def to_html(parts: Sequence[Part], title: str = _TITLE) -> str:
     """The report as one HTML page; whatever comes from outside is escaped."""
     lines = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        f"<title>{_TITLE}</title><style>{_STYLE}</style></head><body><h1>{_TITLE}</h1>",
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>",
     ]
     for part in parts:
         match part:
+            case Heading(text):
+                lines.append(f"<h1>{html.escape(text)}</h1>")
             case Text(text):
                 lines.append(f"<p>{html.escape(text)}</p>")
-            case Picture(title, file):
-                lines.append(f"<h2>{html.escape(title)}</h2>")
-                lines.append(f'<img src="{html.escape(file)}" alt="{html.escape(title)}">')
-            case Table(title, heads, rows):
-                lines.append(f"<h2>{html.escape(title)}</h2><table>")
+            case Picture(name, file):
+                lines.append(f"<h2>{html.escape(name)}</h2>")
+                lines.append(f'<img src="{html.escape(file)}" alt="{html.escape(name)}">')
+            case Table(name, heads, rows):
+                lines.append(f"<h2>{html.escape(name)}</h2><table>")
                 lines.append(_html_row(heads, "th"))
                 lines += [_html_row(r, "td") for r in rows]
                 lines.append("</table>")
@@ -247,87 +267,3 @@ def to_html(parts: Sequence[Part]) -> str:
 
 def _html_row(cells: Sequence[str], kind: str) -> str:
     return "<tr>" + "".join(f"<{kind}>{html.escape(c)}</{kind}>" for c in cells) + "</tr>"
-
-
-# --- the plots -----------------------------------------------------------------------------------
-
-
-def draw(results: Sequence[ScenarioResult], out: Path) -> list[Picture]:
-    """Latency by share of the samples, p99 by rate where it was searched, time per block."""
-    found = []
-    timed = [r for r in results if r.result.settings.mode == "performance"]
-    if any(r.result.latencies for r in timed):
-        save_page(_latency_page(timed), out / "latency.png")
-        found.append(Picture("Latency: share of samples answered within", "latency.png"))
-    searched = [r for r in timed if r.search]
-    if searched:
-        save_page(_rate_page(searched), out / "rate.png")
-        found.append(Picture("p99 latency by rate", "rate.png"))
-    if any(r.result.blocks for r in timed):
-        save_page(_block_page(timed), out / "blocks.png")
-        found.append(Picture("Time per block", "blocks.png"))
-    return found
-
-
-def _latency_page(results: Sequence[ScenarioResult]) -> Any:
-    page = new_page(8, 4.5)
-    axes = page.subplots()
-    for r, colour in zip(results, _COLOURS, strict=False):
-        for task, style in zip(r.result.latencies, ("-", "--", ":", "-."), strict=False):
-            if not len(r.result.latencies[task]):
-                continue
-            shares = np.linspace(0, 1, _POINTS)
-            samples = np.quantile(r.result.latencies[task], shares, method="inverted_cdf")
-            label = f"{r.result.settings.scenario}, {task}"
-            axes.step(samples, shares, style, color=colour, label=label, where="post")
-    axes.set(xscale="log", xlabel="ms from LoadGen's call to the response", ylabel="share")
-    axes.set_ylim(0, 1.01)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-    return page
-
-
-def _rate_page(results: Sequence[ScenarioResult]) -> Any:
-    page = new_page(8, 4.5)
-    axes = page.subplots()
-    for r in results:
-        runs = sorted(r.search, key=lambda run: run.settings.rate)
-        seen = [run for run in runs if "99.00" in run.verdict.latency_ms]
-        xs = [run.settings.rate for run in seen]
-        axes.plot(xs, [run.verdict.latency_ms["99.00"] for run in seen], "-", color="#bdbdbd")
-        for valid, colour, word in ((True, _COLOURS[0], "VALID"), (False, _COLOURS[1], "INVALID")):
-            some = [run for run in seen if run.verdict.valid is valid]
-            axes.plot(
-                [run.settings.rate for run in some],
-                [run.verdict.latency_ms["99.00"] for run in some],
-                "o",
-                color=colour,
-                label=word,
-            )
-        bound = r.result.settings.bound_ms
-        if bound is not None:
-            axes.axhline(bound, color="black", linestyle=":", label=f"bound {bound:g} ms")
-    axes.set(xlabel="queries per second offered", ylabel="p99 ms", yscale="log")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-    return page
-
-
-def _block_page(results: Sequence[ScenarioResult]) -> Any:
-    """A part of the page per scenario: their times may be orders of magnitude apart."""
-    shown = [r.result for r in results if r.result.blocks]
-    counts = [len(r.blocks) for r in shown]
-    page = new_page(8, 1.0 * len(shown) + 0.3 * sum(counts))
-    rows = page.subplots(len(shown), 1, squeeze=False, height_ratios=counts)
-    for (axes,), result in zip(rows, shown, strict=True):
-        names = [b.block for b in result.blocks]
-        left = [0.0] * len(names)
-        for part, colour in zip(_PARTS, _COLOURS, strict=False):
-            widths = [float(getattr(b, f"{part}_ms")) for b in result.blocks]
-            axes.barh(names, widths, left=left, color=colour, label=part)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.invert_yaxis()
-        axes.set_title(str(result.settings.scenario), loc="left", fontsize=9)
-    rows[-1][0].set(xlabel="mean ms per request")
-    rows[0][0].legend(fontsize=8, frameon=False, ncols=len(_PARTS))
-    return page

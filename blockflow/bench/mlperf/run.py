@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from blockflow.bench.mlperf.accuracy import Accuracy
+from blockflow.bench.mlperf.batch_sizes import BatchSizes
 from blockflow.bench.mlperf.driver import DONE, GIVEN_UP, UNUSABLE
 from blockflow.bench.mlperf.job import (
     ACCURACY_LOG,
@@ -44,6 +45,9 @@ START_S = 60.0
 LEAST_FREE = 64 << 20
 """Bytes that have to be free for the logs before a run."""
 
+POLL_S = 0.25
+"""Of its output: progress is shown also while there is none."""
+
 Progress = Callable[[Counts], None]
 
 
@@ -57,6 +61,7 @@ class RunResult:
         verdict: of it.
         counts: of its samples.
         blocks: mean times per block.
+        batches: their batch sizes, where REST told.
         latencies: ms per task.
         error: why it broke off; None if it did not. What was measured until then is here.
     """
@@ -68,6 +73,7 @@ class RunResult:
     blocks: tuple[BlockMeans, ...]
     latencies: Mapping[str, Sequence[float]] = field(repr=False)
     error: BlockFlowError | None = None
+    batches: tuple[BatchSizes, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -78,6 +84,7 @@ class RunResult:
             **self.verdict.to_dict(),
             "samples": self.counts.to_dict(),
             "blocks": [asdict(b) for b in self.blocks],
+            "batches": [b.to_dict() for b in self.batches],
             "error": None if self.error is None else self.error.to_dict(),
         }
 
@@ -170,7 +177,7 @@ def run(
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    return _read(job.settings, folder, process.returncode, last, patience if hung else 0.0)
+    return read_run(job.settings, folder, process.returncode, last, patience if hung else 0.0)
 
 
 def _follow(
@@ -182,7 +189,9 @@ def _follow(
     fd, buffer, counts = process.stdout.fileno(), b"", Counts()
     last = time.monotonic()
     while True:
-        if select.select([fd], [], [], 1.0)[0]:
+        if not select.select([fd], [], [], POLL_S)[0]:
+            progress(counts)
+        else:
             data = os.read(fd, 1 << 16)
             if not data:
                 return counts, False
@@ -198,9 +207,18 @@ def _follow(
             return counts, True
 
 
-def _read(
-    settings: RunSettings, folder: Path, status: int, last: Counts, hung_s: float
+def read_run(
+    settings: RunSettings, folder: Path, status: int, last: Counts, hung_s: float = 0.0
 ) -> RunResult:
+    """The result of a run from what it left in its folder.
+
+    Args:
+        settings: of the run.
+        folder: with LoadGen's logs and the driver's.
+        status: the driver's exit status.
+        last: counts, where the driver left none.
+        hung_s: so long it made no progress, and was ended for it; 0 if it was not.
+    """
     log = read_log(_text(folder / DETAIL_LOG))
     told = _outcome(folder)
     counts = Counts.from_dict(told["counts"]) if told else last

@@ -11,7 +11,9 @@ from typing import Any
 
 from blockflow.bench.demo.server import Rest
 from blockflow.bench.mlperf.accuracy import Truth, measure, save_truth
+from blockflow.bench.mlperf.batch_sizes import BatchWatch
 from blockflow.bench.mlperf.calibrate import calibrate, check_bounds
+from blockflow.bench.mlperf.counts import CONFIDENCE
 from blockflow.bench.mlperf.data import Inputs, load_hook, load_inputs
 from blockflow.bench.mlperf.job import Job, read_inputs, save_inputs
 from blockflow.bench.mlperf.library import Library
@@ -28,6 +30,8 @@ from blockflow.bench.mlperf.settings import (
     targets_of,
 )
 from blockflow.bench.mlperf.tally import Counts
+from blockflow.bench.mlperf.validation import TOLERANCE, Check
+from blockflow.bench.mlperf.validator import RUN_S, SHORT_RUN_S, CheckResult, Validator
 from blockflow.client import Client
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
@@ -66,6 +70,9 @@ class Plan:
         in_flight: offline, requests under way.
         seed: of LoadGen, and of synthetic data.
         deadline_s: of each request.
+        confidence: that the percentile is known to within its margin: how many queries there are.
+        checks: validation tests of each scenario.
+        tolerance: by how much the quicker of two ways may be quicker in them, as a share.
     """
 
     weights: Mapping[str, int]
@@ -90,6 +97,9 @@ class Plan:
     in_flight: int = 16
     seed: int = 1
     deadline_s: float = DEADLINE_S
+    confidence: float = CONFIDENCE
+    checks: Sequence[Check] = ()
+    tolerance: float = TOLERANCE
 
 
 class Session:
@@ -106,6 +116,7 @@ class Session:
         self._show = show
         self._rest = rest
         self.results: list[ScenarioResult] = []
+        self.checks: list[CheckResult] = []
         self.system: dict[str, Any] = {}
         self.inputs: dict[str, Inputs] = {}
         self.error: BlockFlowError | None = None
@@ -149,7 +160,7 @@ class Session:
         try:
             yield
         except BlockFlowError as exc:
-            if not self.results:
+            if not (self.results or self.checks):
                 raise
             self.error = exc
 
@@ -196,6 +207,7 @@ class Session:
             short=plan.short,
             duration_s=plan.duration_s,
             queries=plan.queries,
+            confidence=plan.confidence,
             samples_per_query=plan.samples_per_query,
             seed=plan.seed,
             deadline_s=plan.deadline_s,
@@ -226,6 +238,26 @@ class Session:
             else:
                 self.results.append(ScenarioResult(self._lengthened(job, str(scenario))))
             self._check_last()
+        if plan.checks:
+            self._validate(job, routes, data)
+
+    def _validate(self, job: Job, routes: Mapping[str, TaskRoute], data: Path) -> None:
+        plan = self._plan
+        outputs = {t: r.contract.output for t, r in routes.items()}
+        validator = Validator(
+            job,
+            self.inputs,
+            {t: (spec.dtype, spec.row_bytes()) for t, spec in outputs.items()},
+            data,
+            self._plain,
+            seconds=plan.duration_s or (SHORT_RUN_S if plan.short else RUN_S),
+            tolerance=plan.tolerance,
+        )
+        for check in plan.checks:
+            self.checks.append(validator.check(check))
+            error = self.checks[-1].error
+            if error is not None:
+                raise error
 
     def _check_last(self) -> None:
         """Go no further when a run broke off: the system is gone, or the disk is full."""
@@ -233,9 +265,21 @@ class Session:
         if error is not None:
             raise error
 
-    def _run(self, job: Job, name: str, what: str) -> RunResult:
+    def _plain(self, job: Job, name: str, what: str) -> RunResult:
         self._show(what, None)
         return run(job, self._plan.out / name, lambda counts: self._show(what, counts))
+
+    def _run(self, job: Job, name: str, what: str) -> RunResult:
+        """A run whose batch sizes are watched."""
+        self._show(what, None)
+        watch = BatchWatch(self._rest)
+
+        def progress(counts: Counts) -> None:
+            self._show(what, counts)
+            watch.look(counts.issued > 0)
+
+        result = run(job, self._plan.out / name, progress)
+        return replace(result, batches=watch.finish({b.block: b.count for b in result.blocks}))
 
     def _lengthened(self, job: Job, name: str) -> RunResult:
         """A run, again with more queries prepared if it ended early for want of them."""
@@ -278,6 +322,7 @@ class Session:
             "out": str(self._plan.out),
             "scenarios": [str(s) for s in self._plan.scenarios],
             "modes": [str(m) for m in self._plan.modes],
+            "checks": [str(c) for c in self._plan.checks],
         }
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from blockflow.bench.mlperf.counts import (
+    CONFIDENCE,
     OFFLINE_SAMPLES,
     SINGLE_STREAM_QUERIES,
     early_stopping_count,
@@ -71,10 +72,12 @@ class RunSettings:
         expected_ms: shortest latency to expect (single-stream, multistream): how many queries
             LoadGen prepares follows from it.
         samples_per_query: of a multistream query.
-        seed: LoadGen's three seeds follow from it.
+        seed: LoadGen's own seeds follow from it.
         deadline_s: of each request.
         in_flight: offline, requests under way at once.
         official: duration and counts are those of the rules.
+        logged: so many answers of a performance run, drawn by LoadGen at random, go into its log.
+        unique: LoadGen asks for every sample once, and for none twice.
     """
 
     scenario: Scenario
@@ -89,6 +92,13 @@ class RunSettings:
     deadline_s: float = DEADLINE_S
     in_flight: int = 16
     official: bool = field(default=False)
+    logged: int = 0
+    unique: bool = False
+
+    @property
+    def logs_answers(self) -> bool:
+        """LoadGen is given the answers' elements, not only told that they are there."""
+        return self.mode is Mode.ACCURACY or self.logged > 0
 
     @property
     def percentile(self) -> float:
@@ -122,7 +132,7 @@ class RunSettings:
         )
 
 
-def required_queries(scenario: Scenario, percentile: float) -> int:
+def required_queries(scenario: Scenario, percentile: float, confidence: float = CONFIDENCE) -> int:
     """The count of an official run (section 4.6, table 5); of samples for the offline scenario."""
     match scenario:
         case Scenario.SINGLE_STREAM:
@@ -130,7 +140,7 @@ def required_queries(scenario: Scenario, percentile: float) -> int:
         case Scenario.OFFLINE:
             return OFFLINE_SAMPLES
         case Scenario.MULTISTREAM | Scenario.SERVER:
-            return rounded_count(percentile)
+            return rounded_count(percentile, confidence)
 
 
 def short_queries(scenario: Scenario, percentile: float) -> int:
@@ -176,15 +186,18 @@ def make_settings(
     short: bool,
     duration_s: float | None = None,
     queries: int | None = None,
+    confidence: float = CONFIDENCE,
     **more: Any,
 ) -> RunSettings:
     """Official figures, or short ones, with the caller's own over either.
 
-    A run is official if it is as long, and asks as often, as the rules want.
+    A run is official if it is as long, and asks as often, as the rules want: with
+    :data:`~blockflow.bench.mlperf.counts.CONFIDENCE` or more.
     """
     share = max(t.percentile for t in targets.values())  # the strictest needs the most queries
     required = required_queries(scenario, share)
-    count = queries or (short_queries(scenario, share) if short else required)
+    wanted = required_queries(scenario, share, confidence)
+    count = queries or (short_queries(scenario, share) if short else wanted)
     seconds = duration_s or (SHORT_S if short else OFFICIAL_S)
     official = seconds >= OFFICIAL_S and count >= required
     return RunSettings(scenario, mode, targets, seconds, count, official=official, **more)

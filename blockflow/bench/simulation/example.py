@@ -11,7 +11,7 @@ from blockflow.core.profile import Point, StageProfile
 
 NOTICE = "made-up profiles: shapes of real models, times of no machine"
 MACHINE = "made-up"
-_ROWS = (1, 2, 4, 8, 16, 32)
+_MOST = 32
 _RUNS = 100
 _SPREAD = 0.02
 
@@ -20,14 +20,15 @@ def example_profiles() -> tuple[StageProfile, ...]:
     """A network of four blocks: three whose rows cost the same in any batch, and a fully connected
     head that reads its weights once per batch, so that 32 rows cost little more than one."""
     return (
-        _profile("stem", lambda rows: 0.4 + 3.6 * rows),
-        _profile("middle", lambda rows: 0.5 + 3.1 * rows),
-        _profile("deep", lambda rows: 0.8 + 2.2 * rows),
-        _profile("head", lambda rows: 12.0 + 0.9 * rows),
+        made_up("stem", lambda rows: 0.4 + 3.6 * rows),
+        made_up("middle", lambda rows: 0.5 + 3.1 * rows),
+        made_up("deep", lambda rows: 0.8 + 2.2 * rows),
+        made_up("head", lambda rows: 12.0 + 0.9 * rows),
     )
 
 
-def _profile(block: str, ms: Callable[[int], float]) -> StageProfile:
+def made_up(block: str, ms: Callable[[int], float], most: int = _MOST) -> StageProfile:
+    """A profile with these times at 1, 2, 4, ... ``most`` rows."""
     points = tuple(
         Point(
             threads=1,
@@ -43,6 +44,10 @@ def _profile(block: str, ms: Callable[[int], float]) -> StageProfile:
             spread=_SPREAD,
             outliers=0,
         )
-        for rows in _ROWS
+        for rows in _rows(most)
     )
     return StageProfile(block, "0" * 64, "example", "fp32", MACHINE, points)
+
+
+def _rows(most: int) -> list[int]:
+    return [2**i for i in range(most.bit_length()) if 2**i <= most]

@@ -116,6 +116,12 @@ class Runner:
         own = experiment.system
         self._systems = [own.with_policy(p) if p else own for p in experiment.policies]
 
+    def workload(self, cell: Cell) -> Workload:
+        """What comes in a run: the same under every policy."""
+        e = self._experiment
+        rate = e.rates[cell.rate]
+        return Workload(self._arrivals, self._mix, rate, e.duration_s, cell.seed)
+
     def run(self, cell: Cell) -> Outcome:
         """One run.
 
@@ -126,7 +132,7 @@ class Runner:
         e = self._experiment
         system = self._systems[cell.policy]
         rate = e.rates[cell.rate]
-        workload = Workload(self._arrivals, self._mix, rate, e.duration_s, cell.seed)
+        workload = self.workload(cell)
         watch = Watches(invariants(system, noisy=e.noisy)) if e.check else None
         simulator = Simulator(system, workload, watch=watch, noisy=e.noisy)
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -30,8 +30,8 @@ from blockflow.bench.thesis.memory_figures import (
     saving_figures,
     saving_grids,
 )
-from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy
-from blockflow.bench.thesis.memory_model import FULL
+from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy, prepared
+from blockflow.bench.thesis.memory_model import FULL, Blocks
 from blockflow.bench.thesis.memory_tables import TABLES
 from blockflow.core.errors import BlockFlowError
 from blockflow.repository.zoo.catalog import ZOO
@@ -45,8 +45,15 @@ def measured(model: str, engine: str, rounds: int, console: Console) -> tuple[li
         tempfile.TemporaryDirectory(prefix="bf-memory-") as folder,
         Progress(console=console) as bar,
     ):
+        root = Path(folder)
         step = bar.add_task(f"{model}: one worker at a time", total=rounds * len(KINDS))
-        samples = measure(Model(model), engine, rounds, Path(folder), lambda: bar.advance(step))
+        chain = prepared(Model(model), engine, root / "blocks")
+        samples = measure(chain, rounds, root / "state", lambda: bar.advance(step))
+    return concluded(model, samples)
+
+
+def concluded(model: str, samples: Mapping[Blocks, Sequence[float]]) -> tuple[list[Figure], str]:
+    """What :func:`measured` gives, from the memory of this machine's processes."""
     found = occupancy(Model(model), samples)
     figures = [
         *process_figures(found, samples),
@@ -84,10 +91,14 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--rounds is at least 1")
     if args.constants == _THESIS and args.model not in TABLES:
         parser.error(f"the thesis has tables for {' and '.join(TABLES)}")
-    fitting = [name for name, model in ZOO.items() if len(model.cuts) + 1 == len(FULL)]
-    if args.model not in fitting:
-        parser.error(f"--model is one with {len(FULL)} blocks: {', '.join(fitting)}")
+    if args.model not in fitting():
+        parser.error(f"--model is one with {len(FULL)} blocks: {', '.join(fitting())}")
     return args
+
+
+def fitting() -> list[str]:
+    """Models of the zoo in as many blocks as the thesis's."""
+    return [name for name, model in ZOO.items() if len(model.cuts) + 1 == len(FULL)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

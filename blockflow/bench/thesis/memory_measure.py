@@ -25,8 +25,10 @@ from blockflow.launch.process_kpi import private_and_shared
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
+EMPTY = "empty"
+"""The block that holds nothing."""
+
 _TASK = "measured"
-_EMPTY = "empty"
 _REQUESTS = 3
 _GONE_S = 60.0
 _MIB = 2**20
@@ -35,40 +37,57 @@ KINDS: tuple[Blocks, ...] = (NOTHING, *PROCESSES)
 """The processes that a round starts."""
 
 
-def measure(
-    model: Model, engine: str, rounds: int, root: Path, advance: Callable[[], None]
-) -> dict[Blocks, list[float]]:
-    """MiB of every kind of process, once per round, in turns.
+def prepared(model: Model, engine: str, folder: Path) -> Chain:
+    """The model's blocks in a repository of their own.
 
     Args:
         model: of four blocks.
         engine: label of a contender.
+        folder: new.
+
+    Raises:
+        BlockFlowError: the blocks cannot be made here.
+    """
+    folder.mkdir()
+    contender = CONTENDERS[engine]
+    problem = prepare_apart(model, contender, folder)
+    if problem is not None:
+        raise problem
+    return model.chain(contender, folder)
+
+
+def save_empty(repository: Path) -> None:
+    """Store the block :data:`EMPTY`, which holds nothing: its process takes the context C."""
+    save_echo(BlockRepository(repository), EMPTY, TensorSpec("float32", ("rows", 1)))
+
+
+def measure(
+    chain: Chain, rounds: int, state_dir: Path, advance: Callable[[], None]
+) -> dict[Blocks, list[float]]:
+    """MiB of every kind of process, once per round, in turns.
+
+    Args:
+        chain: of four blocks.
         rounds: how often each is started anew.
-        root: an empty folder.
+        state_dir: of the system; a new folder.
         advance: called after every process.
 
     Raises:
-        BlockFlowError: the blocks cannot be made or served here.
+        BlockFlowError: the blocks cannot be served here.
     """
-    (root / "blocks").mkdir()
-    contender = CONTENDERS[engine]
-    problem = prepare_apart(model, contender, root / "blocks")
-    if problem is not None:
-        raise problem
-    repository = BlockRepository(root / "blocks")
-    save_echo(repository, _EMPTY, TensorSpec("float32", ("rows", 1)))
-    chain = model.chain(contender, root / "blocks")
+    repository = BlockRepository(chain.repository)
+    save_empty(chain.repository)
     found: dict[Blocks, list[float]] = {blocks: [] for blocks in KINDS}
     with (
         System(
-            repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
+            repository=chain.repository, state_dir=state_dir, rest_port=0, client_port=0
         ) as system,
         Client(system.client_endpoint) as client,
     ):
         for number in range(rounds):
             shift = number % len(KINDS)
             for blocks in KINDS[shift:] + KINDS[:shift]:
-                names = [chain.blocks[b - 1] for b in blocks] or [_EMPTY]
+                names = [chain.blocks[b - 1] for b in blocks] or [EMPTY]
                 found[blocks].append(_one(system, client, repository, chain, names))
                 advance()
     return found
@@ -109,7 +128,7 @@ def topology(chain: Chain, names: Sequence[str]) -> dict[str, Any]:
     """One worker with these blocks, and a task that runs through them."""
     own = {"engine": chain.engine, "precision": chain.precision}
     blocks = [
-        {"name": n, "worker": _TASK, "threads": chain.threads, **({} if n == _EMPTY else own)}
+        {"name": n, "worker": _TASK, "threads": chain.threads, **({} if n == EMPTY else own)}
         for n in names
     ]
     return {"blocks": blocks, "tasks": {_TASK: {"path": list(names), "deadline_ms": 60_000}}}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from cheroot import wsgi
-
 from blockflow.control.auth import TokenAuth
 from blockflow.control.commands import Commands
 from blockflow.control.rest.app import RestApp
+from blockflow.control.rest.connections import PatientServer
 from blockflow.control.rest.openapi import openapi_document
 from blockflow.control.rest.resources import Handlers, resources
+from blockflow.control.rest.tls import TlsAdapter
 from blockflow.control.settings import is_loopback
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, SystemError_
@@ -28,7 +29,7 @@ _SOCKET_TIMEOUT_S = 10
 _STOP_S = 2
 
 
-class _Server(wsgi.Server):
+class _Server(PatientServer):
     """Takes a socket that somebody else has bound; with it, nobody else can take the port."""
 
     listener: socket.socket | None = None
@@ -51,6 +52,7 @@ class RestServer:
         host, port: where to listen; port 0 takes a free one.
         auth: token check, None = open to this machine.
         names: further names of this machine that requests may be sent to.
+        tls: HTTPS with it; None = HTTP.
         listener: a socket that listens already, instead of ``host`` and ``port``; it becomes the
             server's.
 
@@ -69,6 +71,7 @@ class RestServer:
         port: int,
         auth: TokenAuth | None = None,
         names: Collection[str] = (),
+        tls: ssl.SSLContext | None = None,
         listener: socket.socket | None = None,
     ) -> None:
         if auth is None and not is_loopback(host):
@@ -87,12 +90,16 @@ class RestServer:
             server_name="blockflow",
             timeout=_SOCKET_TIMEOUT_S,  # a peer that stalls gives its thread back
             shutdown_timeout=_STOP_S,
-            request_queue_size=64,
+            request_queue_size=512,
         )
         self._server.max_request_header_size = 64 * 1024
         # One more than the limit passes, so that the application answers with its own error.
         self._server.max_request_body_size = 4 * limits.MAX_REST_BODY_BYTES
         self._server.error_log = _log_error  # type: ignore[method-assign]
+        self._scheme = "http"
+        if tls is not None:
+            self._server.ssl_adapter = TlsAdapter(tls)
+            self._scheme = "https"
         self._server.listener = listener
         try:
             self._server.prepare()
@@ -101,7 +108,7 @@ class RestServer:
                 raise SystemError_(
                     "PORT_IN_USE",
                     f"another process listens on {host}:{port}",
-                    where=f"http://{host}:{port}",
+                    where=f"{self._scheme}://{host}:{port}",
                     hint="stop it, or choose another --port (0 takes a free one)",
                 ) from e
             raise RequestError(
@@ -113,7 +120,7 @@ class RestServer:
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{self._scheme}://{host}:{self.port}"
 
     def fileno(self) -> int:
         """Of the listening socket."""

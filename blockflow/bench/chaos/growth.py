@@ -1,0 +1,130 @@
+"""Growth: does memory grow as long as a system runs? A line through medians of the samples. Pure.
+
+Memory jumps while processes die and start, so single samples say nothing. The first part of a run,
+in which buffers fill, is left out, and so is a process that still loads; the rest is cut into
+windows, and the line goes through their medians. What counts as growth is what lies above a
+tolerance with the line's whole 95% interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockflow.bench.chaos.watch import PREFIX, MemorySample
+from blockflow.bench.statistics import percentile, slope
+
+MIB = 2**20
+WARM_UP = 0.2
+"""Part of the run that fills buffers and caches."""
+WINDOWS = 12
+LEAST_WINDOWS = 8
+_T = 2.26
+"""Student's t for 95% with about ten degrees of freedom."""
+_LOADING = 0.75
+"""A process below this part of its median memory has not loaded yet."""
+_SHARE = 0.1
+"""Growth below this part of the median is none: heaps breathe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What a series may change by over a run, at least: in its unit."""
+
+    unit: str
+    floor: float
+
+
+RSS = Tolerance("MiB", 16.0)
+SHARED = Tolerance("MiB", 16.0)
+DESCRIPTORS = Tolerance("descriptors", 4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """One series: its median, and by how much the line rises from begin to end, with the bounds of
+    that; ``seconds`` is how long that was, ``tolerance`` what it may be."""
+
+    name: str
+    unit: str
+    median: float
+    value: float
+    low: float
+    high: float
+    seconds: float
+    tolerance: float
+
+    @property
+    def grows(self) -> bool:
+        return self.low > self.tolerance
+
+    @property
+    def per_hour(self) -> float:
+        return self.value / self.seconds * 3600
+
+    def sentence(self) -> str:
+        return (
+            f"{self.name} grows: {self.value:+.1f} {self.unit} ({self.low:.1f} to {self.high:.1f}) "
+            f"in {self.seconds:.0f} s, from about {self.median:.0f}"
+        )
+
+
+def growth(
+    name: str, at_s: Sequence[float], values: Sequence[float], limit: Tolerance
+) -> Growth | None:
+    """The line through a series; None where it is too short or too sparse to judge."""
+    if not at_s:
+        return None
+    begin, end = at_s[0] + WARM_UP * (at_s[-1] - at_s[0]), at_s[-1]
+    width = (end - begin) / WINDOWS
+    windows: dict[int, list[float]] = {}
+    for at, value in zip(at_s, values, strict=True):
+        if at >= begin and width > 0:
+            windows.setdefault(min(int((at - begin) / width), WINDOWS - 1), []).append(value)
+    if len(windows) < LEAST_WINDOWS:
+        return None
+    xs = [begin + (i + 0.5) * width for i in sorted(windows)]
+    ys = [percentile(windows[i], 50) for i in sorted(windows)]
+    rise = slope(xs, ys)
+    x, y = np.asarray(xs), np.asarray(ys)
+    rest = y - y.mean() - rise * (x - x.mean())
+    spread = float(np.sqrt((rest**2).sum() / (len(xs) - 2) / ((x - x.mean()) ** 2).sum()))
+    seconds = end - begin
+    middle = percentile(ys, 50)
+    return Growth(
+        name,
+        limit.unit,
+        middle,
+        rise * seconds,
+        (rise - _T * spread) * seconds,
+        (rise + _T * spread) * seconds,
+        seconds,
+        max(limit.floor, _SHARE * middle),
+    )
+
+
+def growths(samples: Iterable[MemorySample]) -> list[Growth]:
+    """Resident memory of each process, shared memory, descriptors per process."""
+    series: dict[str, tuple[list[float], list[float], Tolerance]] = {}
+
+    def add(name: str, at_s: float, value: float, limit: Tolerance) -> None:
+        ats, values, _ = series.setdefault(name, ([], [], limit))
+        ats.append(at_s)
+        values.append(value)
+
+    for s in samples:
+        for name, rss in s.by_name.items():
+            add(f"RSS, {name.removeprefix(PREFIX)}", s.at_s, rss / MIB, RSS)
+        add("shared memory", s.at_s, s.run_dir / MIB, SHARED)
+        if s.processes:
+            add("descriptors per process", s.at_s, s.descriptors / s.processes, DESCRIPTORS)
+    found = []
+    for name, (ats, values, limit) in series.items():
+        if limit is RSS:
+            least = _LOADING * percentile(values, 50)
+            kept = [(at, v) for at, v in zip(ats, values, strict=True) if v >= least]
+            ats, values = [at for at, _ in kept], [v for _, v in kept]
+        found.append(growth(name, ats, values, limit))
+    return [g for g in found if g is not None]

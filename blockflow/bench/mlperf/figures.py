@@ -1,0 +1,265 @@
+"""LoadGen's results as figures, and the tables that documents show of them.
+
+    python -m blockflow.bench.mlperf.figures OUT... --results results/mlperf.jsonl
+
+gathers the summaries of one or several calls of ``blockflow bench`` in one result file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blockflow.bench.grid import Grid, digits, ms, with_bounds
+from blockflow.bench.mlperf.document import FORMAT
+from blockflow.bench.mlperf.job import disk
+from blockflow.bench.mlperf.pictures import PARTS
+from blockflow.bench.mlperf.report import SUMMARY
+from blockflow.bench.results import Figure, ResultFile
+from blockflow.core.errors import BlockFlowError, RequestError
+
+BENCHMARK = "mlperf"
+RUN, ACCURACY, VALIDATION, BLOCK, BATCH = (
+    "loadgen run",
+    "accuracy",
+    "validation test",
+    "block",
+    "rows per batch",
+)
+
+Document = Mapping[str, Any]
+
+
+def figures_of(document: Document) -> list[Figure]:
+    """Everything of a summary that a document may show."""
+    tasks = ", ".join(
+        t if len(document["plan"]["weights"]) == 1 else f"{t}={w}"
+        for t, w in document["plan"]["weights"].items()
+    )
+    found = []
+    for r in document["results"]:
+        if r["mode"] == "performance":
+            found += [_run(r, tasks), *_blocks(r), *_batches(r)]
+        found += [
+            Figure(
+                ACCURACY,
+                a["task"],
+                None,
+                None,
+                None,
+                100 * a["top1"],
+                "%",
+                a["rows"],
+                labels={
+                    "top5": None if a["top5"] is None else 100 * a["top5"],
+                    "missing": a["missing"],
+                    "scenario": r["scenario"],
+                },
+            )
+            for a in r["accuracy"]
+        ]
+    return [*found, *(_validation(v) for v in document["validation"])]
+
+
+def _run(r: Mapping[str, Any], tasks: str) -> Figure:
+    settings, latency, metric = r["settings"], r["latency_ms"], r["metric"]
+    name, value, unit = ("", 0.0, "") if metric is None else metric.values()
+    if r["scenario"] == "server":  # its result is the rate that was offered
+        name, value, unit = "offered", settings["rate"], "queries/s"
+    target = next(iter(settings["targets"].values()))
+    return Figure(
+        RUN,
+        r["scenario"],
+        None,
+        latency.get("50.00"),
+        latency.get("90.00"),
+        value,
+        unit,
+        r["samples"]["issued"],
+        latency.get("99.00"),
+        labels={
+            "tasks": tasks,
+            "metric": name,
+            "verdict": r["verdict"],
+            "official": r["official"],
+            "percentile": 100 * target["percentile"],
+            "bound_ms": target["latency_ms"],
+            "failed": sum(r["samples"]["failed"].values()) + r["samples"]["lost"],
+        },
+    )
+
+
+def _blocks(r: Mapping[str, Any]) -> list[Figure]:
+    return [
+        Figure(
+            BLOCK,
+            b["block"],
+            None,
+            None,
+            None,
+            sum(b[f"{part}_ms"] for part in PARTS),
+            "ms",
+            b["count"],
+            labels={"scenario": r["scenario"], **{part: b[f"{part}_ms"] for part in PARTS}},
+        )
+        for b in r["blocks"]
+    ]
+
+
+def _batches(r: Mapping[str, Any]) -> list[Figure]:
+    return [
+        Figure(
+            BATCH,
+            b["block"],
+            None,
+            None,
+            None,
+            b["mean"],
+            "rows",
+            b["batches"],
+            labels={"scenario": r["scenario"]},
+        )
+        for b in r["batches"]
+    ]
+
+
+def _validation(v: Mapping[str, Any]) -> Figure:
+    labels = {"scenario": v["scenario"], "outcome": v["outcome"]}
+    if "ratio" in v:
+        ratio = v["ratio"]
+        low, high = ratio["low"], ratio["high"]
+        return Figure(
+            VALIDATION, v["test"], None, None, None, ratio["value"], "x", ratio["n"],
+            low=low, high=high, labels=labels,
+        )  # fmt: skip
+    compared = v.get("compared", 0)
+    share = 100 * (compared - v["differing"]) / compared if compared else 0.0
+    return Figure(VALIDATION, v["test"], None, None, None, share, "%", compared, labels=labels)
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def run_grid(figures: Sequence[Figure]) -> Grid:
+    """A row per run: the verdict, the scenario's figure and the latencies."""
+    rows = []
+    for f in (f for f in figures if f.name == RUN):
+        bound = f.labels["bound_ms"]
+        asked = "" if bound is None else f"p{f.labels['percentile']:g} <= {bound:g} ms"
+        kind = "official" if f.labels["official"] else "short"
+        value = f"{f.labels['metric']} {digits(f.value)} {f.unit}" if f.unit else ""
+        head = (f.mode, f.labels["tasks"], f.labels["verdict"], kind, asked, value)
+        latencies = (ms(f.p50_ms), ms(f.p90_ms), ms(f.p99_ms))
+        rows.append((*head, *latencies, str(f.n), str(f.labels["failed"])))
+    text = ("scenario", "tasks", "verdict", "kind", "bound", "result")
+    heads = (*text, "p50 ms", "p90 ms", "p99 ms", "samples", "failed")
+    return Grid("LoadGen's verdicts", heads, rows, frozenset(text))
+
+
+def accuracy_grid(figures: Sequence[Figure]) -> Grid:
+    """A row per task: top-1 and top-5."""
+    rows = [
+        (
+            f.mode,
+            f"{f.value:.2f}",
+            "" if f.labels["top5"] is None else f"{f.labels['top5']:.2f}",
+            str(f.n),
+        )
+        for f in figures
+        if f.name == ACCURACY
+    ]
+    heads = ("task", "top-1 %", "top-5 %", "rows")
+    # Every scenario asks the same data for the same answers: one row tells it.
+    return Grid("Accuracy", heads, list(dict.fromkeys(rows)), frozenset({"task"}))
+
+
+def validation_grid(figures: Sequence[Figure]) -> Grid:
+    """A row per validation test."""
+    rows = []
+    for f in (f for f in figures if f.name == VALIDATION):
+        told = f"{f.value:.1f}% the same"
+        if f.unit == "x":
+            told = f"{with_bounds(f.value, f.low, f.high)} as long"
+        rows.append(
+            (f.mode, f.labels["scenario"], f.labels["outcome"], told if f.n else "", str(f.n))
+        )
+    heads = ("test", "scenario", "outcome", "found", "n")
+    return Grid("Validation tests", heads, rows, frozenset(heads[:-1]))
+
+
+def block_grid(figures: Sequence[Figure]) -> Grid:
+    """A row per scenario and block: where the time went, and how large the batches were."""
+    sizes = {(f.labels["scenario"], f.mode): f.value for f in figures if f.name == BATCH}
+    rows = []
+    for f in (f for f in figures if f.name == BLOCK):
+        size = sizes.get((f.labels["scenario"], f.mode))
+        parts = (ms(f.labels[part]) for part in PARTS)
+        rows.append(
+            (f.labels["scenario"], f.mode, *parts, "" if size is None else f"{size:.2f}", str(f.n))
+        )
+    heads = ("scenario", "block", *(f"{p} ms" for p in PARTS), "rows per batch", "requests")
+    return Grid("Per block", heads, rows, frozenset(heads[:2]))
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def gather(outs: Sequence[Path], target: Path) -> int:
+    """Write the figures of several calls' folders as one result file; how many there are.
+
+    Raises:
+        RequestError: INVALID_REQUEST for a folder without a summary, or summaries of several
+            machines.
+        SystemError_: NO_SPACE.
+    """
+    documents = [_read(out / SUMMARY) for out in outs]
+    machine = documents[0]["machine"]
+    if any(d["machine"]["cpu"] != machine["cpu"] for d in documents):
+        raise RequestError(
+            "INVALID_REQUEST", "these runs were made on different machines", where=str(target)
+        )
+    command = " && ".join(str(d["command"]) for d in documents)
+    found = [f for d in documents for f in figures_of(d)]
+    with disk(target):
+        return ResultFile(target, BENCHMARK, command).write(found, machine)
+
+
+def _read(path: Path) -> Document:
+    try:
+        found: Document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise RequestError(
+            "INVALID_REQUEST", f"no summary of `blockflow bench`: {exc}", where=str(path)
+        ) from exc
+    if found.get("format") != FORMAT:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"the summary has format {found.get('format')}, not {FORMAT}",
+            where=str(path),
+            hint="run it again",
+        )
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m blockflow.bench.mlperf.figures", description=__doc__
+    )
+    parser.add_argument("out", type=Path, nargs="+", help="folder of a call (its --out)")
+    parser.add_argument("--results", type=Path, default=Path("results/mlperf.jsonl"))
+    args = parser.parse_args(argv)
+    try:
+        count = gather(args.out, args.results)
+    except BlockFlowError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 2
+    sys.stdout.write(f"{count} figures: {args.results}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

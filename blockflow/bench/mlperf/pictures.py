@@ -1,0 +1,142 @@
+"""Plots of a call: latency, rate, where the time went and how large the batches were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockflow.bench.canvas import new_page, save_page
+from blockflow.bench.mlperf.run import ScenarioResult
+
+PARTS = ("transit", "wait", "overhead", "compute")
+"""Of a request's time at a block."""
+
+_COLOURS = ("#17779b", "#e4572e", "#6a994e", "#5a4a78", "#f2b134")
+_POINTS = 1001
+"""Of a curve: a run may have millions of samples."""
+
+
+def draw(results: Sequence[ScenarioResult], out: Path) -> list[tuple[str, str]]:
+    """Latency by share of samples, p99 by rate where it was searched, time and batches per block.
+
+    Returns:
+        title and file's name of each picture.
+
+    Raises:
+        SystemError_: MISSING_EXTRA without matplotlib.
+    """
+    found = []
+    timed = [r for r in results if r.result.settings.mode == "performance"]
+    if any(r.result.latencies for r in timed):
+        save_page(_latency_page(timed), out / "latency.png")
+        found.append(("Latency: share of samples answered within", "latency.png"))
+    searched = [r for r in timed if r.search]
+    if searched:
+        save_page(_rate_page(searched), out / "rate.png")
+        found.append(("p99 latency by rate", "rate.png"))
+    if any(r.result.blocks for r in timed):
+        save_page(_block_page(timed), out / "blocks.png")
+        found.append(("Time per block", "blocks.png"))
+    if any(r.result.batches for r in timed):
+        save_page(_batch_page(timed), out / "batches.png")
+        found.append(("Batch sizes", "batches.png"))
+    return found
+
+
+def _legend(page: Any, axes: Any) -> None:
+    """Below the plots, where it covers none of them."""
+    page.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=4,
+        fontsize=8,
+        frameon=False,
+    )
+
+
+def _latency_page(results: Sequence[ScenarioResult]) -> Any:
+    page = new_page(8, 4.5)
+    axes = page.subplots()
+    for r, colour in zip(results, cycle(_COLOURS), strict=False):
+        for task, style in zip(r.result.latencies, cycle(("-", "--", ":", "-.")), strict=False):
+            if not len(r.result.latencies[task]):
+                continue
+            shares = np.linspace(0, 1, _POINTS)
+            samples = np.quantile(r.result.latencies[task], shares, method="inverted_cdf")
+            label = f"{r.result.settings.scenario}, {task}"
+            axes.step(samples, shares, style, color=colour, label=label, where="post")
+    axes.set(xscale="log", xlabel="ms from LoadGen's call to the response", ylabel="share")
+    axes.set_ylim(0, 1.01)
+    axes.grid(alpha=0.3)
+    _legend(page, axes)
+    return page
+
+
+def _rate_page(results: Sequence[ScenarioResult]) -> Any:
+    page = new_page(8, 4.5)
+    axes = page.subplots()
+    for r in results:
+        runs = sorted(r.search, key=lambda run: run.settings.rate)
+        seen = [run for run in runs if "99.00" in run.verdict.latency_ms]
+        xs = [run.settings.rate for run in seen]
+        axes.plot(xs, [run.verdict.latency_ms["99.00"] for run in seen], "-", color="#bdbdbd")
+        for valid, colour, word in ((True, _COLOURS[0], "VALID"), (False, _COLOURS[1], "INVALID")):
+            some = [run for run in seen if run.verdict.valid is valid]
+            axes.plot(
+                [run.settings.rate for run in some],
+                [run.verdict.latency_ms["99.00"] for run in some],
+                "o",
+                color=colour,
+                label=word,
+            )
+        bound = r.result.settings.bound_ms
+        if bound is not None:
+            axes.axhline(bound, color="black", linestyle=":", label=f"bound {bound:g} ms")
+    axes.set(xlabel="queries per second offered", ylabel="p99 ms", yscale="log")
+    axes.grid(alpha=0.3)
+    _legend(page, axes)
+    return page
+
+
+def _block_page(results: Sequence[ScenarioResult]) -> Any:
+    """A part of the page per scenario: their times may be orders of magnitude apart."""
+    shown = [r.result for r in results if r.result.blocks]
+    counts = [len(r.blocks) for r in shown]
+    page = new_page(8, 1.0 * len(shown) + 0.3 * sum(counts))
+    rows = page.subplots(len(shown), 1, squeeze=False, height_ratios=counts)
+    for (axes,), result in zip(rows, shown, strict=True):
+        names = [b.block for b in result.blocks]
+        left = [0.0] * len(names)
+        for part, colour in zip(PARTS, _COLOURS, strict=False):
+            widths = [float(getattr(b, f"{part}_ms")) for b in result.blocks]
+            axes.barh(names, widths, left=left, color=colour, label=part)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        axes.invert_yaxis()
+        axes.set_title(str(result.settings.scenario), loc="left", fontsize=9)
+    rows[-1][0].set(xlabel="mean ms per request")
+    _legend(page, rows[0][0])
+    return page
+
+
+def _batch_page(results: Sequence[ScenarioResult]) -> Any:
+    """Means over the run, and the lowest and highest mean of its seconds."""
+    shown = [r.result for r in results if r.result.batches]
+    counts = [len(r.batches) for r in shown]
+    page = new_page(8, 1.0 * len(shown) + 0.3 * sum(counts))
+    rows = page.subplots(len(shown), 1, squeeze=False, height_ratios=counts)
+    for (axes,), result in zip(rows, shown, strict=True):
+        names = [b.block for b in result.batches]
+        means = [b.mean for b in result.batches]
+        axes.barh(names, means, color=_COLOURS[0], height=0.6)
+        for i, b in enumerate(result.batches):
+            low, high = min((*b.looks, b.mean)), max((*b.looks, b.mean))
+            axes.plot((low, high), (i, i), "-|", color=_COLOURS[1], linewidth=1.5)
+        axes.set_xlim(left=0)
+        axes.invert_yaxis()
+        axes.set_title(str(result.settings.scenario), loc="left", fontsize=9)
+    rows[-1][0].set(xlabel="rows per batch: mean of the run, and range of its seconds")
+    return page

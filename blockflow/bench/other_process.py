@@ -1,0 +1,134 @@
+"""OtherProcess: a module of ours in a process of its own that obeys a line of JSON at a time.
+
+Both ends hold a socket; the other process ends when it closes, so that nothing outlives a benchmark
+that was killed. It has the workers' allocator settings and one thread unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from blockflow.core.errors import BlockFlowError, from_dict, make_error
+from blockflow.launch.environment import child_command, child_environment
+
+_WAIT_S = 300.0
+_END_S = 10.0
+
+Say = Callable[[Mapping[str, Any]], None]
+"""Answers, in the other process."""
+
+
+class OtherProcess:
+    """The other process, seen from this one.
+
+    Args:
+        module: what it runs; its ``main`` calls :func:`obey`.
+        order: its first line. The constructor returns with its first answer.
+
+    Attributes:
+        pid: of the process.
+        ready: the first answer.
+
+    Raises:
+        BlockFlowError: why it could not start.
+    """
+
+    def __init__(self, module: str, order: Mapping[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        command = child_command(module, str(theirs.fileno()))
+        with theirs:
+            self._other = subprocess.Popen(
+                command, env=child_environment(), pass_fds=[theirs.fileno()]
+            )
+        self._module = module
+        self.pid = self._other.pid
+        ours.settimeout(_WAIT_S)
+        self._socket = ours
+        self._lines = ours.makefile("rw", encoding="utf-8")
+        try:
+            self.ask(**order)
+            self.ready = self.answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, **question: Any) -> None:
+        """Send a line.
+
+        Raises:
+            BlockFlowError: INTERNAL when it has ended.
+        """
+        try:
+            self._lines.write(json.dumps(question) + "\n")
+            self._lines.flush()
+        except OSError:
+            raise self._ended() from None
+
+    def answer(self) -> dict[str, Any]:
+        """Raises BlockFlowError with its reason, or INTERNAL when it has ended."""
+        try:
+            line = self._lines.readline()
+        except ConnectionError:
+            line = ""
+        if not line:
+            raise self._ended()
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise from_dict(answer["error"])
+        return answer
+
+    def _ended(self) -> BlockFlowError:
+        with suppress(subprocess.TimeoutExpired):
+            self._other.wait(_END_S)
+        return make_error("INTERNAL", f"{self._module} ended: status {self._other.returncode}")
+
+    def close(self) -> None:
+        """End it, by the socket's end and, if that does not help, by force. Idempotent."""
+        with suppress(OSError):  # it was gone while a line was on its way
+            self._lines.close()
+        self._socket.close()
+        try:
+            self._other.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._other.kill()
+            self._other.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def obey(argv: Sequence[str] | None, do: Callable[[Iterator[dict[str, Any]], Say], None]) -> int:
+    """In the other process: ``do`` gets the lines as they come, and answers.
+
+    A BlockFlowError that it raises is the last answer.
+    """
+    # A terminal's Ctrl-C reaches both processes; this one ends with the other one's socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    fd = int((argv or sys.argv[1:])[0])
+    with socket.socket(fileno=fd) as ours, ours.makefile("rw", encoding="utf-8") as lines:
+
+        def say(answer: Mapping[str, Any]) -> None:
+            lines.write(json.dumps(answer) + "\n")
+            lines.flush()
+
+        try:
+            do((json.loads(line) for line in iter(lines.readline, "")), say)
+        except BlockFlowError as e:
+            say({"error": e.to_dict()})
+    return 0

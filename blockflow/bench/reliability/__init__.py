@@ -1,0 +1,1 @@
+"""Reliability: what each promise of docs/reliability.md measures on this machine."""

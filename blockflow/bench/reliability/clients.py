@@ -1,0 +1,332 @@
+"""What clients do to a system and to each other: deadlines, cancellations, shares, slow readers."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from blockflow.bench.reliability import figures as names
+from blockflow.bench.reliability.figures import counted, jain, timed
+from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.statistics import median_interval, noise_of, percentile, ratio_interval
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+from blockflow.wire.client import Cancel, Reply, Request, decode_to_client, encode_to_dispatcher
+from blockflow.wire.tensor import TensorDesc
+
+Array = npt.NDArray[np.float32]
+
+SLOW, WORK, SMALL, LARGE = "slow", "work", "small", "large"
+_DELAYS_MS = {SLOW: 300.0, WORK: 20.0, SMALL: 0.0, LARGE: 0.0}
+_SMALL_SPEC = TensorSpec("float32", ("rows", 4))
+_LARGE_COLUMNS = 65_536
+_LARGE_SPEC = TensorSpec("float32", ("rows", _LARGE_COLUMNS))
+X: Array = np.ones((1, 4), np.float32)
+_LARGE_ROWS = 16
+"""4 MiB a reply: three of them are more than a client may owe."""
+_BURST = 8
+_OFFERS = (0.5, 0.5, 1.0, 2.0)
+"""Of the capacity, by four clients: all of them want more than the quarter that is their share."""
+_PATIENCE_S = 30.0
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many requests with short deadlines, rounds of cancellations, seconds of fair sharing,
+    clients that do not read, and visits of each arm beside one (of so many seconds)."""
+
+    deadlines: int = 200
+    cancels: int = 8
+    share_s: float = 10.0
+    cuts: int = 4
+    visits: int = 8
+    visit_s: float = 2.5
+
+
+QUICK = Plan(10, 1, 1.0, 1, 1, 0.4)
+
+
+class Peer:
+    """A client that speaks the protocol itself: it never gives up, and reads only when told to."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, holds: int = 1000
+    ) -> None:
+        """``holds``: messages that ZeroMQ takes in on this side although nobody reads them."""
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.set(zmq.RCVHWM, holds)
+        self.socket.connect(endpoint)
+
+    def ask(self, task: str, x: Array, deadline_ms: int = 10_000) -> bytes:
+        """Send a request; returns its id."""
+        request_id = secrets.token_bytes(16)
+        request = Request(request_id, (task,), deadline_ms, TensorDesc("float32", x.shape))
+        self.socket.send_multipart([encode_to_dispatcher(request), x.tobytes()])
+        return request_id
+
+    def cancel(self, request_id: bytes) -> None:
+        self.socket.send(encode_to_dispatcher(Cancel(request_id)))
+
+    def replies(self, timeout_s: float = 0.0) -> Iterator[tuple[bytes, str]]:
+        """What has come: id and outcome; waits for the first one for so long."""
+        wait_ms = int(1000 * timeout_s)
+        while self.socket.poll(wait_ms):
+            wait_ms = 0
+            message = decode_to_client(self.socket.recv_multipart()[0])
+            if isinstance(message, Reply):
+                error = message.results[0].error
+                yield message.request_id, "ok" if error is None else error.code
+
+    def close(self) -> None:
+        self.socket.close(0)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[System]:
+    """A system whose blocks take their time, or give much."""
+    repository = BlockRepository(folder / "blocks")
+    for name, delay_ms in _DELAYS_MS.items():
+        spec = _LARGE_SPEC if name == LARGE else _SMALL_SPEC
+        save_echo(repository, name, spec, settings={"delay_ms": delay_ms})
+    with System(
+        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
+    ) as system:
+        blocks = [
+            {"name": n, "slots": 64, "arena_mib": 512 if n == LARGE else 16} for n in _DELAYS_MS
+        ]
+        system.apply({"blocks": blocks, "tasks": {n: [n] for n in _DELAYS_MS}})
+        yield system
+
+
+@dataclass(slots=True)
+class Bench:
+    """The experiments with one running system."""
+
+    system: System
+    plan: Plan
+    say: Callable[[str], None]
+    context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
+
+    def run(self) -> list[Figure]:
+        """All of them."""
+        try:
+            with Client(self.system.client_endpoint) as client:
+                client.wait_ready(list(_DELAYS_MS))
+            return [*self.deadlines(), *self.cancels(), *self.shares(), *self.slow_readers()]
+        finally:
+            self.context.term()
+
+    def _peer(self, holds: int = 1000) -> Peer:
+        """Over a unix socket: it holds little, so what is not read stays with the Dispatcher."""
+        ipc = next(e for e in self.system.client_endpoints if e.startswith("ipc://"))
+        return Peer(self.context, ipc, holds)
+
+    # --- deadlines and cancellations ------------------------------------------------------------
+
+    def deadlines(self) -> list[Figure]:
+        """Requests that cannot be answered in time: how late is the reply that says so?"""
+        self.say("deadlines")
+        chance = Random(_SEED)
+        peer = self._peer()
+        due: dict[bytes, float] = {}
+        late_ms: list[float] = []
+
+        def collect(timeout_s: float) -> None:
+            for request_id, outcome in peer.replies(timeout_s):
+                after = time.monotonic() - due.pop(request_id)
+                if outcome == "DEADLINE_EXCEEDED":
+                    late_ms.append(1e3 * after)
+
+        for _ in range(self.plan.deadlines):
+            deadline_ms = chance.randrange(40, 240)
+            due[peer.ask(SLOW, X, deadline_ms)] = time.monotonic() + deadline_ms / 1e3
+            collect(0.03)
+        end = time.monotonic() + _PATIENCE_S
+        while due and time.monotonic() < end:
+            collect(0.1)
+        peer.close()
+        missing = counted(names.NO_REPLY, len(due), self.plan.deadlines)
+        return [timed(names.LATENESS, "all", late_ms), missing] if late_ms else [missing]
+
+    def cancels(self) -> list[Figure]:
+        """Requests that are cancelled in a worker's queue: when do they end, and does one run?"""
+        self.say("cancellations")
+        peer = self._peer()
+        self._await_idle(SLOW)
+        before, answered = self._batches(SLOW), 0
+        took_ms: list[float] = []
+        for _ in range(self.plan.cancels):
+            first = peer.ask(SLOW, X)
+            waiting = {peer.ask(SLOW, X): 0.0 for _ in range(10)}
+            time.sleep(0.06)  # they lie in the worker's queue, behind a forward of 300 ms
+            for request_id in waiting:
+                waiting[request_id] = time.monotonic()
+                peer.cancel(request_id)
+            open_requests = {first, *waiting}
+            while open_requests:
+                for request_id, outcome in peer.replies(_PATIENCE_S):
+                    open_requests.discard(request_id)
+                    answered += outcome == "ok"
+                    if outcome == "CANCELLED":
+                        took_ms.append(1e3 * (time.monotonic() - waiting[request_id]))
+        peer.close()
+        self._await_idle(SLOW)
+        in_vain = self._batches(SLOW) - before - answered
+        return [
+            timed(names.CANCELLED, "all", took_ms),
+            counted(names.IN_VAIN, in_vain, len(took_ms)),
+        ]
+
+    def _batches(self, block: str) -> int:
+        return int(self.system.commands.worker(f"{block}#0")["stages"][0]["kpi"].get("batches", 0))
+
+    def _await_idle(self, block: str) -> None:
+        """Until the figures of its worker have stood still for a while: they come four times a
+        second."""
+        last, since = -1, time.monotonic()
+        while time.monotonic() - since < 1.5:
+            now = self._batches(block)
+            if now != last:
+                last, since = now, time.monotonic()
+            time.sleep(0.1)
+
+    # --- shares ---------------------------------------------------------------------------------
+
+    def shares(self) -> list[Figure]:
+        """Four clients ask for four times the capacity in all, the greediest for half of that."""
+        self.say("shares")
+        peers = [self._peer() for _ in _OFFERS]
+        capacity = 1e3 / _DELAYS_MS[WORK]
+        chance = [Random(f"{_SEED}/{n}") for n in range(len(peers))]
+        begin = time.monotonic()
+        due = [begin for _ in peers]
+        warm, end = begin + 0.25 * self.plan.share_s, begin + 1.25 * self.plan.share_s
+        served = [0 for _ in peers]
+        while (now := time.monotonic()) < end:
+            for n, peer in enumerate(peers):
+                while due[n] <= now:
+                    peer.ask(WORK, X, 2000)
+                    due[n] += chance[n].expovariate(_OFFERS[n] * capacity)
+                for _, outcome in peer.replies():
+                    served[n] += outcome == "ok" and now >= warm
+            time.sleep(max(0.0, min(0.002, min(due) - time.monotonic())))
+        for peer in peers:
+            peer.close()
+        fair = sum(served) / len(served)
+        labels = {"offered": list(_OFFERS), "served": served}
+        smallest = min(served) / fair if fair else 0.0
+        return [
+            counted(names.SMALLEST_SHARE, smallest, sum(served), labels),
+            counted(names.JAIN, jain(served), sum(served)),
+        ]
+
+    # --- slow readers ---------------------------------------------------------------------------
+
+    def slow_readers(self) -> list[Figure]:
+        """When are they cut off, and what do the others notice?"""
+        self.say("clients that do not read")
+        self.system.commands.monitor(50.0)  # so that it is seen when one is cut off
+        found = []
+        for how, requests, rows in ((names.BY_BYTES, _BURST, _LARGE_ROWS), (names.BY_TIME, 6, 1)):
+            times = [self._neglect(requests, rows) for _ in range(self.plan.cuts)]
+            cut = [1e3 * t for t in times if t is not None]
+            found.append(counted(f"{names.CUT_OFF} {how}", len(cut), len(times)))
+            if cut:
+                found.append(timed(names.CUT_OFF, how, cut))
+        self.system.commands.monitor(4.0)
+        self.say("others beside them")
+        # Neighbouring visits of the same arm say what cannot be told apart: A B B A A B B A.
+        order = [bool((i + 1) // 2 % 2) for i in range(2 * self.plan.visits)]
+        p99 = [self._visit(reads=not slow) for slow in order]
+        pairs = [
+            (p99[i], p99[i + 1]) if not order[i] else (p99[i + 1], p99[i])
+            for i in range(0, len(p99), 2)
+        ]
+        beside = ratio_interval([a for a, _ in pairs], [b for _, b in pairs])
+        same = [(p99[i], p99[i + 1]) for i in range(1, len(p99) - 1, 2)]
+        if same:
+            itself = ratio_interval([a for a, _ in same], [b for _, b in same])
+            noise = interval_figure(names.OTHERS, names.ITSELF, None, itself, "x")
+            found.append(noise)
+        labels = {
+            "noise": round(noise_of(itself), 3) if same else 0.0,
+            "p99_ms": round(median_interval([a for a, _ in pairs]).value, 3),
+        }
+        found.append(interval_figure(names.OTHERS, names.BESIDE, None, beside, "x", labels))
+        return found
+
+    def _neglect(self, requests: int, rows: int) -> float | None:
+        """Ask for replies and read none: seconds until the Dispatcher has cut it off; None: it has
+        not. (A socket that nobody reads does not show that its connection has ended.)"""
+        before, begin = self._given_up(), time.monotonic()
+        peer = self._peer(holds=1)
+        x = np.zeros((rows, _LARGE_COLUMNS), np.float32)
+        try:
+            for _ in range(requests):
+                peer.ask(LARGE, x)
+            while (waited := time.monotonic() - begin) < _PATIENCE_S:
+                if self._given_up() > before:
+                    return waited
+                time.sleep(0.01)
+            return None
+        finally:
+            peer.close()
+
+    def _given_up(self) -> int:
+        """Clients that were cut off, by the Dispatcher's own figures."""
+        events = self.system.commands.worker("dispatcher")["kpi"].get("events", {})
+        return int(events.get("slow_client", 0))
+
+    def _visit(self, *, reads: bool) -> float:
+        """99th percentile of a modest client's requests, in ms, beside a neighbour that asks for
+        large replies, and reads them or not."""
+        stop = threading.Event()
+        neighbour = threading.Thread(target=self._neighbour, args=(reads, stop))
+        neighbour.start()
+        took: list[float] = []
+        try:
+            with Client(self.system.client_endpoint) as client:
+                client.infer(SMALL, X)
+                end = time.monotonic() + self.plan.visit_s
+                while (begin := time.monotonic()) < end:
+                    client.infer(SMALL, X)
+                    took.append(1e3 * (time.monotonic() - begin))
+        finally:
+            stop.set()
+            neighbour.join()
+        return percentile(took, 99)
+
+    def _neighbour(self, reads: bool, stop: threading.Event) -> None:
+        """The same requests either way, twice a second."""
+        while not stop.is_set():
+            if reads:
+                self._heed(_BURST)
+            else:
+                self._neglect(_BURST, _LARGE_ROWS)
+            stop.wait(0.5)
+
+    def _heed(self, requests: int) -> None:
+        """The same requests, and every reply is read before the next one is asked for: more than
+        8 MiB at once would be too much for any reader."""
+        peer = self._peer()
+        x = np.zeros((_LARGE_ROWS, _LARGE_COLUMNS), np.float32)
+        for _ in range(requests):
+            peer.ask(LARGE, x)
+            for _ in peer.replies(_PATIENCE_S):
+                pass
+        peer.close()

@@ -1,0 +1,47 @@
+"""The names of the reliability benchmark's figures, and how they follow from samples. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from blockflow.bench.results import Figure, latency_figure
+
+NOTICED, REPLACED, BEYOND_LOAD = "noticed", "replaced", "replaced, beyond load"
+KILLED, STOPPED, STUCK, FROZEN = "killed", "stopped", "stuck forward", "silent"
+"""How a worker fails: SIGKILL; SIGSTOP; a forward without an end; asleep with the interpreter."""
+
+COUNT = "count"
+PROBE, PROBED = "readiness probe", "published workers that were probed"
+POISONED, MATES = "poison blamed", "its batch mates answered"
+DIED_OF_IT = "workers that died of one poison"
+AGAIN = "requests of hung workers answered by others"
+LATENESS = "reply after its deadline"
+CANCELLED, IN_VAIN = "reply to a cancellation", "cancelled and computed"
+NO_REPLY = "requests without a reply"
+SMALLEST_SHARE, JAIN = "smallest share of the fair one", "Jain's index"
+CUT_OFF, OTHERS = "cut off", "p99 of the others"
+BY_BYTES, BY_TIME = "by bytes", "by time"
+BESIDE, ITSELF = "beside one that does not read", "beside itself"
+LEFT = "left behind"
+AFTER_DEATHS, AFTER_ALL = "after single deaths", "after everything was killed"
+BACK = "serves again after everything was killed"
+
+
+def timed(name: str, mode: str, samples_ms: Sequence[float]) -> Figure:
+    """Durations; the largest is among the labels."""
+    return latency_figure(name, mode, None, samples_ms, {"max": round(max(samples_ms), 3)})
+
+
+def counted(name: str, value: float, of: int, labels: Mapping[str, Any] | None = None) -> Figure:
+    """So many of so many."""
+    return Figure(COUNT, name, None, None, None, float(value), "1", of, labels=labels or {})
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 = all have the same, 1/n = one has everything.
+
+    R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness", DEC-TR-301, 1984.
+    """
+    square = sum(s * s for s in shares)
+    return sum(shares) ** 2 / (len(shares) * square) if square else 0.0

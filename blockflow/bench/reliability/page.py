@@ -1,0 +1,47 @@
+"""The table of promises in docs/reliability.md: written between two marks of that page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from blockflow.bench.reliability.promises import COMMANDS, PROMISES, Promise, promise_grid
+from blockflow.bench.results import Figure
+
+PAGE = "reliability.md"
+BEGIN = "<!-- promises: made from results/ by python -m blockflow.bench.docs -->"
+END = "<!-- end of promises -->"
+
+
+def fill(text: str, table: str) -> str:
+    """The page with ``table`` between its marks.
+
+    Raises:
+        ValueError: the page does not have them, in this order.
+    """
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE} has no place for the promises: {BEGIN} ... {END}")
+    return f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}"
+
+
+def promise_table(
+    stored: Mapping[str, Sequence[Figure]],
+    provenance: Mapping[str, str],
+    promises: Sequence[Promise] = PROMISES,
+) -> str:
+    """The table, and where and when its figures were measured.
+
+    Args:
+        stored: figures by result file.
+        provenance: of those files, in a sentence each.
+        promises: the rows.
+    """
+    used = dict.fromkeys(p.results for p in promises if p.results in stored)
+    notes = [f"<sub>{provenance[name]}</sub>" for name in used]
+    return "\n\n".join([promise_grid(stored, promises).markdown(), *notes])
+
+
+def result_names() -> list[str]:
+    """The result files that the promises look into."""
+    return list(COMMANDS)

@@ -1,0 +1,385 @@
+"""Promises: each with its target, the command that measures it, and what was measured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from blockflow.bench import overload_figures as overload
+from blockflow.bench.chaos import report as chaos
+from blockflow.bench.fuzz import figures as fuzz
+from blockflow.bench.grid import Grid, digits
+from blockflow.bench.reliability import figures as names
+from blockflow.bench.results import Figure
+from blockflow.bench.statistics import Interval, Verdict, judge
+
+BENCH, CHAOS, KILLS, SOAK = "reliability", "chaos", "kills", "soak"
+OVERLOAD, UPDATES, FUZZ, FAULTSIM = "overload", "updates", "fuzz", "faultsim"
+"""Names of the result files."""
+
+COMMANDS: Mapping[str, str] = {
+    BENCH: "make bench-reliability",
+    CHAOS: "make chaos",
+    KILLS: "make chaos ARGS='--kills 1000'",
+    SOAK: "make soak",
+    OVERLOAD: "make bench-overload",
+    UPDATES: "make bench-updates",
+    FUZZ: "make fuzz",
+    FAULTSIM: "make faultsim",
+}
+NOT_MEASURED = "not measured yet"
+_SOAK_S = 0.75 * 3600
+"""Of an hour, growth is judged over what comes after the warm-up."""
+TOO_SHORT = "too short"
+"""Nothing was wrong, but the run was smaller than what is promised."""
+
+
+class Book:
+    """The figures of one result file, by name and mode."""
+
+    def __init__(self, figures: Sequence[Figure]) -> None:
+        self.figures = figures
+        self._at = {(f.name, f.mode): f for f in figures}
+
+    def at(self, name: str, mode: str) -> Figure:
+        """Raises KeyError."""
+        return self._at[name, mode]
+
+    def value(self, name: str, mode: str, default: float | None = None) -> float:
+        """Raises KeyError where there is neither the figure nor a default."""
+        found = self._at.get((name, mode))
+        if found is None:
+            if default is None:
+                raise KeyError((name, mode))
+            return default
+        return found.value
+
+    def count(self, what: str) -> Figure:
+        """One of the reliability benchmark's counts."""
+        return self.at(names.COUNT, what)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a promise came to, and whether that is what was promised."""
+
+    text: str
+    verdict: str
+
+
+Find = Callable[[Book], Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One row: ``results`` is the file that ``find`` looks into."""
+
+    name: str
+    target: str
+    results: str
+    find: Find
+
+
+def held(holds: bool, enough: bool = True) -> str:
+    """For counts, where no noise is; ``enough`` was tried to say that the promise is kept."""
+    if not holds:
+        return Verdict.MISSED
+    return Verdict.MET if enough else TOO_SHORT
+
+
+def spread(f: Figure, unit_ms: float = 1.0, unit: str = "ms") -> str:
+    """Median, its interval, the worst, and of how many."""
+    low, high = f.low or f.value, f.high or f.value
+    parts = f"{digits(f.value / unit_ms)} {unit} ({digits(low / unit_ms)}-{digits(high / unit_ms)})"
+    worst = f.labels.get("max")
+    most = "" if worst is None else f", at most {digits(float(worst) / unit_ms)}"
+    return f"{parts}{most}, n = {f.n}"
+
+
+def within(name: str, mode: str, goal_ms: float, *, seconds: bool = False) -> Find:
+    """A duration: met if the longest of all is; missed if the median's whole interval lies above.
+
+    What lies in between, a busy machine's own delay may have done.
+    """
+
+    def find(book: Book) -> Finding:
+        f = book.at(name, mode)
+        text = spread(f, 1e3, "s") if seconds else spread(f)
+        if float(f.labels.get("max", f.value)) <= goal_ms:
+            return Finding(text, Verdict.MET)
+        missed = (f.low or f.value) > goal_ms
+        return Finding(text, Verdict.MISSED if missed else Verdict.NOISE)
+
+    return find
+
+
+# --- rows that need words of their own ------------------------------------------------------------
+
+
+def _ledger(book: Book) -> Finding:
+    """Of a chaos run: one terminal reply each."""
+    n = book.at(chaos.REQUESTS, "all").n
+    broken = {
+        what: book.value(chaos.REQUESTS, what)
+        for what in ("never ended", "ended twice", "no reply from a living dispatcher")
+    }
+    hit = sum(f.value for f in book.figures if f.name == chaos.HITS)
+    wrong = book.value(chaos.VIOLATIONS, "all")
+    text = f"{hit:,.0f} processes killed or stopped, {n:,} requests: "
+    text += ", ".join(f"{value:.0f} {what}" for what, value in broken.items())
+    return Finding(text, held(not any(broken.values()) and not wrong))
+
+
+def _kills(book: Book) -> Finding:
+    found = _ledger(book)
+    roles = [f"{f.value:.0f} x {f.mode}" for f in book.figures if f.name == chaos.HITS]
+    killed = sum(f.value for f in book.figures if f.name == chaos.HITS)
+    verdict = held(found.verdict == Verdict.MET, killed >= 1000)
+    return Finding(f"{found.text} ({', '.join(roles)})", verdict)
+
+
+def _left_after_chaos(book: Book) -> Finding:
+    processes, files = (book.value(chaos.LEFT, what) for what in ("processes", "files"))
+    text = f"{processes:.0f} processes, {files:.0f} directories"
+    return Finding(text, held(not processes and not files))
+
+
+def _growth(book: Book) -> Finding:
+    found = [f for f in book.figures if f.name == chaos.GROWTH]
+    if not found:
+        raise KeyError(chaos.GROWTH)
+    growing = [f for f in found if f.labels["grows"]]
+    worst = max(found, key=lambda f: f.value / f.labels["tolerance"])
+    text = f"{len(growing)} of {len(found)} series grow in {worst.labels['seconds']} s; "
+    text += f"most: {worst.mode} {worst.value:+.1f} {worst.unit}"
+    text += f" ({digits(worst.low or 0.0)} to {digits(worst.high or 0.0)})"
+    enough = worst.labels["seconds"] >= _SOAK_S
+    return Finding(text, held(not growing, enough))
+
+
+def _manager(book: Book) -> Finding:
+    """Its own figure where the run has one, else until everything was ready again."""
+    times = [f for f in book.figures if f.unit == "ms" and f.mode == "manager killed"]
+    chosen = {f.name: f for f in times}
+    f = chosen.get("re-adopted") or chosen.get(chaos.READY) or chosen[chaos.RECOVERY]
+    verdict = judge(Interval(f.value, f.low or f.value, f.high or f.value, f.n), 5000.0)
+    return Finding(f"{f.name}: {spread(f, 1e3, 's')}", verdict)
+
+
+def _poison(book: Book) -> Finding:
+    blamed, mates = book.count(names.POISONED), book.count(names.MATES)
+    killed = book.count(names.DIED_OF_IT)
+    text = f"{killed.value:.0f} workers, blamed {blamed.value:.0f} of {blamed.n}, "
+    text += f"batch mates answered {mates.value:.0f} of {mates.n}"
+    whole = killed.value == 2 and blamed.value == blamed.n and mates.value == mates.n
+    return Finding(text, held(whole))
+
+
+def _hung_requests(book: Book) -> Finding:
+    f = book.count(names.AGAIN)
+    return Finding(f"{f.value:.0f} of {f.n} answered by the successor", held(f.value == f.n))
+
+
+def _readiness(book: Book) -> Finding:
+    f, probe = book.count(names.PROBED), book.at(names.PROBE, "all")
+    return Finding(f"{f.value:.0f} of {f.n}; a probe takes {spread(probe)}", held(f.value == f.n))
+
+
+def _deadlines(book: Book) -> Finding:
+    found = within(names.LATENESS, "all", 100.0)(book)
+    missing = book.count(names.NO_REPLY)
+    text = f"{found.text}; without a reply {missing.value:.0f} of {missing.n}"
+    return Finding(text, Verdict.MISSED if missing.value else found.verdict)
+
+
+def _cancelled(book: Book) -> Finding:
+    f, reply = book.count(names.IN_VAIN), book.at(names.CANCELLED, "all")
+    text = f"computed {f.value:.0f} of {f.n}; the reply after {spread(reply)}"
+    return Finding(text, held(not f.value))
+
+
+def _goodput(book: Book) -> Finding:
+    rates = {f.mode: f.value for f in book.figures if f.name == overload.GOODPUT}
+    peak, share = max(rates.values()), rates["3x"] / max(rates.values())
+    f = book.at(overload.GOODPUT, "3x")
+    # Half of a Poisson count's 95% interval: so much is chance.
+    counted_s = (1 - overload.WARM_UP) * float(f.labels.get("seconds", 1.0))
+    chance = 1.96 / max(1.0, f.value * counted_s) ** 0.5
+    found = Interval(share, share * (1 - chance), share * (1 + chance), f.n)
+    text = f"{100 * share:.0f}% ({digits(f.value)} of {digits(peak)} per second)"
+    return Finding(text, judge(found, 0.9, at_least=True))
+
+
+def _rejections(book: Book) -> Finding:
+    f = book.at(overload.REJECTION, "3x")
+    p99 = f.p99_ms if f.p99_ms is not None else f.value
+    return Finding(f"p99 {digits(p99)} ms, median {digits(f.value)}, n = {f.n}", held(p99 < 10.0))
+
+
+def _flat(book: Book) -> Finding:
+    mib = [f.value for f in book.figures if f.name == overload.MEMORY]
+    if not mib:
+        raise KeyError(overload.MEMORY)
+    first, last = overload.quarters(mib)
+    share = last / first - 1
+    text = f"{first:.0f} MiB in the first quarter of the run, {last:.0f} in the last ({share:+.1%})"
+    return Finding(text, held(share <= 0.05))
+
+
+def _shares(book: Book) -> Finding:
+    f, index = book.count(names.SMALLEST_SHARE), book.count(names.JAIN)
+    text = f"the smallest is {f.value:.0%} of a fair share, Jain's index {index.value:.3f}"
+    return Finding(f"{text}, n = {f.n}", held(f.value >= 0.8))
+
+
+def _cut_off(book: Book) -> Finding:
+    parts, verdicts = [], []
+    for how, goal_ms in ((names.BY_BYTES, 2000.0), (names.BY_TIME, 2500.0)):
+        cut = book.count(f"{names.CUT_OFF} {how}")
+        found = within(names.CUT_OFF, how, goal_ms, seconds=True)(book)
+        parts.append(f"{how} {cut.value:.0f} of {cut.n}: {found.text}")
+        verdicts.append(found.verdict if cut.value == cut.n else Verdict.MISSED)
+    worst = next((v for v in (Verdict.MISSED, Verdict.NOISE) if v in verdicts), Verdict.MET)
+    return Finding("; ".join(parts), worst)
+
+
+def _others(book: Book) -> Finding:
+    f = book.at(names.OTHERS, names.BESIDE)
+    found = Interval(f.value, f.low or f.value, f.high or f.value, f.n)
+    noise = float(f.labels["noise"])
+    text = f"x {f.value:.2f} ({digits(found.low)}-{digits(found.high)}), n = {f.n} pairs; "
+    text += f"beside itself up to {noise:.0%} apart"
+    return Finding(text, judge(found, 1.1, noise))
+
+
+def _left(mode: str) -> Find:
+    def find(book: Book) -> Finding:
+        f = book.at(names.LEFT, mode)
+        what = ", ".join(f"{n} {name}" for name, n in f.labels.items()) or f"{f.value:.0f}"
+        return Finding(f"{what}; {f.n} times", held(not f.value))
+
+    return find
+
+
+def _updates(book: Book) -> Finding:
+    done, asked = book.value("updates", "t"), book.value("requests", "t")
+    failed, mixed = book.value("failed requests", "t"), book.value("mixed requests", "t")
+    text = f"{done:.0f} updates, {asked:,.0f} requests: {failed:.0f} failed, {mixed:.0f} mixed"
+    return Finding(text, held(not failed and not mixed, done >= 100))
+
+
+def _bad_input(book: Book) -> Finding:
+    frames = book.value(fuzz.FRAMES, "all")
+    failed = book.value(fuzz.FAILURES, "all")
+    growth = [f for f in book.figures if f.name == fuzz.GROWTH]
+    worst = max(growth, key=lambda f: f.value)
+    text = f"{frames:,.0f} frames: {failed:.0f} failures, at most "
+    text += f"{worst.value:+.1f} MiB ({worst.mode})"
+    # Each target gets a whole number of frames: together they are a little less than a million.
+    return Finding(text, held(not failed and worst.value <= 32, frames >= 0.99e6))
+
+
+def _simulated(book: Book) -> Finding:
+    hours, broken = book.value("virtual time", "all"), book.value("violations", "all")
+    runs, faults = book.at("violations", "all").n, book.value("faults", "all")
+    text = f"{hours:,.0f} virtual hours, {runs:,} seeds, {faults:,.0f} faults: {broken:.0f} broken"
+    return Finding(text, held(not broken, hours >= 24_000))
+
+
+def _nothing_late(book: Book) -> Finding:
+    late = book.value("violations", "nothing starts late")
+    requests = book.value("requests", "all")
+    text = f"{late:.0f} of {requests:,.0f} simulated requests"
+    return Finding(text, held(not late, book.value("virtual time", "all") >= 24_000))
+
+
+PROMISES: Sequence[Promise] = (
+    Promise(
+        "a worker that is killed is noticed",
+        "<= 100 ms (process descriptor)",
+        BENCH,
+        within(names.NOTICED, names.KILLED, 100.0),
+    ),
+    Promise(
+        "... and replaced",
+        "load + <= 1 s, back-off included",
+        BENCH,
+        within(names.BEYOND_LOAD, names.KILLED, 1000.0),
+    ),
+    Promise(
+        "a stopped worker is noticed",
+        "< 1 s",
+        BENCH,
+        within(names.NOTICED, names.STOPPED, 1000.0),
+    ),
+    Promise(
+        "one that lives and says nothing is noticed by its heartbeat",
+        "<= 1 s",
+        BENCH,
+        within(names.NOTICED, names.FROZEN, 1000.0),
+    ),
+    Promise(
+        "a forward that does not end is ended, beyond the block's `timeout_ms` by",
+        "<= 1 s",
+        BENCH,
+        within(names.NOTICED, names.STUCK, 1000.0),
+    ),
+    Promise("requests of workers that hang", "all answered", BENCH, _hung_requests),
+    Promise("1,000 kills over all roles under load", "one terminal reply each", KILLS, _kills),
+    Promise("all faults at once", "one terminal reply each", CHAOS, _ledger),
+    Promise("an hour of that: memory, descriptors", "nothing grows", SOAK, _growth),
+    Promise("poison is blamed alone", "kills 2 workers; batch mates answered", BENCH, _poison),
+    Promise("a reply comes by its deadline", "+ <= 100 ms", BENCH, _deadlines),
+    Promise("no block starts an expired request", "0", FAULTSIM, _nothing_late),
+    Promise("cancelled requests that are computed", "0", BENCH, _cancelled),
+    Promise("goodput at three times the capacity", ">= 90% of the peak", OVERLOAD, _goodput),
+    Promise("rejections at three times the capacity", "p99 < 10 ms", OVERLOAD, _rejections),
+    Promise("memory under overload", "flat (+ <= 5%)", OVERLOAD, _flat),
+    Promise(
+        "clients that ask for 0.5, 0.5, 1 and 2 times the capacity",
+        ">= 80% of a fair share each",
+        BENCH,
+        _shares,
+    ),
+    Promise("a client that does not read is cut off", "at 8 MiB or 2 s", BENCH, _cut_off),
+    Promise("... and the others' p99", "+ < 10%", BENCH, _others),
+    Promise("left over after single deaths", "0 within 10 s", BENCH, _left(names.AFTER_DEATHS)),
+    Promise(
+        "left over at the next start after everything was killed",
+        "0",
+        BENCH,
+        _left(names.AFTER_ALL),
+    ),
+    Promise("left over after a chaos run", "0", CHAOS, _left_after_chaos),
+    Promise("updates under load", "0 failed, 0 mixed of 100", UPDATES, _updates),
+    Promise("a new manager takes the workers over", "<= 5 s; serving goes on", KILLS, _manager),
+    Promise("malformed frames", "10^6: 0 failures, RSS + <= 32 MiB", FUZZ, _bad_input),
+    Promise("published workers that a probe had passed through", "all", BENCH, _readiness),
+    Promise("invariants under virtual time", "24 h x 1,000 seeds: 0 broken", FAULTSIM, _simulated),
+)
+
+
+def find(promise: Promise, stored: Mapping[str, Sequence[Figure]]) -> Finding | None:
+    """What was measured of a promise; None where nothing was, or not this."""
+    figures = stored.get(promise.results)
+    if figures is None:
+        return None
+    try:
+        return promise.find(Book(figures))
+    except KeyError:
+        return None
+
+
+def promise_grid(
+    stored: Mapping[str, Sequence[Figure]], promises: Sequence[Promise] = PROMISES
+) -> Grid:
+    """All promises for which ``stored`` has results; those without come as not measured."""
+    rows = []
+    for promise in promises:
+        found = find(promise, stored)
+        text, verdict = (NOT_MEASURED, "") if found is None else (found.text, str(found.verdict))
+        if verdict == Verdict.MISSED:
+            verdict = f"**{verdict}**"
+        rows.append((promise.name, promise.target, text, verdict, f"`{COMMANDS[promise.results]}`"))
+    heads = ("promise", "target", "measured", "verdict", "by")
+    return Grid("promises", heads, rows, frozenset(heads))

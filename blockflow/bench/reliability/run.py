@@ -1,0 +1,85 @@
+"""``make bench-reliability``: what the promises of docs/reliability.md come to on this machine.
+
+Real processes: workers are killed, stopped and made to hang; clients ask too much, too late, or do
+not read; everything is killed at once. About three minutes. What other commands measure (chaos,
+kills, overload, updates, malformed frames) stands beside it in the table of promises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from blockflow.bench.calibration import calibrate, calibration_figures, compare
+from blockflow.bench.chaos.watch import Lag
+from blockflow.bench.reliability import clients, deaths, everything
+from blockflow.bench.reliability.promises import BENCH, PROMISES, find
+from blockflow.bench.results import Figure, ResultFile, figure_table, make_command
+from blockflow.bench.statistics import Verdict
+
+_PARTS = ("deaths", "clients", "everything")
+
+
+def measure(parts: Sequence[str], *, quick: bool, console: Console) -> list[Figure]:
+    """All figures of these parts."""
+
+    def say(what: str) -> None:
+        console.print(what, style="dim", highlight=False)
+
+    found: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="bf-reliability-") as name:
+        folder = Path(name)
+        if "deaths" in parts:
+            plan = deaths.QUICK if quick else deaths.FULL
+            with deaths.running(plan, folder / "deaths") as system:
+                found += deaths.measure(system, plan, say)
+        if "clients" in parts:
+            with clients.running(folder / "clients") as system:
+                found += clients.Bench(
+                    system, clients.QUICK if quick else clients.Plan(), say
+                ).run()
+        if "everything" in parts:
+            (folder / "everything").mkdir()
+            found += everything.measure(folder / "everything", 1 if quick else 3, say)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write the figures; status 1 if one of the promises is missed."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.reliability.run")
+    parser.add_argument("--only", default="", help="some of " + ", ".join(_PARTS))
+    parser.add_argument("--quick", action="store_true", help="once each: is everything sound?")
+    parser.add_argument("--json", help="file for the figures (default results/reliability.jsonl)")
+    args = parser.parse_args(arguments)
+    parts = [p.strip() for p in args.only.split(",") if p.strip()] or list(_PARTS)
+    if not set(parts) <= set(_PARTS):
+        parser.error("--only takes some of: " + ", ".join(_PARTS))
+    console = Console()
+    before, lag = calibrate(), Lag()
+    found = measure(parts, quick=args.quick, console=console)
+    worst_ms = 1e3 * lag.stop()
+    found.append(Figure("lag", "worst", None, None, None, worst_ms, "ms", 1))
+    found += calibration_figures(compare(before, calibrate()))
+    console.print(figure_table("reliability", found))
+    mine = [p for p in PROMISES if p.results == BENCH]
+    verdicts = [(p, find(p, {BENCH: found})) for p in mine]
+    for promise, outcome in verdicts:
+        if outcome is not None:
+            line = f"{outcome.verdict}: {promise.name} ({promise.target}): {outcome.text}"
+            console.print(line, highlight=False, markup=False)
+    # Neither a quick run nor a part must take the place of a whole one.
+    stem = f"results/{BENCH}{'-quick' * args.quick}{'-part' * (len(parts) < len(_PARTS))}"
+    path = Path(args.json or f"{stem}.jsonl")
+    ResultFile(path, BENCH, make_command("bench-reliability", arguments)).write(found)
+    missed = any(o is not None and o.verdict == Verdict.MISSED for _, o in verdicts)
+    return 1 if missed and not args.quick else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""Bars of figures in groups, with their intervals, and the thesis's figure as a mark on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blockflow.bench.canvas import new_page
+from blockflow.bench.results import Figure
+
+COLOURS = ("#17779b", "#5a4a78", "#6a994e", "#f2b134", "#e4572e", "#bdbdbd", "#7f7f7f")
+
+_WIDTH = 0.85
+
+
+def draw_bars(
+    figures: Sequence[Figure],
+    unit: str,
+    *,
+    group: Callable[[Figure], str] = lambda f: f.name,
+    log: bool = False,
+) -> Any:
+    """A page with a group per ``group(figure)`` and a colour per mode, in the figures' order.
+
+    Args:
+        figures: of one unit.
+        unit: for the axis.
+        group: what stands below a group of bars.
+        log: the axis is logarithmic.
+
+    Raises:
+        SystemError_: MISSING_EXTRA without matplotlib.
+    """
+    page = new_page(9, 4)
+    ax = page.subplots()
+    groups: dict[str, list[Figure]] = {}
+    for f in figures:
+        groups.setdefault(group(f), []).append(f)
+    modes = list(dict.fromkeys(f.mode for f in figures))
+    width = _WIDTH / max(map(len, groups.values()))
+    alone = all(len(mine) == 1 for mine in groups.values())
+    marks: list[tuple[float, float]] = []
+    named: set[str] = set()
+    for at, mine in enumerate(groups.values()):
+        for i, f in enumerate(mine):
+            x = at + (i - (len(mine) - 1) / 2) * width
+            low, high = (f.value if v is None else v for v in (f.low, f.high))
+            errors = [[max(0.0, f.value - low)], [max(0.0, high - f.value)]]
+            colour = COLOURS[0] if alone else COLOURS[modes.index(f.mode) % len(COLOURS)]
+            label = None if alone or f.mode in named else f.mode
+            named.add(f.mode)
+            ax.bar(x, f.value, width * 0.95, color=colour, label=label, yerr=errors, ecolor="#444")
+            if "thesis" in f.labels:
+                marks.append((x, f.labels["thesis"]))
+    if marks:
+        label = "the thesis's"
+        ax.plot([x for x, _ in marks], [y for _, y in marks], "k_", ms=12, mew=2, label=label)
+    if log:
+        ax.set_yscale("log")
+    ax.set_xticks(range(len(groups)), list(groups), fontsize=8)
+    ax.set_ylabel(unit)
+    if ax.get_legend_handles_labels()[0]:
+        page.legend(loc="outside upper center", ncols=6, fontsize=8, frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, axis="y")
+    ax.set_axisbelow(True)
+    return page

@@ -1,0 +1,155 @@
+"""Our figure beside the thesis's: labels, tables, and what may be said of two ways. Pure.
+
+The thesis's numbers come from other machines (GPUs: one Quadro GV100, eight L40S), so milliseconds
+are shown side by side and only ratios are spoken of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from blockflow.bench.compare.judgement import MIN_PAIRS, warm_up
+from blockflow.bench.grid import Grid, bounds, digits
+from blockflow.bench.results import Figure
+from blockflow.bench.statistics import Interval, median_interval, noise_of, ratio_interval
+
+T = TypeVar("T")
+
+AGAIN = ", again"
+"""Behind the name of the way that is measured twice: what equal things differ by in this run."""
+
+
+def thesis(figure: Figure, value: float | None, source: str, note: str = "") -> Figure:
+    """The same figure with the thesis's beside it.
+
+    Args:
+        figure: ours.
+        value: the thesis's, in the same unit; None where it prints none.
+        source: "table 4.3", "text of section 4.2.2".
+        note: what differs ("HTTP round trip of the whole model").
+    """
+    labels: dict[str, Any] = {**figure.labels, "of": source}
+    if value is not None:
+        labels["thesis"] = value
+    if note:
+        labels["note"] = note
+    return replace(figure, labels=labels)
+
+
+def beside_grid(title: str, figures: Iterable[Figure], head: str = "way") -> Grid:
+    """A row per figure: what, way, batch, ours with its interval, the thesis's."""
+    found = list(figures)
+    batches = any(f.batch is not None for f in found)
+    rows = []
+    for f in found:
+        printed = f.labels.get("thesis")
+        batch = ("" if f.batch is None else str(f.batch),) if batches else ()
+        ours = digits(f.value), bounds(f.low, f.high)
+        beside = "" if printed is None else digits(printed)
+        rows.append((f.name, f.mode, *batch, *ours, beside, f.unit, str(f.n)))
+    columns = ("ours", "95%", "thesis", "unit", "n")
+    heads = ("what", head, *(("rows",) if batches else ()), *columns)
+    return Grid(title, heads, rows, frozenset({"what", head, "unit"}))
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Milliseconds (or another number) of several ways, a sample of each per round.
+
+    Attributes:
+        samples: way -> samples; the n-th of all ways were taken side by side.
+    """
+
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def cut(self) -> int:
+        """Rounds at the begin that belong to the warm-up of any way (MSER).
+
+        A third of them at most, and never so many that nothing could be concluded from the rest.
+        """
+        count = min((len(s) for s in self.samples.values()), default=0)
+        cut = max((warm_up(s) for s in self.samples.values()), default=0)
+        return min(cut, max(0, count - MIN_PAIRS))
+
+    def of(self, way: str) -> list[float]:
+        """Without the warm-up."""
+        return self.samples[way][self.cut :]
+
+    def median(self, way: str) -> Interval:
+        return median_interval(self.of(way))
+
+    def ratio(self, base: str, way: str) -> Interval:
+        """Median of way / base by rounds."""
+        return ratio_interval(self.of(base), self.of(way))
+
+    @property
+    def noise(self) -> float:
+        """How far the way that was measured twice was from itself; 0 where none was."""
+        twice = [w for w in self.samples if w.endswith(AGAIN)]
+        return max(
+            (noise_of(self.ratio(w.removesuffix(AGAIN), w)) for w in twice),
+            default=0.0,
+        )
+
+    def compared(self, base: str, way: str, more: str = "slower", less: str = "faster") -> str:
+        """What may be said of ``way`` beside ``base``: :func:`compared`."""
+        return compared(self.ratio(base, way), self.noise, more, less)
+
+
+def in_turn(
+    ways: Mapping[str, Callable[[], T]],
+    rounds: int,
+    advance: Callable[[], None],
+    warm_up: int = 0,
+    broken: Callable[[dict[str, list[T]]], None] = lambda _found: None,
+) -> dict[str, list[T]]:
+    """A sample of every way per round, in an order that rotates, so that drift hits all alike.
+
+    Args:
+        ways: name -> takes one sample.
+        rounds: samples of each.
+        advance: called after every round.
+        warm_up: rounds that come before, and do not count.
+        broken: gets the samples of the whole rounds so far, if there are any, when one raises.
+    """
+    names = list(ways)
+    found: dict[str, list[T]] = {name: [] for name in names}
+    try:
+        for number in range(-warm_up, rounds):
+            shift = number % len(names)
+            for name in names[shift:] + names[:shift]:
+                sample = ways[name]()
+                if number >= 0:
+                    found[name].append(sample)
+            advance()
+    except BaseException:  # Ctrl-C as well
+        whole = min(len(samples) for samples in found.values())
+        if whole:
+            broken({name: samples[:whole] for name, samples in found.items()})
+        raise
+    return found
+
+
+def compared(
+    ratio: Interval, noise: float = 0.0, more: str = "slower", less: str = "faster"
+) -> str:
+    """``2.8 times slower (95% 2.7-2.9)``, or that this run cannot tell.
+
+    Args:
+        ratio: of the way to the base.
+        noise: a share: how far equal things were apart.
+        more, less: what a ratio above or below 1 is called.
+    """
+    shown = f"95% {bounds(ratio.low, ratio.high)}, n = {ratio.n}"
+    if ratio.n < MIN_PAIRS:
+        return f"{digits(ratio.value)} times, too few rounds to conclude ({shown})"
+    if ratio.low > 1 + noise:
+        return f"{digits(ratio.value)} times {more} ({shown})"
+    if ratio.high < 1 - noise:
+        inverse = f"95% {bounds(1 / ratio.high, 1 / ratio.low)}, n = {ratio.n}"
+        return f"{digits(1 / ratio.value)} times {less} ({inverse})"
+    apart = max(abs(ratio.high - 1), abs(1 - ratio.low), noise)
+    return f"not told apart ({digits(ratio.value)} times, {shown}; noise {apart:.0%})"

@@ -1,0 +1,191 @@
+"""Computing and overhead by path distribution index (thesis, figures 4.15, 4.16). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.bench.canvas import new_page
+from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
+from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.statistics import median_interval, percentile
+from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, thesis
+from blockflow.bench.thesis.devices_model import Places, index
+from blockflow.client.collector import OK, Record
+
+COMPUTE, OVERHEAD = "computing time", "overhead"
+LESS = "overhead of whole tensors, to handles"
+
+THESIS_LESS: Mapping[float, float] = {25.0: 5.26, 50.0: 3.56, 100.0: 2.96}
+"""PDI -> how many times less overhead handles have; all else is in pictures only."""
+
+_SOURCE = "figure 4.16"
+_COLOURS = {TENSORMQ: "#17779b", ZEROMQ: "#5a4a78"}
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Means over the answers to one client that sent at random, in milliseconds per block.
+
+    Attributes:
+        compute: m of eq. 4.1. overhead: o, the way to the block included; both by block.
+        total_overhead: the median of the requests' sums over the path.
+    """
+
+    compute: Mapping[str, float]
+    overhead: Mapping[str, float]
+    total_overhead: float
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Visit:
+        """From requests; those that failed say nothing of times.
+
+        Raises:
+            ValueError: none was answered.
+        """
+        good = [r.timings for r in records if r.outcome == OK]
+        if not good:
+            raise ValueError("no request was answered")
+        compute: dict[str, list[float]] = {}
+        overhead: dict[str, list[float]] = {}
+        for hop in (hop for path in good for hop in path):
+            name = hop.block.rpartition(".")[2]
+            compute.setdefault(name, []).append(hop.compute_ms)
+            overhead.setdefault(name, []).append(hop.transit_ms + hop.overhead_ms)
+        sums = [sum(hop.transit_ms + hop.overhead_ms for hop in path) for path in good]
+        return cls(_means(compute), _means(overhead), percentile(sums, 50))
+
+
+class Distribution:
+    """What was found.
+
+    Args:
+        visits: (arm, number of devices) -> visits, one per round.
+        places: what the blocks were spread over.
+        rate: requests per second, the same everywhere.
+        labels: of every figure.
+    """
+
+    def __init__(
+        self,
+        visits: Mapping[tuple[str, int], Sequence[Visit]],
+        places: Places,
+        rate: float,
+        labels: Mapping[str, Any],
+    ) -> None:
+        self._visits = visits
+        self._places = places
+        self._labels = {**labels, "lambda": round(rate, 4), "spread_over": places.kind}
+        self.counts = sorted({n for _, n in visits})
+        self.blocks = list(next(iter(visits.values()))[0].compute)
+
+    def pdi(self, count: int) -> float:
+        return index(count, len(self.blocks))
+
+    def overhead(self, count: int) -> Rounds:
+        """The path's overhead by arm, a number per round."""
+        found = {arm: f for (arm, n), f in self._visits.items() if n == count}
+        return Rounds({arm: [v.total_overhead for v in f] for arm, f in found.items()})
+
+    @property
+    def noise(self) -> float:
+        """Of the number of devices where a way was visited twice."""
+        return max(self.overhead(n).noise for n in self.counts)
+
+    def figures(self) -> list[Figure]:
+        """Per arm, number of devices and block; then the ratios."""
+        out: list[Figure] = []
+        for (arm, count), found in self._visits.items():
+            for block in self.blocks:
+                labels = {**self._labels, "pdi": self.pdi(count), "block": block}
+                for name, values in (
+                    (COMPUTE, [v.compute[block] for v in found]),
+                    (OVERHEAD, [v.overhead[block] for v in found]),
+                ):
+                    figure = interval_figure(name, arm, 1, median_interval(values), "ms", labels)
+                    out.append(thesis(figure, None, "figures 4.15 and 4.16"))
+        return [*out, *self.ratios()]
+
+    def ratios(self) -> list[Figure]:
+        """How much less overhead handles have, by number of devices."""
+        out = []
+        for count in self.counts:
+            labels = {**self._labels, "pdi": self.pdi(count), "noise": self.noise}
+            ratio = self.overhead(count).ratio(TENSORMQ, ZEROMQ)
+            figure = interval_figure(LESS, self._name(count), 1, ratio, "x", labels)
+            out.append(thesis(figure, THESIS_LESS.get(self.pdi(count)), _SOURCE, "on GPUs"))
+        return out
+
+    def table(self) -> list[Figure]:
+        """For a table: the path's sums instead of single blocks."""
+        out = []
+        for count in self.counts:
+            rounds = self.overhead(count)
+            for way in (TENSORMQ, ZEROMQ):
+                name = f"{OVERHEAD} of the path, {way}"
+                found = rounds.median(way)
+                out.append(interval_figure(name, self._name(count), 1, found, "ms", self._labels))
+                sums = [sum(v.compute.values()) for v in self._visits[way, count]]
+                name = f"{COMPUTE} of the path, {way}"
+                made = median_interval(sums)
+                out.append(interval_figure(name, self._name(count), 1, made, "ms", self._labels))
+        return sorted(out, key=lambda f: f.name) + self.ratios()
+
+    def _name(self, count: int) -> str:
+        device = self._places.one if count == 1 else self._places.kind
+        return f"PDI {self.pdi(count):.0f} ({len(self.blocks)} blocks, {count} {device})"
+
+    def says(self) -> str:
+        """One line."""
+        parts = []
+        for count in self.counts:
+            ratio = self.overhead(count).ratio(TENSORMQ, ZEROMQ)
+            printed = THESIS_LESS.get(self.pdi(count))
+            beside = "" if printed is None else f" (thesis: {printed:g})"
+            told = compared(ratio, self.noise, "as much", "less")
+            parts.append(f"PDI {self.pdi(count):.0f}: {told}{beside}")
+        over = f"with blocks on one {self._places.one} or several"
+        return f"overhead of whole tensors beside handles, {over}: {'; '.join(parts)}"
+
+    def draw(self) -> Any:
+        """Left: computing time per block. Right: overhead per block. A shade per number of devices.
+
+        Raises:
+            SystemError_: MISSING_EXTRA without matplotlib.
+        """
+        page = new_page(11, 3.8)
+        arms = [(way, n) for n in self.counts for way in (TENSORMQ, ZEROMQ)]
+        width = 0.8 / len(arms)
+        for ax, field in zip(page.subplots(1, 2), ("compute", "overhead"), strict=True):
+            for i, (way, count) in enumerate(arms):
+                found = self._visits[way, count]
+                values = [
+                    median_interval([getattr(v, field)[b] for v in found]) for b in self.blocks
+                ]
+                xs = [at + (i - (len(arms) - 1) / 2) * width for at in range(len(self.blocks))]
+                shade = 0.35 + 0.65 * (self.counts.index(count) + 1) / len(self.counts)
+                label = f"{way}, PDI {self.pdi(count):.0f}"
+                heights = [v.value for v in values]
+                ax.bar(xs, heights, 0.9 * width, color=_COLOURS[way], alpha=shade, label=label)
+                for x, v in zip(xs, values, strict=True):
+                    ax.plot([x, x], [v.low, v.high], color="black", linewidth=0.8)
+            ax.set_xticks(range(len(self.blocks)), self.blocks)
+            ax.set_ylabel(f"{COMPUTE if field == 'compute' else OVERHEAD}, ms")
+            ax.spines[["top", "right"]].set_visible(False)
+        page.axes[0].legend(fontsize=7, frameon=False)
+        return page
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """All visits, for a file."""
+        return [
+            (arm, self.pdi(n), number, b, round(v.compute[b], 4), round(v.overhead[b], 4))
+            for (arm, n), found in self._visits.items()
+            for number, v in enumerate(found)
+            for b in self.blocks
+            if not arm.endswith(AGAIN)
+        ]
+
+
+def _means(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: sum(values) / len(values) for name, values in times.items()}

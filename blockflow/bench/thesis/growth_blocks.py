@@ -1,0 +1,209 @@
+"""Memory per block of a pipeline at work (thesis, figure 4.14), and what a process costs (C).
+
+Each block is in a worker of its own, beside a worker whose block holds nothing: what that takes is
+C, the price of a process. On the CPU it is private memory (USS), on a GPU the device's, where C is
+the CUDA context: what the process takes there beyond torch's own pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blockflow.bench.canvas import new_page
+from blockflow.bench.grid import digits
+from blockflow.bench.in_process import Chain
+from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.statistics import median_interval
+from blockflow.bench.thesis.beside import beside_grid, thesis
+from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, skip
+from blockflow.bench.thesis.memory_measure import EMPTY, save_empty
+from blockflow.bench.thesis.served import (
+    CPU,
+    WAYS,
+    callers_of,
+    callers_rate,
+    input_of,
+    processes,
+    replicas,
+    served,
+    short,
+    state_mib,
+    task_of,
+    warm,
+)
+from blockflow.bench.thesis.util_watch import memory_of
+from blockflow.client import Client
+from blockflow.control.system import System
+
+NAME = "memory-by-block"
+PROCESS, OWN, STATE, COST = (
+    "memory of its process",
+    "beyond C",
+    "parameters and buffers",
+    "a process without a block (C)",
+)
+THESIS_PROCESS: Mapping[str, float] = {
+    "block1": 394.0,
+    "block2": 394.0,
+    "block3": 424.0,
+    "block4": 478.0,
+}
+"""Table 4.2, scripted: MB of VRAM that the process occupies; figure 4.14 agrees with it."""
+
+THESIS_OWN: Mapping[str, float] = {"block1": 26.0, "block2": 26.0, "block3": 56.0, "block4": 110.0}
+"""Table 4.2: MB that torch reserves."""
+
+THESIS_COST = 370.0
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of the pipeline, in MiB after some work.
+
+    Attributes:
+        process: block -> its process.
+        cost: block -> C, the part of it that any process takes; on the CPU the same for all.
+    """
+
+    process: Mapping[str, float]
+    cost: Mapping[str, float]
+
+
+def run(ctx: Context) -> Findings:
+    """Some starts, each measured while callers keep the pipeline busy."""
+    starts, seconds = ctx.pick((5, 1.5), (1, 0.3))
+    chain = ctx.chain()
+    cpu = ctx.settings.device == CPU
+    way = WAYS[0]
+    topology = served(chain, ctx.settings.device, [way])
+    if cpu:
+        save_empty(chain.repository)
+        topology["blocks"].append({"name": EMPTY, "threads": chain.threads})
+        topology["tasks"][EMPTY] = [EMPTY]
+    x = input_of(chain)
+    found: list[Start] = []
+    with ctx.step("starts of the pipeline", starts) as advance:
+        for _ in range(starts):
+            with ctx.system(topology) as system, Client(system.client_endpoint) as client:
+                warm(client, [task_of(way)], x)
+                if cpu:
+                    warm(client, [EMPTY], np.ones((1, 1), np.float32))
+                callers_rate(client, task_of(way), x, seconds, callers_of(chain))
+                start = on_cpu(system, way) if cpu else on_gpu(system, way)
+            if start is None:
+                return skip("NVML does not tell whose memory is whose here (a container?)")
+            found.append(start)
+            advance()
+    states = {short(b): state_mib(chain.repository, b) for b in chain.blocks}
+    return conclude(found, states, ctx.settings.labels, chain)
+
+
+def on_cpu(system: System, way: str) -> Start:
+    """Private memory, and that of the process without a block."""
+    worker = next(w for w in system.status()["workers"] if w["worker"] == EMPTY)
+    found = memory_of({**processes(system, way), EMPTY: worker["pid"]})
+    cost = found.pop(EMPTY).uss / _MIB
+    return Start({b: m.uss / _MIB for b, m in found.items()}, dict.fromkeys(found, cost))
+
+
+def on_gpu(system: System, way: str) -> Start | None:
+    """The device's memory by process; None where that is hidden."""
+    process, cost = {}, {}
+    for worker in replicas(system, way):
+        kpi = worker["process"] or {}
+        if kpi.get("gpu_memory") is None or kpi.get("torch_reserved") is None:
+            return None
+        block = short(worker["worker"])
+        process[block] = kpi["gpu_memory"] / _MIB
+        cost[block] = (kpi["gpu_memory"] - kpi["torch_reserved"]) / _MIB
+    return Start(process, cost)
+
+
+# --- what it shows -------------------------------------------------------------------------------
+
+
+def figures_of(
+    found: Sequence[Start], states: Mapping[str, float], labels: Mapping[str, Any]
+) -> list[Figure]:
+    """Per block its process, what of that is the block's own, and its state; then C."""
+    out = []
+    for block, state in states.items():
+        whole = median_interval([s.process[block] for s in found])
+        own = median_interval([s.process[block] - s.cost[block] for s in found])
+        figure = interval_figure(PROCESS, block, None, whole, "MiB", labels)
+        out.append(thesis(figure, THESIS_PROCESS.get(block), "table 4.2"))
+        figure = interval_figure(OWN, block, None, own, "MiB", labels)
+        out.append(thesis(figure, THESIS_OWN.get(block), "table 4.2"))
+        out.append(Figure(STATE, block, None, None, None, state, "MiB", 1, labels=labels))
+    cost = interval_figure(COST, "", None, cost_of(found), "MiB", labels)
+    return [*out, thesis(cost, THESIS_COST, "figure 4.14")]
+
+
+def cost_of(found: Sequence[Start]) -> Any:
+    """C over all starts, with its interval."""
+    return median_interval([cost for s in found for cost in dict.fromkeys(s.cost.values())])
+
+
+def conclude(
+    found: Sequence[Start], states: Mapping[str, float], labels: Mapping[str, Any], chain: Chain
+) -> Findings:
+    """From the starts to what is shown."""
+    figures = figures_of(found, states, labels)
+    cost = cost_of(found)
+    whole = sum(median_interval([s.process[b] for s in found]).value for b in states)
+    share = len(states) * cost.value / whole
+    says = (
+        f"a process without a block takes {digits(cost.value)} MiB (thesis: {THESIS_COST:g}), "
+        f"{share:.0%} of the {digits(whole)} MiB that {len(states)} blocks take (thesis: "
+        f"{len(THESIS_PROCESS) * THESIS_COST / sum(THESIS_PROCESS.values()):.0%})"
+    )
+    rows = [
+        (block, number, round(s.process[block], 3), round(s.cost[block], 3))
+        for number, s in enumerate(found)
+        for block in states
+    ]
+    return Findings(
+        says,
+        figures,
+        [beside_grid("Memory per block of a pipeline at work", figures, "block")],
+        [Plot("Memory per block", "blocks", draw(found, states))],
+        [Data("starts", ("block", "start", "process_mib", "cost_mib"), rows)],
+        [
+            "on the CPU: private memory (USS); pages that workers share with the template count "
+            "for none of them. The thesis's is a GPU's memory, where C is a CUDA context"
+        ],
+    )
+
+
+def draw(found: Sequence[Start], states: Mapping[str, float]) -> Any:
+    """A bar per block: C, the state, and what work adds; the thesis's process as a mark.
+
+    Raises:
+        SystemError_: MISSING_EXTRA without matplotlib.
+    """
+    page = new_page(7, 3.8)
+    ax = page.subplots()
+    blocks = list(states)
+    cost = [median_interval([s.cost[b] for s in found]).value for b in blocks]
+    whole = [median_interval([s.process[b] for s in found]).value for b in blocks]
+    state = list(states.values())
+    # Pages of an artifact that nobody has touched are not resident: the rest can be negative.
+    rest = [max(0.0, w - c - s) for w, c, s in zip(whole, cost, state, strict=True)]
+    ax.bar(blocks, cost, color="#bdbdbd", label="C")
+    ax.bar(blocks, state, bottom=cost, color="#17779b", label=STATE)
+    bottom = [c + s for c, s in zip(cost, state, strict=True)]
+    ax.bar(blocks, rest, bottom=bottom, color="#f2b134", label="work")
+    marks = [(b, THESIS_PROCESS[b]) for b in blocks if b in THESIS_PROCESS]
+    ax.plot([b for b, _ in marks], [v for _, v in marks], "k_", ms=18, label="the thesis's process")
+    ax.set(ylabel="MiB")
+    ax.legend(fontsize=8, frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    return page
+
+
+EXPERIMENT = Experiment(NAME, ("figure 4.14",), "Memory per block, and of a process", run)

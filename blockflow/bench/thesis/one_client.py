@@ -1,0 +1,138 @@
+"""One client that asks again when it is answered: what it sees by each way through the blocks.
+
+Whole tensors and handles side by side in one system, the blocks called in turn in one process (the
+thesis's offline sum), and, where it is asked for, the whole model behind a CherryPy server.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockflow.bench.in_process import Chain, InProcess
+from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ, Sample
+from blockflow.bench.pipeline_ways import in_process_sample, run_once, topology
+from blockflow.bench.thesis.beside import AGAIN, Rounds, in_turn
+from blockflow.bench.thesis.experiment import Advance, Context
+from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
+from blockflow.bench.thesis.served import input_of
+from blockflow.client import Client
+
+OFFLINE = "offline sum"
+HTTP, HTTP_JSON = "HTTP, whole model", "HTTP, whole model, JSON"
+TWICE = TENSORMQ + AGAIN
+
+_WARM_UP = 2
+"""Requests of each way that do not count, whatever the first rounds look like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What one way took, one :class:`Sample` per round; the n-th of all ways are of one round."""
+
+    samples: Mapping[str, Sequence[Sample]]
+
+    def rounds(self, number: Callable[[Sample], float]) -> Rounds:
+        """One number of every sample."""
+        return Rounds({way: [number(s) for s in found] for way, found in self.samples.items()})
+
+
+def pipeline_ms(sample: Sample) -> float:
+    """The pipeline computing time (eq. 4.1): everything from the first block to the last."""
+    return sum(sum(hop) for hop in sample.hops)
+
+
+def overhead_ms(sample: Sample) -> float:
+    """All blocks' overhead, forwarding included (section 4.2.1), waiting not."""
+    return sum(transit + overhead for transit, _, overhead, _ in sample.hops)
+
+
+def compute_ms(sample: Sample) -> float:
+    """All forwards."""
+    return sample.compute
+
+
+class Bench:
+    """A running system with both ways, and what is compared with it.
+
+    Args:
+        chain: the blocks.
+        client: of the system.
+        alone: the same blocks in one process.
+        server: the whole model behind HTTP, if it takes part.
+    """
+
+    def __init__(
+        self, chain: Chain, client: Client, alone: InProcess, server: HttpServer | None
+    ) -> None:
+        self._chain = chain
+        self._client = client
+        self._alone = alone
+        self._server = server
+
+    def measure(
+        self, rows: int, rounds: int, advance: Advance, broken: Callable[[Series], None]
+    ) -> Series:
+        """``rounds`` inferences of each way, in turns; ``broken`` gets those of the whole rounds
+        when one of them fails."""
+        x = input_of(self._chain, rows)
+        ways: dict[str, Callable[[], Sample]] = {
+            OFFLINE: lambda: in_process_sample(self._alone.run(rows)),
+            ZEROMQ: lambda: run_once(self._client, ZEROMQ, x),
+            TENSORMQ: lambda: run_once(self._client, TENSORMQ, x),
+            TWICE: lambda: run_once(self._client, TENSORMQ, x),
+        }
+
+        def give_up(so_far: Mapping[str, Sequence[Sample]]) -> None:
+            broken(Series(so_far))
+
+        if self._server is None:
+            return Series(in_turn(ways, rounds, advance, _WARM_UP, give_up))
+        with HttpClient(self._server.port) as post:
+            ways[HTTP] = lambda: _timed(lambda: _by_bytes(post, x))
+            ways[HTTP_JSON] = lambda: _timed(lambda: _by_text(post, x))
+            return Series(in_turn(ways, rounds, advance, _WARM_UP, give_up))
+
+
+@contextmanager
+def bench(context: Context, *, http: bool = False) -> Iterator[Bench]:
+    """Start everything.
+
+    Args:
+        context: of the experiment.
+        http: the whole model behind a CherryPy server takes part.
+
+    Raises:
+        BlockFlowError: something cannot be started.
+    """
+    chain = context.chain()
+    with ExitStack() as stack:
+        system = stack.enter_context(context.system(topology(chain, (TENSORMQ, ZEROMQ))))
+        client = stack.enter_context(Client(system.client_endpoint))
+        with context.step("loading the model", None):
+            alone = stack.enter_context(InProcess(chain))
+            server = stack.enter_context(HttpServer(chain)) if http else None
+        yield Bench(chain, client, alone, server)
+
+
+def _timed(call: Callable[[], np.ndarray]) -> Sample:
+    """The whole round trip: nothing is known of what is inside."""
+    start = time.monotonic_ns()
+    call()
+    return Sample((time.monotonic_ns() - start) / 1e6, ())
+
+
+def _by_bytes(post: HttpClient, x: np.ndarray) -> np.ndarray:
+    """The tensor's bytes there, the result's back."""
+    return np.frombuffer(post.post("/infer", x.data.cast("B")), np.float32).reshape(len(x), -1)
+
+
+def _by_text(post: HttpClient, x: np.ndarray) -> np.ndarray:
+    """Both as nested lists of numbers."""
+    found = post.post("/infer", json.dumps(x.tolist()).encode(), TEXT)
+    return np.asarray(json.loads(found), dtype=np.float32)

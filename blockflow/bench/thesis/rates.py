@@ -1,0 +1,115 @@
+"""Throughput by arrival rate and the point of saturation (thesis, figure 4.12, eq. 4.2 and 4.3).
+
+First the blocks' times on an idle machine, which predict the limit, and what a few callers get that
+wait for their answers. Then one client sends at random (Poisson) and waits for no answer, at
+multiples of that.
+"""
+
+from __future__ import annotations
+
+import os
+
+from blockflow.bench.batching.plan import rotated
+from blockflow.bench.in_process import Chain
+from blockflow.bench.kpi_reader import KpiReader
+from blockflow.bench.pipeline_ways import block_names
+from blockflow.bench.thesis.beside import beside_grid
+from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot
+from blockflow.bench.thesis.rates_figures import PAST, Sweep
+from blockflow.bench.thesis.rates_model import Capacity, Flow, flow_of
+from blockflow.bench.thesis.served import (
+    ARMS,
+    CPU,
+    WAYS,
+    Flood,
+    callers_of,
+    callers_rate,
+    device_ms,
+    input_of,
+    patience_s,
+    served,
+    service_ms,
+    task_of,
+    warm,
+)
+from blockflow.client import Client
+from blockflow.control.system import System
+
+NAME = "throughput"
+_RUNS = 20
+
+
+def capacity_of(ctx: Context, chain: Chain, system: System, client: Client) -> Capacity:
+    """From the blocks' own times; on a GPU from those that its workers have measured so far."""
+    if ctx.settings.device == CPU:
+        with ctx.step("the blocks alone", None):
+            return Capacity(service_ms(chain, _RUNS), len(os.sched_getaffinity(0)))
+    reader = KpiReader(system)
+    before = reader.now()
+    warm(client, [task_of(WAYS[0])], input_of(chain), _RUNS)
+    reader.since(before, dict.fromkeys(block_names(WAYS[0], chain), _RUNS))
+    return Capacity(device_ms(system, WAYS[0]), None)
+
+
+def run(ctx: Context) -> Findings:
+    """All rates, all ways in turns."""
+    multiples, rounds, seconds = ctx.pick(
+        ((0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0), 2, 4.0), ((0.5, 1.5), 1, 0.4)
+    )
+    chain = ctx.chain()
+    x = input_of(chain)
+    flows: dict[tuple[str, float], list[Flow]] = {}
+    with (
+        ctx.system(served(chain, ctx.settings.device)) as system,
+        Client(system.client_endpoint) as client,
+    ):
+        warm(client, [task_of(way) for way in WAYS], x)
+        capacity = capacity_of(ctx, chain, system, client)
+        with ctx.step("callers that wait", None):
+            callers = callers_rate(client, task_of(WAYS[0]), x, seconds, callers_of(chain))
+        deadline_s = patience_s(callers_of(chain), callers)
+        with ctx.step("arrivals at random", rounds * len(multiples)) as advance:
+            for number in range(rounds):
+                for place, multiple in enumerate(multiples):
+                    # The same arrivals for all arms.
+                    seed = number * len(multiples) + place
+                    flood = Flood(multiple * callers, seconds, seed, deadline_s)
+                    for arm in rotated(ARMS if multiple >= PAST else WAYS, seed):
+                        asked = flood.ask(client, task_of(arm), x)
+                        flows.setdefault((arm, multiple), []).append(
+                            flow_of(asked.records, asked.seconds)
+                        )
+                    advance()
+                ctx.kept = Sweep(flows, capacity, callers, ctx.settings.labels).figures()
+    made = Sweep(flows, capacity, callers, ctx.settings.labels)
+    heads = ("way", "times_callers", "round", "lambda", "came", "answered", "refused", "p50_ms")
+    return Findings(
+        made.says(),
+        made.figures(),
+        [made.grid(), beside_grid("Saturation, and what predicts it", made.summary())],
+        [Plot("Throughput by arrival rate", "rates", made.draw())],
+        [Data("visits", heads, made.rows())],
+        notes(capacity),
+    )
+
+
+def notes(capacity: Capacity) -> list[str]:
+    """How the limit was predicted."""
+    times = ", ".join(f"{b} {ms:.2f} ms" for b, ms in capacity.service_ms.items())
+    out = [f"blocks alone: {times}; the slowest alone would allow {capacity.least_mu:.1f}/s"]
+    if capacity.shared is not None:
+        out.append(
+            f"{capacity.seats} cores for {len(capacity.service_ms)} blocks: "
+            f"{capacity.shared:.1f}/s at most. The thesis's limit min mu takes a processor of its "
+            "own for every block; the predicted limit is the lower one"
+        )
+    out.append(
+        "past the limit the thesis's queues grow; here every request has a deadline, and the "
+        "Dispatcher refuses what would wait too long (column refused, with what came late)"
+    )
+    return out
+
+
+EXPERIMENT = Experiment(
+    NAME, ("figure 4.12", "eq. 4.2", "eq. 4.3"), "Throughput by arrival rate, and saturation", run
+)

@@ -1,0 +1,231 @@
+"""CPU and GPU utilisation (thesis, figure 4.6): figures, the line that is said, picture. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockflow.bench.canvas import new_page
+from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
+from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.statistics import median_interval
+from blockflow.bench.thesis.beside import Rounds, thesis
+
+DISPATCHER = "dispatcher"
+
+BLOCK = "CPU of a block"
+DISPATCHER_CPU = "CPU of the Dispatcher"
+MEAN = "CPU, mean of the blocks"
+MACHINE = "CPU, share of the machine"
+PER_REQUEST = "CPU time per inference"
+GPU = "GPU utilisation"
+RATE = "inferences per second"
+MEAN_RATIO = "CPU, mean of the blocks, to zeromq"
+GPU_RATIO = "GPU utilisation, to zeromq"
+RATE_RATIO = "inferences per second, to zeromq"
+
+_SOURCE = "figure 4.6"
+_TEXT = "text of figure 4.6"
+_RATE_THESIS, _GPU_THESIS = 2.8, 2.0
+_SHORTEST_S = 0.1
+"""Between two points of a timeline: ten of the kernel's ticks."""
+
+_COLOURS = ("#17779b", "#5a4a78", "#6a994e", "#f2b134", "#e4572e", "#bdbdbd", "#7f7f7f")
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One client that asked again as soon as it was answered, for a while.
+
+    Attributes:
+        seconds: of the watch.
+        rate: inferences per second.
+        cpu_s: CPU seconds per block, and of the :data:`DISPATCHER`.
+        timeline: (seconds, CPU percent of one core, mean of the blocks).
+        gpu: utilisation of the device in percent at each look; empty without one.
+    """
+
+    seconds: float
+    rate: float
+    cpu_s: Mapping[str, float]
+    timeline: Sequence[tuple[float, float]] = ()
+    gpu: Sequence[float] = ()
+
+    @classmethod
+    def of(
+        cls,
+        looks: Sequence[tuple[float, Mapping[str, float]]],
+        rate: float,
+        gpu: Sequence[float] = (),
+    ) -> Visit:
+        """From CPU times since the start of each process, looked at over and over.
+
+        Raises:
+            ValueError: fewer than two looks.
+        """
+        if len(looks) < 2:
+            raise ValueError("a share of CPU time needs two looks")
+        (begin, first), (end, last) = looks[0], looks[-1]
+        timeline = []
+        for (t0, before), (t1, after) in itertools.pairwise(looks):
+            blocks = [after[b] - before[b] for b in after if b != DISPATCHER]
+            if t1 - t0 >= _SHORTEST_S:
+                timeline.append((t1, 100 * statistics.fmean(blocks) / (t1 - t0)))
+        spent = {name: last[name] - first[name] for name in last}
+        return cls(end - begin, rate, spent, tuple(timeline), tuple(gpu))
+
+    def percent(self, name: str) -> float:
+        """Of one core."""
+        return 100 * self.cpu_s[name] / self.seconds
+
+    @property
+    def blocks(self) -> list[str]:
+        return [name for name in self.cpu_s if name != DISPATCHER]
+
+    @property
+    def mean_percent(self) -> float:
+        """The thesis's figure: the sum over the blocks' processes by their number."""
+        return statistics.fmean(self.percent(b) for b in self.blocks)
+
+    def machine_percent(self, cores: int) -> float:
+        """All processes of the way and the Dispatcher, of all cores."""
+        return 100 * sum(self.cpu_s.values()) / self.seconds / cores
+
+    @property
+    def ms_per_request(self) -> float:
+        """CPU milliseconds of all these processes for one inference."""
+        return 1e3 * sum(self.cpu_s.values()) / (self.rate * self.seconds)
+
+    @property
+    def gpu_percent(self) -> float:
+        """Mean over the looks; 0 without any."""
+        return statistics.fmean(self.gpu) if self.gpu else 0.0
+
+
+class Utilisation:
+    """What was found.
+
+    Args:
+        visits: arm -> visits, one per round; the arms' n-th visits were side by side.
+        cores: that the processes may use.
+        labels: of every figure.
+    """
+
+    def __init__(
+        self, visits: Mapping[str, Sequence[Visit]], cores: int, labels: Mapping[str, Any]
+    ) -> None:
+        self._visits = visits
+        self._cores = cores
+        self._labels = labels
+        self.mean = self._rounds(lambda v: v.mean_percent)
+        self.rate = self._rounds(lambda v: v.rate)
+        self.gpu = self._rounds(lambda v: v.gpu_percent) if self._has_gpu() else None
+
+    def _has_gpu(self) -> bool:
+        return all(v.gpu_percent > 0 for found in self._visits.values() for v in found)
+
+    def _rounds(self, value: Any) -> Rounds:
+        return Rounds({arm: [value(v) for v in found] for arm, found in self._visits.items()})
+
+    def figures(self) -> list[Figure]:
+        """Per way: each block, their mean, the whole; then the ratios."""
+        out: list[Figure] = []
+        for way, found in self._visits.items():
+            out += self._way(way, found)
+        if self.counted:
+            note = "its value is not printed"
+            out.append(self._ratio(MEAN_RATIO, self.mean, None, _SOURCE, note))
+        note = "of the pipeline's time"
+        out.append(self._ratio(RATE_RATIO, self.rate, _RATE_THESIS, _TEXT, note))
+        if self.gpu is not None:
+            out.append(self._ratio(GPU_RATIO, self.gpu, _GPU_THESIS, _TEXT))
+        return out
+
+    @property
+    def counted(self) -> bool:
+        """Whether every visit was long enough for the kernel's tick to show CPU time at all."""
+        return all(all(values) for values in self.mean.samples.values())
+
+    def _way(self, way: str, found: Sequence[Visit]) -> list[Figure]:
+        out = []
+        for name in found[0].cpu_s:
+            labels = {**self._labels, "block": name}
+            share = median_interval([v.percent(name) for v in found])
+            what = DISPATCHER_CPU if name == DISPATCHER else f"{BLOCK}: {name}"
+            out.append(interval_figure(what, way, 1, share, "%", labels))
+        numbers: list[tuple[str, list[float], str]] = [
+            (MEAN, [v.mean_percent for v in found], "%"),
+            (MACHINE, [v.machine_percent(self._cores) for v in found], "%"),
+            (PER_REQUEST, [v.ms_per_request for v in found], "ms"),
+            (RATE, [v.rate for v in found], "1/s"),
+        ]
+        if self.gpu is not None:
+            numbers.append((GPU, [v.gpu_percent for v in found], "%"))
+        for name, values, unit in numbers:
+            figure = interval_figure(name, way, 1, median_interval(values), unit, self._labels)
+            out.append(thesis(figure, None, _SOURCE))
+        return out
+
+    def _ratio(
+        self, name: str, rounds: Rounds, printed: float | None, source: str, note: str = ""
+    ) -> Figure:
+        labels = {**self._labels, "noise": rounds.noise}
+        found = rounds.ratio(ZEROMQ, TENSORMQ)
+        return thesis(interval_figure(name, TENSORMQ, 1, found, "x", labels), printed, source, note)
+
+    def says(self) -> str:
+        """One line."""
+        handles, whole = self.mean.median(TENSORMQ), self.mean.median(ZEROMQ)
+        text = "visits too short to be compared"
+        if self.counted:
+            text = self.mean.compared(ZEROMQ, TENSORMQ, "as busy", "less busy")
+        line = (
+            f"one client keeps a block's process busy for {handles.value:.0f}% of a core with "
+            f"handles and {whole.value:.0f}% with whole tensors: with handles {text}"
+        )
+        if self.gpu is None:
+            return line
+        text = self.gpu.compared(ZEROMQ, TENSORMQ, "as busy", "less busy")
+        return f"{line}; the GPU with handles {text} (thesis: {_GPU_THESIS:g} times)"
+
+    def draw(self) -> Any:
+        """Left: CPU over time, the mean of the blocks. Right: each process, by way.
+
+        Raises:
+            SystemError_: MISSING_EXTRA without matplotlib.
+        """
+        page = new_page(10, 3.8)
+        left, right = page.subplots(1, 2)
+        ways = [w for w in (TENSORMQ, ZEROMQ) if w in self._visits]
+        for way, colour in zip(ways, _COLOURS, strict=False):
+            for number, visit in enumerate(self._visits[way]):
+                xs, ys = [t for t, _ in visit.timeline], [p for _, p in visit.timeline]
+                label = way if number == 0 else None
+                left.plot(xs, ys, color=colour, linewidth=1, alpha=0.7, label=label)
+        left.set(xlabel="seconds of the visit", ylabel="CPU, % of a core, mean of the blocks")
+        left.set_ylim(bottom=0)
+        left.legend(fontsize=8, frameon=False)
+        names = list(self._visits[ways[0]][0].cpu_s)
+        for i, (way, colour) in enumerate(zip(ways, _COLOURS, strict=False)):
+            values = [median_interval([v.percent(n) for v in self._visits[way]]) for n in names]
+            xs = [at + (i - (len(ways) - 1) / 2) * 0.38 for at in range(len(names))]
+            right.bar(xs, [v.value for v in values], 0.36, color=colour, label=way)
+            for x, v in zip(xs, values, strict=True):
+                right.plot([x, x], [v.low, v.high], color="black", linewidth=1)
+        right.set_xticks(range(len(names)), names, fontsize=8)
+        right.set_ylabel("CPU, % of a core")
+        for ax in (left, right):
+            ax.spines[["top", "right"]].set_visible(False)
+        return page
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The timelines, for a file: way, round, seconds, percent."""
+        return [
+            (way, number, round(at, 3), round(percent, 2))
+            for way, found in self._visits.items()
+            for number, visit in enumerate(found)
+            for at, percent in visit.timeline
+        ]

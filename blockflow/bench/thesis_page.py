@@ -1,0 +1,101 @@
+"""The thesis's experiments in a document: what each says, its tables and pictures, as stored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blockflow.bench.grid import Grid
+
+FOLDER = "thesis"
+"""Below the folder of results; its pictures lie below that of the pictures."""
+
+_MOST_PICTURE_BYTES = 150 * 1024
+
+Document = Mapping[str, Any]
+
+
+def read(results: Path) -> list[Document]:
+    """The stored experiments, in the order of the thesis; none where nothing is stored."""
+    found = [
+        json.loads(path.read_text(encoding="utf-8")) for path in (results / FOLDER).glob("*.json")
+    ]
+    return sorted(found, key=lambda d: (_tables_of(d), d["name"]))
+
+
+def take(results: Path, docs: Path) -> list[Path]:
+    """Store the documents of ``results/thesis`` and those of their pictures that are small."""
+    taken: list[Path] = []
+    for source in sorted((results / FOLDER).glob("*.json")):
+        document = json.loads(source.read_text(encoding="utf-8"))
+        if not isinstance(document, dict) or "says" not in document:
+            continue  # not an experiment's
+        if document["settings"]["quick"]:
+            continue  # it says whether all is sound; its figures mean nothing
+        pictures = [
+            p["file"]
+            for p in document["pictures"]
+            if (source.parent / p["file"]).stat().st_size < _MOST_PICTURE_BYTES
+        ]
+        copies = [
+            (source, docs / "results"),
+            *((source.parent / p, docs / "img") for p in pictures),
+        ]
+        for path, folder in copies:
+            (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / FOLDER / path.name)
+            taken.append(folder / FOLDER / path.name)
+    return taken
+
+
+def lines(documents: Sequence[Document], images: frozenset[str]) -> list[str]:
+    """Markdown: an overview, then every experiment; ``images`` are names below ``img/thesis``."""
+    rows = [(f"`{d['name']}`", ", ".join(d["of"]), str(d["state"]), d["says"]) for d in documents]
+    heads = ("experiment", "of", "", "in one line")
+    out = [Grid("", heads, rows, frozenset(heads)).markdown(), ""]
+    for document in documents:
+        out += [f"### {document['title']} ({', '.join(document['of'])})", "", document["says"], ""]
+        for table in document["tables"]:
+            heads = tuple(table["heads"])
+            cells = [tuple(map(str, row)) for row in table["rows"]]
+            grid = Grid("", heads, cells, _texts(heads, cells))
+            out += [f"*{table['title']}*", "", grid.markdown(), ""]
+        for note in document["notes"]:
+            out += [f"* {note}"]
+        for picture in document["pictures"]:
+            if picture["file"] in images:
+                place = f"img/{FOLDER}/{picture['file']}"
+                out += ["", f"![{picture['title']}]({place})"]
+        out += ["", f"<sub>{_provenance(document)}</sub>", ""]
+    return out
+
+
+def _texts(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> frozenset[str]:
+    """Columns without a number in them."""
+    return frozenset(
+        head
+        for i, head in enumerate(heads)
+        if not any(row[i].lstrip("+-")[:1].isdigit() for row in rows)
+    )
+
+
+def _provenance(document: Document) -> str:
+    machine = document["machine"]
+    where = f"{machine.get('cpu', 'unknown CPU')}, {machine.get('cores', '?')} cores"
+    text = f"`{document['command']}`, {document['date']}; {where}, torch {machine.get('torch')}."
+    steady = document["fixed_work"]
+    return f"{text} {steady.capitalize()}." if steady else text
+
+
+def _tables_of(document: Document) -> tuple[float, ...]:
+    """By the numbers of the thesis's tables and figures: ``table 4.10`` after ``table 4.9``."""
+    numbers = []
+    for name in document["of"]:
+        for word in str(name).replace(",", " ").split():
+            head, _, tail = word.partition(".")
+            if head.isdigit() and tail.isdigit():
+                numbers.append(int(head) + int(tail) / 1000)
+    return tuple(numbers[:1]) or (99.0,)

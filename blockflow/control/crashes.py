@@ -1,0 +1,154 @@
+"""CrashBook: the latest crashes of every process, kept beyond the end of the control plane.
+
+They are for people who look for a cause, and nothing is decided by them. So they have a file of
+their own beside the state: what cannot be read is left out with a word in the log, what cannot be
+written is written next time, and neither a start nor a replacement ever waits for the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from blockflow.control.crew import Crew
+from blockflow.control.documents import read_sealed, seal, write_file
+from blockflow.control.fleet import CRASHES_KEPT, DISPATCHER_NAME, Crash
+
+log = logging.getLogger("blockflow.control")
+
+FILE = "crashes.json"
+FORMAT = 1
+MAX_BYTES = 1024 * 1024
+MAX_NAMES = 256
+"""Processes whose crashes are remembered; those with the latest ones."""
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "at": (int, float),
+    "incarnation": int,
+    "cause": str,
+    "error": (dict, type(None)),
+    "work": list,
+    "log": list,
+}
+
+Record = dict[str, Any]
+
+
+def crash_record(crash: Crash) -> Record:
+    """What is shown of a crash, and stored, but for when it was."""
+    return {
+        "incarnation": crash.incarnation,
+        "cause": crash.cause,
+        "error": crash.error.to_dict() if crash.error is not None else None,
+        "work": [
+            {
+                "block": w.block,
+                "took_ms": w.took_ms,
+                "requests": w.requests,
+                "tickets": list(w.tickets),
+            }
+            for w in crash.work
+        ],
+        "log": list(crash.log_tail),
+    }
+
+
+class CrashBook:
+    """The crashes of this control plane and of those before it.
+
+    Args:
+        folder: the state directory, which must be locked.
+        clock: seconds of the wall clock: the monotonic one does not outlive the machine's start.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = folder / FILE
+        self._clock = clock
+        self._earlier: dict[str, list[Record]] = self._load()
+        self._seen: dict[str, list[Record]] = {}
+
+    def take(self, crew: Crew, incarnation: int, now_ns: int) -> None:
+        """The death of ``incarnation`` was judged: if ``crew`` calls it a crash, keep it.
+
+        Args:
+            crew: it knows what it was.
+            incarnation: of the dead process.
+            now_ns: monotonic clock.
+        """
+        known = {DISPATCHER_NAME: crew.dispatcher_crash}
+        known |= {r.name: r.crash for r in crew.fleet}
+        for name, crash in known.items():
+            if crash is not None and crash.incarnation == incarnation:
+                at = self._clock() - (now_ns - crash.at_ns) / 1e9
+                found = self._seen.setdefault(name, [])
+                found.insert(0, {"at": at, **crash_record(crash)})
+                del found[CRASHES_KEPT:]
+                self._save()
+
+    def earlier(self, name: str, most: int) -> list[Record]:
+        """Crashes of ``name`` under control planes before this one, newest first, as they are
+        shown."""
+        now = self._clock()
+        found = self._earlier.get(name, ())[: max(0, most)]
+        return [
+            {"age_s": round(max(0.0, now - r["at"]), 3)} | {k: r[k] for k in r if k != "at"}
+            for r in found
+        ]
+
+    def _save(self) -> None:
+        """Best effort, and without waiting for the disk: a file that a power failure tears is
+        known by its checksum."""
+        names = {*self._earlier, *self._seen}
+        whole = {
+            n: [*self._seen.get(n, ()), *self._earlier.get(n, ())][:CRASHES_KEPT] for n in names
+        }
+        temp = self._path.with_name(f".{FILE}.new")
+        try:
+            write_file(temp, _bounded(whole), sync=False)
+            os.replace(temp, self._path)
+        except OSError as e:
+            with suppress(OSError):
+                temp.unlink()
+            log.warning("%s cannot be written: %s", self._path, e.strerror or e)
+
+    def _load(self) -> dict[str, list[Record]]:
+        try:
+            _, body = read_sealed(self._path, MAX_BYTES, (FORMAT,))
+            return {name: _records(found) for name, found in body.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as e:
+            log.warning("%s is left out, earlier crashes are forgotten: %s", self._path, e)
+            return {}
+
+
+def _records(found: Any) -> list[Record]:
+    """Raises ValueError when these are no crashes."""
+    if type(found) is not list or len(found) > CRASHES_KEPT:
+        raise ValueError("not a list of crashes")
+    for record in found:
+        if type(record) is not dict or record.keys() != _TYPES.keys():
+            raise ValueError("a crash has other fields")
+        for field, kind in _TYPES.items():
+            if not isinstance(record[field], kind):
+                raise ValueError(f"{field} of a crash is {record[field]!r:.80}")
+    return found
+
+
+def _bounded(whole: Mapping[str, list[Record]]) -> bytes:
+    """The file's content: of too many the processes that have crashed long ago are left out."""
+    names = sorted(whole, key=lambda n: _latest(whole[n]), reverse=True)[:MAX_NAMES]
+    while True:
+        data = seal({n: whole[n] for n in names}, FORMAT)
+        if len(data) <= MAX_BYTES or not names:
+            return data
+        del names[len(names) // 2 :]
+
+
+def _latest(records: Iterable[Record]) -> float:
+    return max((float(r["at"]) for r in records), default=0.0)

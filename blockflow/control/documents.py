@@ -1,0 +1,66 @@
+"""Documents on disk: JSON with a checksum, written whole or not at all, read within bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def seal(body: Mapping[str, Any], fmt: int) -> bytes:
+    """The file's content: ``body`` with its format and checksum."""
+    digest = hashlib.sha256(_canonical(body)).hexdigest()
+    document = {"format": fmt, "sha256": digest, "body": body}
+    return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def read_sealed(path: Path, most: int, formats: Collection[int]) -> tuple[int, dict[str, Any]]:
+    """(format, body) of a file of at most ``most`` bytes.
+
+    Raises:
+        OSError, ValueError: the latter says what is wrong with it.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags), "rb") as f:
+        if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+            raise ValueError("not a regular file")
+        raw = f.read(most + 1)
+    if len(raw) > most:
+        raise ValueError("too large")
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ValueError("not valid JSON (torn or altered)") from None
+    if type(document) is not dict or set(document) != {"format", "sha256", "body"}:
+        raise ValueError("not a state document")
+    fmt, body = document["format"], document["body"]
+    if type(fmt) is not int or fmt not in formats:
+        readable = " and ".join(str(f) for f in sorted(formats))
+        raise ValueError(f"format {fmt!r}, this release reads {readable}")
+    if type(body) is not dict:
+        raise ValueError("not a state document")
+    if hashlib.sha256(_canonical(body)).hexdigest() != document["sha256"]:
+        raise ValueError("the checksum does not fit")
+    return fmt, body
+
+
+def write_file(path: Path, data: bytes, *, sync: bool) -> None:
+    """Write a new private file; ``sync``: it is on the disk when this returns. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,109 @@
+"""REST over TLS: the certificate, and connections whose handshake keeps nobody else waiting.
+
+cheroot's own adapter shakes hands in the thread that accepts connections: a peer that connects and
+says nothing would hold up everybody for ten seconds. Here the handshake belongs to the first read,
+in the thread of that connection, once something has come on it.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+from cheroot.errors import FatalSSLAlert
+from cheroot.makefile import StreamReader, StreamWriter
+from cheroot.ssl import Adapter
+
+from blockflow.core.errors import RequestError
+from blockflow.tensormq.private_files import read_private
+
+_MAX_KEY_BYTES = 64 * 1024
+
+
+def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS 1.2 and later with this certificate (and those that lead to its root, in one PEM file).
+
+    Raises:
+        RequestError: INVALID_REQUEST: they cannot be used, or are not a pair.
+        SystemError_: UNAUTHORIZED: others can read the key.
+    """
+    # A key is often reached by a link that is moved at each renewal: what it leads to counts.
+    secret = key.resolve()
+    read_private(secret, "the key of REST's certificate", _MAX_KEY_BYTES)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.sslsocket_class = _Socket
+    try:
+        context.load_cert_chain(certificate, secret, password=_no_password)
+    except (OSError, ValueError) as e:  # an SSLError is an OSError
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"the certificate and its key cannot be used: {e}",
+            where=str(certificate),
+            hint="--rest-cert takes a PEM certificate, --rest-key its PEM key without a password",
+        ) from e
+    return context
+
+
+def _no_password() -> str:
+    # Without this OpenSSL would ask for it at the terminal.
+    raise ValueError("the key is encrypted")
+
+
+class _Socket(ssl.SSLSocket):
+    """Ends quietly with a peer that does not shake hands, or breaks the protocol."""
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        try:
+            return super().recv_into(*args, **kwargs)
+        except ssl.SSLError as e:
+            raise FatalSSLAlert(*e.args) from e
+        except TimeoutError as e:
+            if self.version() is None:  # the handshake did not end: no answer could be read
+                raise FatalSSLAlert(*e.args) from e
+            raise
+
+
+class _Reader(StreamReader):
+    """Knows of what TLS has decrypted already, which the selector does not see."""
+
+    def __init__(self, sock: ssl.SSLSocket, mode: str, bufsize: int) -> None:
+        super().__init__(sock, mode, bufsize)
+        self._tls = sock
+
+    def has_data(self) -> bool:
+        return bool(super().has_data()) or self._tls.pending() > 0
+
+
+class TlsAdapter(Adapter):
+    """What cheroot asks for a connection's socket and files.
+
+    Args:
+        context: of :func:`tls_context`.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.context = context
+
+    def bind(self, sock: socket.socket) -> socket.socket:
+        return sock
+
+    def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
+        """A new connection."""
+        try:
+            made = self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except OSError as e:
+            raise FatalSSLAlert(*e.args) from e
+        return made, self.get_environ()
+
+    def get_environ(self) -> dict[str, str]:
+        return {"wsgi.url_scheme": "https", "HTTPS": "on"}
+
+    def makefile(
+        self, sock: ssl.SSLSocket, mode: str = "r", bufsize: int = io.DEFAULT_BUFFER_SIZE
+    ) -> StreamReader | StreamWriter:
+        return _Reader(sock, mode, bufsize) if "r" in mode else StreamWriter(sock, mode, bufsize)

@@ -1,0 +1,71 @@
+"""Every process of a system is killed at once, under load; then a new one takes its place."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from control_rig import SPEC
+from dispatcher_rig import wait_until
+from up_rig import family, up
+
+from blockflow.client import Client
+from blockflow.client.pending import PendingRequest
+from blockflow.core.errors import BlockFlowError
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+X = np.arange(4, dtype=np.float32).reshape(1, 4)
+PATIENCE_S = 60.0
+BODY = {
+    "blocks": ["a", {"name": "slow", "batching": "none"}],
+    "tasks": {"t": ["a", "slow"], "q": ["a"]},
+}
+
+
+def outcome(future: PendingRequest) -> str:
+    """``OK`` with the right value, else the code."""
+    try:
+        assert np.array_equal(future.result(PATIENCE_S).value, X)
+    except BlockFlowError as e:
+        return e.code
+    return "OK"
+
+
+@pytest.mark.timeout(400)  # on a machine that others share
+def test_everything_is_killed_at_once(tmp_path: Path) -> None:
+    repository = BlockRepository(tmp_path / "blocks")
+    save_echo(repository, "a", SPEC)
+    save_echo(repository, "slow", SPEC, settings={"row_ms": 100})
+    (tmp_path / "topology.json").write_text(json.dumps(BODY))
+    with up(tmp_path, "--topology", str(tmp_path / "topology.json")) as (process, ready):
+        first = Path(ready["run_dir"])
+        with Client(ready["clients"][0], connect_timeout_s=PATIENCE_S) as client:
+            assert outcome(client.submit("q", X, deadline_s=PATIENCE_S)) == "OK"
+            asked = [client.submit("t", X, deadline_s=PATIENCE_S) for _ in range(100)]
+            wait_until(lambda: asked[0].done())  # the others are queued, computed, on their way
+            alive = [psutil.Process(process.pid), *family(process.pid)]
+            assert len(alive) == 5  # manager, template, dispatcher, two workers
+            for one in alive:
+                one.send_signal(signal.SIGKILL)
+            process.wait(PATIENCE_S)
+            outcomes = [outcome(future) for future in asked]
+            assert {"OK", "CONNECTION_LOST"} <= set(outcomes)
+            assert set(outcomes) <= {"OK", "CONNECTION_LOST", "OVERLOADED"}
+            counters, lost = client.counters(), outcomes.count("CONNECTION_LOST")
+            assert (counters.answered, counters.failed) == (101 - lost, lost)
+            assert counters.late_replies == 0
+        _, left = psutil.wait_procs(alive, PATIENCE_S)
+        assert not left
+    assert first.exists()  # nobody was left to remove it
+    with up(tmp_path) as (process, ready):
+        assert ready["epoch"] == 1
+        assert not first.exists()
+        with Client(ready["clients"][0]) as client:
+            assert outcome(client.submit("t", X, deadline_s=PATIENCE_S)) == "OK"
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0

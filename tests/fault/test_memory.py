@@ -1,0 +1,267 @@
+"""Processes that run out of memory: typed errors, or a death that costs nobody else anything.
+
+By a limit on a process's data (the allocator is refused), and by a memory cgroup (the kernel kills
+whoever has most). A request for so many MiB is one whose first element says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from control_rig import SPEC, echo_repository
+from dispatcher_rig import wait_until
+
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.control.update import Kind
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.launch.local import TemplateLauncher
+from blockflow.repository.echo import save_echo
+from blockflow.repository.manifest import Manifest, Source, contract_form
+from blockflow.repository.repository import BlockRepository
+
+MIB = 1 << 20
+LONG_S = 60.0
+SMALL, LARGE = 1, 400
+"""MiB of a request that there is room for under the limits below, and of one that there is not."""
+
+ROOM = 160 * MIB
+BODY = {
+    "blocks": ["greedy", "a", "wide"],
+    "tasks": {"g": ["greedy"], "t": ["a"], "w": ["wide"]},
+}
+
+
+class Greedy(torch.nn.Module):
+    """Gives back its input, and needs as many MiB for it as its first element says."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        need = torch.ones(int(x[0, 0].item()) * 262_144, dtype=torch.float32)
+        return x + (need.mean() - 1)
+
+
+def save_greedy(repository: BlockRepository) -> None:
+    artifact = BytesIO()
+    torch.jit.save(torch.jit.script(Greedy()), artifact)
+    manifest = Manifest(
+        name="greedy",
+        version="1",
+        format="torchscript-scripted",
+        artifact="unset",
+        sha256="0" * 64,
+        size=0,
+        contract=contract_form(Contract(SPEC, SPEC)),
+        parameters=0,
+        state_bytes=0,
+        source=Source(model="greedy"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    repository.save(manifest, artifact.getvalue())
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    root = tmp_path_factory.mktemp("memory")
+    repository = echo_repository(root / "blocks")
+    save_greedy(repository)
+    save_echo(repository, "wide", TensorSpec("float32", ("rows", MIB)))
+    launcher = TemplateLauncher()
+    try:
+        with System(
+            repository=root / "blocks",
+            state_dir=root / "state",
+            rest_port=0,
+            client_port=0,
+            launcher=launcher,
+        ) as running:
+            running.apply(BODY)
+            yield running
+    finally:
+        launcher.close()
+
+
+@pytest.fixture
+def client(system: System) -> Iterator[Client]:
+    """Tensors in messages; at the end every request has had one outcome."""
+    with Client(system.client_endpoint, connect_timeout_s=LONG_S, shared_memory="off") as made:
+        yield made
+        counters = made.counters()
+        assert counters.submitted == counters.answered + counters.failed
+        assert counters.late_replies == 0
+
+
+def asks(mib: float) -> np.ndarray[Any, Any]:
+    return np.full((1, 4), mib, np.float32)
+
+
+def outcome(client: Client, task: str, x: np.ndarray[Any, Any]) -> str:
+    """``OK`` with the right value, else the code."""
+    try:
+        assert np.array_equal(client.infer(task, x, deadline_s=LONG_S).value, x)
+    except BlockFlowError as e:
+        return e.code
+    return "OK"
+
+
+def worker(system: System, name: str) -> dict[str, Any]:
+    return system.commands.worker(name)
+
+
+def fresh(system: System) -> dict[str, Any]:
+    """A worker of the greedy block whose allocator has nothing in store."""
+    assert system.commands.operate(Kind.RESTART, "greedy")["update"]["state"] == "done"
+    (made,) = [w for w in system.commands.workers() if w["name"].startswith("greedy#")]
+    return worker(system, made["name"])
+
+
+def serves(system: System, client: Client) -> None:
+    """Every worker is up again, and every task is answered."""
+
+    def settled() -> bool | None:
+        realm = system.manager.brain.realm
+        return not realm.reasons_not_ready() or None
+
+    assert system.manager.wait(settled, LONG_S)
+    assert [outcome(client, t, asks(SMALL)) for t in ("g", "t")] == ["OK", "OK"]
+
+
+@contextmanager
+def limited(pid: int, room: int) -> Iterator[None]:
+    """The process's allocator gets ``room`` bytes more, and no more than that."""
+    found = re.search(r"VmData:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    before = resource.prlimit(pid, resource.RLIMIT_DATA)
+    now = int(found[1]) * 1024
+    resource.prlimit(pid, resource.RLIMIT_DATA, (now + room, before[1]))
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_DATA, before)
+
+
+def test_a_forward_that_gets_no_memory_is_an_error(system: System, client: Client) -> None:
+    """Its worker lives, and computes what there is room for."""
+    old = fresh(system)
+    with limited(old["pid"], ROOM):
+        with pytest.raises(BlockFlowError) as e:
+            client.infer("g", asks(LARGE), deadline_s=LONG_S)
+        assert e.value.code == "BLOCK_FAILED"
+        assert "memory" in e.value.message
+        assert outcome(client, "g", asks(SMALL)) == "OK"
+        assert outcome(client, "t", asks(SMALL)) == "OK"
+    assert outcome(client, "g", asks(LARGE)) == "OK"  # it was the limit
+    assert worker(system, old["name"])["pid"] == old["pid"]
+
+
+def test_a_worker_without_any_memory_left(system: System, client: Client) -> None:
+    """Whatever it was doing when it got none, it answers, or dies and is replaced."""
+    old = fresh(system)
+    with limited(old["pid"], 0):
+        pending = [client.submit("g", asks(32 + n), deadline_s=LONG_S) for n in range(20)]
+        for n, future in enumerate(pending):
+            answer = future.exception(LONG_S) or future.result().value
+            if isinstance(answer, np.ndarray):
+                assert np.array_equal(answer, asks(32 + n))
+            else:
+                assert isinstance(answer, BlockFlowError), answer
+                assert answer.code in ("BLOCK_FAILED", "WORKER_LOST", "POISON")
+        assert outcome(client, "t", asks(SMALL)) == "OK"
+    serves(system, client)
+
+
+def test_a_dispatcher_that_gets_no_memory(system: System, client: Client) -> None:
+    """A message that it has no room for ends its sender's connection, and nobody else's."""
+    old = worker(system, "dispatcher")
+    large = np.ones((28, MIB), np.float32)  # more than the allocator keeps in store
+    with (
+        limited(old["pid"], 16 * MIB),
+        Client(system.client_endpoint, connect_timeout_s=LONG_S, shared_memory="off") as other,
+    ):
+        assert outcome(other, "w", large) == "CONNECTION_LOST"
+        assert outcome(client, "t", asks(SMALL)) == "OK"
+    assert outcome(client, "w", large) == "OK"
+    assert worker(system, "dispatcher")["pid"] == old["pid"]
+
+
+# --- the kernel kills ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A memory cgroup with little room below this process's own."""
+    own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    mine = next((path for _, kinds, path in own if "memory" in kinds.split(",")), None)
+    if mine is None:
+        pytest.skip("no memory cgroup (version 1) here")
+    base = Path("/sys/fs/cgroup/memory")
+    parent = base / mine.lstrip("/")
+    made = (parent if parent.is_dir() else base) / f"blockflow-test-{os.getpid()}"
+    try:
+        made.mkdir()
+    except OSError as e:
+        pytest.skip(f"no cgroup may be made here: {e}")
+    try:
+        (made / "memory.limit_in_bytes").write_text(str(ROOM))
+        yield made
+    finally:
+        for pid in (made / "cgroup.procs").read_text().split():
+            (made.parent / "cgroup.procs").write_text(pid)
+        wait_until(lambda: removed(made))
+
+
+def removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:  # the dead have not quite gone yet
+        return False
+    return True
+
+
+def kills(cgroup: Path) -> int:
+    found = re.search(r"oom_kill (\d+)", (cgroup / "memory.oom_control").read_text())
+    return int(found[1]) if found else 0
+
+
+def test_a_worker_that_the_kernel_kills_is_replaced(
+    system: System, client: Client, cgroup: Path
+) -> None:
+    """Its successor has room: the request gets its result."""
+    old = fresh(system)
+    (cgroup / "cgroup.procs").write_text(str(old["pid"]))
+    assert outcome(client, "g", asks(LARGE)) == "OK"
+    serves(system, client)
+    new = worker(system, old["name"])
+    assert new["pid"] != old["pid"]
+    assert new["crash"]["cause"] == "killed by SIGKILL"
+    (work,) = new["crash"]["work"]
+    assert (work["block"], work["requests"]) == ("greedy", 1)
+
+
+def test_a_request_that_no_worker_has_memory_for_is_poison(
+    system: System, client: Client, cgroup: Path
+) -> None:
+    """Its worker and that one's successor are killed for it, and no third one."""
+    old = fresh(system)
+    template = system.status()["control"]["template"]["pid"]
+    for pid in (old["pid"], template):  # what is forked from it is in the cgroup as well
+        (cgroup / "cgroup.procs").write_text(str(pid))
+    mates = [client.submit("g", asks(SMALL), deadline_s=LONG_S) for _ in range(4)]
+    assert outcome(client, "g", asks(LARGE)) == "POISON"
+    for future in mates:
+        assert np.array_equal(future.result(LONG_S).value, asks(SMALL))
+    serves(system, client)
+    assert worker(system, old["name"])["restarts"] == old["restarts"] + 2
+    assert system.status()["control"]["template"]["pid"] == template

@@ -1,0 +1,112 @@
+"""The thesis's experiments with real processes, in their smallest form: echo blocks, few rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from thesis_rig import context
+
+from blockflow.bench.contenders import CONTENDERS, Contender, Model
+from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
+from blockflow.bench.thesis import copies, experiment, pipeline_time, transports
+from blockflow.bench.thesis.beside import AGAIN
+from blockflow.bench.thesis.experiment import Context, Findings, Workshop
+from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
+from blockflow.bench.thesis.one_client import HTTP, HTTP_JSON, OFFLINE
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+pytestmark = pytest.mark.timeout(300)
+
+FLOATS = 4096
+BLOCKS = 3  # of the digits model, for which echo blocks stand: nothing to export
+
+
+def store_echoes(model: Model, contender: Contender, root: Path) -> None:
+    for name in model.chain(contender, root).blocks:
+        save_echo(BlockRepository(root), name, TensorSpec("float32", ("rows", FLOATS)))
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.setitem(CONTENDERS, "echo", Contender("echo", "auto"))  # type: ignore[arg-type]
+    monkeypatch.setattr(experiment, "prepare_apart", store_echoes)
+    return context(tmp_path, engine="echo")
+
+
+def modes(found: Findings, name: str) -> set[str]:
+    return {f.mode for f in found.figures if f.name == name}
+
+
+def test_transports(tmp_path: Path) -> None:
+    found = transports.run(context(tmp_path))
+    ways = {(f.name, f.mode) for f in found.figures if f.unit == "ms"}
+    assert ways == {
+        *((kind, way) for kind in ("string", "JSON", "tensor") for way in transports.WAYS[:3]),
+        *(("tensor", way) for way in transports.WAYS[3:]),
+    }
+    assert all(f.value > 0 and f.n >= 25 for f in found.figures if f.unit == "ms")
+
+
+def test_pipeline_times_of_every_way(made: Context) -> None:
+    found = pipeline_time.run(made)
+    ways = {HTTP, HTTP_JSON, ZEROMQ, TENSORMQ, OFFLINE}
+    assert modes(found, pipeline_time.TIME) == ways
+    rows = found.data[0].rows
+    assert {row[0] for row in rows} == ways | {TENSORMQ + AGAIN}
+    assert all(computing > 0 and trip > 0 for _, _, computing, trip in rows)
+
+
+def test_bytes_are_counted_by_the_kernel(made: Context) -> None:
+    reason = copies.EXPERIMENT.needs[0](made.settings)
+    if reason is not None:
+        pytest.skip(reason)
+    found = copies.run(made)
+    sent = {f.mode: f.value * 1e6 for f in found.figures if f.name == copies.SOCKETS}
+    tensor = FLOATS * 4
+    # To every block and to the Dispatcher; whatever else uses the loopback device adds to it.
+    assert sent[ZEROMQ] >= BLOCKS * tensor
+    assert sent[TENSORMQ] >= 0
+    first = next(f for f in found.figures if f.name == copies.FIRST)
+    assert tensor < first.value * 1e6 < 3 * tensor  # a sample of the KPIs may be between two counts
+
+
+# --- the HTTP server -----------------------------------------------------------------------------
+
+
+def test_the_server_answers_with_the_models_result(made: Context) -> None:
+    x = np.arange(2 * FLOATS, dtype=np.float32).reshape(2, FLOATS)
+    with HttpServer(made.chain()) as server, HttpClient(server.port) as client:
+        y = np.frombuffer(client.post("/infer", x.data.cast("B")), np.float32)
+        assert np.array_equal(y, x.ravel())
+        with HttpClient(server.port, keep=False) as other:
+            text = b"[[" + b"0," * (FLOATS - 1) + b"1]]"
+            assert other.post("/infer", text, TEXT).endswith(b"1.0]]")
+            assert other.post("/string", b"again") == b"again"
+        with pytest.raises(BlockFlowError, match="404"):
+            client.post("/nothing", b"")
+        server.close()
+        with pytest.raises(BlockFlowError, match="CONNECTION_LOST"):
+            client.post("/string", b"")
+
+
+def test_blocks_are_exported_once_for_all_experiments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def prepare(model: Model, contender: Contender, root: Path) -> None:
+        asked.append(f"{model.name}, {contender.label}, {root.name}")
+
+    monkeypatch.setattr(experiment, "prepare_apart", prepare)
+    workshop = Workshop(tmp_path)
+    for _ in range(2):
+        made = context(tmp_path, workshop, device="cuda:0")
+        assert made.chain().device == "cuda:0"
+        assert made.chain("torchscript", "resnet18").blocks[0] == "torchscript-traced.block1"
+    # Two models have the same names for their blocks: each has a repository of its own.
+    assert asked == ["digits, exported, digits", "resnet18, torchscript, resnet18"]

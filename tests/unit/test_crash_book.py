@@ -1,0 +1,205 @@
+"""The latest crashes outlive the control plane; what is torn is left out and stops nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.control import crashes, documents
+from blockflow.control.crashes import FILE, CrashBook
+from blockflow.control.crew import Crew
+from blockflow.control.fleet import CRASHES_KEPT, Crash, LastWork
+from blockflow.control.store import StateStore
+from blockflow.core.errors import BlockError
+
+SECOND = 1_000_000_000
+
+
+class Replica:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.crash: Crash | None = None
+
+
+class Staff(Crew):
+    """The part of a Crew that is asked for crashes."""
+
+    def __init__(self, *names: str) -> None:
+        self.fleet: Any = [Replica(n) for n in names]
+        self.at_dispatcher: Crash | None = None
+
+    @property
+    def dispatcher_crash(self) -> Crash | None:
+        return self.at_dispatcher
+
+
+class Times:
+    """A control plane whose processes crash, one after the other; the clock is a number."""
+
+    def __init__(self, folder: Path, *names: str, start: float = 1000.0) -> None:
+        self.now = start
+        self.crew = Staff(*(names or ("a#0",)))
+        self.book = CrashBook(folder, lambda: self.now)
+
+    def crash(self, incarnation: int, cause: str = "killed", which: int = 0) -> None:
+        work = (LastWork("a", 1.5, 3, ("01", "02")),)
+        error = BlockError("BLOCK_FAILED", "odd")
+        crash = Crash(incarnation, 7 * SECOND, cause, error, ("first", "last"), True, work)
+        if which < 0:
+            self.crew.at_dispatcher = crash
+        else:
+            self.crew.fleet[which].crash = crash
+        self.book.take(self.crew, incarnation, 9 * SECOND)  # it was two seconds ago
+
+
+def test_the_next_control_plane_knows_them(tmp_path: Path) -> None:
+    first = Times(tmp_path, "a#0", "b#0")
+    first.crash(11)
+    first.crash(12, "again")
+    first.crash(13, which=1)
+    first.crash(14, which=-1)
+    assert first.book.earlier("a#0", 5) == []  # its own are the crew's to tell
+    second = Times(tmp_path, start=1060.0)
+    newest, oldest = second.book.earlier("a#0", 5)
+    assert (newest["incarnation"], newest["cause"]) == (12, "again")
+    assert oldest["incarnation"] == 11
+    assert newest["age_s"] == 62.0
+    assert newest["log"] == ["first", "last"]
+    assert newest["error"]["code"] == "BLOCK_FAILED"
+    assert newest["work"] == [
+        {"block": "a", "took_ms": 1.5, "requests": 3, "tickets": ["01", "02"]}
+    ]
+    assert [r["incarnation"] for r in second.book.earlier("b#0", 5)] == [13]
+    assert [r["incarnation"] for r in second.book.earlier("dispatcher", 5)] == [14]
+    assert second.book.earlier("a#0", 1) == [newest]
+    assert second.book.earlier("a#0", -1) == second.book.earlier("c#0", 5) == []
+
+
+def test_the_last_five_of_all_control_planes_are_kept(tmp_path: Path) -> None:
+    for start in (0, 3, 6):
+        times = Times(tmp_path)
+        for n in range(start, start + 3):
+            times.crash(n + 1)
+    found = Times(tmp_path).book.earlier("a#0", 9)
+    assert [r["incarnation"] for r in found] == [9, 8, 7, 6, 5]
+    assert len(found) == CRASHES_KEPT
+
+
+def test_deaths_that_are_no_crashes_change_nothing(tmp_path: Path) -> None:
+    times = Times(tmp_path)
+    times.book.take(times.crew, 5, 0)
+    times.crash(11)
+    before = (tmp_path / FILE).stat().st_mtime_ns
+    times.book.take(times.crew, 12, 0)  # told to stop
+    assert (tmp_path / FILE).stat().st_mtime_ns == before
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert sorted(p.name for p in tmp_path.iterdir()) == [FILE]
+
+
+def test_a_clock_that_was_set_back_shows_no_future(tmp_path: Path) -> None:
+    Times(tmp_path, start=5000.0).crash(1)
+    assert Times(tmp_path, start=10.0).book.earlier("a#0", 1)[0]["age_s"] == 0.0
+
+
+def broken_files() -> list[bytes]:
+    good: dict[str, Any] = {"a#0": []}
+    bodies: list[Any] = [
+        {"a#0": {}},
+        {"a#0": [1]},
+        {"a#0": [{"at": 1}]},
+        {"a#0": [{}] * 6},
+        {"a#0": [{"at": "x", "incarnation": 1, "cause": "", "error": None, "work": [], "log": []}]},
+    ]
+    return [
+        b"",
+        b"[]",
+        b"\xff" * 40,
+        b"[" * 100_000,
+        documents.seal(good, 2),
+        documents.seal(good, 1).replace(b"a#0", b"b#0"),
+        b" " * (crashes.MAX_BYTES + 1),
+        *(documents.seal(body, 1) for body in bodies),
+    ]
+
+
+@pytest.mark.parametrize("content", broken_files(), ids=lambda c: repr(c[:12]))
+def test_what_cannot_be_read_is_left_out_with_a_word(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    times = Times(tmp_path)
+    assert times.book.earlier("a#0", 5) == []
+    assert "earlier crashes are forgotten" in caplog.text
+    times.crash(3)
+    assert [r["incarnation"] for r in Times(tmp_path).book.earlier("a#0", 5)] == [3]
+
+
+def test_a_file_torn_anywhere_stops_no_start(tmp_path: Path) -> None:
+    Times(tmp_path).crash(1)
+    whole = (tmp_path / FILE).read_bytes()
+    for length in range(0, len(whole) - 1, 7):
+        (tmp_path / FILE).write_bytes(whole[:length])
+        assert Times(tmp_path).book.earlier("a#0", 5) == []
+    (tmp_path / FILE).write_bytes(whole)
+    assert len(Times(tmp_path).book.earlier("a#0", 5)) == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_only_a_file_is_read(kind: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    Times(other).crash(1)
+    if kind == "link":
+        (tmp_path / FILE).symlink_to(other / FILE)
+    elif kind == "folder":
+        (tmp_path / FILE).mkdir()
+    else:
+        os.mkfifo(tmp_path / FILE)
+    assert Times(tmp_path).book.earlier("a#0", 5) == []
+
+
+def test_a_full_disk_costs_the_history_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = Times(tmp_path)
+    times.crash(1)
+
+    def full(path: Path, data: bytes, *, sync: bool) -> None:
+        path.write_bytes(data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(crashes, "write_file", full)
+    times.crash(2)
+    assert "No space left" in caplog.text
+    assert sorted(p.name for p in tmp_path.iterdir()) == [FILE]
+    assert [r["incarnation"] for r in Times(tmp_path).book.earlier("a#0", 5)] == [1]
+    monkeypatch.undo()
+    times.crash(3)
+    found = Times(tmp_path).book.earlier("a#0", 5)
+    assert [r["incarnation"] for r in found] == [3, 2, 1]
+
+
+def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crashes, "MAX_BYTES", 20_000)
+    names = [f"w{i}#0" for i in range(300)]
+    times = Times(tmp_path, *names)
+    for i in range(300):
+        times.now += 1.0
+        times.crash(i + 1, which=i)
+    assert (tmp_path / FILE).stat().st_size <= 20_000
+    kept = json.loads((tmp_path / FILE).read_bytes())["body"]
+    assert 10 < len(kept) < 300
+    assert names[-1] in kept  # who crashed last
+    assert names[0] not in kept
+
+
+def test_a_fresh_start_keeps_them_aside(tmp_path: Path) -> None:
+    StateStore(tmp_path).close()
+    Times(tmp_path).crash(1)
+    StateStore.open_fresh(tmp_path).close()
+    assert Times(tmp_path).book.earlier("a#0", 5) == []
+    assert (tmp_path / f"discarded-{FILE}").exists()
