@@ -174,7 +174,7 @@ def test_a_starved_machine_costs_nobody_his_life(system: System) -> None:
 
 
 @pytest.mark.timeout(400)  # it starts a system of its own
-def test_a_stopped_manager_stops_nobody_and_a_dead_system_leaves_nobody(tmp_path: Path) -> None:
+def test_a_stopped_manager_stops_nobody_and_a_dead_one_leaves_nobody(tmp_path: Path) -> None:
     """Serving goes on, and when he is back he blames nobody for the time that he was away. When the
     template dies and then the guardian, nobody is orphaned."""
     echo_repository(tmp_path / "blocks")
