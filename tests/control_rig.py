@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from blockflow.control.adoption import Inheritance, install
 from blockflow.control.brain import Brain
 from blockflow.control.events import (
     AllGone,
@@ -24,9 +27,11 @@ from blockflow.control.events import (
     Send,
 )
 from blockflow.control.fleet import Place
+from blockflow.control.journal import Journal
 from blockflow.control.settings import ControlSettings, Timing
 from blockflow.control.update import Update
 from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.lifecycle import Event as LifeEvent
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.topology import Topology, parse_topology
 from blockflow.repository.echo import save_echo
@@ -94,6 +99,7 @@ class World:
         hold_ready: names that say Hello but not Ready, until :meth:`make_ready`.
         busy: the Dispatcher has requests in flight: no Drained until :meth:`let_drain`.
         disk_full: commits fail.
+        stored: epoch and topology on disk.
         threads: incarnation -> intra-op threads that it was told last, of all that ever lived.
     """
 
@@ -117,6 +123,8 @@ class World:
         self.disk_full = False
         self.threads: dict[int, int] = {}
         self.gone = False
+        self.stored: tuple[int, Topology | None] = (0, None)
+        self._settings = settings
         self._events: deque[Any] = deque()
 
     # --- steering -------------------------------------------------------------------------------
@@ -165,12 +173,50 @@ class World:
         incarnation = self.incarnation(name)
         self.tell(Received(incarnation, self._ready(incarnation, name)))
 
+    def make_ready_quietly(self, name: str) -> None:
+        """It is ready, and the Manager notes it, but does not come to do anything about it."""
+        life = self.brain.crew.find(self.incarnation(name))
+        if life is None:
+            raise AssertionError(name)
+        life.on(LifeEvent.LOADED)
+        life.on(LifeEvent.PROVED)
+        life.endpoint, life.ready_ns = f"ipc:///run/d{life.incarnation}.sock", self.now
+
     def let_drain(self) -> None:
         self.busy = False
         dispatcher = self.incarnation("dispatcher")
         owed, self.owed = self.owed, []
         for version in owed:
             self.tell(Received(dispatcher, Drained(dispatcher, version)))
+
+    def journal(self) -> Journal:
+        """What the Manager would have written down by now, read again."""
+        return Journal.from_dict(json.loads(json.dumps(asdict(Journal.of(self.brain.realm)))))
+
+    def succeed(self, *, killed: Iterable[str] = (), journal: Journal | None = None) -> Update:
+        """The Manager dies, then the processes ``killed``, and another Manager takes over.
+
+        What was on its way to the dead one is lost. ``journal`` is its last word, by default one
+        of this moment.
+        """
+        last = self.journal() if journal is None else journal
+        for name in killed:
+            del self.alive[self.incarnation(name)]
+        self._events.clear()
+        numbers = Counter()
+        numbers.incarnation = numbers.stage = 1000 + max([0, *self.alive])
+        self.brain = Brain(self._settings, self.brain.crew.place, numbers)
+        epoch, stored = self.stored
+        adoption = install(self.brain.realm, Inheritance(last, epoch, stored, {"posted": 1}))
+        lives = list(self.brain.crew.lives())
+        for incarnation in self.alive.keys() - {life.incarnation for life in lives}:
+            del self.alive[incarnation]
+        for life in lives:
+            if life.condemned or life.name in self.mute:
+                self.alive.pop(life.incarnation, None)
+            if life.incarnation not in self.alive:
+                self.brain.handle(Exited(life.incarnation, -9), self.now)
+        return self.do(lambda now: self.brain.readopt(adoption, now))
 
     def tell(self, event: Any) -> None:
         self.brain.handle(event, self.now)
@@ -247,6 +293,9 @@ class World:
         elif isinstance(instruction, Commit):
             error = SystemError_("NO_SPACE", "full")
             failed = CommitFailed(instruction.update_id, error)
+            update = self.brain.runner.current
+            if not self.disk_full and update is not None:
+                self.stored = (instruction.epoch, update.target)
             self._events.append(failed if self.disk_full else Committed(instruction.update_id))
         elif isinstance(instruction, AllGone):
             self.gone = True

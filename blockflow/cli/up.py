@@ -98,14 +98,13 @@ def up(
 
     The topology that was last in force is deployed again.
     """
+    from blockflow.control.guardian import Guardian
     from blockflow.control.settings import ControlSettings, default_state_dir
-    from blockflow.control.system import System
     from blockflow.launch.process import raise_descriptor_limit
 
     raise_descriptor_limit()
     if not os.environ.get("BLOCKFLOW_DEBUG"):
         logging.getLogger("blockflow").setLevel(logging.INFO)
-    body = _read(topology) if topology else None
     settings = ControlSettings(
         repository=Path(repository),
         state_dir=Path(state_dir) if state_dir else default_state_dir(),
@@ -128,9 +127,19 @@ def up(
             f"blockflow: there is no folder {str(settings.repository)!r} yet: export blocks into "
             "it, or give another one by --repository\n"
         )
-    system = System(settings, fresh=fresh)
+    ward = Guardian(settings.run_root).run()
+    if isinstance(ward, int):  # this is the guardian, and everything has ended
+        raise typer.Exit(ward)
+    # From here on this is the Manager's process: the guardian stays without all these libraries.
+    from blockflow.control.system import System
+
+    first = ward.deaths == 0
+    body = _read(topology) if topology and first else None
+    system = System(settings, fresh=fresh and first, ward=ward)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: system.ask_stop())
+    if ward.stop_asked():
+        system.ask_stop()
     with system:
         if body is not None and not system.wait(0):
             try:
@@ -138,7 +147,8 @@ def up(
             except BlockFlowError as e:
                 # The system is up and can be mended by another update; say what was wrong.
                 sys.stderr.write(f"blockflow: {topology}: {e}\n")
-        if not system.wait(0):
+        system.serving()
+        if first and not system.wait(0):
             _announce(system.announcement(), json_)
         system.wait()
         if not json_:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blockflow.control.adoption import Adoption
 from blockflow.control.crew import ns
 from blockflow.control.events import (
     AllGone,
@@ -38,6 +39,7 @@ from blockflow.core.errors import (
     TopologyError,
 )
 from blockflow.core.lifecycle import Event as LifeEvent
+from blockflow.core.lifecycle import State
 from blockflow.core.placement import WorkerSpec
 from blockflow.core.plan import free_name
 from blockflow.core.topology import Topology
@@ -49,6 +51,7 @@ from blockflow.wire.control import (
     Ready,
     RoutesApplied,
     StartFailed,
+    Stop,
 )
 
 
@@ -121,10 +124,37 @@ class Brain:
         update = self.runner.begin(Kind.RESTORE, epoch, now_ns)
         update.plan = told
         update.notes += self.realm.cautions(topology)
-        threads = self.realm.threads.of_new([s.spec for s in plan.start])
-        for start, count in zip(plan.start, threads, strict=True):
-            replica = self.crew.start_replica(start.spec, start.replica, count, Role.ACTIVE, now_ns)
-            update.waiting.add(replica.life.incarnation)
+        self.runner.start_missing(update, plan.start, now_ns)
+        self.runner.progress(now_ns)
+        return update
+
+    def readopt(self, adoption: Adoption, now_ns: int) -> Update:
+        """Go on where a dead Manager was: what it had started was installed and hears us again, the
+        dead are known. What is missing is started, the routes are published anew, and what only
+        the old ones used is stopped once nothing in flight needs it."""
+        realm, crew = self.realm, self.crew
+        update = self.runner.begin(Kind.READOPTION, realm.epoch, now_ns)
+        update.plan = {
+            "start": [
+                {"replica": s.replica, "blocks": list(s.spec.blocks)} for s in adoption.start
+            ],
+            "keep": [r.name for r in crew.fleet.active()],
+            "stop": [r.name for r in crew.fleet if r.role is not Role.ACTIVE],
+        }
+        for life in list(crew.lives()):
+            if life.state is State.STOPPING:  # it may have been told so, or not
+                crew.out.append(Send(life.incarnation, Stop()))
+                life.deadline_ns = now_ns + ns(self._timing.stop)
+        for replica in crew.fleet:
+            if replica.role is Role.RETIRING:
+                update.retiring.add(replica.life.incarnation)
+            elif replica.life.reaped and replica.wanted and replica.restart_at_ns is None:
+                replica.restart_at_ns = now_ns
+        if crew.dispatcher is None or crew.dispatcher.reaped:
+            crew.dispatcher_restart_ns = crew.dispatcher_restart_ns or now_ns
+        if realm.topology is not None:
+            realm.take(realm.topology, realm.epoch, realm.posted, set(), adoption.closed)
+        self.runner.start_missing(update, adoption.start, now_ns)
         self.runner.progress(now_ns)
         return update
 
@@ -207,7 +237,7 @@ class Brain:
             if self.crew.proved(event, now_ns):
                 self._became_ready(event.incarnation, now_ns)
         elif isinstance(event, Launched):
-            self.crew.launched(event.incarnation, event.pid)
+            self.crew.launched(event.incarnation, event.pid, event.started)
         elif isinstance(event, LaunchFailed):
             life = self.crew.find(event.incarnation)
             if life is not None:
@@ -316,7 +346,7 @@ class Brain:
                 self.crew.supervise(replica, crash, now_ns)
             if update is not None:
                 update.waiting.discard(incarnation)
-                if crash is not None and update.kind is Kind.RESTORE and not life.ready_ns:
+                if crash is not None and update.restores and not life.ready_ns:
                     update.notes.append(f"{replica.name}: {crash.cause}")
             if (life.ready_ns or replica.given_up) and not replica.stopped:
                 self._publish(now_ns)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from blockflow.control.events import Exited, Kill, Launch
+from blockflow.control.fleet import Life
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, stop_all
 
@@ -58,10 +59,30 @@ class Children:
                 hint="raise the limit: ulimit -n",
             )
         child = self._launcher.launch(order.entry, order.spec, order.name)
-        self._children[order.incarnation] = (child, str(order.spec.get("log_path", "")))
-        self._by_fd[child.pidfd] = order.incarnation
-        self._poll.register(child.pidfd, select.POLLIN)
+        self._watch(order.incarnation, child, str(order.spec.get("log_path", "")))
         return child.pid
+
+    def _watch(self, incarnation: int, child: Child, log_path: str) -> None:
+        self._children[incarnation] = (child, log_path)
+        self._by_fd[child.pidfd] = incarnation
+        self._poll.register(child.pidfd, select.POLLIN)
+
+    def adopt(self, life: Life, log_path: str) -> Exited | None:
+        """Take over what a former Manager has launched; its end, if it is gone."""
+        found = self._launcher.adopt(life.name, life.pid, life.started)
+        if isinstance(found, int):
+            return Exited(life.incarnation, found, tail(log_path))
+        self._watch(life.incarnation, found, log_path)
+        return None
+
+    @property
+    def template_pid(self) -> int:
+        """Of the process that the launcher forks from, 0 = none."""
+        return self._launcher.template_pid
+
+    def pids(self) -> set[int]:
+        """Of all that are watched."""
+        return {child.pid for child, _ in self._children.values()}
 
     def kill(self, order: Kill) -> None:
         entry = self._children.get(order.incarnation)

@@ -16,6 +16,7 @@ from blockflow import __version__
 from blockflow.control.accept import Acceptance
 from blockflow.control.manager import Manager
 from blockflow.control.profiles import ProfileShelf
+from blockflow.control.stewardship import Biography
 from blockflow.control.stored import PastEpoch
 from blockflow.control.update import Kind, Update
 from blockflow.core.errors import (
@@ -27,6 +28,7 @@ from blockflow.core.errors import (
 from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
 from blockflow.launch.process_kpi import ProcessSampler, private_and_shared
+from blockflow.launch.ward import Ward
 from blockflow.repository.repository import BlockRepository
 
 WAIT_S = 300.0
@@ -43,19 +45,24 @@ class Commands:
     Args:
         manager: started.
         repository: where blocks are looked up.
+        ward: of a guardian, None without.
 
     Attributes:
         addresses: where REST and clients are reached, shown by status.
+        biography: of this Manager and those before it.
         template_pid: gives the pid of the process that workers are forked from, 0 = none.
     """
 
-    def __init__(self, manager: Manager, repository: BlockRepository) -> None:
+    def __init__(
+        self, manager: Manager, repository: BlockRepository, ward: Ward | None = None
+    ) -> None:
         self._manager = manager
         self._repository = repository
         self._profiles = ProfileShelf(repository.root)
         self._acceptance = Acceptance(manager, repository, self._profiles)
         self._started_ns = time.monotonic_ns()
         self._sampler = ProcessSampler()
+        self.biography = Biography(ward)
         self._self_kpi: tuple[int, dict[str, Any]] | None = None
         self.addresses: dict[str, Any] = {}
         self.template_pid: Callable[[], int] = lambda: 0
@@ -290,7 +297,8 @@ class Commands:
         settings = manager.settings
         return {
             "release": __version__,
-            "pid": os.getpid(),
+            "pid": self.biography.pid,
+            "manager": self.biography.to_dict(manager.outcome),
             "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
             **self.addresses,
             "run_dir": str(manager.run_dir.path),

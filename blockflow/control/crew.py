@@ -61,6 +61,8 @@ class Crew:
         dispatcher: the Dispatcher's latest life, None before the first.
         dispatcher_crashes: its latest crashes, oldest first.
         hz: KPI rate that new processes start with.
+        place: where this instance lives.
+        client_endpoints: where the next Dispatcher shall take clients.
         out: instructions for the shell, in order; the Brain hands them over.
         strays: messages that came from the dead, or did not fit the sender's state.
     """
@@ -75,9 +77,9 @@ class Crew:
         self.out: list[Instruction] = []
         self.strays = 0
         self._settings = settings
-        self._place = place
+        self.place = place
         self._numbers = numbers
-        self._client_endpoints: tuple[str, ...] = (
+        self.client_endpoints: tuple[str, ...] = (
             f"tcp://{settings.client_host}:{settings.client_port}",
             f"ipc://{place.run_dir}/clients.sock",
         )
@@ -122,7 +124,7 @@ class Crew:
         self.dispatcher = life
         self.dispatcher_restart_ns = None
         spec = dispatcher_launch(
-            life, self._place, self._settings, self._client_endpoints, self.hz
+            life, self.place, self._settings, self.client_endpoints, self.hz
         ).to_dict()
         self.out.append(Launch(life.incarnation, "dispatcher", life.name, DISPATCHER_ENTRY, spec))
 
@@ -152,10 +154,10 @@ class Crew:
 
     # --- events ---------------------------------------------------------------------------------
 
-    def launched(self, incarnation: int, pid: int) -> None:
+    def launched(self, incarnation: int, pid: int, started: int = 0) -> None:
         life = self.find(incarnation)
         if life is not None:
-            life.pid = pid
+            life.pid, life.started = pid, started
 
     def hello(self, life: Life, message: Hello) -> None:
         if self._moves(life, Event.HELLO):
@@ -174,7 +176,7 @@ class Crew:
         if life is self.dispatcher:
             if life.endpoints:
                 # A successor must come up where the clients are already connected to.
-                self._client_endpoints = life.endpoints
+                self.client_endpoints = life.endpoints
             return self._proved(life, now_ns)
         replica = self.fleet.by_incarnation(life.incarnation)
         if replica is not None:
@@ -303,7 +305,7 @@ class Crew:
 
     def _launch(self, replica: Replica) -> None:
         life = replica.life
-        spec = worker_launch(replica.spec, life, self._place, self._settings, self.hz).to_dict()
+        spec = worker_launch(replica.spec, life, self.place, self._settings, self.hz).to_dict()
         self.out.append(Launch(life.incarnation, "worker", life.name, WORKER_ENTRY, spec))
 
     def _new_life(

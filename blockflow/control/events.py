@@ -19,10 +19,11 @@ from blockflow.wire.control import ControlMessage
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The process exists."""
+    """The process exists. ``started``: when (:func:`blockflow.launch.process.start_time`)."""
 
     incarnation: int
     pid: int
+    started: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Life:
     was told to stop. ``lasting``: its error, if any, is the block's and not the launch's.
     ``condemned`` says why it is being ended although it runs; ``innocent``: for a reason that has
     nothing to do with what it was executing. ``probe_ms`` is what its readiness probe took.
+    ``started`` tells its process from others that may bear its ``pid``.
     ``threads`` are the intra-op threads that it was told to use, ``lanes`` its forwards at once.
     """
 
@@ -79,6 +80,7 @@ class Life:
     lanes: int = 1
     state: State = State.LAUNCHING
     pid: int = 0
+    started: int = 0
     hello: bool = False
     endpoint: str = ""
     endpoints: tuple[str, ...] = ()

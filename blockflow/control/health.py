@@ -56,7 +56,8 @@ class Health:
         self._run_dir = run_dir
         self._timing = timing
         self._soon = soon
-        self._pings = PingBook()
+        # An answer to a former Manager's ping must not be taken for one to ours.
+        self._pings = PingBook(time.monotonic_ns() // 1_000_000)
         self._futures: dict[int, Future[Round]] = {}
         self._readers: dict[int, AtWorkReader] = {}
         self._ask_ns = 0

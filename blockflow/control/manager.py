@@ -7,6 +7,7 @@ It owns the Brain, the store, the children and the KPIs; every other thread talk
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 import time
@@ -15,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from blockflow.control.adoption import Inheritance
 from blockflow.control.brain import Brain
 from blockflow.control.children import Children
 from blockflow.control.controller import Controller
@@ -41,16 +43,19 @@ from blockflow.control.events import (
 )
 from blockflow.control.fleet import Place
 from blockflow.control.health import Health
+from blockflow.control.journal import Recorder
 from blockflow.control.kpis import KpiBook
 from blockflow.control.probe import ROUTES_VERSION, Prober
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.settings import ControlSettings
 from blockflow.control.store import StateStore
+from blockflow.control.succession import Outcome, Succession
 from blockflow.control.update import Update
 from blockflow.control.views import Views
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Launcher
-from blockflow.launch.process import EXIT_START_FAILED
+from blockflow.launch.process import EXIT_START_FAILED, start_time
+from blockflow.launch.ward import Ward
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.janitor import RunDir, remove_leavings
 from blockflow.wire.control import Pong, Ready, RoutesApplied, Stats
@@ -83,10 +88,22 @@ class Manager:
         store: the locked state; closed by its owner.
         launcher: starts processes; closed by its owner.
         run_dir: of this instance.
+        ward: of the guardian that starts another Manager should this one die; None without.
+        inheritance: what a Manager that has died left to this one.
+
+    Attributes:
+        outcome: of the succession, if there was one, once it is done.
     """
 
     def __init__(
-        self, settings: ControlSettings, store: StateStore, launcher: Launcher, run_dir: RunDir
+        self,
+        settings: ControlSettings,
+        store: StateStore,
+        launcher: Launcher,
+        run_dir: RunDir,
+        *,
+        ward: Ward | None = None,
+        inheritance: Inheritance | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -101,7 +118,12 @@ class Manager:
         self._launcher = launcher
         self._profiles = ProfileShelf(settings.repository)
         self._inbox: Mailbox[Received | Proved | Callable[[], None]] = Mailbox()
-        self._prober = Prober(run_dir.path, store.take_incarnation(), self._inbox.put)
+        self._ward = ward
+        self._inheritance = inheritance
+        self.outcome: Outcome | None = None
+        self._recorder = None if ward is None else Recorder(run_dir.path)
+        self._own_number = store.take_incarnation()
+        self._prober = Prober(run_dir.path, self._own_number, self._inbox.put)
         self._unproved: dict[int, Prove] = {}
         self.controller = Controller(endpoint, self._inbox.put)
         self._health = Health(
@@ -120,7 +142,8 @@ class Manager:
         self._prober.start()
         self.controller.start()
         self._thread.start()
-        self.submit(lambda: self.brain.crew.start_dispatcher(time.monotonic_ns()))
+        if self._inheritance is None:
+            self.submit(lambda: self.brain.crew.start_dispatcher(time.monotonic_ns()))
 
     def submit(self, command: Callable[[], T]) -> Future[T]:
         """Run ``command`` in the Manager's thread, between two events."""
@@ -189,6 +212,8 @@ class Manager:
     def _run(self) -> None:
         self._children = Children(self._launcher, self._poll, self._log_dir)
         self._running = True
+        if self._inheritance is not None and self._ward is not None:
+            self._succeed(self._inheritance, self._ward)
         while self._running:
             try:
                 self._turn()
@@ -203,6 +228,26 @@ class Manager:
 
     def _end(self) -> None:
         self._running = False
+
+    def _succeed(self, inheritance: Inheritance, ward: Ward) -> None:
+        """Take over what a dead Manager has left, before anything else is done."""
+        try:
+            succession = Succession(
+                inheritance, self.brain, self._children, self.controller, self._health, self.run_dir
+            )
+            outcome = succession.run(self._poll, self._inbox, ward.guardian, {self._own_number})
+            for death in outcome.dead:
+                self._died(death)
+                self._carry_out()
+            self.brain.readopt(outcome.adoption, time.monotonic_ns())
+            self._carry_out()
+        except Exception as e:
+            # Better a moment without service than processes that nobody looks after.
+            log.exception("what runs cannot be taken over")
+            ward.line.anew(f"taking over failed: {type(e).__name__}: {e}")
+            os._exit(1)
+        self.outcome = outcome
+        log.warning("taken over: %s", ", ".join(outcome.adopted) or "nothing")
 
     def _turn(self) -> None:
         """One round of the loop: wait, take what came, carry out what follows."""
@@ -288,7 +333,12 @@ class Manager:
 
     def _carry_out(self) -> None:
         """Do what the Brain says, and what follows from doing it, until it asks for nothing."""
-        while instructions := self.brain.take():
+        while True:
+            instructions = self.brain.take()
+            if self._recorder is not None:
+                self._recorder.record(self.brain.realm)
+            if not instructions:
+                return
             for instruction in instructions:
                 event = self._do(instruction)
                 if event is not None:
@@ -323,7 +373,8 @@ class Manager:
         self.controller.admit(order.incarnation)
         try:
             ready = self._profiles.attach(order)
-            return Launched(order.incarnation, self._children.launch(ready))
+            pid = self._children.launch(ready)
+            return Launched(order.incarnation, pid, start_time(pid))
         except BlockFlowError as e:
             log.error("launch of %s failed: %s", order.name, e)
             self.controller.forget(order.incarnation)

@@ -36,10 +36,14 @@ class Round:
 
 
 class PingBook:
-    """The rounds under way, by sequence number."""
+    """The rounds under way, by sequence number.
 
-    def __init__(self) -> None:
-        self._seq = 0
+    Args:
+        first: the numbers are above it.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._seq = first
         self._rounds: dict[int, Round] = {}
 
     def begin(

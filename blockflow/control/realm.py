@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -29,6 +29,7 @@ class Realm:
         crew: the processes.
         publication: how far the latest routes got.
         threads: who was told to use how many.
+        shares: index of each task's share.
         epoch, topology, posted: what is in force; epoch 0 is none.
         closed: block -> ``drain`` or ``stop``: what an operator closed to new work.
         version: of the latest routes; counts up with every change of them.
@@ -42,7 +43,7 @@ class Realm:
         self.epoch = 0
         self.topology: Topology | None = None
         self.posted: Mapping[str, Any] | None = None
-        self._shares = ShareBook()
+        self.shares = ShareBook()
         self.closed: dict[str, str] = {}
         self.version = 0
 
@@ -115,12 +116,17 @@ class Realm:
                 self.crew.out.append(Send(replica.life.incarnation, Undrain()))
 
     def take(
-        self, topology: Topology, epoch: int, posted: Mapping[str, Any] | None, leaving: set[str]
+        self,
+        topology: Topology,
+        epoch: int,
+        posted: Mapping[str, Any] | None,
+        leaving: set[str],
+        closed: Collection[str] = (),
     ) -> None:
         """Put a topology in force; replicas that stay follow it in what a running process can
-        change (``leaving`` names those that do not stay)."""
+        change (``leaving`` names those that do not stay). Blocks open but for those ``closed``."""
         self.epoch, self.topology, self.posted = epoch, topology, posted
-        self.reopen(*list(self.closed))
+        self.reopen(*(set(self.closed) - set(closed)))
         specs = {s.name: s for s in desired_workers(topology, self.settings.cores)}
         for replica in self.crew.fleet.active():
             life = replica.life
@@ -138,7 +144,7 @@ class Realm:
         """Make the routes of the present state known. Without a Dispatcher it waits for one."""
         if self.topology is None:
             return
-        self._shares.follow(self.topology.tasks)
+        self.shares.follow(self.topology.tasks)
         self.version += 1
         dispatcher = self.crew.dispatcher
         if dispatcher is None or not self.crew.dispatcher_ready:
@@ -150,7 +156,7 @@ class Realm:
             self.crew.fleet,
             dispatcher,
             self.closed,
-            self._shares,
+            self.shares,
         )
         workers = {r.incarnation for stage, r in transit.stages.items() if stage}
         self.crew.out.extend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from blockflow.control.crew import ns
@@ -12,6 +13,7 @@ from blockflow.control.update import Kind, Phase, Update
 from blockflow.core.errors import BlockFlowError, TopologyError
 from blockflow.core.lifecycle import Event, State
 from blockflow.core.placement import WorkerSpec
+from blockflow.core.plan import Start
 from blockflow.wire.control import Drain
 
 _HISTORY = 64
@@ -57,6 +59,15 @@ class UpdateRunner:
                 update.waiting.add(replica.life.incarnation)
         except BlockFlowError as e:  # no number could be reserved: the disk is full
             self.fail(update, e, now_ns)
+
+    def start_missing(self, update: Update, starts: Sequence[Start], now_ns: int) -> None:
+        """Launch what is in force and does not run; the routes wait for it, unless it fails."""
+        threads = self._realm.threads.of_new([s.spec for s in starts])
+        for start, count in zip(starts, threads, strict=True):
+            replica = self._crew.start_replica(
+                start.spec, start.replica, count, Role.ACTIVE, now_ns
+            )
+            update.waiting.add(replica.life.incarnation)
 
     def progress(self, now_ns: int) -> None:
         """Move the current update on. Called after every event: it acts on facts, not on events."""

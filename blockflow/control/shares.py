@@ -33,6 +33,14 @@ class ShareBook:
                 known[name] = next(free)
         self._known, self._tasks = known, tasks
 
+    def indices(self) -> Mapping[str, int]:
+        """All of them by name, for :meth:`recall`."""
+        return dict(self._known)
+
+    def recall(self, indices: Mapping[str, int]) -> None:
+        """Go on with another book's indices: requests that carry them are in flight."""
+        self._known = dict(indices)
+
     def index(self, task: str) -> int:
         return self._known.get(task, 0)
 

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -188,8 +189,8 @@ class StateStore:
         ceiling: int = getattr(self._state, key)
         number = self._given.get(kind, ceiling)
         if number >= ceiling:
-            raised = {key: number + _NUMBER_STRIDE}
-            self.save(StoredState.from_dict(self._state.to_dict() | raised))
+            raised: dict[str, Any] = {key: number + _NUMBER_STRIDE}
+            self.save(replace(self._state, **raised))
         self._given[kind] = number + 1
         return number
 

@@ -25,6 +25,7 @@ from blockflow.control.manager import Manager
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.rest.server import RestServer
 from blockflow.control.settings import ControlSettings
+from blockflow.control.stewardship import inherit
 from blockflow.control.store import StateStore
 from blockflow.control.update import Update
 from blockflow.core.errors import BlockFlowError, SystemError_
@@ -34,6 +35,7 @@ from blockflow.launch.base import Launcher
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import REHEARSAL
 from blockflow.launch.process import become_subreaper
+from blockflow.launch.ward import REST, Ward
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.curve import make_link_key
 from blockflow.tensormq.janitor import RunDir, sweep_stale
@@ -56,6 +58,8 @@ class System:
         rest_port, client_port: 0 takes free ones, see ``rest_url`` and ``client_endpoint``.
         fresh: forget the stored topology (it is kept under another name).
         launcher: starts the processes, and stays the caller's to close; by default an own template.
+        ward: of a guardian, in whose hands everything stays that another process shall go on with
+            when this one dies.
 
     Use it as a context manager, or call :meth:`start` and :meth:`stop`.
     """
@@ -70,6 +74,7 @@ class System:
         client_port: int | None = None,
         fresh: bool = False,
         launcher: Launcher | None = None,
+        ward: Ward | None = None,
     ) -> None:
         chosen = settings or ControlSettings()
         if repository is not None:
@@ -80,6 +85,8 @@ class System:
             chosen = replace(chosen, rest_port=rest_port)
         if client_port is not None:
             chosen = replace(chosen, client_port=client_port)
+        if ward is not None and ward.client_port:
+            chosen = replace(chosen, client_port=ward.client_port)
         # Absolute: other processes get these, and a later change of directory must not matter.
         self.settings = replace(
             chosen,
@@ -89,6 +96,7 @@ class System:
         )
         self._fresh = fresh
         self._launcher = launcher
+        self._ward = ward
         self._stop_asked = threading.Event()
         self._undo: list[Any] = []
 
@@ -110,27 +118,37 @@ class System:
         return self
 
     def _start(self) -> None:
-        settings = self.settings
+        settings, ward = self.settings, self._ward
         auth, tls = check_exposure(settings), check_tls(settings)
-        become_subreaper()
         store = (StateStore.open_fresh if self._fresh else StateStore)(settings.state_dir)
         self._undo.append(store.close)
-        sweep_stale(settings.run_root)
-        run_dir = RunDir.create(settings.run_root)
-        self._undo.append(run_dir.remove)
+        if ward is None:
+            become_subreaper()
+            sweep_stale(settings.run_root)
+            run_dir = RunDir.create(settings.run_root)
+            self._undo.append(run_dir.remove)
+        else:
+            run_dir = RunDir.of_another(ward.run_dir)
+            if ward.deaths and not ward.adopt:
+                store.warn(f"nothing could be taken over from the last control plane: {ward.cause}")
         self.run_dir = run_dir.path
-        if settings.keys is not None:
+        inheritance = inherit(settings, store, ward) if ward is not None and ward.adopt else None
+        if settings.keys is not None and inheritance is None:
             make_link_key(run_dir.path)
         launcher = self._launcher
         if launcher is None:
             rehearsal = (REHEARSAL, {"repository": str(settings.repository)})
-            launcher = TemplateLauncher(run_dir=str(run_dir.path), rehearsals=[rehearsal])
+            launcher = TemplateLauncher(
+                run_dir=str(run_dir.path), rehearsals=[rehearsal], ward=ward
+            )
             self._undo.append(launcher.close)
-        self.manager = Manager(settings, store, launcher, run_dir)
+        self.manager = Manager(
+            settings, store, launcher, run_dir, ward=ward, inheritance=inheritance
+        )
         self._undo.append(self.manager.stop)
-        self.commands = Commands(self.manager, BlockRepository(settings.repository))
-        if isinstance(launcher, TemplateLauncher):
-            self.commands.template_pid = lambda: launcher.template_pid
+        self.commands = Commands(self.manager, BlockRepository(settings.repository), ward)
+        self.commands.template_pid = lambda: launcher.template_pid
+        kept = ward.own(REST) if ward is not None else None
         self.rest = RestServer(
             self.commands,
             str(settings.repository),
@@ -140,15 +158,25 @@ class System:
             auth=auth,
             names=settings.names,
             tls=tls,
+            listener=None if kept is None else socket.socket(fileno=kept.fd),
         )
         self._undo.append(self.rest.stop)
-        refuse_taken_port(settings.client_host, settings.client_port)
+        if ward is not None and kept is None:
+            ward.line.keep(REST, self.rest.fileno())
+        if inheritance is None:
+            refuse_taken_port(settings.client_host, settings.client_port)
         launcher.start()
         self.manager.start()
-        restore = self._restore(store)
-        self._wait_dispatcher()
-        self.commands.addresses = {"rest": self.rest.url, "clients": self.client_endpoints}
+        restore: Update | None = None
+        if inheritance is None:
+            restore = self._restore(store)
+            self._wait_dispatcher()
+        else:
+            self._patiently(lambda: self.manager.outcome, RESTORE_S)
+        clients = list(self.manager.brain.crew.client_endpoints)
+        self.commands.addresses = {"rest": self.rest.url, "clients": clients}
         self.rest.start()
+        self.commands.biography.serving()
         if restore is not None:
             self._patiently(lambda: restore.final or None, RESTORE_S)
 
@@ -163,7 +191,15 @@ class System:
 
     def ask_stop(self) -> None:
         """Make :meth:`wait` return; from any thread or signal handler."""
+        if self._ward is not None:
+            self._ward.line.stopping()
         self._stop_asked.set()
+
+    def serving(self) -> None:
+        """From now on a guardian starts another Manager should this one die."""
+        if self._ward is not None:
+            tcp = next(e for e in self.commands.addresses["clients"] if e.startswith("tcp://"))
+            self._ward.line.serving(int(tcp.rpartition(":")[2]))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until a stop is asked for (POST /v1/shutdown, :meth:`ask_stop`)."""
@@ -212,7 +248,7 @@ class System:
             "clients": self.client_endpoints,
             "run_dir": str(self.run_dir),
             "state_dir": str(self.settings.state_dir),
-            "pid": os.getpid(),
+            "pid": os.getpid() if self._ward is None else self._ward.guardian,
             "epoch": self.manager.brain.realm.epoch,
         }
 

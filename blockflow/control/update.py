@@ -1,7 +1,8 @@
 """Update: one change of what runs, from its acceptance to its end, as a transition table.
 
 A system update, the way back to an earlier epoch, the deployment of the stored topology at start,
-and the restart, drain, undrain and stop of one block all take this course, one at a time:
+and the restart, drain, undrain and stop of one block all take this course, one at a time; and so
+does what a Manager has to do that follows on a dead one:
 
 preparing (new replicas load) -> committing (the epoch goes to disk) -> publishing (routes, the
 flip) -> draining (requests on the old routes end, the unneeded stops) -> done
@@ -25,6 +26,7 @@ class Kind(StrEnum):
     SYSTEM = "system-update"
     ROLLBACK = "rollback"
     RESTORE = "restore"
+    READOPTION = "re-adoption"
     RESTART = "restart"
     DRAIN = "drain"
     UNDRAIN = "undrain"
@@ -101,6 +103,11 @@ class Update:
     def stores(self) -> bool:
         """It makes a new epoch."""
         return self.kind in (Kind.SYSTEM, Kind.ROLLBACK)
+
+    @property
+    def restores(self) -> bool:
+        """It brings what is stored to life; what cannot start does not fail it."""
+        return self.kind in (Kind.RESTORE, Kind.READOPTION)
 
     @property
     def final(self) -> bool:

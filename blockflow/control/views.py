@@ -59,7 +59,7 @@ class Views:
         if not self._realm.reasons_not_ready():
             return "ready"
         current = self._brain.runner.current
-        restoring = current is not None and current.kind == "restore"
+        restoring = current is not None and current.restores
         return "starting" if restoring else "degraded"
 
     def epoch(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from blockflow.launch.process import has_exited
+from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, has_exited, open_process
 
 LIFELINE_ENV = "BLOCKFLOW_LIFELINE_FD"
 """Environment variable that tells a child the number of its lifeline descriptor."""
@@ -103,6 +103,35 @@ class Launcher(ABC):
             SystemError_: TIMEOUT or INTERNAL when the process cannot be started.
         """
 
+    @property
+    def template_pid(self) -> int:
+        """Of the process that others are forked from, 0 = there is none."""
+        return 0
+
+    def adopt(self, name: str, pid: int, started: int) -> Child | int:
+        """Take over a process that a launcher of a former Manager has started.
+
+        Args:
+            name: as it was launched.
+            pid, started: which process (:func:`~blockflow.launch.process.start_time`).
+
+        Returns:
+            The process; or, when it is gone, how it ended.
+        """
+        pidfd = open_process(pid, started)
+        if pidfd < 0:
+            return self._how_ended(pid)
+        return Child(name, pid, pidfd, lambda: self._collect_adopted(pid, pidfd))
+
+    def _collect_adopted(self, pid: int, pidfd: int) -> int:
+        """How an adopted process, which has ended, did."""
+        status = collect_own_child(pidfd)
+        return EXIT_UNKNOWN if status is None else status
+
+    def _how_ended(self, pid: int) -> int:
+        """How a process ended that was gone before it could be adopted."""
+        return EXIT_UNKNOWN
+
     @abstractmethod
     def close(self) -> None:
         """Kill and reap what still runs, then free everything. Idempotent."""
@@ -117,6 +146,19 @@ class Lifeline:
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
+
+    @classmethod
+    def of_another(cls, read_fd: int) -> Lifeline:
+        """One whose write end is in another process, to which the children are tied."""
+        line = cls.__new__(cls)
+        line.read_fd, line._write_fd = read_fd, -1
+        return line
+
+    def read_only(self) -> int:
+        """In a forked process: leave the write end to the other one; returns the read end."""
+        os.close(self._write_fd)
+        self._write_fd = -1
+        return self.read_fd
 
     def cut(self) -> None:
         """Close both ends: every child sees end of file and ends. Idempotent."""

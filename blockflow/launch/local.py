@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
+import signal
 import socket
 import subprocess
 import threading
@@ -20,11 +22,15 @@ from blockflow.launch.child import Order
 from blockflow.launch.environment import MallocTuning, child_command, child_environment
 from blockflow.launch.preload import WORKER_MODULES
 from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child
+from blockflow.launch.ward import TEMPLATE, Kept, Ward
 from blockflow.wire.codec import decode, encode
+
+_LOG = logging.getLogger("blockflow.launch")
 
 _START_S = 120.0
 """Longest time for the template's imports (cold disk, busy machine)."""
 _LAUNCH_S = 20.0
+_ROLL_S = 1.0
 _REPORT_S = 1.0
 """A child's end is seen by its pidfd a little before the template's report of its status."""
 
@@ -45,6 +51,7 @@ class TemplateLauncher(Launcher):
             does makes the template start anew without any, one that raises is ignored.
         malloc: allocator settings.
         log_path: where the template's own errors go, '' = this process's stderr.
+        ward: of a guardian, which then holds lifeline and template beyond this process's life.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class TemplateLauncher(Launcher):
         rehearsals: Sequence[tuple[str, Mapping[str, Any]]] = (),
         malloc: MallocTuning | None = None,
         log_path: str = "",
+        ward: Ward | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._preload = list(preload)
@@ -62,8 +70,9 @@ class TemplateLauncher(Launcher):
         self._malloc = malloc
         self._log_path = log_path
         self._lock = threading.RLock()
-        self._lifeline = Lifeline()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline = Lifeline() if ward is None else Lifeline.of_another(ward.lifeline_fd)
+        self._line = None if ward is None else ward.line
+        self._process: subprocess.Popen[bytes] | Inherited | None = None
         self._socket: socket.socket | None = None
         self._ready = False
         self._serial = 0
@@ -71,6 +80,11 @@ class TemplateLauncher(Launcher):
         self._alive: dict[int, Child] = {}
         self._statuses: dict[int, int] = {}
         self._answers: dict[int, tuple[int, int] | str] = {}
+        self._roll: dict[int, int] | None = {}  # pid -> serial; None while it is asked for
+        self._gone: dict[int, int] = {}
+        kept = ward.own(TEMPLATE) if ward is not None and ward.adopt else None
+        if kept is not None:
+            self._take_over(kept)
 
     @property
     def template_pid(self) -> int:
@@ -105,6 +119,8 @@ class TemplateLauncher(Launcher):
                 )
             self._socket = mine
             self._ready = False
+            if self._line is not None:
+                self._line.keep(TEMPLATE, mine.fileno(), self._process.pid)
 
     def wait_ready(self, timeout_s: float = _START_S) -> None:
         """Wait for the template's imports. Raises SystemError_ (TIMEOUT, INTERNAL)."""
@@ -119,6 +135,8 @@ class TemplateLauncher(Launcher):
 
         One that died before it was ready would do so again; it is left to the next launch.
         """
+        if self._line is not None:
+            self._line.pump()
         with self._lock:
             self._pump()
             if self._process is None and self._ready:
@@ -151,7 +169,7 @@ class TemplateLauncher(Launcher):
             if isinstance(answer, str):
                 raise SystemError_("INTERNAL", f"launch of {name!r}: {answer}", where=name)
             pid, pidfd = answer
-            child = Child(name, pid, pidfd, lambda: self._collect(serial, pidfd))
+            child = Child(name, pid, pidfd, lambda: self._collect(serial, pid, pidfd))
             self._alive[serial] = child
             return child
 
@@ -208,11 +226,18 @@ class TemplateLauncher(Launcher):
         match message:
             case ["ready"]:
                 self._ready = True
+            case ["roll", list(entries)]:
+                self._ready, self._roll = True, {pid: serial for serial, pid in entries}
+            case ["exited", int(), int(status), int(pid)] if self._roll is None:
+                self._gone[pid] = status
+            case [*_] if self._roll is None:  # an answer to the dead
+                for fd in fds:
+                    os.close(fd)
             case ["launched", int(serial), int(pid)]:
                 self._answers[serial] = (pid, fds[0])
             case ["failed", int(serial), str(text)]:
                 self._answers[serial] = text
-            case ["exited", int(serial), int(status)]:
+            case ["exited", int(serial), int(status), int()]:
                 self._statuses[serial] = status
 
     def _template_died(self) -> None:
@@ -220,12 +245,42 @@ class TemplateLauncher(Launcher):
             self._socket.close()
             self._socket = None
         self._oldest = self._serial + 1
+        self._roll = self._roll or {}
         if self._process is not None:
             self._process.kill()  # its socket is closed: it serves nobody
             self._process.wait()
             self._process = None
 
-    def _collect(self, serial: int, pidfd: int) -> int:
+    # --- what a dead launcher has left ------------------------------------------------------------
+
+    def _take_over(self, kept: Kept) -> None:
+        """Go on with the template of a former Manager, and ask which children it has."""
+        self._socket = socket.socket(fileno=kept.fd)
+        self._process = Inherited(kept.pid)
+        # Beyond every serial that its answers to the dead may bear.
+        self._serial = time.monotonic_ns()
+        self._oldest = 0
+        self._roll = None
+        end = time.monotonic() + _ROLL_S
+        try:
+            self._socket.send(encode(["roll"]))
+            while self._roll is None:
+                self._receive(end, "the roll of the template's children")
+        except OSError:
+            self._template_died()
+        except SystemError_ as e:
+            # Either it died, or it is busy with its imports: then the roll will come.
+            _LOG.warning("the template: %s", e)
+
+    def _collect_adopted(self, pid: int, pidfd: int) -> int:
+        serial = (self._roll or {}).get(pid, -1)
+        return self._collect(serial, pid, pidfd)
+
+    def _how_ended(self, pid: int) -> int:
+        with self._lock:
+            return self._gone.get(pid, EXIT_UNKNOWN)
+
+    def _collect(self, serial: int, pid: int, pidfd: int) -> int:
         """How an ended child ended: the template's report, or without one our own reaping."""
         with self._lock:
             self._alive.pop(serial, None)
@@ -240,4 +295,31 @@ class TemplateLauncher(Launcher):
             if serial in self._statuses:
                 return self._statuses.pop(serial)
             status = collect_own_child(pidfd)
+            if status in (None, EXIT_UNKNOWN) and self._line is not None:
+                status = self._line.reaped(pid, _REPORT_S)
             return EXIT_UNKNOWN if status is None else status
+
+
+class Inherited:
+    """A template that another process has started: as much of Popen as its launcher needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = -1
+        with suppress(ProcessLookupError):
+            # Still its own: a guardian forgets the template whose death it has collected.
+            self._pidfd = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until it has ended; somebody else reaps it. Raises subprocess.TimeoutExpired."""
+        if self._pidfd < 0:
+            return
+        if not select.select([self._pidfd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("template", timeout or 0.0)
+        os.close(self._pidfd)
+        self._pidfd = -1

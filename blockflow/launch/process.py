@@ -8,6 +8,7 @@ import resource
 import select
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -63,6 +64,13 @@ class Adoption:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def die_with(parent: int) -> None:
+    """Be killed when ``parent``, whose main thread started this process, dies; also if it has."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def give_up_privileges() -> None:
     """Drop what no worker needs, for this process and whatever it starts; irrevocable.
 
@@ -99,6 +107,66 @@ def thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def start_time(pid: int) -> int:
+    """When a process was started, in ticks since the machine's boot; 0 = there is none.
+
+    With it a process id means one process only: the kernel gives numbers out again.
+    """
+    found = _parent_and_start(pid)
+    return 0 if found is None else found[1]
+
+
+def _parent_and_start(pid: int) -> tuple[int, int] | None:
+    try:
+        # The name in parentheses may hold anything, blanks and parentheses too.
+        fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[1]), int(fields[19])) if fields[0] not in (b"Z", b"X") else None
+
+
+def open_process(pid: int, started: int) -> int:
+    """A pidfd of the process with this number that was started then; -1 = it is gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    # Looked up once it is held: from here on the number stands for nobody else.
+    if started == 0 or start_time(pid) != started:
+        os.close(pidfd)
+        return -1
+    return pidfd
+
+
+def kill_process(pid: int, started: int) -> None:
+    """SIGKILL to this process, if it still is the one that was started then."""
+    pidfd = open_process(pid, started)
+    if pidfd >= 0:
+        try:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+
+
+def descendants(pid: int) -> dict[int, int]:
+    """The living processes below ``pid``: number -> start time (:func:`start_time`)."""
+    children: dict[int, list[int]] = {}
+    started: dict[int, int] = {}
+    for text in os.listdir("/proc"):
+        found = _parent_and_start(int(text)) if text.isdecimal() else None
+        if found is not None:
+            children.setdefault(found[0], []).append(int(text))
+            started[int(text)] = found[1]
+    out: dict[int, int] = {}
+    todo = [pid]
+    while todo:
+        for child in children.get(todo.pop(), ()):
+            out[child] = started[child]
+            todo.append(child)
+    return out
+
+
 def has_exited(pidfd: int) -> bool:
     """True once the process of ``pidfd`` has ended; never blocks."""
     poll = select.poll()
@@ -129,9 +197,14 @@ __all__ = [
     "become_subreaper",
     "close_descriptors",
     "collect_own_child",
+    "descendants",
+    "die_with",
     "give_up_privileges",
     "has_exited",
+    "kill_process",
+    "open_process",
     "raise_descriptor_limit",
     "set_process_name",
+    "start_time",
     "thread_count",
 ]

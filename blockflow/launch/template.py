@@ -8,7 +8,9 @@ OpenMP pool and no CUDA context, so it computes nothing and checks itself before
 
 Messages (msgpack arrays). In: ``["launch", serial, order]``, ``["close"]``. Out: ``["ready"]``,
 ``["launched", serial, pid]`` with the child's pidfd, ``["failed", serial, text]``,
-``["exited", serial, status]``.
+``["exited", serial, status, pid]``. A launcher that takes the template over from one that has died
+asks ``["roll"]`` and gets ``["roll", [[serial, pid], ...]]``: the children that live; what was
+said before it was meant for the dead.
 """
 
 from __future__ import annotations
@@ -107,6 +109,8 @@ class Template:
                 self._launch(serial, Order.from_bytes(order))
             except (BlockFlowError, OSError, RuntimeError) as exc:
                 self._send(["failed", serial, str(exc)])
+        elif kind == "roll":
+            self._send(["roll", [list(entry) for entry in self._children.values()]])
         self._closed = kind == "close"
         return not self._closed
 
@@ -133,10 +137,10 @@ class Template:
         status = collect_own_child(pidfd)
         if status is None:
             return
-        serial, _ = self._children.pop(pidfd)
+        serial, pid = self._children.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
-        self._send(["exited", serial, status])
+        self._send(["exited", serial, status, pid])
 
     def _send(self, message: list[Any], fds: list[int] | None = None) -> None:
         with suppress(OSError):  # the launcher is gone: the next select says so

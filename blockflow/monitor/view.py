@@ -46,10 +46,24 @@ def headline(status: Doc) -> str:
     )
 
 
+def restarts(manager: Doc) -> list[str]:
+    """What there is to say of control planes that have died; nothing before the first."""
+    if not manager.get("restarts"):
+        return []
+    away = manager.get("away_ms")
+    taken = manager.get("adopted")
+    return [
+        f"control plane restarted {count(manager.get('restarts'))} x, last {manager.get('since')} "
+        f"({manager.get('cause')}): {len(taken) if isinstance(taken, list) else 0} processes "
+        f"taken over after {f'{away / 1000:.1f} s' if is_number(away) else '-'}"
+    ]
+
+
 def notices(status: Doc) -> list[str]:
     """What a person should know first: why it is not ready, updates, crashes, warnings."""
     out = [f"not ready: {r}" for r in status.get("reasons") or []]
     out += [f"warning: {w}" for w in status.get("warnings") or []]
+    out += restarts(part(status, "manager"))
     now, last = part(status, "updating"), part(status, "last_update")
     if now:
         out.append(f"update {now.get('id')} ({now.get('kind')}): {now.get('state')}")

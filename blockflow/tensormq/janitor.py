@@ -12,10 +12,12 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
 import stat
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from blockflow.core.errors import RequestError, make_error
@@ -28,6 +30,7 @@ MAX_PATH_CHARS = 100
 """Longest path of a socket file (the kernel's limit for a unix socket is 107)."""
 
 _BELOW_ROOT = 1 + 8 + 1 + 20  # /<instance>/<socket>, the longest being d<14 digits>.sock
+_OF_A_PROCESS = re.compile(r"(?:arena|marks|work)-(\d{1,20})|[dg](\d{1,20})\.sock")
 _PASSES = 10
 _log = logging.getLogger("blockflow.tensormq")
 
@@ -96,6 +99,11 @@ class RunDir:
             ) from exc
 
     @classmethod
+    def of_another(cls, path: Path) -> RunDir:
+        """A directory that another process has made, holds and removes."""
+        return cls(path, -1)
+
+    @classmethod
     def _try(cls, path: Path) -> RunDir | None:
         """None when the name is taken, or when a sweep took the directory before it was locked."""
         try:
@@ -107,6 +115,11 @@ class RunDir:
             return cls(path, fd)
         os.close(fd)
         return None
+
+    def leave(self) -> None:
+        """In a forked process: the directory stays the other's, which holds the lock on."""
+        os.close(self._lock_fd)
+        self._lock_fd = -1
 
     def remove(self) -> None:
         """Remove the directory, then let go of the lock. Idempotent."""
@@ -162,6 +175,14 @@ def remove_leavings(run_dir: Path, incarnation: int) -> None:
         work_path(run_dir, incarnation),
     ):
         path.unlink(missing_ok=True)
+
+
+def remove_strangers(run_dir: Path, known: Collection[int]) -> None:
+    """Remove what processes have left that nobody knows any more: all but those in ``known``."""
+    for name in os.listdir(run_dir):
+        found = _OF_A_PROCESS.fullmatch(name)
+        if found is not None and (int(found[1] or found[2]) & ~DEVICE_BIT) not in known:
+            (run_dir / name).unlink(missing_ok=True)
 
 
 def _sweep_one(path: Path) -> bool:

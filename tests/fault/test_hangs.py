@@ -176,7 +176,7 @@ def test_a_starved_machine_costs_nobody_his_life(system: System) -> None:
 @pytest.mark.timeout(400)  # it starts a system of its own
 def test_a_stopped_manager_stops_nobody_and_a_dead_one_leaves_nobody(tmp_path: Path) -> None:
     """Serving goes on, and when he is back he blames nobody for the time that he was away. When the
-    template dies and then he, nobody is orphaned."""
+    template dies and then the guardian, nobody is orphaned."""
     echo_repository(tmp_path / "blocks")
     (tmp_path / "topology.json").write_text('{"blocks": ["a"], "tasks": {"t": ["a"]}}')
     with up(tmp_path, "--topology", str(tmp_path / "topology.json")) as (process, ready):
@@ -188,11 +188,14 @@ def test_a_stopped_manager_stops_nobody_and_a_dead_one_leaves_nobody(tmp_path: P
 
         before = incarnations()
         with Client(ready["clients"][0]) as client:
-            process.send_signal(signal.SIGSTOP)
+            manager = httpx.get(ready["rest"] + "/v1/status", timeout=WAIT_S).json()["manager"][
+                "pid"
+            ]
+            os.kill(manager, signal.SIGSTOP)
             end = time.monotonic() + 2.0
             while time.monotonic() < end:
                 assert np.array_equal(client.infer("t", X, deadline_s=30).value, X)
-            process.send_signal(signal.SIGCONT)
+            os.kill(manager, signal.SIGCONT)
             assert incarnations() == before
             end = time.monotonic() + 1.0
             while time.monotonic() < end:

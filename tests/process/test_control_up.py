@@ -34,7 +34,7 @@ def test_it_serves_and_ends_without_a_trace(root: Path, how: str) -> None:
         assert run_dir.stat().st_mode & 0o077 == 0
         assert httpx.get(ready["rest"] + "/v1/health/ready").status_code == 200
         children = family(process.pid)
-        assert len(children) == 4  # template, dispatcher, two workers
+        assert len(children) == 5  # manager, template, dispatcher, two workers
         if how == "stop":
             assert cli(["stop", "--yes", "--url", ready["rest"]]) == 0
             assert process.poll() is not None, "stop returned before the end"

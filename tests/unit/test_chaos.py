@@ -232,6 +232,12 @@ def test_a_short_run_is_not_judged_by_its_memory() -> None:
     assert growths(short[:5]) == []
 
 
+def test_a_manager_that_nobody_follows_is_a_violation() -> None:
+    found = Findings(ledger(), readopted=[0.5, float("inf"), 0.7])
+    assert found.violations() == ["1 times no new manager took over"]
+    assert recoveries(found) == {"manager killed: taken over": [0.5, 0.7]}
+
+
 def test_figures_tables_and_picture_of_a_run() -> None:
     book = ledger(("a", 0.0, 0.1, OK), ("a", 0.5, 0.6, "OVERLOADED"), ("b", 1.1, 1.3, OK))
     found = Findings(

@@ -57,6 +57,11 @@ class BrainMachine(RuleBasedStateMachine):
             name = data.draw(st.sampled_from(self.world.names()))
             self.world.die(name)
 
+    @rule(data=st.data())
+    def manager_dies(self, data: Any) -> None:
+        names = st.lists(st.sampled_from(self.world.names() or [""]), unique=True, max_size=2)
+        self.world.succeed(killed=[n for n in data.draw(names) if n])
+
     @rule(seconds=st.floats(0.01, 90))
     def wait(self, seconds: float) -> None:
         self.world.pass_time(seconds)

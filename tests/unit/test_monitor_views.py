@@ -173,6 +173,22 @@ def test_a_grid_gives_up_wide_columns_then_names_then_figures() -> None:
     assert Grid("t", columns, ()).fitted(80).rows == ()
 
 
+def test_a_restart_of_the_control_plane_is_told(status: dict[str, Any]) -> None:
+    status["manager"] = {"pid": 7, "restarts": 0, "adopted": [], "away_ms": None, "cause": ""}
+    assert notices(status) == []
+    status["manager"] |= {
+        "restarts": 2,
+        "since": "2026-01-02T03:04:05+00:00",
+        "cause": "killed by SIGKILL",
+        "adopted": ["a#0", "dispatcher"],
+        "away_ms": 812.4,
+    }
+    assert notices(status) == [
+        "control plane restarted 2 x, last 2026-01-02T03:04:05+00:00 (killed by SIGKILL): "
+        "2 processes taken over after 0.8 s"
+    ]
+
+
 def test_notices_name_what_is_wrong(status: dict[str, Any]) -> None:
     status["ready"], status["reasons"] = False, ["block trunk1 has no ready worker (failed)"]
     status["warnings"] = ["the state was restored from its former generation"]

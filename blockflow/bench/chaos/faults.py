@@ -19,11 +19,12 @@ import numpy as np
 import zmq
 
 from blockflow.bench.chaos.plan import Fault
+from blockflow.bench.chaos.remote import RemoteSystem
 from blockflow.bench.fuzz.decoders import request_frames
 from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.client import Client
+from blockflow.control.guardian import MANAGER_POLICY
 from blockflow.control.supervision import WORKER_POLICY
-from blockflow.control.system import System
 from blockflow.control.update import Kind as UpdateKind
 from blockflow.core.errors import BlockFlowError
 from blockflow.tensormq.atwork import AtWorkReader
@@ -41,6 +42,8 @@ its block stay down."""
 _WINDOW_S = WORKER_POLICY.window_s + 2.0
 _FIRST_S = 0.3
 _AT_WORK_S = 3.0
+_IN_UPDATE = 1 / 3
+_TAKEN_OVER_S = 60.0
 _BURN = "import time\nend = time.monotonic() + {s}\nwhile time.monotonic() < end: pass"
 
 
@@ -65,10 +68,18 @@ class Injector:
         topology: the body in force; the fault "system update" goes back and forth between it and
             the same one with a second trunk worker.
         clock: seconds of the run.
+
+    Attributes:
+        readopted: seconds from each Manager's death until its successor had taken over and
+            answered; infinite: there was none.
     """
 
     def __init__(
-        self, system: System, topology: Mapping[str, Any], clock: Callable[[], float], seed: int
+        self,
+        system: RemoteSystem,
+        topology: Mapping[str, Any],
+        clock: Callable[[], float],
+        seed: int,
     ) -> None:
         self._system = system
         self._address = system.client_endpoint  # a new Dispatcher comes up at the same one
@@ -76,6 +87,8 @@ class Injector:
         self._clock = clock
         self._seed = seed
         self._larger = False
+        self.readopted: list[float] = []
+        self._managers: list[float] = []
         self._later: list[threading.Timer] = []
         self._children: list[subprocess.Popen[bytes]] = []
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -87,6 +100,7 @@ class Injector:
             "dispatcher killed": lambda d: self._dispatcher(signal.SIGKILL),
             "dispatcher stopped 5 s": lambda d: self._dispatcher(signal.SIGSTOP),
             "template killed": lambda d: self._template(),
+            "manager killed": self._manager,
             "system update": lambda d: self._update(),
             "block restarted": self._restart,
             "client vanishes": self._client_vanishes,
@@ -172,6 +186,33 @@ class Injector:
         os.kill(pid, signal.SIGKILL)
         return tuple(self._topology["tasks"]), ""
 
+    def _manager(self, draw: float) -> tuple[Sequence[str], str]:
+        """Alone, in the middle of an update, or together with a worker; nobody else's requests
+        have to notice it."""
+        now = time.monotonic()
+        self._managers = [at for at in self._managers if at > now - MANAGER_POLICY.window_s]
+        if len(self._managers) >= MANAGER_POLICY.crashes - 2:
+            return (), "not done: one more would make the guardian give up"
+        before = self._system.commands.status()["manager"]
+        tasks, note = tuple(self._topology["tasks"]), "alone"
+        if draw < _IN_UPDATE:
+            note = "in an update"
+            self._update(wait=False)
+        elif draw > 1 - _IN_UPDATE:
+            note = f"with {self._worker((1 - draw) / _IN_UPDATE, signal.SIGKILL)[1]}"
+        begin = time.monotonic()
+        self._managers.append(begin)
+        os.kill(before["pid"], signal.SIGKILL)
+        while time.monotonic() < begin + _TAKEN_OVER_S:
+            found = self._system.commands.health()
+            if found.get("manager", before)["restarts"] > before["restarts"]:
+                self.readopted.append(time.monotonic() - begin)
+                count = len(found["manager"]["adopted"])
+                return tasks, f"{note}: {count} taken over in {self.readopted[-1]:.2f} s"
+            time.sleep(0.01)
+        self.readopted.append(float("inf"))
+        return tasks, f"{note}: nobody took over"
+
     def _signal(self, pid: int, sig: signal.Signals) -> None:
         """Ours are direct: the pid cannot be another process's while its entry says ready."""
         os.kill(pid, sig)
@@ -182,13 +223,16 @@ class Injector:
 
     # --- control --------------------------------------------------------------------------------
 
-    def _update(self) -> tuple[Sequence[str], str]:
+    def _update(self, *, wait: bool = True) -> tuple[Sequence[str], str]:
         self._larger = not self._larger
-        blocks = [{"name": b} for b in self._topology["blocks"]]
-        if self._larger:
-            blocks[0]["replicas"] = 2
-        self._system.apply({**self._topology, "blocks": blocks})
-        return (), f"{blocks[0]['name']} x {2 if self._larger else 1}"
+        known = self._topology["blocks"]
+        blocks: list[dict[str, Any]] = [
+            {"name": b} if isinstance(b, str) else dict(b) for b in known
+        ]
+        replicas = blocks[0].get("replicas", 1) + self._larger
+        blocks[0]["replicas"] = replicas
+        self._system.apply({**self._topology, "blocks": blocks}, wait=wait)
+        return (), f"{blocks[0]['name']} x {replicas}"
 
     def _restart(self, draw: float) -> tuple[Sequence[str], str]:
         blocks = self._topology["blocks"]
@@ -259,7 +303,7 @@ def _continue(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def wait_healthy(system: System, timeout_s: float) -> float | None:
+def wait_healthy(system: RemoteSystem, timeout_s: float) -> float | None:
     """Seconds until everything is ready, None = not in time."""
     begin = time.monotonic()
     while not _is_ready(system):
@@ -269,7 +313,7 @@ def wait_healthy(system: System, timeout_s: float) -> float | None:
     return time.monotonic() - begin
 
 
-def _is_ready(system: System) -> bool:
+def _is_ready(system: RemoteSystem) -> bool:
     try:
         return bool(system.commands.health()["ready"])
     except BlockFlowError:  # it is too busy to say

@@ -10,7 +10,7 @@ import psutil
 
 from blockflow.bench.chaos.faults import Injected, Injector, wait_healthy
 from blockflow.bench.chaos.plan import Fault, Kind
-from blockflow.control.system import System
+from blockflow.bench.chaos.remote import RemoteSystem
 from blockflow.core.errors import BlockFlowError
 
 REPLICAS = 3
@@ -60,7 +60,7 @@ class Turns:
         self._not_before[kind.name] = now_s + _AGAIN_S
 
 
-def strike(system: System, injector: Injector, fault: Fault) -> tuple[Injected, float | None]:
+def strike(system: RemoteSystem, injector: Injector, fault: Fault) -> tuple[Injected, float | None]:
     """Do it and wait until everything is ready again.
 
     Returns:
@@ -88,25 +88,26 @@ def strike(system: System, injector: Injector, fault: Fault) -> tuple[Injected, 
     return done, time.monotonic() - begin
 
 
-def census(system: System) -> set[int]:
+def census(system: RemoteSystem) -> set[int]:
     """Process ids of the living, as the control plane knows them."""
     commands = system.commands
     members = [commands.worker("dispatcher"), *commands.workers()]
     found = {m["pid"] for m in members if m.get("pid") and m["state"] == "ready"}
+    found.add(commands.status()["manager"]["pid"])
     template = commands.template_pid()
     if template and _lives(template):
         found.add(template)
     return found
 
 
-def _all_there(pids: set[int], system: System) -> bool:
+def _all_there(pids: set[int], system: RemoteSystem) -> bool:
     try:
         return pids <= census(system)
     except BlockFlowError:  # it is too busy to say
         return True
 
 
-def _as_many(count: int, system: System) -> bool:
+def _as_many(count: int, system: RemoteSystem) -> bool:
     try:
         return len(census(system)) >= count
     except BlockFlowError:

@@ -29,6 +29,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("dispatcher killed", 1, kills=True),
     Kind("dispatcher stopped 5 s", 0.5, kills=True),
     Kind("template killed", 0.5, kills=True),
+    Kind("manager killed", 1, kills=True),
     Kind("system update", 2),
     Kind("block restarted", 2),
     Kind("client vanishes", 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from rich.table import Table
@@ -29,6 +30,10 @@ GROWTH, TIMELINE = "growth", "timeline"
 _STEPS = 240
 
 
+MANAGER_BACK = "manager killed: taken over"
+"""Whose recovery is not that of tasks: they were served all the time."""
+
+
 @dataclass(slots=True)
 class Findings:
     """What a run has found.
@@ -40,6 +45,7 @@ class Findings:
         survivors: processes that outlived the system.
         files: paths that it left behind.
         recovered: the system was ready again at the end.
+        readopted: seconds until a new Manager had taken over, each time that one was killed.
         lag_s: how late this machine woke a waiting thread at worst: no reply can be judged closer.
         late_replies: that came after the client had given up.
         grace_s: what a reply may come after its deadline.
@@ -57,6 +63,7 @@ class Findings:
     late_replies: int = 0
     grace_s: float = GRACE_S
     ready_again: dict[str, list[float]] = field(default_factory=dict)
+    readopted: list[float] = field(default_factory=list)
 
     def violations(self) -> list[str]:
         """The promises that were broken, in words; empty if none was."""
@@ -73,6 +80,8 @@ class Findings:
         if blamed := ledger.untimely(POISON, self._hits("worker"), 2):
             out.append(f"{blamed} requests were blamed without two deaths")
         out += [f"{n} requests ended with {o}" for o, n in sorted(ledger.unexplained().items())]
+        if abandoned := sum(not isfinite(s) for s in self.readopted):
+            out.append(f"{abandoned} times no new manager took over")
         if not self.recovered:
             out.append("the system was not ready again at the end")
         out += [f"left behind: process {p}" for p in self.survivors]
@@ -101,6 +110,8 @@ def recoveries(found: Findings) -> dict[str, list[float]]:
             seconds = recovery_s(task, fault.at_s)
             if seconds is not None:
                 out[fault.kind].append(seconds)
+    if taken := [s for s in found.readopted if isfinite(s)]:
+        out[MANAGER_BACK] = taken
     return dict(out)
 
 
@@ -213,13 +224,13 @@ def fault_table(found: Findings) -> Table:
     for head in ("count", "tasks hit", "recovery p50 s", "max s", "ready p50 s", "max s"):
         table.add_column(head, justify="right")
     again = recoveries(found)
-    for kind in sorted({f.kind for f in found.faults}):
+    for kind in sorted({f.kind for f in found.faults} | again.keys()):
         done = sum(f.kind == kind for f in found.faults)
         seconds, ready = again.get(kind, []), found.ready_again.get(kind, [])
         table.add_row(
             kind,
-            str(done),
-            str(len(seconds)) if seconds else "",
+            str(done or len(again[kind])),
+            str(len(seconds)) if seconds and done else "",
             *_middle_and_worst(seconds),
             *_middle_and_worst(ready),
         )

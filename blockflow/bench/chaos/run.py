@@ -27,6 +27,7 @@ from blockflow.bench.chaos.faults import Injector, wait_healthy
 from blockflow.bench.chaos.kills import REPLICAS, Turns, strike
 from blockflow.bench.chaos.load import Array, Load
 from blockflow.bench.chaos.plan import KINDS, Fault, Kind, plan_faults
+from blockflow.bench.chaos.remote import RemoteSystem
 from blockflow.bench.chaos.report import (
     GRACE_S,
     Findings,
@@ -39,7 +40,6 @@ from blockflow.bench.chaos.report import (
 )
 from blockflow.bench.chaos.watch import Lag, Watch
 from blockflow.bench.results import ResultFile, figure_table, make_command
-from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.export import export_tree
@@ -76,7 +76,7 @@ class Traffic:
 class Stage:
     """What a course of faults has to do with."""
 
-    system: System
+    system: RemoteSystem
     load: Load
     injector: Injector
     found: Findings
@@ -171,9 +171,7 @@ def perform(
 ) -> Findings:
     """Start the system and its load, let the course of faults run, and collect what is found."""
     inputs, answers = prepare(BlockRepository(folder / "blocks"), traffic.seed)
-    system = System(
-        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
-    )
+    system = RemoteSystem(folder)
     lag = Lag()
     with system:
         run_dir = system.run_dir
@@ -193,6 +191,7 @@ def perform(
         watch.start()
         course(Stage(system, load, injector, found))
         injector.close()
+        found.readopted = injector.readopted
         found.recovered = wait_healthy(system, _HEALTHY_S) is not None
         load.stop()
         watch.stop()

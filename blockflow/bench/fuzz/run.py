@@ -115,7 +115,7 @@ def fuzz_system(
 def processes(status: Mapping[str, Any]) -> dict[str, int]:
     """Name -> pid of the processes of a system."""
     members = [status["dispatcher"], *status["workers"]]
-    return {"up": status["pid"], **{str(m["name"]): m["pid"] for m in members}}
+    return {"up": status["manager"]["pid"], **{str(m["name"]): m["pid"] for m in members}}
 
 
 def _strike(target: Target, count: int, seed: int, report: Report) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Collection
@@ -28,6 +29,19 @@ _SOCKET_TIMEOUT_S = 10
 _STOP_S = 2
 
 
+class _Server(PatientServer):
+    """Takes a socket that somebody else has bound; with it, nobody else can take the port."""
+
+    listener: socket.socket | None = None
+
+    def bind(self, family: int, type: int, proto: int = 0) -> Any:
+        if self.listener is None:
+            return super().bind(family, type, proto)
+        self.socket = self.listener
+        self.bind_addr = self.resolve_real_bind_addr(self.listener)
+        return self.listener
+
+
 class RestServer:
     """Binds at once, serves after :meth:`start`.
 
@@ -39,6 +53,8 @@ class RestServer:
         auth: token check, None = open to this machine.
         names: further names of this machine that requests may be sent to.
         tls: HTTPS with it; None = HTTP.
+        listener: a socket that listens already, instead of ``host`` and ``port``; it becomes the
+            server's.
 
     Raises:
         SystemError_: PORT_IN_USE.
@@ -56,6 +72,7 @@ class RestServer:
         auth: TokenAuth | None = None,
         names: Collection[str] = (),
         tls: ssl.SSLContext | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         if auth is None and not is_loopback(host):
             raise RequestError(
@@ -65,7 +82,7 @@ class RestServer:
         handlers = Handlers(commands, repository, shutdown, lambda: document)
         table = resources(handlers)
         document.update(openapi_document(table))
-        self._server = PatientServer(
+        self._server = _Server(
             (host, port),
             RestApp(table, host, auth, names).wsgi(),
             numthreads=_THREADS,
@@ -83,6 +100,7 @@ class RestServer:
         if tls is not None:
             self._server.ssl_adapter = TlsAdapter(tls)
             self._scheme = "https"
+        self._server.listener = listener
         try:
             self._server.prepare()
         except OSError as e:
@@ -103,6 +121,10 @@ class RestServer:
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self._scheme}://{host}:{self.port}"
+
+    def fileno(self) -> int:
+        """Of the listening socket."""
+        return int(self._server.socket.fileno())
 
     def start(self) -> None:
         self._thread.start()

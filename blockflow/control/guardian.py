@@ -1,0 +1,301 @@
+"""Guardian: the small process of ``blockflow up`` that outlives the Manager's and starts it again.
+
+It holds what must not end with a Manager (:mod:`blockflow.launch.ward`) and does next to nothing,
+so that there is next to nothing in it that could fail: it forks the Manager's process, waits, reaps
+orphans, and passes signals on. It imports neither sockets' nor tensors' libraries and starts no
+thread. When a Manager that was serving dies without having been told to end, another one is forked,
+which takes over what runs (:mod:`blockflow.control.succession`). When the guardian itself dies, the
+kernel kills the Manager and the lifeline ends the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, spread
+from blockflow.core.errors import SystemError_
+from blockflow.launch.base import Lifeline
+from blockflow.launch.process import (
+    become_subreaper,
+    descendants,
+    die_with,
+    kill_process,
+    set_process_name,
+)
+from blockflow.launch.ward import REST, TEMPLATE, Kept, Line, Ward
+from blockflow.tensormq.janitor import RunDir, sweep_stale
+
+log = logging.getLogger("blockflow.guardian")
+
+MANAGER_POLICY = RestartPolicy(first_s=0.05, cap_s=5.0, crashes=5, window_s=60.0)
+"""The first successor comes at once: nobody supervises the workers meanwhile."""
+
+ADOPTIONS = 2
+"""How many Managers in a row may die before they have taken over; then it is begun anew."""
+
+_LEAVE_S = 2.0
+"""After the lifeline is cut processes end by themselves for so long before they are killed."""
+_KILL_S = 5.0
+_STOP_S = 60.0
+"""A Manager that was told to end has this long, with all that it ends."""
+
+
+class Guardian:
+    """The life of ``blockflow up``.
+
+    Args:
+        run_root: below which the instance's run directory is made.
+    """
+
+    def __init__(self, run_root: Path) -> None:
+        self._run_root = run_root
+        self._pid = os.getpid()
+        self._ledger = RestartLedger(MANAGER_POLICY)
+        self._kept: dict[str, Kept] = {}
+        self._manager = 0
+        self._served = False  # some Manager was
+        self._took_over = True  # the present one is
+        self._failed = 0  # Managers that died before they had taken over, in a row
+        self._anew = ""
+        self._client_port = 0
+        self._stop_ns: int | None = None
+
+    def run(self) -> Ward | int:
+        """Fork Managers until one ends in order.
+
+        Returns:
+            In a Manager's process what it is given, in the guardian's the exit status at the end.
+
+        Raises:
+            SystemError_: INTERNAL when Managers die too often, or the first one at its start.
+            BlockFlowError: the run directory cannot be made.
+        """
+        become_subreaper()  # whom a dead template or Manager leaves is still below this process
+        sweep_stale(self._run_root)
+        self._wake, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._listen(wake)
+        self._begin()
+        ward: Ward | None = None
+        adopt, died_ns, cause = False, 0, ""
+        try:
+            while True:
+                ward = self._fork(adopt, died_ns, cause)
+                if ward is not None:
+                    return ward
+                status = self._watch()
+                died_ns = time.monotonic_ns()
+                cause = self._anew or _how(status)
+                if status == 0 or self._stopping() or not self._served:
+                    return self._outcome(status)
+                log.warning("the control plane ended: %s", cause)
+                self._pause(died_ns)
+                if self._stopping():
+                    return 0
+                self._failed = 0 if self._took_over else self._failed + 1
+                adopt = not self._anew and self._failed < ADOPTIONS
+                if not adopt:
+                    log.warning("what runs is ended, and begun anew from the stored state")
+                    self._end()
+                    self._begin()
+                    self._failed = 0
+        finally:
+            if ward is None and os.getpid() == self._pid:
+                self._end()
+                for kept in self._kept.values():
+                    os.close(kept.fd)
+
+    # --- a Manager's life -----------------------------------------------------------------------
+
+    def _fork(self, adopt: bool, died_ns: int, cause: str) -> Ward | None:
+        """Start a Manager; the result is None in the guardian."""
+        self._anew, self._took_over = "", False
+        mine, theirs = Line.pair()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            self._line, self._manager = mine, pid
+            return None
+        die_with(self._pid)
+        set_process_name("bf:manager")
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        mine.close()
+        os.close(self._wake)
+        self._run_dir.leave()
+        return Ward(
+            guardian=self._pid,
+            run_dir=self._run_dir.path,
+            lifeline_fd=self._lifeline.read_only(),
+            line=theirs,
+            kept=self._kept,
+            deaths=self._ledger.total,
+            adopt=adopt,
+            died_ns=died_ns,
+            client_port=self._client_port,
+            cause=cause,
+            stop_asked=self._stopping,
+        )
+
+    def _watch(self) -> int:
+        """Serve the Manager until it ends; returns its exit status, or minus the signal."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._line.fileno(), select.POLLIN)
+        while True:
+            poll.poll(self._patience_ms())
+            self._drain_wakes()
+            # First its messages: what it said before its end counts.
+            if not self._hear():
+                with suppress(KeyError):
+                    poll.unregister(self._line.fileno())
+            status = self._reap()
+            if status is not None:
+                self._hear()
+                self._line.close()
+                return status
+            if self._stop_ns is not None and self._patience_ms() == 0:
+                log.error("the control plane does not end and is killed")
+                os.kill(self._manager, signal.SIGKILL)
+
+    def _hear(self) -> bool:
+        """Take the Manager's messages; False once its end is closed."""
+        while select.select([self._line], [], [], 0)[0]:
+            message, fds = self._line.take()
+            match message:
+                case ["keep", str(name), int(pid)] if fds:
+                    old = self._kept.get(name)
+                    if old is not None:
+                        os.close(old.fd)
+                    self._kept[name] = Kept(fds.pop(), pid)
+                case ["serving", int(port)]:
+                    self._served = self._took_over = True
+                    self._client_port = port
+                case ["stopping"]:
+                    self._stop()
+                    self._drop(REST)  # nobody shall wait at a door that nobody opens
+                case ["anew", str(reason)]:
+                    self._anew = reason
+            for fd in fds:
+                os.close(fd)
+            if not message:
+                return False
+        return True
+
+    def _reap(self) -> int | None:
+        """Collect who has ended; the Manager's status if it is among them."""
+        ended: int | None = None
+        while True:
+            try:
+                pid, raw = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended
+            if pid == 0:
+                return ended
+            status = os.waitstatus_to_exitcode(raw)
+            if TEMPLATE in self._kept and self._kept[TEMPLATE].pid == pid:
+                self._drop(TEMPLATE)  # from here on its number may be another one's
+            if pid == self._manager:
+                self._manager, ended = 0, status
+            elif self._manager:
+                self._line.tell_reaped(pid, status)
+
+    def _pause(self, now_ns: int) -> None:
+        """Wait until the next Manager may be started. Raises SystemError_ when none may be."""
+        verdict = self._ledger.crashed(now_ns, chance=spread(self._ledger.total))
+        if isinstance(verdict, GiveUp):
+            raise SystemError_(
+                "INTERNAL",
+                f"the control plane is given up: {verdict.reason}; everything is ended",
+                hint="its last words are above; `blockflow up` starts from the stored state",
+            )
+        while self._stop_ns is None and (left := verdict.at_ns - time.monotonic_ns()) > 0:
+            select.select([self._wake], [], [], left / 1e9)
+            self._drain_wakes()
+            self._reap()
+
+    def _outcome(self, status: int) -> int:
+        if status >= 0:
+            return status
+        if self._stop_ns is not None:
+            return 1
+        raise SystemError_("INTERNAL", f"the control plane was {_how(status)} while it started")
+
+    # --- signals --------------------------------------------------------------------------------
+
+    def _listen(self, wake: int) -> None:
+        def wanted(number: int, _frame: Any) -> None:
+            self._stop()
+            if self._manager and os.getpid() == self._pid:
+                with suppress(ProcessLookupError):
+                    os.kill(self._manager, number)
+
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, wanted)
+
+    def _stop(self) -> None:
+        if self._stop_ns is None:
+            self._stop_ns = time.monotonic_ns()
+
+    def _stopping(self) -> bool:
+        return self._stop_ns is not None
+
+    def _patience_ms(self) -> int | None:
+        if self._stop_ns is None:
+            return None
+        left = self._stop_ns + int(_STOP_S * 1e9) - time.monotonic_ns()
+        return max(0, -(-left // 1_000_000))
+
+    def _drain_wakes(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+
+    # --- the instance ---------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._run_dir = RunDir.create(self._run_root)
+        self._lifeline = Lifeline()
+
+    def _end(self) -> None:
+        """End whatever lives below this process, and remove the run directory."""
+        self._lifeline.cut()
+        for name in [n for n in self._kept if n != REST]:
+            self._drop(name)
+        self._await_all(_LEAVE_S)
+        for pid, started in descendants(self._pid).items():
+            kill_process(pid, started)
+        self._await_all(_KILL_S)
+        self._run_dir.remove()
+
+    def _await_all(self, timeout_s: float) -> None:
+        """Reap until there is no child left, or the time is over."""
+        end = time.monotonic() + timeout_s
+        while (left := end - time.monotonic()) > 0:
+            self._reap()
+            if not descendants(self._pid):
+                return
+            # Those of a template are not ours to reap: look again, also without a signal.
+            select.select([self._wake], [], [], min(left, 0.05))
+            self._drain_wakes()
+
+    def _drop(self, name: str) -> None:
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            os.close(kept.fd)
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

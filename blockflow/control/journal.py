@@ -1,0 +1,304 @@
+"""Journal: what a Manager's successor must know to take its processes over.
+
+The stored state says what shall run; the journal says what does: which process is which life of
+which replica, how far it is, and how far the routes are. It lies in the run directory, in memory,
+and is as old as that: it need outlive the Manager's process, not the machine. It is written before
+what it tells of is done, so that a successor may find less there than it was told, never more.
+
+A written journal is a whole one: temporary file and rename. The checksum is for what others do to
+it; a journal that cannot be read is a reason to begin anew, never one to guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from blockflow.control.fleet import Life, Replica, Role, worker_launch
+from blockflow.control.realm import Realm
+from blockflow.core.launchspec import WorkerLaunch
+from blockflow.core.lifecycle import State
+
+log = logging.getLogger("blockflow.control")
+
+NAME = "journal.json"
+FORMAT = 1
+MAX_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """A life as far as it had come; see :class:`~blockflow.control.fleet.Life`."""
+
+    name: str
+    incarnation: int
+    launched_ns: int
+    stages: Mapping[str, int]
+    threads: int
+    lanes: int
+    state: str
+    pid: int
+    started: int
+    hello: bool
+    endpoint: str
+    endpoints: tuple[str, ...]
+    ready_ns: int
+    load_ms: float
+    warm_ms: float
+    probe_ms: float
+    reaped: bool
+
+    @classmethod
+    def of(cls, life: Life) -> Self:
+        found = {f.name: getattr(life, f.name) for f in fields(cls)}
+        return cls(**{**found, "state": str(life.state), "stages": dict(life.stages)})
+
+    def life(self) -> Life:
+        """The same life, in the hands of another Manager."""
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Life(**{**known, "state": State(self.state)})
+
+    @property
+    def served(self) -> bool:
+        """It had proved itself."""
+        return self.ready_ns > 0
+
+    @classmethod
+    def from_dict(cls, d: Any) -> Self:
+        return cls(**{**_checked(cls, d), "endpoints": tuple(d["endpoints"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A replica; ``launch`` is its birth certificate, None where nothing of it lives."""
+
+    name: str
+    worker: str
+    identity: str
+    role: str
+    stopped: bool
+    given_up: str
+    policies: Mapping[str, Any]
+    life: Lived
+    launch: Mapping[str, Any] | None
+
+    @classmethod
+    def from_dict(cls, d: Any) -> Self:
+        seat = cls(**{**_checked(cls, d), "life": Lived.from_dict(d["life"])})
+        Role(seat.role), State(seat.life.state)
+        if seat.launch is not None:
+            WorkerLaunch.from_dict(seat.launch)
+        return seat
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What runs.
+
+    Attributes:
+        epoch: in force when it was written.
+        version: of the latest routes that anybody may have got.
+        hz: rate of the KPI samples.
+        closed: blocks that an operator drained or stopped.
+        clients: where the Dispatcher takes clients, ports resolved.
+        shares: index of each task's share in headers.
+        dispatcher: its latest life, None before the first.
+        seats: the replicas.
+    """
+
+    epoch: int
+    version: int
+    hz: float
+    closed: Mapping[str, str]
+    clients: tuple[str, ...]
+    shares: Mapping[str, int]
+    dispatcher: Lived | None
+    seats: tuple[Seat, ...]
+
+    @classmethod
+    def of(cls, realm: Realm, *, seats: bool = True) -> Self:
+        """Of this moment, with or without the replicas."""
+        crew = realm.crew
+        return cls(
+            epoch=realm.epoch,
+            version=realm.version,
+            hz=crew.hz,
+            closed=dict(realm.closed),
+            clients=crew.client_endpoints,
+            shares=realm.shares.indices(),
+            dispatcher=None if crew.dispatcher is None else Lived.of(crew.dispatcher),
+            seats=tuple(seat_of(realm, r) for r in crew.fleet if seats),
+        )
+
+    @classmethod
+    def from_dict(cls, d: Any) -> Self:
+        """Inverse of ``asdict``. Raises ValueError, KeyError or TypeError."""
+        found = _checked(cls, d)
+        dispatcher = d["dispatcher"]
+        return cls(
+            **{
+                **found,
+                "hz": float(d["hz"]),
+                "clients": tuple(d["clients"]),
+                "dispatcher": None if dispatcher is None else Lived.from_dict(dispatcher),
+                "seats": tuple(Seat.from_dict(s) for s in d["seats"]),
+            }
+        )
+
+    def lives(self) -> list[Lived]:
+        """Of everything that had a process, the Dispatcher first."""
+        first = [] if self.dispatcher is None else [self.dispatcher]
+        return [x for x in (*first, *(s.life for s in self.seats)) if not x.reaped]
+
+
+class JournalFile:
+    """The journal in its run directory.
+
+    Args:
+        run_dir: of the instance.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / NAME
+        self._temp = run_dir / f".{NAME}.new"
+
+    def write(self, body: str) -> None:
+        """Replace it by this JSON text of one. Raises OSError; then there is none, which is better
+        than an old one."""
+        packed = body.encode()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            with open(os.open(self._temp, flags, 0o600), "wb") as f:
+                f.write(_head(packed) + packed + b"}")
+            os.replace(self._temp, self._path)
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._temp.unlink()
+            raise
+
+    def read(self) -> Journal:
+        """The journal as it was written. Raises ValueError, which says what is wrong with it."""
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            with open(os.open(self._path, flags), "rb") as f:
+                if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                    raise ValueError("the journal is no regular file")
+                raw = f.read(MAX_BYTES + 1)
+        except OSError as e:
+            raise ValueError(f"there is no journal: {e.strerror}") from None
+        if len(raw) > MAX_BYTES:
+            raise ValueError("the journal is too large")
+        body = raw[len(_head(b"")) : -1]
+        if raw != _head(body) + body + b"}":
+            raise ValueError("the journal is torn or altered: its checksum does not fit")
+        try:
+            return Journal.from_dict(json.loads(body))
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
+            raise ValueError(f"the journal says what cannot be: {e}"[:500]) from None
+
+
+class Recorder:
+    """Keeps the journal true, for a successor.
+
+    It is asked after every event, and the system may have many workers: what has not changed is
+    neither looked at closely nor put into words again.
+
+    Args:
+        run_dir: of the instance.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = JournalFile(run_dir)
+        self._written: tuple[object, ...] = ()
+        self._seats: dict[int, tuple[tuple[object, ...], str]] = {}
+
+    def record(self, realm: Realm) -> None:
+        """Write down what has changed; call it before what follows from the change is done."""
+        crew = realm.crew
+        dispatcher = None if crew.dispatcher is None else _life_key(crew.dispatcher)
+        seats = tuple(_seat_key(r) for r in crew.fleet)
+        facts = (realm.epoch, realm.version, crew.hz, tuple(realm.closed.items()))
+        now = (*facts, crew.client_endpoints, dispatcher, seats)
+        if now == self._written:
+            return
+        try:
+            self._file.write(self._text(realm, seats))
+            self._written = now
+        except OSError as e:
+            log.error("the journal cannot be written: %s; a successor would begin anew", e)
+
+    def _text(self, realm: Realm, keys: Sequence[tuple[object, ...]]) -> str:
+        known, self._seats = self._seats, {}
+        for replica, key in zip(realm.crew.fleet, keys, strict=True):
+            old = known.get(replica.life.incarnation)
+            if old is None or old[0] != key:
+                old = key, json.dumps(asdict(seat_of(realm, replica)))
+            self._seats[replica.life.incarnation] = old
+        head = json.dumps(asdict(Journal.of(realm, seats=False)))
+        seats = ",".join(text for _, text in self._seats.values())
+        return head.removesuffix("[]}") + f"[{seats}]}}"
+
+
+def _head(body: bytes) -> bytes:
+    digest = hashlib.sha256(body).hexdigest()
+    return f'{{"format":{FORMAT},"sha256":"{digest}","body":'.encode()
+
+
+def _life_key(life: Life) -> tuple[object, ...]:
+    """What the journal says of a life and may change."""
+    known = (life.incarnation, life.state, life.pid, life.hello, life.endpoint, life.reaped)
+    return (*known, life.ready_ns, life.threads, life.lanes)
+
+
+def _seat_key(replica: Replica) -> tuple[object, ...]:
+    known = (replica.name, replica.role, replica.stopped, replica.given_up, replica.policies)
+    # The spec is compared by its worth too: an update may bring another one that is the same.
+    return (*known, replica.spec, _life_key(replica.life))
+
+
+def seat_of(realm: Realm, replica: Replica) -> Seat:
+    """What the journal says of a replica."""
+    life, crew = replica.life, realm.crew
+    launch = None
+    if not life.reaped:
+        launch = worker_launch(replica.spec, life, crew.place, realm.settings, crew.hz).to_dict()
+    return Seat(
+        replica.name,
+        replica.spec.name,
+        replica.spec.identity(),
+        str(replica.role),
+        replica.stopped,
+        replica.given_up,
+        replica.policies,
+        Lived.of(life),
+        launch,
+    )
+
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "float": (int, float),
+}
+
+
+def _checked(cls: Any, d: Any) -> dict[str, Any]:
+    """The fields of a dataclass from a dict that has them all, plain ones of their types."""
+    if type(d) is not dict or set(d) != {f.name for f in fields(cls)}:
+        raise ValueError(f"{cls.__name__} has other fields")
+    for f in fields(cls):
+        kind = _TYPES.get(str(f.type))
+        value = d[f.name]
+        if kind is not None and (not isinstance(value, kind) or (kind is int and value is True)):
+            raise ValueError(f"{cls.__name__}.{f.name} is {value!r:.80}")
+    return dict(d)

@@ -1,0 +1,91 @@
+"""Stewardship: what a Manager's process does with what its guardian hands it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from blockflow.batching.registry import policy_problems
+from blockflow.control.accept import stored_lookup
+from blockflow.control.adoption import Inheritance, running_lookup
+from blockflow.control.journal import JournalFile
+from blockflow.control.profiles import ProfileShelf
+from blockflow.control.settings import ControlSettings
+from blockflow.control.store import StateStore
+from blockflow.control.succession import Outcome
+from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.topology import parse_topology
+from blockflow.launch.ward import Ward
+from blockflow.repository.repository import BlockRepository
+
+log = logging.getLogger("blockflow.control")
+
+
+def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inheritance:
+    """What the dead Manager has left: its journal, and the stored topology.
+
+    Raises:
+        SystemError_: INTERNAL when nothing can be taken over; the guardian is told, and begins
+            anew from the stored state.
+    """
+    state = store.state
+    try:
+        journal = JournalFile(ward.run_dir).read()
+        topology = None
+        if state.topology is not None:
+            notes: list[str] = []
+            repository = BlockRepository(settings.repository)
+            lookup = running_lookup(
+                journal, state.digests, stored_lookup(repository, state.digests, notes)
+            )
+            topology = parse_topology(state.topology, lookup, policy_problems)
+            topology = ProfileShelf(settings.repository).with_costs(topology)
+            for note in notes:
+                store.warn(note)
+    except (ValueError, BlockFlowError) as e:
+        ward.line.anew(str(e))
+        raise SystemError_("INTERNAL", f"what runs cannot be taken over: {e}") from e
+    return Inheritance(journal, state.epoch, topology, state.posted)
+
+
+class Biography:
+    """What status tells of the Managers of this instance.
+
+    Args:
+        ward: of the guardian, None without.
+
+    Attributes:
+        pid: of the process to signal, which ends last: the guardian's, if there is one.
+    """
+
+    def __init__(self, ward: Ward | None) -> None:
+        self.pid = os.getpid() if ward is None else ward.guardian
+        self._deaths = 0 if ward is None else ward.deaths
+        self._died_ns = 0 if ward is None else ward.died_ns
+        self._cause = "" if ward is None else ward.cause
+        self._since = datetime.now(UTC).isoformat(timespec="seconds")
+        self._away_ms: float | None = None
+
+    def serving(self) -> None:
+        """REST answers."""
+        if self._deaths:
+            self._away_ms = round((time.monotonic_ns() - self._died_ns) / 1e6, 3)
+
+    def to_dict(self, outcome: Outcome | None) -> dict[str, Any]:
+        """Plain JSON form: this Manager's process, since when it runs, how many died before it and
+        how the last one did, for how long nobody was there, and who was taken over.
+
+        Args:
+            outcome: of the succession, None when nothing was taken over.
+        """
+        return {
+            "pid": os.getpid(),
+            "since": self._since,
+            "restarts": self._deaths,
+            "cause": self._cause,
+            "away_ms": self._away_ms,
+            "adopted": list(outcome.adopted) if outcome is not None else [],
+        }

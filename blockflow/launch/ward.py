@@ -1,0 +1,173 @@
+"""Ward: what a guardian keeps for the Manager's process, and the line between the two.
+
+The Manager may die; what must outlive it lies with its guardian: the write end of the lifeline, the
+run directory, and descriptors that the Manager hands up (the template's socket, REST's listening
+socket). The guardian in turn reaps whom a dead template has orphaned, and says how they ended.
+
+Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid]`` with a descriptor,
+``["serving", client port]``, ``["stopping"]``, ``["anew", reason]``. Down:
+``["reaped", pid, status]``.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockflow.wire.codec import decode, encode
+
+TEMPLATE = "template"
+"""Name of the kept socket to the template; its pid is the template's."""
+
+REST = "rest"
+"""Name of the kept listening socket of REST."""
+
+_MESSAGE_BYTES = 64 * 1024
+_STATUSES_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A descriptor that the guardian keeps, and the process (0 = none) that it belongs to."""
+
+    fd: int
+    pid: int
+
+
+class Line:
+    """One end of the socket between guardian and Manager."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._reaped: dict[int, int] = {}
+
+    @staticmethod
+    def pair() -> tuple[Line, Line]:
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return Line(one), Line(other)
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def close(self) -> None:
+        self._end.close()
+
+    # --- the Manager's end ----------------------------------------------------------------------
+
+    def keep(self, name: str, fd: int, pid: int = 0) -> None:
+        """Hand a descriptor up, in place of the one that was kept under this name."""
+        self._tell(["keep", name, pid], [fd])
+
+    def serving(self, client_port: int) -> None:
+        """The system is up; a successor must serve clients on this port."""
+        self._tell(["serving", client_port])
+
+    def stopping(self) -> None:
+        """The system ends because it was told to: nobody shall start it again."""
+        self._tell(["stopping"])
+
+    def anew(self, reason: str) -> None:
+        """What runs cannot be taken over: end it, and start from the stored state."""
+        self._tell(["anew", reason])
+
+    def pump(self) -> None:
+        """Take what has come, without waiting."""
+        while select.select([self._end], [], [], 0)[0]:
+            match self._receive()[0]:
+                case ["reaped", int(pid), int(status)]:
+                    if len(self._reaped) >= _STATUSES_KEPT:
+                        del self._reaped[next(iter(self._reaped))]
+                    self._reaped[pid] = status
+                case []:
+                    return
+
+    def reaped(self, pid: int, timeout_s: float) -> int | None:
+        """How an orphan ended, once the guardian says so; None if it does not in time."""
+        end = time.monotonic() + timeout_s
+        while True:
+            self.pump()
+            if pid in self._reaped:
+                return self._reaped.pop(pid)
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self._end], [], [], left)[0]:
+                return None
+            if self._closed():
+                return None
+
+    # --- the guardian's end ---------------------------------------------------------------------
+
+    def tell_reaped(self, pid: int, status: int) -> None:
+        """Best effort: a Manager that does not read knows less about the dead, that is all."""
+        self._tell(["reaped", pid, status])
+
+    def take(self) -> tuple[list[Any], list[int]]:
+        """The next message and its descriptors, which are the caller's; [] at the other's end."""
+        return self._receive()
+
+    # --- both -----------------------------------------------------------------------------------
+
+    def _closed(self) -> bool:
+        try:
+            return not self._end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+
+    def _receive(self) -> tuple[list[Any], list[int]]:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._end, _MESSAGE_BYTES, 1)
+        except OSError:
+            return [], []
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        message = decode(data, max_bytes=_MESSAGE_BYTES, what="guardian's line") if data else []
+        return (message if type(message) is list else []), fds
+
+    def _tell(self, message: list[Any], fds: Sequence[int] = ()) -> None:
+        # Not socket.send_fds, which takes flags and forgets them: nobody shall ever wait here.
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        with suppress(OSError):  # the other side is gone, or does not read
+            self._end.sendmsg([encode(message)], rights, socket.MSG_DONTWAIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Ward:
+    """What a Manager's process gets from its guardian.
+
+    Attributes:
+        guardian: process id: the one to signal, and the one that ends last.
+        run_dir: of the instance; locked and removed by the guardian.
+        lifeline_fd: the read end, for children.
+        line: to the guardian.
+        kept: what former Managers handed up, by name.
+        deaths: Managers that died before this one.
+        adopt: a Manager has died, and what it had started may be taken over.
+        died_ns: when (monotonic clock).
+        client_port: where clients were served; 0 = not yet.
+        cause: how the last one ended, or why nothing could be taken over from it; '' = the first.
+        stop_asked: a signal came before this process could hear it.
+    """
+
+    guardian: int
+    run_dir: Path
+    lifeline_fd: int
+    line: Line
+    kept: Mapping[str, Kept]
+    deaths: int
+    adopt: bool
+    died_ns: int
+    client_port: int
+    cause: str
+    stop_asked: Callable[[], bool]
+
+    def own(self, name: str) -> Kept | None:
+        """A descriptor that was handed up, now the caller's to close; None = there is none. Take it
+        once: this process, a fork of the guardian, has one copy of it."""
+        return self.kept.get(name)

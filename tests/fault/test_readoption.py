@@ -1,0 +1,315 @@
+"""The control plane dies and another one takes its processes over, while clients are served."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from control_rig import SPEC
+from up_rig import command, family, gone, up
+
+from blockflow.client.sync import Client
+from blockflow.control.journal import NAME
+from blockflow.core.errors import BlockFlowError
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+X = np.arange(4, dtype=np.float32).reshape(1, 4)
+LONG = np.repeat(X, 32, axis=0)
+"""Takes the slow block longer than an update; the one row of a warm-up does not."""
+
+AB = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
+AC = {"blocks": ["a", "c"], "tasks": {"t": ["a", "c"]}}
+PATIENCE_S = 120.0
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    repository = BlockRepository(tmp_path / "blocks")
+    for name, add in {"a": 1, "b": 10, "c": 100}.items():
+        save_echo(repository, name, SPEC, settings={"add": add})
+    save_echo(repository, "slow", SPEC, settings={"row_ms": 150})
+    (tmp_path / "topology.json").write_text(json.dumps(AB))
+    return tmp_path
+
+
+@dataclass
+class Up:
+    """A running system, seen from outside."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    errors: Path
+
+    @property
+    def address(self) -> str:
+        return str(self.ready["clients"][0])
+
+    def status(self) -> dict[str, Any]:
+        """Asks until it is answered: a connection may be cut by the death of its server."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return dict(httpx.get(self.ready["rest"] + "/v1/status", timeout=60).json())
+            except httpx.TransportError:
+                assert time.monotonic() < end and self.process.poll() is None, self.log()
+                time.sleep(0.01)
+
+    def until(self, test: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            status = self.status()
+            if test(status):
+                return status
+            assert time.monotonic() < end, (status, self.log())
+            time.sleep(0.01)
+
+    def kill_manager(self) -> None:
+        status = self.status()
+        os.kill(status["manager"]["pid"], signal.SIGKILL)
+
+    def taken_over(self, restarts: int) -> dict[str, Any]:
+        """Status once so many managers have died and all is well again."""
+        return self.until(lambda s: s["manager"]["restarts"] == restarts and s["ready"])
+
+    def post(self, body: dict[str, Any], *, wait: bool = True) -> None:
+        url = f"{self.ready['rest']}/v1/system-update?wait={str(wait).lower()}"
+        answer = httpx.post(url, json=body, timeout=60)
+        assert answer.status_code in (200, 202), answer.text
+
+    def log(self) -> str:
+        return self.errors.read_text()
+
+
+@contextmanager
+def started(root: Path, **env: str) -> Iterator[Up]:
+    with up(root, "--topology", str(root / "topology.json"), env=env) as (process, ready):
+        yield Up(process, ready, root / "err")
+
+
+def members(status: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Name -> pid and incarnation, of workers and Dispatcher."""
+    found = [*status["workers"], status["dispatcher"]]
+    return {m["name"]: (m["pid"], m["incarnation"]) for m in found}
+
+
+@dataclass
+class Load:
+    """A client that asks without a pause and keeps count."""
+
+    address: str
+    answered: int = 0
+    failed: list[str] = field(default_factory=list)
+    sums: set[float] = field(default_factory=set)
+
+    def __enter__(self) -> Load:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with Client(self.address) as client:
+            while not self._stop.is_set():
+                try:
+                    value = client.infer("t", X, deadline_s=30).value
+                except BlockFlowError as e:
+                    self.failed.append(str(e))
+                else:
+                    self.sums.add(float((value - X)[0, 0]))
+                    self.answered += 1
+
+    def more(self, count: int = 20) -> None:
+        """Until it has got so many further answers."""
+        goal, end = self.answered + count, time.monotonic() + PATIENCE_S
+        while self.answered < goal:
+            assert time.monotonic() < end, self.failed
+            time.sleep(0.005)
+
+
+def test_serving_goes_on_and_a_new_manager_takes_everybody_over(root: Path) -> None:
+    with started(root) as it:
+        before = it.status()
+        assert before["manager"]["restarts"] == 0 and before["pid"] == it.process.pid
+        assert before["manager"]["pid"] != it.process.pid
+        with Load(it.address) as load:
+            load.more()
+            for restarts in (1, 2):
+                it.kill_manager()
+                after = it.taken_over(restarts)
+                assert members(after) == members(before)
+                assert after["manager"]["adopted"] == ["a#0", "b#0", "dispatcher"]
+                assert after["manager"]["cause"] == "killed by SIGKILL"
+                assert after["epoch"] == before["epoch"] and after["routes"] > before["routes"]
+                load.more()
+            assert load.failed == []
+            # And the new one can do all that the first one could.
+            it.post(AC)
+            load.more()
+        assert load.failed == [] and load.sums == {11.0, 101.0}
+        os.kill(it.status()["workers"][0]["pid"], signal.SIGKILL)
+        healed = it.until(lambda s: s["ready"] and members(s)["a#0"] != members(before)["a#0"])
+        assert members(healed)["a#0"][1] > max(i for _, i in members(before).values())
+        assert "killed by SIGKILL" in healed["workers"][0]["crash"]["cause"]
+        with Client(it.address) as client:
+            assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 101)
+        children = family(it.process.pid)
+        httpx.post(it.ready["rest"] + "/v1/shutdown", timeout=30)
+        assert it.process.wait(30) == 0
+        assert gone(children, Path(it.ready["run_dir"]))
+
+
+def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
+    """A worker, the template and then the Dispatcher, each together with the manager."""
+    with started(root) as it:
+        for restarts, name in enumerate(("b#0", "dispatcher"), start=1):
+            before = it.status()
+            os.kill(before["manager"]["pid"], signal.SIGSTOP)
+            os.kill(members(before)[name][0], signal.SIGKILL)
+            if name == "dispatcher":
+                os.kill(before["control"]["template"]["pid"], signal.SIGKILL)
+            os.kill(before["manager"]["pid"], signal.SIGKILL)
+            after = it.until(lambda s, n=restarts: s["manager"]["restarts"] == n and s["ready"])
+            assert members(after)[name][1] > members(before)[name][1]
+            kept = [n for n in members(before) if n != name]
+            assert {n: members(after)[n] for n in kept} == {n: members(before)[n] for n in kept}
+            with Client(it.address) as client:
+                assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
+        # Both at once, and nobody is left to look after the others.
+        children = family(it.process.pid)
+        for pid in (it.process.pid, after["manager"]["pid"]):
+            os.kill(pid, signal.SIGKILL)
+        it.process.wait(30)
+        assert gone(children, Path(it.ready["run_dir"]))
+
+
+def test_killed_in_the_middle_of_an_update(root: Path) -> None:
+    """Before the commit the old epoch serves on, after it the new one does; nobody is left over."""
+    with started(root, BLOCKFLOW_FAILPOINTS="before_load=stall:c") as it:
+        before = it.status()
+        with Load(it.address) as load:
+            it.post(AC, wait=False)
+            it.until(lambda s: any(w["name"] == "c#0" and w["pid"] for w in s["workers"]))
+            candidate = psutil.Process(members(it.status())["c#0"][0])
+            it.kill_manager()
+            after = it.taken_over(1)
+            assert members(after) == members(before) and after["epoch"] == 1
+            assert any("not been stored" in w for w in after["warnings"])
+            psutil.wait_procs([candidate], PATIENCE_S)
+            assert not candidate.is_running()
+            load.more()
+            assert load.failed == [] and load.sums == {11.0}
+
+        # Requests on old routes keep an update from its end: it is committed and published.
+        it.post({"blocks": ["a", "slow"], "tasks": {"t": ["a", "slow"]}})
+        answers: list[Any] = []
+        asking = threading.Thread(target=ask_slowly, args=(it.address, answers))
+        asking.start()
+        it.until(lambda s: s["dispatcher"]["kpi"].get("inflight"))
+        it.post(AB, wait=False)
+        retiring = it.until(lambda s: s["epoch"] == 3)
+        unfinished = retiring["updating"] is not None  # unless this machine is very slow
+        it.kill_manager()
+        after = it.taken_over(2)
+        assert after["epoch"] == 3
+        asking.join(PATIENCE_S)
+        assert [np.array_equal(a.value, LONG + 1) and a.epoch == 2 for a in answers] == [True]
+        done = it.until(lambda s: s["updating"] is None)
+        assert {n: members(retiring)[n] for n in members(done)} == members(done)
+        assert set(members(done)) == {"a#0", "b#0", "dispatcher"}
+        assert any("had been stored" in w for w in done["warnings"]) or not unfinished
+
+        # With the guardian everything ends.
+        children = family(it.process.pid)
+        assert len(children) == 5  # manager, template, dispatcher, two workers
+        it.process.kill()
+        it.process.wait(30)
+        assert gone(children, Path(it.ready["run_dir"]))
+
+
+def ask_slowly(address: str, answers: list[Any]) -> None:
+    with Client(address) as client:
+        answers.append(client.infer("t", LONG, deadline_s=50))
+
+
+def test_a_torn_journal_means_to_begin_anew_and_never_empty(root: Path) -> None:
+    with started(root) as it:
+        before = it.status()
+        old = [psutil.Process(pid) for pid, _ in members(before).values()]
+        os.kill(before["manager"]["pid"], signal.SIGSTOP)  # it must not write another one
+        journal = Path(it.ready["run_dir"]) / NAME
+        journal.write_bytes(journal.read_bytes()[:-10])
+        os.kill(before["manager"]["pid"], signal.SIGKILL)
+        after = it.until(lambda s: s["run_dir"] != before["run_dir"] and s["ready"])
+        assert after["epoch"] == 1 and after["manager"]["adopted"] == []
+        assert "torn" in after["manager"]["cause"] and "begun anew" in it.log()
+        assert any("torn" in w for w in after["warnings"])
+        assert gone(old, Path(before["run_dir"]))
+        assert min(i for _, i in members(after).values()) > max(
+            i for _, i in members(before).values()
+        )
+        # The clients' address is the same one.
+        with Client(it.address) as client:
+            assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
+
+
+def test_a_manager_that_dies_too_often_is_given_up(root: Path) -> None:
+    with started(root) as it:
+        children: set[psutil.Process] = set()
+        end = time.monotonic() + PATIENCE_S
+        while it.process.poll() is None:
+            assert time.monotonic() < end, it.log()
+            for child in family_of(it.process.pid):
+                children.add(child)
+                if child.name() == "bf:manager":
+                    child.kill()
+            time.sleep(0.02)
+        assert it.process.wait(30) != 0
+        assert "given up: 5 crashes within 60 s" in it.log()
+        assert gone(list(children), Path(it.ready["run_dir"]))
+
+
+def test_a_manager_that_dies_at_its_start_ends_it(root: Path) -> None:
+    process = subprocess.Popen(
+        command(root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        end = time.monotonic() + PATIENCE_S
+        while not (found := [c for c in family_of(process.pid) if c.name() == "bf:manager"]):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.005)
+        os.kill(found[0].pid, signal.SIGKILL)
+        output, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode != 0
+        assert "killed by SIGKILL while it started" in errors
+        assert json.loads(output)["error"]["code"] == "INTERNAL"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def family_of(pid: int) -> list[psutil.Process]:
+    try:
+        return family(pid)
+    except psutil.NoSuchProcess:
+        return []
