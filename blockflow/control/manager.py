@@ -34,7 +34,6 @@ from blockflow.control.events import (
     Instruction,
     Kill,
     Launch,
-    Launched,
     LaunchFailed,
     Prove,
     Proved,
