@@ -173,7 +173,7 @@ def test_nobody_waits_for_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 for name in ("b#0", "a#0"):
                     os.kill(old[name]["pid"], signal.SIGKILL)
                     wait_for(system, partial(waits, name))
-                assert [p["name"] for p in system.commands.ping("c")] == ["c#0"]
+                assert [p["worker"] for p in system.commands.ping("c")] == ["c#0"]
                 assert httpx.get(f"{system.rest.url}/v1/status", timeout=30).status_code == 200
                 with Client(system.client_endpoint) as client:
                     assert np.array_equal(client.infer("c", X).value, X)
