@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import resource
 import select
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from blockflow.control.events import Exited, Kill, Launch
+from blockflow.control.events import Exited, Kill, Launch, Launched, LaunchFailed
 from blockflow.control.fleet import Life
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Child, Launcher, stop_all
+from blockflow.launch.process import start_time
+
+log = logging.getLogger("blockflow.control")
 
 TAIL_LINES = 10
 _TAIL_BYTES = 4096
 _LINE_CHARS = 300
 _KEPT_LOGS = 100
+
+_ASK_NS = 20_000_000
+"""How often the launcher is asked for what was deferred."""
 
 _OWN_DESCRIPTORS = 32
 _DESCRIPTORS_PER_CHILD = 8
@@ -27,7 +35,11 @@ libzmq would end this process: a further child is refused before."""
 
 
 class Children:
-    """Launches, kills and reaps; owned by the Manager's thread.
+    """Launches, kills and reaps; owned by the Manager's thread, which is never made to wait.
+
+    A launch that the launcher cannot carry out yet (its template is importing) is deferred, and so
+    are those that come after it. Nothing is known of them to anybody else: to the journal they are
+    lives without a process.
 
     Args:
         launcher: how processes are started.
@@ -41,14 +53,55 @@ class Children:
         self._log_dir = log_dir
         self._by_fd: dict[int, int] = {}
         self._children: dict[int, tuple[Child, str]] = {}
+        self._deferred: dict[int, Launch] = {}
+        self._unborn: list[Exited] = []
         log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._prune_logs()
 
     def __len__(self) -> int:
-        return len(self._children)
+        return len(self._children) + len(self._deferred)
 
-    def launch(self, order: Launch) -> int:
-        """Start the process; returns its pid. Raises SystemError_ when that is impossible."""
+    def deadline(self, now_ns: int) -> int | None:
+        """When to ask again (:meth:`go_on`, :meth:`reap`) although no descriptor is ready."""
+        return now_ns + _ASK_NS if self._deferred or self._unborn else None
+
+    def launch(self, order: Launch) -> Launched | LaunchFailed | None:
+        """Start the process; None = later, :meth:`go_on` will tell."""
+        try:
+            self._check_descriptors(order)
+        except SystemError_ as e:
+            return self._failed(order, e)
+        event = None if self._deferred else self._attempt(order)
+        if event is None:
+            log.info("launch of %s waits for the launcher", order.name)
+            self._deferred[order.incarnation] = order
+        return event
+
+    def go_on(self) -> Iterator[Launched | LaunchFailed]:
+        """Carry out what was deferred, in order, as far as that is possible by now."""
+        while self._deferred:
+            order = next(iter(self._deferred.values()))
+            event = self._attempt(order)
+            if event is None:
+                return
+            del self._deferred[order.incarnation]
+            yield event
+
+    def _attempt(self, order: Launch) -> Launched | LaunchFailed | None:
+        try:
+            child = self._launcher.attempt(order.entry, order.spec, order.name)
+        except BlockFlowError as e:
+            return self._failed(order, e)
+        if child is None:
+            return None
+        self._watch(order.incarnation, child, str(order.spec.get("log_path", "")))
+        return Launched(order.incarnation, child.pid, start_time(child.pid))
+
+    def _failed(self, order: Launch, error: BlockFlowError) -> LaunchFailed:
+        log.error("launch of %s failed: %s", order.name, error)
+        return LaunchFailed(order.incarnation, error)
+
+    def _check_descriptors(self, order: Launch) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = most_children(soft)
         if len(self) >= most:
@@ -58,9 +111,6 @@ class Children:
                 where=order.name,
                 hint="raise the limit: ulimit -n",
             )
-        child = self._launcher.launch(order.entry, order.spec, order.name)
-        self._watch(order.incarnation, child, str(order.spec.get("log_path", "")))
-        return child.pid
 
     def _watch(self, incarnation: int, child: Child, log_path: str) -> None:
         self._children[incarnation] = (child, log_path)
@@ -85,12 +135,16 @@ class Children:
         return {child.pid for child, _ in self._children.values()}
 
     def kill(self, order: Kill) -> None:
+        """End a process; a deferred one will never be, and :meth:`reap` tells its end as well."""
         entry = self._children.get(order.incarnation)
         if entry is not None:
             entry[0].kill()
+        elif self._deferred.pop(order.incarnation, None) is not None:
+            self._unborn.append(Exited(order.incarnation, -signal.SIGKILL))
 
     def kill_all(self, timeout_s: float) -> None:
         """Kill what is left and wait until it is gone; for the end of the control plane."""
+        self._deferred.clear()
         stop_all([child for child, _ in self._children.values()], timeout_s)
         for child, _ in self._children.values():
             child.close()
@@ -99,6 +153,8 @@ class Children:
 
     def reap(self, ready_fds: list[int]) -> Iterator[Exited]:
         """The deaths behind these descriptors; others in the list are not ours."""
+        while self._unborn:
+            yield self._unborn.pop(0)
         for fd in ready_fds:
             incarnation = self._by_fd.get(fd)
             if incarnation is None:

@@ -34,7 +34,6 @@ from blockflow.control.events import (
     Instruction,
     Kill,
     Launch,
-    Launched,
     LaunchFailed,
     Prove,
     Proved,
@@ -54,7 +53,7 @@ from blockflow.control.update import Update
 from blockflow.control.views import Views
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Launcher
-from blockflow.launch.process import EXIT_START_FAILED, start_time
+from blockflow.launch.process import EXIT_START_FAILED
 from blockflow.launch.ward import Ward
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.janitor import RunDir, remove_leavings
@@ -68,7 +67,7 @@ _WORD_NS = 2_000_000_000
 """How long a dead process's last words may be on their way."""
 
 _CALL_S = 30.0
-"""A command waits this long for the Manager's thread; only a launch from cold takes seconds."""
+"""A command waits this long for the Manager's thread, which itself waits for nobody."""
 
 
 @dataclass(slots=True)
@@ -274,11 +273,14 @@ class Manager:
             self.brain.condemn(hang, now)
             self._carry_out()
         self._launcher.tend()
+        for event in self._children.go_on():
+            self.brain.handle(self._begun(event), now)
+            self._carry_out()
         self._check_waiters(now)
 
     def _timeout_ms(self) -> int:
         now = time.monotonic_ns()
-        times = [self.brain.deadline(), self._health.deadline()]
+        times = [self.brain.deadline(), self._health.deadline(), self._children.deadline(now)]
         times += [w.deadline_ns for w in self._waiters]
         times += [due for due, _ in self._reaped.values()]
         soonest = min(t for t in times if t is not None)
@@ -348,7 +350,8 @@ class Manager:
         if isinstance(instruction, Send):
             self.controller.send(instruction.incarnation, instruction.message)
         elif isinstance(instruction, Launch):
-            return self._launch(instruction)
+            self.controller.admit(instruction.incarnation)
+            return self._begun(self._children.launch(self._profiles.attach(instruction)))
         elif isinstance(instruction, Prove):
             self._unproved[instruction.incarnation] = instruction
             self.controller.send(instruction.incarnation, self._prober.routes(instruction.mode))
@@ -369,16 +372,11 @@ class Manager:
             self.gone.set()
         return None
 
-    def _launch(self, order: Launch) -> Launched | LaunchFailed:
-        self.controller.admit(order.incarnation)
-        try:
-            ready = self._profiles.attach(order)
-            pid = self._children.launch(ready)
-            return Launched(order.incarnation, pid, start_time(pid))
-        except BlockFlowError as e:
-            log.error("launch of %s failed: %s", order.name, e)
-            self.controller.forget(order.incarnation)
-            return LaunchFailed(order.incarnation, e)
+    def _begun(self, event: T) -> T:
+        """What came of a launch, after what follows from it here."""
+        if isinstance(event, LaunchFailed):
+            self.controller.forget(event.incarnation)
+        return event
 
     def _commit(self, order: Commit) -> Committed | CommitFailed:
         try:

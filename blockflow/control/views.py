@@ -266,7 +266,7 @@ class Views:
         return {
             "name": life.name,
             "incarnation": life.incarnation,
-            "pid": life.pid if not life.reaped else None,
+            "pid": (life.pid or None) if not life.reaped else None,
             "endpoint": life.endpoint or None,
             "start_ms": round((life.ready_ns - life.launched_ns) / 1e6, 3) if ready else None,
             "load_ms": life.load_ms,

@@ -103,6 +103,18 @@ class Launcher(ABC):
             SystemError_: TIMEOUT or INTERNAL when the process cannot be started.
         """
 
+    def attempt(self, entry: str, spec: Mapping[str, Any], name: str) -> Child | None:
+        """:meth:`launch` for who cannot wait for what launches rely on.
+
+        Returns:
+            The process; or None when nothing was started, because that is still being prepared:
+            ask again.
+
+        Raises:
+            SystemError_: as :meth:`launch`; it will not come about, nobody need ask again.
+        """
+        return self.launch(entry, spec, name)
+
     @property
     def template_pid(self) -> int:
         """Of the process that others are forked from, 0 = there is none."""

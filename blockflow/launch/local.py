@@ -30,6 +30,8 @@ _LOG = logging.getLogger("blockflow.launch")
 _START_S = 120.0
 """Longest time for the template's imports (cold disk, busy machine)."""
 _LAUNCH_S = 20.0
+_TRIES = 2
+"""How many templates in a row may die on a launch before it is given up."""
 _ROLL_S = 1.0
 _REPORT_S = 1.0
 """A child's end is seen by its pidfd a little before the template's report of its status."""
@@ -39,9 +41,10 @@ class TemplateLauncher(Launcher):
     """Forks each process from a template that has imported the framework once.
 
     A forked worker shares the template's pages (a few MB are its own) and has no imports to do. If
-    the template dies, running children live on: their lifeline is this process's. The next launch
-    starts a new template; call :func:`~blockflow.launch.process.become_subreaper` early, so that
-    the end of such children can still be collected.
+    the template dies, running children live on: their lifeline is this process's. A new template
+    is started by :meth:`tend`, or by the next launch; call
+    :func:`~blockflow.launch.process.become_subreaper` early, so that the end of such children can
+    still be collected.
 
     Args:
         run_dir: removed by the template when this process has died; '' = none.
@@ -75,6 +78,7 @@ class TemplateLauncher(Launcher):
         self._process: subprocess.Popen[bytes] | Inherited | None = None
         self._socket: socket.socket | None = None
         self._ready = False
+        self._tries = 0  # templates that launches have started since one was answered
         self._serial = 0
         self._oldest = 1  # serial of the current template's first child
         self._alive: dict[int, Child] = {}
@@ -107,16 +111,20 @@ class TemplateLauncher(Launcher):
                 "preload": self._preload,
                 "rehearsals": self._rehearsals,
             }
-            with theirs, open(self._log_path or os.devnull, "ab") as log:
-                self._process = subprocess.Popen(
-                    child_command("blockflow.launch.template", json.dumps(config)),
-                    env=child_environment(self._malloc),
-                    pass_fds=(theirs.fileno(), self._lifeline.read_fd),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log if self._log_path else None,
-                    stderr=log if self._log_path else None,
-                    start_new_session=True,
-                )
+            try:
+                with theirs, open(self._log_path or os.devnull, "ab") as log:
+                    self._process = subprocess.Popen(
+                        child_command("blockflow.launch.template", json.dumps(config)),
+                        env=child_environment(self._malloc),
+                        pass_fds=(theirs.fileno(), self._lifeline.read_fd),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log if self._log_path else None,
+                        stderr=log if self._log_path else None,
+                        start_new_session=True,
+                    )
+            except OSError as exc:
+                mine.close()
+                raise SystemError_("INTERNAL", f"the template: {exc}", where="template") from exc
             self._socket = mine
             self._ready = False
             if self._line is not None:
@@ -144,34 +152,58 @@ class TemplateLauncher(Launcher):
 
     def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
         with self._lock:
+            end = time.monotonic() + _START_S
+            while (child := self.attempt(entry, spec, name)) is None:
+                self._await_message(end, "the template to import its modules")
+            return child
+
+    def attempt(self, entry: str, spec: Mapping[str, Any], name: str) -> Child | None:
+        """None while the template imports. One that dies on it is replaced, but not for ever."""
+        with self._lock:
             self._pump()  # notices a template that has died meanwhile
+            self._have_template()
+            if not self._ready:
+                return None
             try:
-                return self._launch(entry, spec, name)
+                child = self._order(entry, spec, name)
             except SystemError_:
                 if self._process is not None:
+                    self._tries = 0
                     raise
-                return self._launch(entry, spec, name)  # it died just now: by a new one
-
-    def _launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
-        with self._lock:
-            self.wait_ready()
-            self._serial += 1
-            serial = self._serial
-            order = Order(entry, dict(spec), name).to_bytes()
-            try:
-                self._connected().send(encode(["launch", serial, order]))
-            except OSError as exc:
-                raise SystemError_("INTERNAL", f"launch of {name!r}: {exc}", where=name) from exc
-            end = time.monotonic() + _LAUNCH_S
-            while serial not in self._answers:
-                self._receive(end, f"the launch of {name!r}")
-            answer = self._answers.pop(serial)
-            if isinstance(answer, str):
-                raise SystemError_("INTERNAL", f"launch of {name!r}: {answer}", where=name)
-            pid, pidfd = answer
-            child = Child(name, pid, pidfd, lambda: self._collect(serial, pid, pidfd))
-            self._alive[serial] = child
+                self._have_template()  # it died just now: by a new one
+                return None
+            self._tries = 0
             return child
+
+    def _have_template(self) -> None:
+        """Start one for a launch, if there is none. Raises SystemError_ after the last try."""
+        if self._process is not None:
+            return
+        if self._tries == _TRIES:
+            self._tries = 0
+            self._connected()
+        self.start()
+        self._tries += 1
+
+    def _order(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
+        """Have the template, which is ready, fork a process: milliseconds."""
+        self._serial += 1
+        serial = self._serial
+        order = Order(entry, dict(spec), name).to_bytes()
+        try:
+            self._connected().send(encode(["launch", serial, order]))
+        except OSError as exc:
+            raise SystemError_("INTERNAL", f"launch of {name!r}: {exc}", where=name) from exc
+        end = time.monotonic() + _LAUNCH_S
+        while serial not in self._answers:
+            self._receive(end, f"the launch of {name!r}")
+        answer = self._answers.pop(serial)
+        if isinstance(answer, str):
+            raise SystemError_("INTERNAL", f"launch of {name!r}: {answer}", where=name)
+        pid, pidfd = answer
+        child = Child(name, pid, pidfd, lambda: self._collect(serial, pid, pidfd))
+        self._alive[serial] = child
+        return child
 
     def close(self) -> None:
         with self._lock:
@@ -202,12 +234,16 @@ class TemplateLauncher(Launcher):
 
     def _receive(self, end: float, what: str) -> None:
         """Wait for one message until ``end``. Raises SystemError_ when there will be none."""
+        self._await_message(end, what)
+        self._connected()
+
+    def _await_message(self, end: float, what: str) -> None:
+        """The same, but the template's death is as good as a message."""
         sock = self._connected()
         left = end - time.monotonic()
         if left <= 0 or not select.select([sock], [], [], left)[0]:
             raise SystemError_("TIMEOUT", f"waited too long for {what}", where="template")
         self._take(sock)
-        self._connected()
 
     def _pump(self) -> None:
         """Take what has arrived, without waiting."""

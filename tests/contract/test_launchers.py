@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,21 @@ def test_child_gives_up_what_it_does_not_need(launcher: Launcher, tmp_path: Path
     assert "NoNewPrivs:\t1\n" in facts["status"]
     assert facts["self_is_ours"]  # verified artifacts are opened through /proc/self/fd
     assert child.wait(WAIT_S) == 0
+
+
+def test_attempts_start_one_process(launcher: Launcher, tmp_path: Path) -> None:
+    made: list[Child] = []
+    end = time.monotonic() + 3 * WAIT_S
+    while not made:
+        assert time.monotonic() < end
+        made += filter(None, [launcher.attempt(ENTRY, spec_for(tmp_path, "hang"), "w#0")])
+        launcher.tend()
+        time.sleep(0.01)
+    assert report(made[0], tmp_path)["pid"] == made[0].pid
+    launcher.close()
+    assert made[0].poll() == -signal.SIGKILL
+    with pytest.raises(SystemError_):
+        launcher.attempt(ENTRY, spec_for(tmp_path, 0), "late")
 
 
 def test_wait_for_many(launcher: Launcher, tmp_path: Path) -> None:

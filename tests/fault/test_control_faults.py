@@ -10,13 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import zmq
 from control_rig import echo_repository
+from template_gate import Gate
 
 from blockflow.client.sync import Client
 from blockflow.control.system import System
+from blockflow.control.update import Kind
 from blockflow.core.errors import BlockFlowError
 from blockflow.launch.base import Launcher
 from blockflow.launch.local import TemplateLauncher
@@ -138,6 +141,60 @@ def test_a_dead_template_is_replaced_and_the_workers_live_on(tmp_path: Path) -> 
         assert worker(system, "a#0")["pid"] == pid
         with Client(system.client_endpoint) as client:
             assert np.array_equal(client.infer("t", X).value, X)
+
+
+def test_nobody_waits_for_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed, and its successor takes as long as the test wants: meanwhile workers die, one
+    is stopped, and whoever asks is answered."""
+    gate = Gate(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(gate.folder))
+    echo_repository(tmp_path / "blocks")
+    launcher = TemplateLauncher(preload=["msgpack"])
+    body = {"blocks": ["a", "b", "c"], "tasks": {n: [n] for n in "abc"}}
+    try:
+        with System(
+            repository=tmp_path / "blocks",
+            state_dir=tmp_path / "state",
+            rest_port=0,
+            client_port=0,
+            launcher=launcher,
+        ) as system:
+            system.apply(body)
+            old = {w["name"]: w for w in system.commands.workers()}
+
+            def waits(name: str) -> bool:
+                view = system.manager.views().worker(name)
+                assert view is not None
+                later = view["incarnation"] > old[name]["incarnation"]
+                return later and view["state"] == "launching" and view["pid"] is None
+
+            with gate.shut():
+                os.kill(launcher.template_pid, signal.SIGKILL)
+                for name in ("b#0", "a#0"):
+                    os.kill(old[name]["pid"], signal.SIGKILL)
+                    wait_for(system, partial(waits, name))
+                assert [p["worker"] for p in system.commands.ping("c")] == ["c#0"]
+                assert httpx.get(f"{system.rest.url}/v1/status", timeout=30).status_code == 200
+                with Client(system.client_endpoint) as client:
+                    assert np.array_equal(client.infer("c", X).value, X)
+                # A process that is not there yet can be stopped.
+                system.commands.operate(Kind.STOP, "b")
+                assert worker(system, "b#0")["state"] == "stopped"
+                assert system.manager.call(partial(waits, "a#0"))
+            with Client(system.client_endpoint) as client:
+                client.wait_ready(["a"], timeout_s=60)
+                assert np.array_equal(client.infer("a", X).value, X)
+            assert worker(system, "a#0")["restarts"] == 1
+            assert worker(system, "b#0")["state"] == "stopped"
+            assert worker(system, "c#0")["pid"] == old["c#0"]["pid"]
+            with gate.shut():  # and a system ends although somebody waits
+                old = {w["name"]: w for w in system.commands.workers()}
+                os.kill(launcher.template_pid, signal.SIGKILL)
+                os.kill(old["a#0"]["pid"], signal.SIGKILL)
+                wait_for(system, partial(waits, "a#0"))
+                system.stop()
+    finally:
+        launcher.close()
 
 
 def test_nonsense_on_the_control_socket_is_counted_and_does_no_harm(system: System) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from control_rig import SPEC
+from template_gate import Gate
 from up_rig import command, family, gone, up
 
 from blockflow.client.sync import Client
@@ -201,6 +202,35 @@ def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         it.process.wait(30)
         assert gone(children, Path(it.ready["run_dir"]))
+
+
+def test_who_was_to_be_launched_is_launched_by_the_successor(root: Path) -> None:
+    """A launch waits for a new template when the manager dies: its journal names no process."""
+    gate = Gate(root / "site")
+    path = os.pathsep.join(filter(None, [str(gate.folder), os.environ.get("PYTHONPATH")]))
+    with started(root, PYTHONPATH=path) as it:
+        before = it.status()
+        with gate.shut():
+            os.kill(before["control"]["template"]["pid"], signal.SIGKILL)
+            os.kill(members(before)["b#0"][0], signal.SIGKILL)
+            waiting = it.until(lambda s: waits(s, members(before)["b#0"][1]))
+            it.kill_manager()
+            again = it.until(
+                lambda s: s["manager"]["restarts"] == 1 and waits(s, members(waiting)["b#0"][1])
+            )
+            assert again["manager"]["adopted"] == ["a#0", "dispatcher"]
+        after = it.taken_over(1)
+        kept = ("a#0", "dispatcher")
+        assert {n: members(after)[n] for n in kept} == {n: members(before)[n] for n in kept}
+        assert len(family(it.process.pid)) == 5  # manager, template, dispatcher, two workers
+        with Client(it.address) as client:
+            assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
+
+
+def waits(status: dict[str, Any], incarnation: int) -> bool:
+    """A life of ``b#0`` after this one is to be launched."""
+    pid, later = members(status)["b#0"]
+    return pid is None and later > incarnation
 
 
 def test_killed_in_the_middle_of_an_update(root: Path) -> None:

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from blockflow.core.errors import SystemError_
 from blockflow.launch.base import wait_any
 from blockflow.launch.environment import MallocTuning, child_environment
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import WORKER_MODULES
 from blockflow.launch.process import Adoption, become_subreaper
 from tests.contract.test_launchers import ENTRY, report, spec_for
+from tests.template_gate import Gate
 from tests.worker_rig import private_folder
 
 WAIT_S = 30.0
@@ -83,8 +85,6 @@ def test_a_dead_template_is_replaced_before_it_is_needed(launcher: TemplateLaunc
 
 
 def test_a_template_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from blockflow.core.errors import SystemError_
-
     launcher = TemplateLauncher(preload=["msgpack"], log_path=str(tmp_path / "log"))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SystemError_) as err:
@@ -94,6 +94,33 @@ def test_a_template_that_cannot_start(tmp_path: Path, monkeypatch: pytest.Monkey
     child = launcher.launch(ENTRY, spec_for(tmp_path, 6), "w#0")  # the next try may succeed
     assert child.wait(WAIT_S) == 6
     launcher.close()
+
+
+def test_an_attempt_waits_for_no_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(gate.folder))
+    launcher = TemplateLauncher(preload=["msgpack"])
+    order = (ENTRY, spec_for(tmp_path, 6), "w#0")
+    try:
+        with gate.shut():
+            assert launcher.attempt(*order) is None
+            first = launcher.template_pid
+            assert launcher.attempt(*order) is None and launcher.template_pid == first
+            os.kill(first, signal.SIGKILL)
+            wait_gone(first)
+            assert launcher.attempt(*order) is None
+            second = launcher.template_pid
+            assert second not in (0, first)
+            os.kill(second, signal.SIGKILL)
+            wait_gone(second)
+            with pytest.raises(SystemError_, match="the template process died"):
+                launcher.attempt(*order)  # two in a row
+            assert launcher.attempt(*order) is None  # another launch begins anew
+        launcher.wait_ready()
+        child = launcher.attempt(*order)
+        assert child is not None and child.wait(WAIT_S) == 6
+    finally:
+        launcher.close()
 
 
 def start_a_thread(spec: dict[str, str]) -> None:

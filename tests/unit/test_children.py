@@ -1,0 +1,143 @@
+"""The Manager's children: launches that have to wait for the launcher."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.control.children import Children
+from blockflow.control.events import Exited, Kill, Launch, Launched, LaunchFailed
+from blockflow.core.errors import SystemError_
+from blockflow.launch.base import Child, Launcher
+from blockflow.launch.process import start_time
+
+
+class Slow(Launcher):
+    """Starts nothing; says of every launch that it must wait, or that it was done or refused."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.refused: set[str] = set()
+        self.launched: list[str] = []
+        self._made: list[Child] = []
+
+    def start(self) -> None: ...
+
+    def tend(self) -> None: ...
+
+    def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
+        raise AssertionError("who calls this waits")
+
+    def attempt(self, entry: str, spec: Mapping[str, Any], name: str) -> Child | None:
+        if name in self.refused:
+            raise SystemError_("INTERNAL", "the template process died")
+        if not self.ready:
+            return None
+        self.launched.append(name)
+        self._made.append(Child(name, os.getpid(), os.pidfd_open(os.getpid()), lambda: None))
+        return self._made[-1]
+
+    def close(self) -> None:
+        for child in self._made:
+            child.close()
+
+
+@pytest.fixture
+def launcher() -> Iterator[Slow]:
+    made = Slow()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def children(launcher: Slow, tmp_path: Path) -> Children:
+    return Children(launcher, select.poll(), tmp_path)
+
+
+def order(incarnation: int) -> Launch:
+    return Launch(incarnation, "worker", f"w#{incarnation}", "a.module:run", {})
+
+
+def born(incarnation: int) -> Launched:
+    return Launched(incarnation, os.getpid(), start_time(os.getpid()))
+
+
+def test_a_launch_is_told_at_once_when_nothing_is_to_be_waited_for(
+    children: Children, launcher: Slow
+) -> None:
+    launcher.ready = True
+    assert children.launch(order(1)) == born(1)
+    assert list(children.go_on()) == []
+    assert children.deadline(5) is None
+
+
+def test_deferred_launches_are_carried_out_in_order(children: Children, launcher: Slow) -> None:
+    assert children.launch(order(3)) is None
+    assert children.launch(order(1)) is None
+    assert list(children.go_on()) == []
+    assert len(children) == 2 and children.pids() == set()
+    due = children.deadline(5)
+    assert due is not None and due > 5
+    launcher.ready = True
+    assert children.launch(order(2)) is None  # does not overtake
+    assert list(children.go_on()) == [born(3), born(1), born(2)]
+    assert launcher.launched == ["w#3", "w#1", "w#2"]
+    assert children.deadline(5) is None
+    assert children.launch(order(4)) == born(4)
+
+
+def test_a_deferred_process_that_is_killed_ends_once_and_never_starts(
+    children: Children, launcher: Slow
+) -> None:
+    children.launch(order(1))
+    children.launch(order(2))
+    children.kill(Kill(1))
+    children.kill(Kill(1))
+    assert children.deadline(5) is not None
+    assert list(children.reap([])) == [Exited(1, -signal.SIGKILL)]
+    assert list(children.reap([])) == []
+    launcher.ready = True
+    assert list(children.go_on()) == [born(2)]
+    assert launcher.launched == ["w#2"]
+
+
+def test_what_follows_from_one_launch_reaches_the_next(children: Children, launcher: Slow) -> None:
+    """The Manager acts on each event before it asks for the next one."""
+    for incarnation in (1, 2, 3):
+        children.launch(order(incarnation))
+    launcher.ready = True
+    told = children.go_on()
+    assert next(told) == born(1)
+    children.kill(Kill(2))
+    assert children.launch(order(4)) is None
+    assert list(told) == [born(3), born(4)]
+    assert [e.incarnation for e in children.reap([])] == [2]
+
+
+def test_a_deferred_launch_that_cannot_be_is_told_as_failed(
+    children: Children, launcher: Slow
+) -> None:
+    children.launch(order(1))
+    children.launch(order(2))
+    launcher.refused = {"w#1"}
+    (failed,) = children.go_on()
+    assert isinstance(failed, LaunchFailed)
+    assert (failed.incarnation, failed.error.code) == (1, "INTERNAL")
+    children.kill(Kill(1))
+    assert list(children.reap([])) == []  # its end was told
+    launcher.ready = True
+    assert list(children.go_on()) == [born(2)]
+
+
+def test_the_end_of_the_control_plane_forgets_them(children: Children, launcher: Slow) -> None:
+    children.launch(order(1))
+    children.kill_all(1.0)
+    launcher.ready = True
+    assert list(children.go_on()) == []
+    assert launcher.launched == []
