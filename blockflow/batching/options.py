@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import isfinite
 from typing import Any, Protocol
 
@@ -153,3 +153,9 @@ def option_problems(
         if name not in options:
             problems.append(Problem(f"{path}.{name}", f"{owner} needs {name!r}", str(known[name])))
     return problems
+
+
+def stages_text(sizes: Sequence[int], blocks: Sequence[str]) -> str:
+    """The blocks by stage, for people: ``a+b, c``. ``sizes``: how many blocks each stage has."""
+    names = iter(blocks)
+    return ", ".join("+".join(islice(names, n)) for n in sizes)

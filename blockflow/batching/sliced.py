@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, ClassVar, Final
 
 from blockflow.batching.costs import measured
@@ -32,12 +32,6 @@ SLICES: Kind = Either((Counts(limits.MAX_PATH_NODES), OneOf((AUTO,))))
 def grouped(sizes: Sequence[int], blocks: Sequence[int]) -> list[tuple[int, ...]]:
     """``blocks`` by stage; ``sizes`` add up to their number."""
     return [tuple(blocks[a:b]) for a, b in pairwise(accumulate(sizes, initial=0))]
-
-
-def stages_text(options: Mapping[str, Any], blocks: Sequence[str]) -> str:
-    """The blocks by stage, for people: ``a+b, c``."""
-    names = iter(blocks)
-    return ", ".join("+".join(islice(names, n)) for n in options[OPTION])
 
 
 def slicing_problems(

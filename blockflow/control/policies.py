@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockflow.batching.facts import StageFacts
+from blockflow.batching.options import stages_text
 from blockflow.batching.queueing import missing_profiles
 from blockflow.batching.registry import policy_problems, with_overlap
-from blockflow.batching.sliced import slicing_problems, stages_text
+from blockflow.batching.sliced import slicing_problems
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.stages import is_open, resolved
 from blockflow.core.errors import Problem
@@ -68,7 +69,7 @@ def with_stages(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -
         for name in group.blocks:
             chosen = PolicySpec.model_validate(policy)
             blocks[name] = blocks[name].model_copy(update={"batching": chosen})
-        notes.append(f"worker {group.worker}: stages {stages_text(policy, group.blocks)}")
+        notes.append(f"worker {group.worker}: stages {stages_text(policy['stages'], group.blocks)}")
     return with_overlap(replace(topology, blocks=blocks, notes=(*topology.notes, *notes)))
 
 

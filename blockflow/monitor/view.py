@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blockflow.batching.sliced import stages_text
+from blockflow.batching.options import stages_text
 from blockflow.monitor.text import (
     age,
     amount,
@@ -139,7 +139,7 @@ def slices(status: Doc) -> list[str]:
                 same = groups.setdefault(str(policy), (policy, []))
                 same[1].append(str(stage.get("block")))
         out += [
-            f"stages   {worker.get('name')}: {stages_text(policy, blocks)}"
+            f"stages   {worker.get('name')}: {stages_text(policy['stages'], blocks)}"
             for policy, blocks in groups.values()
         ]
     return out

@@ -49,7 +49,7 @@ def test_everything_is_killed_at_once(tmp_path: Path) -> None:
             asked = [client.submit("t", X, deadline_s=PATIENCE_S) for _ in range(100)]
             wait_until(lambda: asked[0].done())  # the others are queued, computed, on their way
             alive = [psutil.Process(process.pid), *family(process.pid)]
-            assert len(alive) == 5  # manager, template, dispatcher, two workers
+            assert len(alive) == 6  # guardian, manager, template, dispatcher, two workers
             for one in alive:
                 one.send_signal(signal.SIGKILL)
             process.wait(PATIENCE_S)
