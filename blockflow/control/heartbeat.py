@@ -56,6 +56,7 @@ class _Pulse:
     unheard_ns: int = 0
     asleep_ns: int | None = None
     asleep_cpu_ns: int = 0
+    eager: bool = False
     still_ns: int | None = None
     still_cpu_ns: int = 0
 
@@ -182,8 +183,12 @@ class Heartbeat:
         """Since when all of it sleeps, and since when its main thread has not run."""
         if pulse.asleep_ns is not None:
             allowed = max(_IDLE_NS, int((now - pulse.asleep_ns) * _IDLE_SHARE))
-            if seen.eager or seen.cpu_ns - pulse.asleep_cpu_ns > allowed:
+            # Threads that wait for the interpreter's lock look for it every five milliseconds, for
+            # microseconds: now and then a look meets one. Who is starved wants a core at every one.
+            starved = seen.eager and pulse.eager
+            if starved or seen.cpu_ns - pulse.asleep_cpu_ns > allowed:
                 pulse.asleep_ns = None
+        pulse.eager = seen.eager
         if pulse.asleep_ns is None and not seen.eager:
             pulse.asleep_ns, pulse.asleep_cpu_ns = now, seen.cpu_ns
         if pulse.still_ns is not None and (

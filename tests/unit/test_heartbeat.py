@@ -167,6 +167,16 @@ def test_a_silent_process_that_sleeps_is_hung() -> None:
     assert "silent" in hang.cause and not hang.outside
 
 
+def test_threads_that_poll_for_the_interpreter_save_nobody() -> None:
+    """They want a core for an instant every few milliseconds; now and then a look meets one."""
+    world = World(Process(answers=until(3), listens=until(3), main_share=0.0))
+    world.process.eager = lambda now: now % (3 * PERIOD) < PERIOD // 2
+    world.run(10)
+    at, hang = world.hangs[0]
+    assert at - 3 * S <= PATIENCE + ASK + 4 * PERIOD
+    assert "silent" in hang.cause
+
+
 @pytest.mark.parametrize(
     "why",
     [
