@@ -83,7 +83,7 @@ def chaos_figures(killed: int = 1000) -> list[Figure]:
         figure(chaos.LEFT, "files", 0),
         figure(chaos.HITS, "worker killed", killed - 9),
         figure(chaos.HITS, "manager killed", 9),
-        timed(chaos.READY, "manager killed", [900.0, 1100.0]),
+        timed(chaos.RECOVERY, chaos.MANAGER_BACK, [900.0, 1100.0]),
         replace(
             figure(
                 chaos.GROWTH, "RSS, up", 1.0, 9, "MiB", tolerance=16.0, grows=False, seconds=2880
@@ -168,7 +168,7 @@ def test_without_results_every_row_says_so() -> None:
         (CHAOS, figure(chaos.REQUESTS, "never ended", 1, 5000)),
         (CHAOS, figure(chaos.LEFT, "files", 1)),
         (KILLS, figure(chaos.VIOLATIONS, "all", 1, 5000)),
-        (KILLS, timed(chaos.READY, "manager killed", [9000.0] * 6)),
+        (KILLS, timed(chaos.RECOVERY, chaos.MANAGER_BACK, [9000.0] * 6)),
         (OVERLOAD, figure(overload.GOODPUT, "3x", 40.0, 900, seconds=12.0)),
         (UPDATES, figure("mixed requests", "t", 1)),
         (FUZZ, figure(fuzz.GROWTH, "dispatcher", 40.0)),
