@@ -24,11 +24,10 @@ from blockflow.client.sync import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError, TopologyError
 from blockflow.core.model import Contract, TensorSpec
-from blockflow.launch.local import TemplateLauncher
 from blockflow.repository.manifest import Manifest, Source, contract_form
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.janitor import sweep_stale
-from blockflow.worker.failpoints import ENV
+from tests.system_rig import served
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 WAIT_S = 60.0
@@ -49,23 +48,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     root = tmp_path_factory.mktemp("hangs")
     repository = echo_repository(root / "blocks", **{name: {} for name in NAMES})
     store_liar(repository)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ENV, POINTS)
-        launcher = TemplateLauncher()
-        launcher.start()  # it keeps the environment that it was started with
-        launcher.wait_ready()
-    try:
-        with System(
-            repository=root / "blocks",
-            state_dir=root / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as running:
-            running.apply(BODY)
-            yield running
-    finally:
-        launcher.close()
+    with served(root, BODY, POINTS) as running:
+        yield running
 
 
 def store_liar(repository: BlockRepository) -> None:

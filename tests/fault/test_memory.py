@@ -27,10 +27,10 @@ from blockflow.control.system import System
 from blockflow.control.update import Kind
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import Contract, TensorSpec
-from blockflow.launch.local import TemplateLauncher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.manifest import Manifest, Source, contract_form
 from blockflow.repository.repository import BlockRepository
+from tests.system_rig import served
 
 MIB = 1 << 20
 LONG_S = 60.0
@@ -77,19 +77,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     repository = echo_repository(root / "blocks")
     save_greedy(repository)
     save_echo(repository, "wide", TensorSpec("float32", ("rows", MIB)))
-    launcher = TemplateLauncher()
-    try:
-        with System(
-            repository=root / "blocks",
-            state_dir=root / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as running:
-            running.apply(BODY)
-            yield running
-    finally:
-        launcher.close()
+    with served(root, BODY) as running:
+        yield running
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from blockflow.client.sync import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.lifecycle import State
-from blockflow.launch.local import TemplateLauncher
-from blockflow.worker.failpoints import ENV
+from tests.system_rig import served
 
 WAIT_S = 60.0
 DEADLINE_S = 60.0
@@ -56,24 +55,9 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         fragile={"crash_on_value": 666},
         once={"crash_on_value": 666},
     )
-    with pytest.MonkeyPatch.context() as patch:
-        armed = [f"{point}=kill-once:{block}" for block, point in POINTS.items()]
-        patch.setenv(ENV, ",".join(armed))
-        launcher = TemplateLauncher()
-        launcher.start()  # it keeps the environment that it was started with
-        launcher.wait_ready()
-    try:
-        with System(
-            repository=root / "blocks",
-            state_dir=root / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as running:
-            running.apply(BODY)
-            yield running
-    finally:
-        launcher.close()
+    armed = [f"{point}=kill-once:{block}" for block, point in POINTS.items()]
+    with served(root, BODY, ",".join(armed)) as running:
+        yield running
 
 
 def value(number: float) -> np.ndarray[Any, Any]:
