@@ -20,6 +20,7 @@ from blockflow.bench.faultsim import run as command
 from blockflow.bench.faultsim.arena import Arena, SlotConsumer, SlotProducer
 from blockflow.bench.faultsim.faults import KINDS
 from blockflow.bench.faultsim.judge import RULES
+from blockflow.bench.faultsim.ledger import code_digest
 from blockflow.bench.faultsim.network import Network
 from blockflow.bench.faultsim.outcome import Found, figures, run_seed
 from blockflow.bench.faultsim.world import World
@@ -113,6 +114,41 @@ def test_a_broken_rule_is_reported_with_its_replay(
     assert broken["all"] == broken[RULES[0]] == 1
     assert {x["mode"] for x in lines if x["name"] == "faults"} >= set(KINDS)
     assert command.main(["--first-seed", "1", "--seeds", "1", "--json", str(file)]) == 0
+
+
+def test_what_was_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, ledger = tmp_path / "found.jsonl", tmp_path / "seeds.jsonl"
+    ran: list[int] = []
+
+    def record(seed: int, hours: float, kinds: Any) -> Found:
+        if seed == 4 and not ran.count(4):
+            ran.append(seed)
+            raise KeyboardInterrupt
+        ran.append(seed)
+        return Found(seed, hours, 10, rule=RULES[0] if seed == 2 else "", what="planted")
+
+    monkeypatch.setattr(command, "run_seed", record)
+    words = ["--seeds", "5", "--hours", "2", "--processes", "1", "--json", str(file)]
+    words += ["--resume", "--ledger", str(ledger)]
+    assert command.main(words) == 130 and not file.exists()
+    assert ran == [1, 2, 3, 4]
+    ledger.write_text(ledger.read_text() + '{"key": {"code"')  # it was torn by a death
+    assert command.main(words) == 1
+    assert ran[4:] == [2, 4, 5]  # the one that broke a rule again, and what was not done
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {x["n"] for x in lines} == {5}
+    assert command.main([*words, "--only", "stop"]) == 1  # others count for nothing here
+    assert ran[7:] == [1, 2, 3, 4, 5]
+    assert command.main(words) == 1
+    assert ran[12:] == [2]
+
+
+def test_other_code_means_other_runs(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("A = 1")
+    before = code_digest(tmp_path)
+    assert code_digest(tmp_path) == before
+    (tmp_path / "a.py").write_text("A = 2")
+    assert code_digest(tmp_path) != before
 
 
 @pytest.mark.parametrize("words", [["--only", "rain"], ["--seeds", "0"], ["--hours", "0"]])

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from blockflow.bench.faultsim.faults import KINDS
+from blockflow.bench.faultsim.ledger import SeedLedger
 from blockflow.bench.faultsim.outcome import Found, figures, run_seed
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.bench.simulation.farm import spread
@@ -70,6 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
     parser.add_argument("--json", default="results/faultsim.jsonl", help="file for the figures")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep seeds that are done, and go on after them"
+    )
+    parser.add_argument(
+        "--ledger", default="results/faultsim-seeds.jsonl", help="file of --resume for that"
+    )
     args = parser.parse_args(arguments)
     if args.seeds < 1 or args.hours <= 0 or args.processes < 1:
         parser.error("--seeds, --hours and --processes must be above 0")
@@ -77,19 +84,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not set(wanted) <= set(KINDS):
         parser.error("--only takes some of: " + ", ".join(KINDS))
     console = Console()
+    kinds = wanted or KINDS
     seeds = range(args.first_seed, args.first_seed + args.seeds)
+    ledger = SeedLedger(Path(args.ledger), args.hours, kinds) if args.resume else None
+    known = ledger.read() if ledger is not None else {}
+    left = [seed for seed in seeds if seed not in known]
     with Progress(console=console) as bar:
-        step = bar.add_task("seeds", total=len(seeds))
+        step = bar.add_task("seeds", total=len(seeds), completed=len(seeds) - len(left))
         broken = 0
 
         def done(one: Found) -> None:
             nonlocal broken
             broken += bool(one.rule)
+            if ledger is not None:
+                ledger.add(one)
             bar.update(
                 step, advance=1, description=f"seeds, {broken} broken" if broken else "seeds"
             )
 
-        found = run(seeds, args.hours, args.processes, wanted or KINDS, done)
+        try:
+            new = {one.seed: one for one in run(left, args.hours, args.processes, kinds, done)}
+        except KeyboardInterrupt:
+            bar.stop()
+            kept = "what was done is kept" if ledger is not None else "--resume would keep seeds"
+            console.print(f"interrupted; {kept}")
+            return 130
+    found = [new.get(seed) or known[seed] for seed in seeds]
     made = figures(found)
     console.print(figure_table(f"{len(found)} seeds", [f for f in made if f.value]))
     bad = [f for f in found if f.rule]
