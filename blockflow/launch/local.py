@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import select
-import signal
 import socket
 import subprocess
 import threading
@@ -20,8 +19,10 @@ from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.child import Order
 from blockflow.launch.environment import MallocTuning, child_command, child_environment
+from blockflow.launch.inherited import Inherited
 from blockflow.launch.preload import WORKER_MODULES
 from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child
+from blockflow.launch.vitals import read_vitals
 from blockflow.launch.ward import TEMPLATE, Kept, Ward
 from blockflow.wire.codec import decode, encode
 
@@ -29,7 +30,11 @@ _LOG = logging.getLogger("blockflow.launch")
 
 _START_S = 120.0
 """Longest time for the template's imports (cold disk, busy machine)."""
-_LAUNCH_S = 20.0
+_LAUNCH_S = 5.0
+"""A fork takes milliseconds: a template that takes so long hangs, and another takes its place."""
+_LOOK_S = 0.1
+_STOPPED_S = 0.2
+"""A template that is stopped (SIGSTOP) for so long is replaced; whoever launches waits for it."""
 _TRIES = 2
 """How many templates in a row may die on a launch before it is given up."""
 _ROLL_S = 1.0
@@ -79,6 +84,7 @@ class TemplateLauncher(Launcher):
         self._socket: socket.socket | None = None
         self._ready = False
         self._tries = 0  # templates that launches have started since one was answered
+        self._stopped_since: float | None = None
         self._serial = 0
         self._oldest = 1  # serial of the current template's first child
         self._alive: dict[int, Child] = {}
@@ -154,7 +160,9 @@ class TemplateLauncher(Launcher):
         with self._lock:
             end = time.monotonic() + _START_S
             while (child := self.attempt(entry, spec, name)) is None:
-                self._await_message(end, "the template to import its modules")
+                look = min(end, time.monotonic() + _LOOK_S)
+                if not self._have_message(look) and look == end:
+                    raise _late("the template to import its modules")
             return child
 
     def attempt(self, entry: str, spec: Mapping[str, Any], name: str) -> Child | None:
@@ -163,6 +171,7 @@ class TemplateLauncher(Launcher):
             self._pump()  # notices a template that has died meanwhile
             self._have_template()
             if not self._ready:
+                self._end_stopped()
                 return None
             try:
                 child = self._order(entry, spec, name)
@@ -186,7 +195,11 @@ class TemplateLauncher(Launcher):
         self._tries += 1
 
     def _order(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
-        """Have the template, which is ready, fork a process: milliseconds."""
+        """Have the template, which is ready, fork a process: milliseconds.
+
+        Raises:
+            SystemError_: it did not; without a template afterwards, the next one may.
+        """
         self._serial += 1
         serial = self._serial
         order = Order(entry, dict(spec), name).to_bytes()
@@ -196,7 +209,10 @@ class TemplateLauncher(Launcher):
             raise SystemError_("INTERNAL", f"launch of {name!r}: {exc}", where=name) from exc
         end = time.monotonic() + _LAUNCH_S
         while serial not in self._answers:
-            self._receive(end, f"the launch of {name!r}")
+            self._have_message(time.monotonic() + _LOOK_S)
+            self._end_stopped()
+            if time.monotonic() >= end:
+                self._end_template("does not answer")
         answer = self._answers.pop(serial)
         if isinstance(answer, str):
             raise SystemError_("INTERNAL", f"launch of {name!r}: {answer}", where=name)
@@ -234,16 +250,36 @@ class TemplateLauncher(Launcher):
 
     def _receive(self, end: float, what: str) -> None:
         """Wait for one message until ``end``. Raises SystemError_ when there will be none."""
-        self._await_message(end, what)
+        if not self._have_message(end):
+            raise _late(what)
         self._connected()
 
-    def _await_message(self, end: float, what: str) -> None:
-        """The same, but the template's death is as good as a message."""
+    def _have_message(self, end: float) -> bool:
+        """Take a message, if one comes until ``end``; the template's death is as good as one."""
         sock = self._connected()
         left = end - time.monotonic()
         if left <= 0 or not select.select([sock], [], [], left)[0]:
-            raise SystemError_("TIMEOUT", f"waited too long for {what}", where="template")
+            return False
         self._take(sock)
+        return True
+
+    def _end_stopped(self) -> None:
+        """Kill a template that is stopped: it will not answer until someone lets it go on."""
+        vitals = read_vitals(self.template_pid) if self._process is not None else None
+        if vitals is None or not vitals.stopped:
+            self._stopped_since = None
+            return
+        now = time.monotonic()
+        if self._stopped_since is None:
+            self._stopped_since = now
+        elif now - self._stopped_since >= _STOPPED_S:
+            self._end_template("is stopped")
+
+    def _end_template(self, why: str) -> None:
+        """Kill it. What it had still said is taken before its end: a child may be among it."""
+        if self._process is not None:
+            _LOG.error("the template %s, and is replaced", why)
+            self._process.kill()
 
     def _pump(self) -> None:
         """Take what has arrived, without waiting."""
@@ -277,6 +313,7 @@ class TemplateLauncher(Launcher):
                 self._statuses[serial] = status
 
     def _template_died(self) -> None:
+        self._stopped_since = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -336,26 +373,5 @@ class TemplateLauncher(Launcher):
             return EXIT_UNKNOWN if status is None else status
 
 
-class Inherited:
-    """A template that another process has started: as much of Popen as its launcher needs."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._pidfd = -1
-        with suppress(ProcessLookupError):
-            # Still its own: a guardian forgets the template whose death it has collected.
-            self._pidfd = os.pidfd_open(pid)
-
-    def kill(self) -> None:
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Until it has ended; somebody else reaps it. Raises subprocess.TimeoutExpired."""
-        if self._pidfd < 0:
-            return
-        if not select.select([self._pidfd], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("template", timeout or 0.0)
-        os.close(self._pidfd)
-        self._pidfd = -1
+def _late(what: str) -> SystemError_:
+    return SystemError_("TIMEOUT", f"waited too long for {what}", where="template")

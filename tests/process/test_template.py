@@ -84,6 +84,26 @@ def test_a_dead_template_is_replaced_before_it_is_needed(launcher: TemplateLaunc
     assert launcher.template_pid == 0
 
 
+def test_a_stopped_template_is_replaced_by_who_needs_it(launcher: TemplateLauncher) -> None:
+    launcher.wait_ready()
+    stopped = launcher.template_pid
+    os.kill(stopped, signal.SIGSTOP)
+    begun = time.monotonic()
+    child = launcher.launch(ENTRY, spec_for(Path(), 6), "w#0")
+    assert child.wait(WAIT_S) == 6
+    assert launcher.template_pid not in (0, stopped) and gone(stopped)
+    assert time.monotonic() - begun < WAIT_S
+    # The next one is stopped before it is ready.
+    os.kill(launcher.template_pid, signal.SIGKILL)
+    wait_gone(launcher.template_pid)
+    launcher.tend()
+    stopped = launcher.template_pid
+    os.kill(stopped, signal.SIGSTOP)
+    child = launcher.launch(ENTRY, spec_for(Path(), 7), "w#1")
+    assert child.wait(WAIT_S) == 7
+    assert launcher.template_pid not in (0, stopped)
+
+
 def test_a_template_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = TemplateLauncher(preload=["msgpack"], log_path=str(tmp_path / "log"))
     monkeypatch.setattr(sys, "executable", "/bin/false")

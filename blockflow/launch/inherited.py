@@ -1,0 +1,34 @@
+"""Inherited: a template that a former Manager has started, and whose parent is the guardian."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from contextlib import suppress
+
+
+class Inherited:
+    """A template that another process has started: as much of Popen as its launcher needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = -1
+        with suppress(ProcessLookupError):
+            # Still its own: a guardian forgets the template whose death it has collected.
+            self._pidfd = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until it has ended; somebody else reaps it. Raises subprocess.TimeoutExpired."""
+        if self._pidfd < 0:
+            return
+        if not select.select([self._pidfd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("template", timeout or 0.0)
+        os.close(self._pidfd)
+        self._pidfd = -1
