@@ -4,7 +4,8 @@ It holds what must not end with a Manager (:mod:`blockflow.launch.ward`) and doe
 so that there is next to nothing in it that could fail: it forks the Manager's process, waits, reaps
 orphans, and passes signals on. It imports neither sockets' nor tensors' libraries and starts no
 thread. When a Manager that was serving dies without having been told to end, another one is forked,
-which takes over what runs (:mod:`blockflow.control.succession`). When the guardian itself dies, the
+which takes over what runs (:mod:`blockflow.control.succession`). One that hangs is killed
+(:mod:`blockflow.control.vigil`), and the same follows. When the guardian itself dies, the
 kernel kills the Manager and the lifeline ends the rest.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, spread
+from blockflow.control.vigil import Vigil
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Lifeline
 from blockflow.launch.process import (
@@ -29,6 +31,7 @@ from blockflow.launch.process import (
     kill_process,
     set_process_name,
 )
+from blockflow.launch.vitals import read_vitals
 from blockflow.launch.ward import REST, TEMPLATE, Kept, Line, Ward
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
@@ -64,6 +67,7 @@ class Guardian:
         self._took_over = True  # the present one is
         self._failed = 0  # Managers that died before they had taken over, in a row
         self._anew = ""
+        self._hung = ""
         self._client_port = 0
         self._stop_ns: int | None = None
 
@@ -91,7 +95,7 @@ class Guardian:
                     return ward
                 status = self._watch()
                 died_ns = time.monotonic_ns()
-                cause = self._anew or _how(status)
+                cause = self._anew or self._hung or _how(status)
                 if status == 0 or self._stopping() or not self._served:
                     return self._outcome(status)
                 log.warning("the control plane ended: %s", cause)
@@ -115,12 +119,13 @@ class Guardian:
 
     def _fork(self, adopt: bool, died_ns: int, cause: str) -> Ward | None:
         """Start a Manager; the result is None in the guardian."""
-        self._anew, self._took_over = "", False
+        self._anew, self._hung, self._took_over = "", "", False
         mine, theirs = Line.pair()
         pid = os.fork()
         if pid:
             theirs.close()
             self._line, self._manager = mine, pid
+            self._vigil = Vigil(time.monotonic_ns())
             return None
         die_with(self._pid)
         set_process_name("bf:manager")
@@ -149,7 +154,7 @@ class Guardian:
         poll.register(self._wake, select.POLLIN)
         poll.register(self._line.fileno(), select.POLLIN)
         while True:
-            poll.poll(self._patience_ms())
+            poll.poll(self._wait_ms())
             self._drain_wakes()
             # First its messages: what it said before its end counts.
             if not self._hear():
@@ -160,9 +165,21 @@ class Guardian:
                 self._hear()
                 self._line.close()
                 return status
-            if self._stop_ns is not None and self._patience_ms() == 0:
+            if self._stop_ns is not None and self._wait_ms() == 0:
                 log.error("the control plane does not end and is killed")
                 os.kill(self._manager, signal.SIGKILL)
+            elif self._served and self._stop_ns is None and not self._hung:
+                self._look()
+
+    def _look(self) -> None:
+        """Kill the Manager if it hangs."""
+        now = time.monotonic_ns()
+        if now < self._vigil.deadline():
+            return
+        self._hung = self._vigil.look(read_vitals(self._manager, every_thread=True), now)
+        if self._hung:
+            log.error("the control plane is killed: %s", self._hung)
+            os.kill(self._manager, signal.SIGKILL)
 
     def _hear(self) -> bool:
         """Take the Manager's messages; False once its end is closed."""
@@ -177,6 +194,8 @@ class Guardian:
                 case ["serving", int(port)]:
                     self._served = self._took_over = True
                     self._client_port = port
+                case ["alive"]:
+                    self._vigil.heard(time.monotonic_ns())
                 case ["stopping"]:
                     self._stop()
                     self._drop(REST)  # nobody shall wait at a door that nobody opens
@@ -248,11 +267,15 @@ class Guardian:
     def _stopping(self) -> bool:
         return self._stop_ns is not None
 
-    def _patience_ms(self) -> int | None:
-        if self._stop_ns is None:
+    def _wait_ms(self) -> int | None:
+        """Until the Manager is to be looked at, or killed; None = for its death only."""
+        if self._stop_ns is not None:
+            due = self._stop_ns + int(_STOP_S * 1e9)
+        elif self._served and not self._hung:
+            due = self._vigil.deadline()
+        else:
             return None
-        left = self._stop_ns + int(_STOP_S * 1e9) - time.monotonic_ns()
-        return max(0, -(-left // 1_000_000))
+        return max(0, -(-(due - time.monotonic_ns()) // 1_000_000))
 
     def _drain_wakes(self) -> None:
         with suppress(BlockingIOError):

@@ -50,7 +50,7 @@ class Health:
         soon: Callable[[Callable[[], None]], None],
     ) -> None:
         self.ping_ms: dict[int, float] = {}
-        self.heartbeat = Heartbeat(ns(timing.beat), ns(timing.hang))
+        self.heartbeat = Heartbeat(ns(timing.beat), ns(timing.silence), ns(timing.hang))
         self._crew = crew
         self._controller = controller
         self._run_dir = run_dir

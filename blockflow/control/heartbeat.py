@@ -3,7 +3,7 @@
 A process that is killed by mistake costs more than one that is noticed a second later, so a missed
 answer alone condemns nobody. It takes two signals that agree:
 
-* *stopped*: the kernel says so, at two looks in a row;
+* *stopped*: the kernel says so, at all looks of a period;
 * *silent*: it has not answered a ping, and all that time no thread of it ran, waited for a core or
   for the disk, and it has used no cpu time to speak of. A process that is starved looks otherwise;
 * *deaf*: its control thread answers ping after ping, so it gets cpu time and the interpreter, but
@@ -12,8 +12,8 @@ answer alone condemns nobody. It takes two signals that agree:
 
 And the observer must have been awake himself. When the Manager looks later than he meant to, or the
 Controller's thread has not yet handed out what it was given, the evidence is dropped: he would
-blame others for his own delay. For the same reason waiting begins only when the Controller says
-that a ping has left.
+blame others for his own delay. For the same reason silence begins only when the Controller says
+that a ping has left, and lasts no longer than until he last proved that he delivers what comes.
 
 Only who serves is asked. A process that still loads may keep the interpreter to itself for seconds;
 it is judged by whether it is stopped, and by the time that a start may take.
@@ -32,6 +32,8 @@ _IDLE_NS = 20_000_000
 """Two ticks of the kernel's cpu clock: less is not measured."""
 _SPIN = 10
 """A main loop that runs all the time must be deaf this many times longer."""
+_HASTE = 2.5
+"""Looks come so much sooner while somebody owes an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,18 @@ class Heartbeat:
 
     Args:
         period_ns: time between two looks.
-        patience_ns: how long a process may be silent or deaf.
+        silence_ns: how long a process may be silent.
+        patience_ns: how long it may be deaf.
     """
 
-    def __init__(self, period_ns: int, patience_ns: int) -> None:
+    def __init__(self, period_ns: int, silence_ns: int, patience_ns: int) -> None:
         self._period_ns = period_ns
+        self._silence_ns = silence_ns
         self._patience_ns = patience_ns
         self._pulses: dict[int, _Pulse] = {}
         self._due_ns: int | None = None
         self._unechoed = 0
+        self._echoed_ns = 0
         self.lapses = 0
         """How often the observer himself was late."""
 
@@ -100,6 +105,7 @@ class Heartbeat:
     def echoed(self, seq: int, now_ns: int) -> None:
         """The Controller has handed out ping ``seq``, and delivered what had come before that."""
         self._unechoed -= 1
+        self._echoed_ns = now_ns
         for pulse in self._pulses.values():
             if pulse.asked is not None and pulse.asked <= seq and pulse.asked_ns is None:
                 pulse.asked_ns = now_ns
@@ -137,7 +143,9 @@ class Heartbeat:
             vitals: incarnation -> what the kernel says; who is not among them is not judged.
             now_ns: the time of the look.
         """
-        due, self._due_ns = self._due_ns, now_ns + self._period_ns
+        due = self._due_ns
+        haste = _HASTE if self.suspects() else 1
+        self._due_ns = now_ns + int(self._period_ns / haste)
         late = due is not None and now_ns - due > self._period_ns
         if late or self._unechoed > 1:  # the Manager's thread, or the Controller's
             self.lapses += 1
@@ -163,11 +171,11 @@ class Heartbeat:
             pulse.stopped_ns = None
         elif pulse.stopped_ns is None:
             pulse.stopped_ns = now
-        else:
+        elif now - pulse.stopped_ns >= self._period_ns:
             return f"hung: stopped for {(now - pulse.stopped_ns) / 1e9:.1f} s"
         self._note_sleep(pulse, seen, now)
-        silent = self._since(now, pulse.asked_ns, pulse.asleep_ns)
-        if silent >= self._patience_ns:
+        silent = self._since(self._echoed_ns, pulse.asked_ns, pulse.asleep_ns)
+        if silent >= self._silence_ns and not seen.eager:
             return f"hung: silent and asleep for {silent / 1e9:.1f} s"
         if pulse.unheard is None:
             return ""

@@ -60,8 +60,10 @@ class Timing:
         drain: how long requests on the old routes may take before their workers stop anyway.
         ping: how long a Pong is waited for.
         health: period of the pings to all processes.
-        beat: period of the looks at all processes; one that is stopped twice in a row is replaced.
-        hang: how long a process may leave pings unanswered, without cpu time, until it is replaced.
+        beat: period of the looks at all processes; one that is stopped so long is replaced.
+        silence: how long a process may leave a ping unanswered while all of it sleeps, until it is
+            replaced. With ``health`` and the looks between it is noticed within a second.
+        hang: how long its main loop may, while its control thread answers.
         grace: how long a shutdown waits for requests in flight.
     """
 
@@ -71,8 +73,9 @@ class Timing:
     flip: float = 10.0
     drain: float = 65.0
     ping: float = 1.0
-    health: float = 0.5
+    health: float = 0.25
     beat: float = 0.25
+    silence: float = 0.45
     hang: float = 1.5
     grace: float = 2.0
 

@@ -5,7 +5,7 @@ run directory, and descriptors that the Manager hands up (the template's socket,
 socket). The guardian in turn reaps whom a dead template has orphaned, and says how they ended.
 
 Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid]`` with a descriptor,
-``["serving", client port]``, ``["stopping"]``, ``["anew", reason]``. Down:
+``["serving", client port]``, ``["alive"]``, ``["stopping"]``, ``["anew", reason]``. Down:
 ``["reaped", pid, status]``.
 """
 
@@ -69,6 +69,10 @@ class Line:
     def serving(self, client_port: int) -> None:
         """The system is up; a successor must serve clients on this port."""
         self._tell(["serving", client_port])
+
+    def alive(self) -> None:
+        """The Manager's thread turns."""
+        self._tell(["alive"])
 
     def stopping(self) -> None:
         """The system ends because it was told to: nobody shall start it again."""

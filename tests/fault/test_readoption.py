@@ -180,6 +180,20 @@ def test_serving_goes_on_and_a_new_manager_takes_everybody_over(root: Path) -> N
         assert gone(children, Path(it.ready["run_dir"]))
 
 
+def test_a_manager_that_hangs_has_a_successor_too(root: Path) -> None:
+    """It is stopped, and nobody lets it go on. Serving does not wait for that."""
+    with started(root) as it:
+        before = it.status()
+        with Load(it.address) as load:
+            os.kill(before["manager"]["pid"], signal.SIGSTOP)
+            after = it.taken_over(1)
+            load.more()
+        assert load.failed == []
+        assert members(after) == members(before)
+        assert after["manager"]["cause"].startswith("hung: silent for 1")
+        assert "stopped" in after["manager"]["cause"]
+
+
 def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
     """A worker, the template and then the Dispatcher, each together with the manager."""
     with started(root) as it:

@@ -167,7 +167,7 @@ DEFECTS: list[tuple[Callable[[Patch], None], str, tuple[str, ...]]] = [
     (forgets_answers, judge.READY_AGAIN, KINDS),
     (forgets_deadlines, judge.IN_TIME, ("silence", "lost message")),
     (keeps_credits, judge.BOOKS, KINDS),
-    (keeps_slots, judge.BOOKS, KINDS),
+    (keeps_slots, judge.BOOKS, ("stop",)),
     (
         takes_any_attempt,
         judge.FENCED,

@@ -21,6 +21,7 @@ S = 1_000_000_000
 TIMING = Timing()
 PERIOD = int(TIMING.beat * S)
 ASK = int(TIMING.health * S)
+SILENCE = int(TIMING.silence * S)
 PATIENCE = int(TIMING.hang * S)
 WORKER = 7
 
@@ -56,7 +57,7 @@ class World:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.beat = Heartbeat(PERIOD, PATIENCE)
+        self.beat = Heartbeat(PERIOD, SILENCE, PATIENCE)
         self.asleep: Callable[[int], bool] = lambda now: False
         self.controller_asleep: Callable[[int], bool] = lambda now: False
         self.hangs: list[tuple[int, Hang]] = []
@@ -163,7 +164,7 @@ def test_a_silent_process_that_sleeps_is_hung() -> None:
     world = World(Process(answers=until(3), listens=until(3), main_share=0.0))
     world.run(10)
     at, hang = world.hangs[0]
-    assert PATIENCE <= at - 3 * S <= PATIENCE + ASK + 2 * PERIOD
+    assert SILENCE <= at - 3 * S < S
     assert "silent" in hang.cause and not hang.outside
 
 
@@ -173,7 +174,7 @@ def test_threads_that_poll_for_the_interpreter_save_nobody() -> None:
     world.process.eager = lambda now: now % (3 * PERIOD) < PERIOD // 2
     world.run(10)
     at, hang = world.hangs[0]
-    assert at - 3 * S <= PATIENCE + ASK + 4 * PERIOD
+    assert at - 3 * S < S
     assert "silent" in hang.cause
 
 
@@ -184,7 +185,7 @@ def test_threads_that_poll_for_the_interpreter_save_nobody() -> None:
         Process(state=lambda now: "R"),
         Process(state=lambda now: "D"),  # waits for the disk
         Process(share=0.1),  # gets a little of a core
-        Process(eager=lambda now: now // S % 2 == 0),  # is seen to want one now and then
+        Process(eager=lambda now: now // (S // 4) % 2 == 0),  # is seen to want one now and then
     ],
     ids=["waiting", "running", "disk", "little", "now and then"],
 )
@@ -194,16 +195,16 @@ def test_a_starved_process_is_not_hung(why: Process) -> None:
 
 
 def test_a_late_answer_counts() -> None:
-    """Silent for just less than the patience, again and again."""
+    """Silent for just less than what is allowed, again and again."""
     process = Process(main_share=0.0)
-    process.answers = process.listens = lambda since: since % (PATIENCE - PERIOD) < 20 * MS
+    process.answers = process.listens = lambda since: since % (SILENCE - 20 * MS) < 20 * MS
     assert World(process).run(60) == []
 
 
 def test_a_manager_that_was_away_blames_nobody() -> None:
     """All of it was stopped, and the worker is the last to go on."""
 
-    away = between(4.4, 25.2)
+    away = between(4.7, 25.2)
     stopped = between(4.7, 25.2)
     process = Process(
         state=lambda now: "T" if stopped(now - 1000 * S) else "S",
@@ -275,7 +276,7 @@ def test_a_computation_that_keeps_the_interpreter_is_not_hung() -> None:
 
 
 def test_a_process_that_does_not_serve_yet_is_judged_by_being_stopped_alone() -> None:
-    beat = Heartbeat(PERIOD, PATIENCE)
+    beat = Heartbeat(PERIOD, SILENCE, PATIENCE)
     asleep = Vitals("S", 0, 0, False)
     for n in range(100):
         assert beat.look({WORKER: asleep}, n * PERIOD) == []
@@ -287,7 +288,7 @@ def test_a_process_that_does_not_serve_yet_is_judged_by_being_stopped_alone() ->
 
 
 def test_the_dead_are_forgotten() -> None:
-    beat = Heartbeat(PERIOD, PATIENCE)
+    beat = Heartbeat(PERIOD, SILENCE, PATIENCE)
     beat.asked(1, [WORKER])
     beat.echoed(1, 0)
     assert beat.suspects() == {WORKER}

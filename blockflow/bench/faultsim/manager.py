@@ -88,7 +88,7 @@ class SimManager:
         )
         place = Place("/sim/run", "ipc:///sim/control", "")
         self.brain = Brain(settings, place, _Numbers())
-        self.heartbeat = Heartbeat(ns(TIMING.beat), ns(TIMING.hang))
+        self.heartbeat = Heartbeat(ns(TIMING.beat), ns(TIMING.silence), ns(TIMING.hang))
         self.disk_full = False
         self._world = world
         self._inbox: deque[Callable[[int], None]] = deque()
@@ -203,7 +203,8 @@ class SimManager:
             self.brain.condemn(hang, now)
         self._run(now)
         if self._world.watched:
-            self._world.loop.plan(now + ns(TIMING.beat), self._look)
+            due = self.heartbeat.deadline() or 0
+            self._world.loop.plan(due if due > now else now + ns(TIMING.beat), self._look)
         else:
             self._looking = False
 
