@@ -1,7 +1,8 @@
 """KpiMonitor: the monitor thread. On and off while the worker runs.
 
 It samples the process, asks the data thread for the stages' figures, and sends both to the
-Controller.
+Controller. While nothing happens on the CPU there is little to tell: then once a second is enough,
+and many idle workers cost their machine next to nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from blockflow.worker.stage import StageSnapshot
 
 MAX_HZ = 100.0
 _ANSWER_S = 1.0
+_IDLE_NS = 1_000_000_000
 
 
 class AskKpi:
@@ -69,6 +71,8 @@ class KpiMonitor:
         self._closing = False
         self._change = threading.Condition()
         self._snapshot: Snapshot | None = None
+        self._told: object = None
+        self._told_ns = 0
         self._thread = threading.Thread(target=self._run, name="bf-monitor", daemon=True)
 
     def start(self, hz: float) -> None:
@@ -114,7 +118,7 @@ class KpiMonitor:
                 self._snapshot = None
             self._ask()
             snapshot = self._answered()
-            if snapshot is not None:
+            if snapshot is not None and self._worth_telling(snapshot):
                 self._send(self._stats(sampler, snapshot))
             with self._change:
                 due = time.monotonic() + (self._period_s or 0.0)
@@ -123,6 +127,18 @@ class KpiMonitor:
         with self._change:
             self._change.wait_for(lambda: self._snapshot or self._closing, _ANSWER_S)
             return self._snapshot
+
+    def _worth_telling(self, snapshot: Snapshot) -> bool:
+        """Whether anything has happened since the last time, or that was long ago."""
+        usage = self._producer.usage() if self._producer is not None else None
+        stages = {n: (s.queued, s.counts) for n, s in snapshot.stages.items()}
+        happened = (stages, dict(snapshot.counters), usage)
+        now = time.monotonic_ns()
+        same = happened == self._told and self._memory is None
+        if same and now - self._told_ns < _IDLE_NS:
+            return False
+        self._told, self._told_ns = happened, now
+        return True
 
     def _stats(self, sampler: ProcessSampler, snapshot: Snapshot) -> Stats:
         now = time.monotonic_ns()
