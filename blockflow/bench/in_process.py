@@ -112,7 +112,9 @@ class Pipeline:
         return found
 
     def rate(self, rows: int, seconds: float) -> float:
-        """Rows per second over at least ``seconds``."""
+        """Rows per second over at least ``seconds``, after a first run with so many rows."""
+        if rows not in self._prepared:
+            self.run(rows)
         start = time.monotonic()
         count = 0
         while (took := time.monotonic() - start) < seconds or not count:

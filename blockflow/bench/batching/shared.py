@@ -45,6 +45,7 @@ SHARED_HOME, FULL_HOME = "shared trunk", "full models"
 """Who lives where: the first two arms are the same processes."""
 
 OF_BOUND_GOAL, MEMORY_GOAL = 0.9, 0.25
+_VISITS = 2
 _HEADS = "heads"
 
 
@@ -172,7 +173,8 @@ def _saturated(
         saturate(rig.client, drawn[arm], inputs, PER_TASK * plan.tasks, plan.seconds / 8)
     # The bound needs no topology of its own: any will do.
     arms = {**topologies, IN_PROCESS: topologies[BATCHED]}
-    rates = rig.take_turns("shared: saturated", arms, plan.repeats, visit)
+    # Rates of single visits lie far apart here: so many more of them.
+    rates = rig.take_turns("shared: saturated", arms, _VISITS * plan.repeats, visit)
     labels = {"experiment": SHARED}
     homes = {BATCHED: SHARED_HOME, UNBATCHED: SHARED_HOME, FULL_MODELS: FULL_HOME}
     out: list[Figure] = []

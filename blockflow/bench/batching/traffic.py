@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ DEADLINE_S = limits.MAX_DEADLINE_MS / 1e3
 """Late is measured, not cut off."""
 
 Inputs = Callable[[Arrival], Any]
+
+_LEAST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,28 +145,41 @@ def saturate(
 ) -> float:
     """Rows per second with so many of ``queries``, again and again, under way all the time.
 
-    Counted between the first answer and the last one that had successors under way.
+    Counted from when each has been answered once (they begin together, and at first travel
+    together) to the last answer that had successors under way.
 
     Raises:
         BlockFlowError: a query failed.
     """
+    landed: SimpleQueue[tuple[int, Future[Any]]] = SimpleQueue()
     sent = 0
 
-    def send() -> tuple[int, Future[Any]]:
+    def send() -> None:
         nonlocal sent
         query = queries[sent % len(queries)]
         sent += 1
-        return query.rows, client.submit(query.task, inputs(query), deadline_s=DEADLINE_S)
+        pending: Future[Any] = client.submit(query.task, inputs(query), deadline_s=DEADLINE_S)
+        pending.add_done_callback(lambda done: landed.put((query.rows, done)))
 
-    waiting = deque(send() for _ in range(outstanding))
+    for _ in range(outstanding):
+        send()
     rows: list[int] = []
     at: list[float] = []
-    end = time.monotonic() + seconds
-    while waiting:
-        count, pending = waiting.popleft()
-        pending.result()
-        if len(at) < 2 or time.monotonic() < end:
-            rows.append(count)
-            at.append(time.monotonic())
-            waiting.append(send())
+    early = outstanding
+    end = math.inf
+    for _ in range(outstanding):  # those that have no successor
+        while True:
+            # Whoever is answered first: waiting for the oldest would leave others unreplaced.
+            count, pending = landed.get()
+            pending.result()
+            now = time.monotonic()
+            if len(at) >= _LEAST and now >= end:
+                break
+            if early:
+                early -= 1
+                end = now + seconds
+            else:
+                rows.append(count)
+                at.append(now)
+            send()
     return sum(rows[1:]) / (at[-1] - at[0])
