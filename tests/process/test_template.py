@@ -84,12 +84,14 @@ def test_a_dead_template_is_replaced_before_it_is_needed(launcher: TemplateLaunc
     assert launcher.template_pid == 0
 
 
-def test_a_stopped_template_is_replaced_by_who_needs_it(launcher: TemplateLauncher) -> None:
+def test_a_stopped_template_is_replaced_by_who_needs_it(
+    launcher: TemplateLauncher, tmp_path: Path
+) -> None:
     launcher.wait_ready()
     stopped = launcher.template_pid
     os.kill(stopped, signal.SIGSTOP)
     begun = time.monotonic()
-    child = launcher.launch(ENTRY, spec_for(Path(), 6), "w#0")
+    child = launcher.launch(ENTRY, spec_for(tmp_path, 6), "w#0")
     assert child.wait(WAIT_S) == 6
     assert launcher.template_pid not in (0, stopped) and gone(stopped)
     assert time.monotonic() - begun < WAIT_S
@@ -99,7 +101,7 @@ def test_a_stopped_template_is_replaced_by_who_needs_it(launcher: TemplateLaunch
     launcher.tend()
     stopped = launcher.template_pid
     os.kill(stopped, signal.SIGSTOP)
-    child = launcher.launch(ENTRY, spec_for(Path(), 7), "w#1")
+    child = launcher.launch(ENTRY, spec_for(tmp_path, 7), "w#1")
     assert child.wait(WAIT_S) == 7
     assert launcher.template_pid not in (0, stopped)
 

@@ -20,7 +20,7 @@ from blockflow.bench.faultsim import run as command
 from blockflow.bench.faultsim.arena import Arena, SlotConsumer, SlotProducer
 from blockflow.bench.faultsim.faults import KINDS
 from blockflow.bench.faultsim.judge import RULES
-from blockflow.bench.faultsim.ledger import code_digest
+from blockflow.bench.faultsim.ledger import code_digest, simulated
 from blockflow.bench.faultsim.network import Network
 from blockflow.bench.faultsim.outcome import Found, figures, run_seed
 from blockflow.bench.faultsim.world import World
@@ -144,11 +144,18 @@ def test_what_was_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_other_code_means_other_runs(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("A = 1")
-    before = code_digest(tmp_path)
-    assert code_digest(tmp_path) == before
-    (tmp_path / "a.py").write_text("A = 2")
-    assert code_digest(tmp_path) != before
+    module = tmp_path / "a.py"
+    module.write_text("A = 1")
+    before = code_digest({"blockflow.a": module})
+    assert code_digest({"blockflow.a": module}) == before
+    module.write_text("A = 2")
+    assert code_digest({"blockflow.a": module}) != before
+    # What is simulated is all of the cores, and none of what only runs them or stands beside them.
+    found = simulated()
+    assert {"blockflow.dispatcher.inflight", "blockflow.control.brain", "blockflow.wire.data"} <= {
+        *found
+    }
+    assert "blockflow.bench.faultsim.run" not in found
 
 
 @pytest.mark.parametrize("words", [["--only", "rain"], ["--seeds", "0"], ["--hours", "0"]])

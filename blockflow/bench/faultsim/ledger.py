@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import blockflow
 from blockflow.bench.faultsim.outcome import Found
 
+_NOT_SIMULATED = ("blockflow.bench.faultsim.run", "blockflow.bench.faultsim.ledger")
 
-def code_digest(root: Path = Path(blockflow.__file__).parent) -> str:
-    """Of the whole package: what one state of the code has passed says nothing of another."""
+
+def simulated() -> dict[str, Path]:
+    """The modules of this project that a simulated run consists of, with their files."""
+    found = {}
+    for name, module in sys.modules.items():
+        file = getattr(module, "__file__", None)
+        if file and name.partition(".")[0] == "blockflow" and name not in _NOT_SIMULATED:
+            found[name] = Path(file)
+    return found
+
+
+def code_digest(modules: Mapping[str, Path]) -> str:
+    """Of their text: what one state of the code has passed says nothing of another."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    for name, path in sorted(modules.items()):
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -24,12 +36,13 @@ class SeedLedger:
 
     Args:
         path: of the file; it is made with the first run.
+        code: digest of what runs.
         hours, kinds: of the runs; others in the file do not count, nor do those of other code.
     """
 
-    def __init__(self, path: Path, hours: float, kinds: Sequence[str]) -> None:
+    def __init__(self, path: Path, code: str, hours: float, kinds: Sequence[str]) -> None:
         self._path = path
-        self._key = {"code": code_digest(), "asked_hours": hours, "kinds": list(kinds)}
+        self._key = {"code": code, "asked_hours": hours, "kinds": list(kinds)}
 
     def read(self) -> dict[int, Found]:
         """Seed -> what was found. A torn line, of a run that was cut off, is passed over."""

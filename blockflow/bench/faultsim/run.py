@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from blockflow.bench.faultsim.faults import KINDS
-from blockflow.bench.faultsim.ledger import SeedLedger
+from blockflow.bench.faultsim.ledger import SeedLedger, code_digest, simulated
 from blockflow.bench.faultsim.outcome import Found, figures, run_seed
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.bench.simulation.farm import spread
@@ -86,7 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     kinds = wanted or KINDS
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    ledger = SeedLedger(Path(args.ledger), args.hours, kinds) if args.resume else None
+    ledger = None
+    if args.resume:
+        ledger = SeedLedger(Path(args.ledger), code_digest(simulated()), args.hours, kinds)
     known = ledger.read() if ledger is not None else {}
     left = [seed for seed in seeds if seed not in known]
     with Progress(console=console) as bar:
