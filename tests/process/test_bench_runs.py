@@ -48,7 +48,7 @@ def test_hops(tmp_path: Path) -> None:
     assert sent["co-located", 2**20] == 0
 
 
-@pytest.mark.parametrize("engines", ["exported,openvino-bf16"])
+@pytest.mark.parametrize("engines", ["openvino-bf16"])
 def test_pipeline(tmp_path: Path, engines: str) -> None:
     found = run("pipeline", "--engines", engines, target=tmp_path / "bench.jsonl")
     ways = {(f.mode, f.batch) for f in found if f.name == LATENCY}

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 from blockflow.client.collector import OK, Record
 
-WARM_UP = 0.25
-"""The first part of a visit fills queues; it does not count."""
-
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -83,9 +80,10 @@ class Flow:
         return self.answered / self.offered if self.offered else 0.0
 
 
-def flow_of(records: Iterable[Record], seconds: float) -> Flow:
-    """From the records of an open loop that sent for ``seconds``."""
-    begin, end = WARM_UP * seconds * 1e3, seconds * 1e3
+def flow_of(records: Iterable[Record], seconds: float, settling_s: float) -> Flow:
+    """From the records of an open loop that sent for ``seconds``, of which the first
+    ``settling_s`` fill queues and do not count."""
+    begin, end = settling_s * 1e3, seconds * 1e3
     found = list(records)
     came = [r for r in found if begin <= r.intended_ms < end]
     done = [r for r in found if r.outcome == OK and begin <= r.done_ms < end]
