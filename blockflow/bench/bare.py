@@ -11,11 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import zmq
 
+from blockflow.bench.closing import Closing
 from blockflow.launch.environment import child_command, child_environment
 
 MESSAGE_BYTES = 200
@@ -25,7 +24,7 @@ _WAIT_MS = 30_000
 _BLOCK, _SPIN = 0, 1
 
 
-class BareLink:
+class BareLink(Closing):
     """This process and another one, with a ZeroMQ connection each way.
 
     A message begins with the sender's clock (8 bytes; the monotonic clock is one for all processes)
@@ -103,17 +102,6 @@ class BareLink:
         if self._other.stdin is not None:
             self._other.stdin.close()
         self._context.destroy(linger=0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,9 +13,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from blockflow.bench.closing import Closing
 from blockflow.core.errors import BlockFlowError, from_dict, make_error
 from blockflow.launch.environment import child_command, child_environment
 
@@ -26,7 +26,7 @@ Say = Callable[[Mapping[str, Any]], None]
 """Answers, in the other process."""
 
 
-class OtherProcess:
+class OtherProcess(Closing):
     """The other process, seen from this one.
 
     Args:
@@ -100,17 +100,6 @@ class OtherProcess:
         except subprocess.TimeoutExpired:
             self._other.kill()
             self._other.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def obey(argv: Sequence[str] | None, do: Callable[[Iterator[dict[str, Any]], Say], None]) -> int:

@@ -7,11 +7,12 @@ and sends a pickled description of it; all of that is torch's own and none of it
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.multiprocessing
+
+from blockflow.bench.closing import Closing
 
 _WAIT_S = 30.0
 
@@ -25,7 +26,7 @@ def _answer(there: Any, back: Any) -> None:
         back.put(took)
 
 
-class QueueLink:
+class QueueLink(Closing):
     """This process and another one, with a torch.multiprocessing queue each way."""
 
     def __init__(self) -> None:
@@ -60,14 +61,3 @@ class QueueLink:
         for queue in (self._there, self._back):
             queue.close()
             queue.join_thread()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

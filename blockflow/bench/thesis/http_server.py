@@ -10,14 +10,14 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import cherrypy
 import numpy as np
 import torch
 from cheroot import wsgi
 
+from blockflow.bench.closing import Closing
 from blockflow.bench.in_process import Chain, Pipeline, load
 from blockflow.bench.other_process import OtherProcess, Say, obey
 from blockflow.core.errors import make_error
@@ -119,7 +119,7 @@ class HttpServer(OtherProcess):
         self.port = int(self.ready["port"])
 
 
-class HttpClient:
+class HttpClient(Closing):
     """POSTs to a :class:`HttpServer`, over one connection or a new one each time.
 
     Args:
@@ -153,17 +153,6 @@ class HttpClient:
 
     def close(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgpack
 import numpy as np
 import zmq
 
+from blockflow.bench.closing import Closing
 from blockflow.bench.other_process import OtherProcess, Say, obey
 from blockflow.core.errors import make_error
 from blockflow.tensormq.arena import Arena
@@ -82,7 +82,7 @@ class Ends:
         self._producer.close()
 
 
-class Peer:
+class Peer(Closing):
     """This side: a REQ socket, an arena, and the other process.
 
     Args:
@@ -132,17 +132,6 @@ class Peer:
     def close(self) -> None:
         """End the other process."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _read(head: bytes, frame: zmq.Frame) -> TensorDesc:
