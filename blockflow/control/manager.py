@@ -66,9 +66,6 @@ T = TypeVar("T")
 _WORD_NS = 2_000_000_000
 """How long a dead process's last words may be on their way."""
 
-_ALIVE_NS = 1_000_000_000
-"""How often the guardian is told that this thread turns."""
-
 _CALL_S = 30.0
 """A command waits this long for the Manager's thread, which itself waits for nobody."""
 
@@ -135,7 +132,6 @@ class Manager:
         self._poll.register(self._inbox.fileno(), select.POLLIN)
         self._waiters: list[_Waiter] = []
         self._reaped: dict[int, tuple[int, Exited]] = {}
-        self._alive_ns = 0
         self._thread = threading.Thread(target=self._run, name="bf-manager", daemon=True)
 
     # --- for other threads ----------------------------------------------------------------------
@@ -277,9 +273,8 @@ class Manager:
             self.brain.condemn(hang, now)
             self._carry_out()
         self._launcher.tend()
-        if self._ward is not None and now >= self._alive_ns:
-            self._alive_ns = now + _ALIVE_NS
-            self._ward.line.alive()
+        if self._ward is not None:
+            self._ward.line.alive(now)
         for event in self._children.go_on():
             self.brain.handle(self._begun(event), now)
             self._carry_out()

@@ -32,6 +32,7 @@ REST = "rest"
 
 _MESSAGE_BYTES = 64 * 1024
 _STATUSES_KEPT = 256
+_ALIVE_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Line:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._reaped: dict[int, int] = {}
+        self._alive_ns = 0
 
     @staticmethod
     def pair() -> tuple[Line, Line]:
@@ -70,9 +72,11 @@ class Line:
         """The system is up; a successor must serve clients on this port."""
         self._tell(["serving", client_port])
 
-    def alive(self) -> None:
-        """The Manager's thread turns."""
-        self._tell(["alive"])
+    def alive(self, now_ns: int) -> None:
+        """The Manager's thread turns. Told once a second, however often it is said."""
+        if now_ns >= self._alive_ns:
+            self._alive_ns = now_ns + _ALIVE_NS
+            self._tell(["alive"])
 
     def stopping(self) -> None:
         """The system ends because it was told to: nobody shall start it again."""
