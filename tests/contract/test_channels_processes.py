@@ -15,19 +15,14 @@ from blockflow.launch.base import Launcher
 from blockflow.tensormq.cuda import CudaProducer
 from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.janitor import RunDir
-from tests.contract import test_channels as suite
-from tests.cuda_rig import (
-    FarConsumer,
-    OtherEnd,
-    double_folder,
-    make_api,
-    other_end,
-    warm_launcher,
-)
+from tests import channel_rig
+from tests.contract import test_channels_data, test_channels_leases
+from tests.cuda_rig import FarConsumer, OtherEnd, double_folder, make_api, other_end, warm_launcher
 
 globals().update(
     {
         name: value
+        for suite in (test_channels_data, test_channels_leases)
         for name, value in vars(suite).items()
         if name.startswith("test_") and "way" in inspect.signature(value).parameters
     }
@@ -48,16 +43,16 @@ def end(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(params=["double", pytest.param("driver", marks=pytest.mark.gpu)])
-def way(request: pytest.FixtureRequest, end: OtherEnd) -> Iterator[suite.Way]:
+def way(request: pytest.FixtureRequest, end: OtherEnd) -> Iterator[channel_rig.Way]:
     with RunDir.create() as run_dir:
         double = double_folder(run_dir.path)
         where = str(double) if request.param == "double" else "driver"
         device = CudaDevice(make_api(where))
 
         def producer(path: Path, capacity: int, slots: int) -> CudaProducer:
-            return CudaProducer(device, path, suite.OWNER, capacity, slots)
+            return CudaProducer(device, path, channel_rig.OWNER, capacity, slots)
 
-        made = suite.Way(run_dir.path, producer, partial(FarConsumer, end, where))
+        made = channel_rig.Way(run_dir.path, producer, partial(FarConsumer, end, where))
         yield made
         made.close()
         assert device.close()

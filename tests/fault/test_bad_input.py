@@ -8,153 +8,60 @@ and no more processes, descriptors, threads or files than at the beginning.
 from __future__ import annotations
 
 import json
-import os
 import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import zmq
-from control_rig import echo_repository
+from bad_input_rig import (
+    BAD_TENSORS,
+    BODIES,
+    NO_HTTP,
+    NONSENSE,
+    ROUNDS,
+    SPOILT,
+    RawClient,
+    Rubbish,
+    Stage,
+    X,
+    comes_true,
+    connect,
+    item,
+    lies,
+    no_more,
+    push,
+    refused,
+    request_of,
+    rubbish,
+    staged,
+    update,
+    wait_until,
+)
 
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core import limits
-from blockflow.core.errors import CODES, BlockFlowError
-from blockflow.core.model import TensorSpec
-from blockflow.core.routing import merge_paths
-from blockflow.launch.local import TemplateLauncher
-from blockflow.repository.echo import save_echo
-from blockflow.repository.repository import BlockRepository
+from blockflow.core.errors import BlockFlowError
 from blockflow.wire import client as wire
 from blockflow.wire.codec import encode
-from blockflow.wire.control import ControlMessage, Hello, Ready, Stats, encode_control
-from blockflow.wire.data import Data, Failure, Item, encode_data, encode_failure
-from blockflow.wire.tensor import Handle, TensorDesc
+from blockflow.wire.control import Hello, Ready, Stats, encode_control
+from blockflow.wire.data import Data, encode_data
+from blockflow.wire.tensor import TensorDesc
 
-X = np.arange(4, dtype=np.float32).reshape(1, 4)
-BODY = {"blocks": ["a", "b", "slow"], "tasks": {"t": ["a", "b"], "u": ["a"], "s": ["slow"]}}
-ROUNDS = 400
 ROUNDS_OF_ALL = 3
-SETTLE_S = 15.0
 JSON_TYPE = {"Content-Type": "application/json"}
-
-
-def wait_until(test: Callable[[], Any], what: str = "it did not come to be") -> None:
-    """Poll a fact about other processes, which cannot be waited for otherwise."""
-    if not comes_true(test):
-        pytest.fail(what)
-
-
-def comes_true(test: Callable[[], Any]) -> bool:
-    """Whether ``test`` becomes true within some time."""
-    end = time.monotonic() + SETTLE_S
-    while not test():
-        if time.monotonic() >= end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-@dataclass
-class Stage:
-    """The running system, its users, and what it consisted of at the beginning."""
-
-    system: System
-    http: httpx.Client
-    client: Client
-    repository: BlockRepository
-    processes: dict[str, int] = field(default_factory=dict)
-    before: dict[str, Any] = field(default_factory=dict)
-
-    def pids(self) -> dict[str, int]:
-        return {w["name"]: w["pid"] for w in self.system.commands.workers()}
-
-    def endpoint(self, name: str) -> str:
-        return str(self.system.commands.worker(name)["endpoint"])
-
-    def extra(self, name: str) -> dict[str, Any]:
-        """A process's own counters, of its latest sample."""
-        incarnation = self.system.commands.worker(name)["incarnation"]
-        sample = self.system.manager.kpis.latest(incarnation)
-        return sample.extra if sample is not None else {}
-
-    def count(self, name: str, counter: str) -> int:
-        extra = self.extra(name)
-        return int({**extra, **extra.get("events", {})}.get(counter, 0))
-
-    def serves(self) -> None:
-        assert np.array_equal(self.client.infer("t", X, deadline_s=10).value, X)
-        assert self.http.get("/v1/health/ready").status_code == 200
-        assert self.pids() == self.processes
-
-    def holdings(self) -> dict[str, Any]:
-        """What must not grow; descriptors and threads by process."""
-        pids = {
-            **self.processes,
-            "template": self.system.commands.template_pid(),
-            "up": os.getpid(),
-        }
-        return {
-            "descriptors": {n: len(os.listdir(f"/proc/{p}/fd")) for n, p in pids.items()},
-            "threads": {n: len(os.listdir(f"/proc/{p}/task")) for n, p in pids.items()},
-            "processes": children(pids["template"]) | children(os.getpid()),
-            "files": sorted(os.listdir(self.system.run_dir)),
-        }
-
-    def slots_used(self) -> dict[str, int]:
-        status = self.system.status()
-        found = [status["dispatcher"], *status["workers"]]
-        return {p["name"]: p["process"]["slots_used"] for p in found}
-
-
-def children(pid: int | None) -> set[int]:
-    out: set[int] = set()
-    for task in os.listdir(f"/proc/{pid}/task"):
-        out |= {int(p) for p in Path(f"/proc/{pid}/task/{task}/children").read_text().split()}
-    return out
-
-
-def no_more(now: Any, before: Any) -> bool:
-    if isinstance(before, dict):
-        return all(no_more(now[k], before[k]) for k in before)
-    return bool(now <= before) if isinstance(before, int) else bool(now == before)
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    root = tmp_path_factory.mktemp("bad")
-    repository = echo_repository(root / "blocks", slow={"delay_ms": 300})
-    save_echo(repository, "wide", TensorSpec("float32", ("rows", 8)))
-    save_echo(repository, "ints", TensorSpec("int64", ("rows", 4)))
-    with (
-        closing(TemplateLauncher()) as launcher,
-        System(
-            repository=root / "blocks",
-            state_dir=root / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as system,
-        httpx.Client(base_url=system.rest_url, timeout=30) as http,
-        Client(system.client_endpoint) as client,
-    ):
-        system.apply(BODY)
-        system.commands.monitor(20.0)
-        made = Stage(system, http, client, repository)
-        made.processes = made.pids()
-        made.serves()
-        client.infer("s", X)
-        wait_until(lambda: all(made.extra(n) for n in made.processes))
-        made.before = made.holdings()
+    with staged(tmp_path_factory.mktemp("bad")) as made:
         yield made
 
 
@@ -166,33 +73,7 @@ def serves_on(stage: Stage) -> Iterator[None]:
     assert stage.http.get("/v1/epoch").json()["epoch"] == epoch
 
 
-def refused(answer: httpx.Response) -> dict[str, Any]:
-    """The typed error of an answer whose status is that of its code."""
-    assert answer.headers["content-type"] == "application/json"
-    error = answer.json()["error"]
-    assert answer.status_code == CODES[error["code"]].http
-    assert error["message"]
-    return dict(error)
-
-
-def update(stage: Stage, body: Any) -> dict[str, Any]:
-    return refused(stage.http.post("/v1/system-update", json=body))
-
-
 # --- requests ------------------------------------------------------------------------------------
-
-BAD_TENSORS: list[tuple[str, Any, str, tuple[str, ...]]] = [
-    ("t", X.astype(np.float64), "CONTRACT_MISMATCH", ("float64", "float32")),
-    ("t", X.astype(np.int64), "CONTRACT_MISMATCH", ("int64", "float32")),
-    ("t", X[0], "CONTRACT_MISMATCH", ("[4]", "[rows, 4]")),
-    ("t", X[None], "CONTRACT_MISMATCH", ("[1, 1, 4]", "[rows, 4]")),
-    ("t", np.zeros((1, 5), np.float32), "CONTRACT_MISMATCH", ("[1, 5]", "[rows, 4]")),
-    ("t", np.zeros((0, 4), np.float32), "EMPTY_INPUT", ("0",)),
-    ("t", np.full((1, 4), np.nan, np.float32), "NON_FINITE_INPUT", ("[0, 0]",)),
-    ("t", np.array([[0, 0, 0, -np.inf]], np.float32), "NON_FINITE_INPUT", ("[0, 3]",)),
-    ("t", np.zeros((33, 4), np.float32), "TOO_LARGE", ("33", "32")),
-    ("nobody", X, "UNKNOWN_TASK", ("nobody",)),
-]
 
 
 @pytest.mark.parametrize(("task", "x", "code", "words"), BAD_TENSORS)
@@ -213,50 +94,11 @@ def test_one_bad_task_of_several(stage: Stage) -> None:
         assert e.value.code == code
 
 
-class RawClient:
-    """A DEALER without the SDK's checks."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.sndhwm = 100_000
-        self.socket.connect(endpoint)
-
-    def send(self, *frames: bytes) -> None:
-        self.socket.send_multipart(frames)
-
-    def answer(self) -> wire.ToClient:
-        assert self.socket.poll(10_000), "no answer"
-        return wire.decode_to_client(self.socket.recv_multipart()[0])
-
-    def code(self) -> str:
-        reply = self.answer()
-        assert isinstance(reply, wire.Reply)
-        (result,) = reply.results
-        return result.error.code if result.error is not None else "OK"
-
-    def answers(self) -> int:
-        """Answers that are there by now; all are well-formed."""
-        n = 0
-        while self.socket.poll(0):
-            wire.decode_to_client(self.socket.recv_multipart()[0])
-            n += 1
-        return n
-
-    def close(self) -> None:
-        self._context.destroy(0)
-
-
 @pytest.fixture(params=[0, 1], ids=["tcp", "ipc"])
 def raw(stage: Stage, request: pytest.FixtureRequest) -> Iterator[RawClient]:
     client = RawClient(stage.system.client_endpoints[request.param])
     yield client
     client.close()
-
-
-def request_of(task: str = "t", rid: bytes = b"r" * 16, dims: tuple[int, ...] = (1, 4)) -> bytes:
-    return wire.encode_to_dispatcher(wire.Request(rid, (task,), 5000, TensorDesc("float32", dims)))
 
 
 def test_a_duplicate_id_is_refused_and_the_first_is_answered(raw: RawClient) -> None:
@@ -287,28 +129,6 @@ def test_an_announced_giant_is_refused_before_it_comes(raw: RawClient) -> None:
 # --- malformed frames ----------------------------------------------------------------------------
 
 
-def rubbish(valid: Sequence[bytes], seed: int) -> Iterator[list[bytes]]:
-    """Random frames, and the valid message with bytes altered, cut, inserted or frames repeated."""
-    chance = random.Random(seed)
-    for n in range(ROUNDS):
-        if n % 3 == 0:
-            yield [chance.randbytes(chance.randrange(200)) for _ in range(chance.randrange(1, 6))]
-            continue
-        frames = [bytearray(f) for f in valid]
-        # Only in the header: elements that differ are no rubbish but other elements.
-        header, at = frames[0], chance.randrange(len(frames[0]))
-        match chance.randrange(4):
-            case 0:
-                header[at] = chance.randrange(256)
-            case 1:
-                del header[at:]
-            case 2:
-                header[at:at] = chance.randbytes(chance.randrange(1, 9))
-            case _:
-                frames += frames
-        yield [bytes(f) for f in frames]
-
-
 def test_rubbish_at_the_clients_socket(stage: Stage, raw: RawClient) -> None:
     before = stage.count("dispatcher", "malformed_client")
     for frames in rubbish([request_of(), X.tobytes()], seed=1):
@@ -319,19 +139,6 @@ def test_rubbish_at_the_clients_socket(stage: Stage, raw: RawClient) -> None:
         pass
     wait_until(lambda: stage.count("dispatcher", "malformed_client") - before > ROUNDS / 3)
     assert stage.count("dispatcher", "defects") == 0
-
-
-def push(endpoint: str, messages: Iterator[list[bytes]]) -> None:
-    with zmq.Context() as context, context.socket(zmq.PUSH) as sock:
-        sock.linger = 10_000
-        sock.sndtimeo = 10_000
-        sock.connect(endpoint)
-        for frames in messages:
-            sock.send_multipart(frames)
-
-
-def item(stage_number: int = 1) -> Item:
-    return Item(os.urandom(16), 1, 1, merge_paths([[stage_number]])[0], 0, 1, 10_000)
 
 
 @pytest.mark.parametrize("name", ["dispatcher", "a#0"])
@@ -346,17 +153,7 @@ def test_rubbish_at_a_data_socket(stage: Stage, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dispatcher", "a#0"])
 def test_forged_handles_and_strangers(stage: Stage, name: str) -> None:
-    """Well-formed messages that lie: of handles, senders, requests and stages."""
-    own = stage.system.commands.worker("dispatcher")["incarnation"]
-    handles = [Handle(own, 0, 0, 9, 0), Handle(own, 60_000, 0, 1, 0), Handle(4711, 0, 0, 1, 0)]
-    messages = [
-        [encode_data(Data(s, 1, TensorDesc("float32", (1, 4), h), (item(n),)))]
-        for h in handles
-        for s in (own, 4711)
-        for n in (1, 60_000)
-    ]
-    error = BlockFlowError("INTERNAL", "x" * 100)
-    messages += [[encode_failure(Failure(4711, 1, error, (item(),)))]]
+    messages = lies(stage.system.commands.worker("dispatcher")["incarnation"])
     in_flight = stage.client.submit("s", X)
     push(stage.endpoint(name), iter(messages))
     assert np.array_equal(in_flight.result(10).value, X)
@@ -384,13 +181,6 @@ def test_rubbish_at_the_controllers_socket(stage: Stage) -> None:
     assert stage.endpoint("a#0") != "ipc:///nowhere"
 
 
-@dataclass(frozen=True, slots=True)
-class Rubbish(ControlMessage):
-    """What a broken control plane would send: the frame as it is."""
-
-    frame: bytes = b""
-
-
 @pytest.mark.parametrize("name", ["dispatcher", "a#0"])
 def test_rubbish_from_the_controller(
     stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
@@ -404,16 +194,7 @@ def test_rubbish_from_the_controller(
     valid = encode({"v": 1, "k": "set-policy", "stage": 1, "policy": {"policy": "none"}})
     for frames in rubbish([valid], seed=4):
         controller.send(incarnation, Rubbish(frames[0]))
-    nonsense: list[dict[str, Any]] = [
-        {"k": "routes", "table": {}},
-        {"k": "routes", "table": {"version": "x", "stages": [1], "tasks": None}},
-        {"k": "set-policy", "stage": 60_000, "policy": {}},
-        {"k": "set-policy", "stage": 1, "policy": {"policy": "nobody's"}},
-        {"k": "peer-gone", "incarnation": 2**63},
-        {"k": "monitor", "hz": -1.0},
-        {"k": "hello", "role": "worker", "name": "", "incarnation": 0, "pid": 0, "release": ""},
-    ]
-    for message in nonsense:
+    for message in NONSENSE:
         controller.send(incarnation, Rubbish(encode({"v": 1, **message})))
     stage.system.commands.monitor(20.0)
     answers = stage.http.post("/v1/ping").json()  # behind all of it in the same queue
@@ -431,16 +212,9 @@ def test_connections_that_speak_no_zeromq(stage: Stage) -> None:
     held = []
     for endpoint in endpoints:
         for text in (b"", b"GET / HTTP/1.1\r\n\r\n", random.Random(5).randbytes(5000), greeting):
-            kind, _, address = endpoint.partition("://")
-            if kind == "tcp":
-                host, _, port = address.rpartition(":")
-                sock = socket.create_connection((host, int(port)), 5)
-            else:
-                sock = socket.socket(socket.AF_UNIX)
-                sock.connect(address)
-            held.append(sock)
+            held.append(connect(endpoint))
             with suppress(OSError):  # refused already
-                sock.sendall(text)
+                held[-1].sendall(text)
     stage.serves()  # with all of them open
     for sock in held:
         sock.close()
@@ -478,56 +252,6 @@ def test_contracts_that_do_not_fit_show_both_sides(
     assert all(w in problem["message"] for w in (*words, "a", other)), problem
 
 
-def artifact_of(stage: Stage, name: str) -> Path:
-    return stage.repository.root / name / stage.repository.manifest(name).artifact
-
-
-def alter(stage: Stage) -> None:
-    path = artifact_of(stage, "c")
-    path.write_bytes(path.read_bytes() + b" ")
-
-
-def cut_short(stage: Stage) -> None:
-    path = artifact_of(stage, "c")
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def swap(stage: Stage) -> None:
-    """A whole artifact, but that of another block."""
-    artifact_of(stage, "c").write_bytes(artifact_of(stage, "slow").read_bytes())
-
-
-def manifest(text: bytes | None, **change: Any) -> Callable[[Stage], None]:
-    def spoil(stage: Stage) -> None:
-        path = stage.repository.root / "c" / "manifest.json"
-        path.write_bytes(
-            json.dumps({**json.loads(path.read_bytes()), **change}).encode()
-            if text is None
-            else text
-        )
-
-    return spoil
-
-
-SPOILT: list[tuple[Callable[[Stage], None], str]] = [
-    (lambda s: artifact_of(s, "c").unlink(), "ARTIFACT_MISSING"),
-    (alter, "DIGEST_MISMATCH"),
-    (cut_short, "DIGEST_MISMATCH"),
-    (swap, "DIGEST_MISMATCH"),
-    (manifest(b""), "CORRUPT_MANIFEST"),
-    (manifest(b"{"), "CORRUPT_MANIFEST"),
-    (manifest(b"\xff\xfe\0"), "CORRUPT_MANIFEST"),
-    (manifest(b"[" * 100_000), "CORRUPT_MANIFEST"),
-    (manifest(b" " * 10_000_000), "CORRUPT_MANIFEST"),
-    (manifest(None, name="d"), "CORRUPT_MANIFEST"),
-    (manifest(None, artifact="../a/x"), "CORRUPT_MANIFEST"),
-    (manifest(None, sha256="0" * 63), "CORRUPT_MANIFEST"),
-    (manifest(None, contract=None), "CORRUPT_MANIFEST"),
-    (manifest(None, surplus=1), "CORRUPT_MANIFEST"),
-    (manifest(None, format="pickle"), "UNSUPPORTED_FORMAT"),
-]
-
-
 @pytest.mark.parametrize(("spoil", "code"), SPOILT)
 def test_a_spoilt_block(stage: Stage, spoil: Callable[[Stage], None], code: str) -> None:
     folder = stage.repository.root / "c"
@@ -546,28 +270,6 @@ def test_a_spoilt_block(stage: Stage, spoil: Callable[[Stage], None], code: str)
 
 
 # --- REST ----------------------------------------------------------------------------------------
-
-BODIES: list[tuple[bytes, str]] = [
-    (b"", "BAD_BODY"),
-    (b"{", "BAD_BODY"),
-    (b"not json", "BAD_BODY"),
-    (b"\xff\xfe{}", "BAD_BODY"),
-    (b'{"blocks": NaN}', "BAD_BODY"),
-    (b'{"blocks": 1e999}', "BAD_BODY"),
-    (b"[" * 500_000, "BAD_BODY"),
-    (b'{"a":' * 150_000, "BAD_BODY"),
-    (b"9" * 100_000, "BAD_BODY"),
-    (b" " * (limits.MAX_REST_BODY_BYTES + 1), "BODY_TOO_LARGE"),
-    (b"null", "INVALID_TOPOLOGY"),
-    (b"[]", "INVALID_TOPOLOGY"),
-    (b'"x"', "INVALID_TOPOLOGY"),
-    (b'{"blocks": {"a": 1}, "tasks": []}', "INVALID_TOPOLOGY"),
-    (b'{"blocks": [1, null, [], true], "tasks": {"t": "a"}}', "INVALID_TOPOLOGY"),
-    (b'{"blocks": ["a"], "blocks": ["b"], "tasks": {}}', "INVALID_TOPOLOGY"),
-    (b'{"blocks": ["../a", "a/b", "", "\\u0000"], "tasks": {}}', "INVALID_TOPOLOGY"),
-    (b'{"blocks": [{"name": "a", "replicas": 1e9}], "tasks": {}}', "INVALID_TOPOLOGY"),
-    (b'{"blocks": [{"name": "a", "threads": -1}], "tasks": {}}', "INVALID_TOPOLOGY"),
-]
 
 
 @pytest.mark.parametrize(("body", "code"), BODIES, ids=lambda v: str(v[:24]))
@@ -597,14 +299,7 @@ def test_requests_that_make_no_sense(stage: Stage) -> None:
 
 def test_connections_that_speak_no_http(stage: Stage) -> None:
     rest = stage.system.rest
-    texts = [
-        b"\x00\xff" * 500 + b"\r\n\r\n",
-        b"POST /v1/system-update HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/monitor HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Content-Length: 50\r\n\r\n{",  # and hangs up in the middle
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    ]
-    for text in texts:
+    for text in NO_HTTP:
         with socket.create_connection((rest.host, rest.port), 5) as s:
             s.settimeout(15)
             try:

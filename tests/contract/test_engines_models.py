@@ -1,0 +1,179 @@
+"""Any model, type and precision: every engine computes what the model computes, or says why not."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import BlockError
+from blockflow.core.model import TensorSpec
+from blockflow.engine.base import EngineOptions
+from blockflow.engine.registry import create_engine
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+from tests import engine_rig
+from tests.engine_rig import CASES, LIGHT, NATIVE, SPEC, TORCH, Stored, expected, model
+from tests.variants import variant_of
+
+pytestmark = pytest.mark.contract
+threads = engine_rig.threads
+
+
+@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        (EngineOptions(precision="bf16"), 0.1),
+        (EngineOptions(extra={"memory_format": "channels_last"}), 1e-5),
+    ],
+)
+def test_precision_and_layout(
+    tmp_path: Path, name: str, options: EngineOptions, tolerance: float
+) -> None:
+    repo, case = BlockRepository(tmp_path), CASES[name]
+    stored = Stored(case, repo, case.store(repo, LoadedModel(model(), "test", SPEC), "block"))
+    made = stored.load(stored.create(options))
+    x, out = torch.randn(2, 3, 8, 8), torch.empty(2, 3, 8, 8)
+    y = made.run(x, out)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, expected(made, x), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_int8(tmp_path: Path, name: str) -> None:
+    repo, loaded = BlockRepository(tmp_path), LoadedModel(model(), "test", SPEC)
+    info = variant_of(repo, loaded, "block", "onnx-int8", name)
+    made = create_engine(info, EngineOptions(precision="int8"), name)
+    assert made.variant == "onnx-int8"
+    with repo.artifact("block", variant=made.variant) as path:
+        made.load(path)
+    x = torch.randn(5, 3, 8, 8)
+    torch.testing.assert_close(made.run(x), expected(made, x), rtol=0.1, atol=0.3)
+    made.close()
+
+
+class Picky(nn.Module):
+    """Looks tokens up: an index outside the table fails inside the computation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x)
+
+
+# OpenVINO gives zeros for such an index
+@pytest.mark.parametrize("name", [c for c in LIGHT if c != "openvino"])
+def test_a_failing_computation_is_a_block_error(tmp_path: Path, name: str) -> None:
+    repo, case = BlockRepository(tmp_path), CASES[name]
+    spec = TensorSpec("int64", ("rows", "length"), {"length": (1, 9)})
+    info = case.store(repo, LoadedModel(Picky().eval(), "picky", spec), "p")
+    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
+    made.warm_up()
+    with pytest.raises(BlockError) as e:
+        made.run(torch.full((2, 3), 99))
+    assert e.value.code == "BLOCK_FAILED" and e.value.where == "p"
+    # the engine is still good
+    assert made.run(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [({"fail_on_value": 5}, "BLOCK_FAILED"), ({"fail_on_load": 1}, "LOAD_FAILED"),
+     ({"unknown": 1}, "LOAD_FAILED"), ({"delay_ms": "x"}, "LOAD_FAILED")],
+)  # fmt: skip
+def test_echo_fails_when_told_to(tmp_path: Path, settings: dict, code: str) -> None:
+    repo = BlockRepository(tmp_path)
+    info = save_echo(repo, "e", SPEC, settings=settings)
+    made = create_engine(info, EngineOptions())
+    x = torch.zeros(2, 3, 8, 8)
+    x[1, 0, 0, 0] = 5
+
+    def load_and_run() -> None:
+        with repo.artifact("e") as path:
+            made.load(path)
+        made.run(x)
+
+    with pytest.raises(BlockError) as e:
+        load_and_run()
+    assert e.value.code == code
+
+
+class SideEffects(nn.Module):
+    """Graph forms that a rewriting engine could lose: unused in-place results, sizes, two norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 4, 1)
+        self.norm = nn.BatchNorm1d(4, affine=False)
+        self.twice = nn.BatchNorm1d(4)
+        self.norm.running_mean.uniform_(-1, 1)
+        self.twice.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        y.add_(1)
+        y = self.conv(y)
+        # the convolution's result is used twice: its norm must not be folded away
+        z = self.norm(y) + y
+        return self.twice(self.conv(x)).relu_().view(x.size(0), x.size(2) * 4) + z.flatten(1).sum(
+            1, keepdim=True
+        )
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.position = nn.Parameter(torch.randn(32, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.position[: x.size(1)]
+        return self.mix(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.parametrize(
+    ("module", "spec"),
+    [
+        (SideEffects, TensorSpec("float32", ("rows", 3, 6))),
+        (Attends, TensorSpec("float32", ("rows", "length", 8), {"length": (1, 32)})),
+    ],
+)
+def test_engines_compute_what_the_model_computes(
+    tmp_path: Path, name: str, module: type[nn.Module], spec: TensorSpec
+) -> None:
+    torch.manual_seed(0)
+    repo, source, case = BlockRepository(tmp_path), module().eval(), CASES[name]
+    info = case.store(repo, LoadedModel(source.requires_grad_(False), "m", spec), "m")
+    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
+    for rows, length in ((1, 1), (3, 32), (2, 7)):
+        x = torch.randn(spec.resolve({"rows": rows, "length": length}))
+        torch.testing.assert_close(made.run(x), source(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *itertools.product(NATIVE, ["float16", "float64", "int64"]),
+        ("openvino", "bfloat16"),  # ONNX Runtime has no such kernels on a CPU
+    ],
+)
+def test_other_dtypes(tmp_path: Path, name: str, dtype: str) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x
+
+    repo, case, spec = BlockRepository(tmp_path), CASES[name], TensorSpec(dtype, ("rows", 4))
+    info = case.store(repo, LoadedModel(Twice().eval(), "twice", spec), "t")
+    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
+    for rows in (1, 5):
+        x = torch.arange(rows * 4).reshape(rows, 4).to(getattr(torch, dtype))
+        out = torch.empty_like(x)
+        assert made.run(x, out) is out
+        assert torch.equal(out, x + x)
+    made.close()

@@ -1,0 +1,101 @@
+"""All engines with the files that they run, for their contract; a new one is one entry in CASES."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.model import BlockInfo, TensorSpec
+from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.registry import create_engine
+from blockflow.repository.export import export_model
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+from tests.variants import variant_of
+
+SPEC = TensorSpec("float32", ("rows", 3, 8, 8))
+
+
+class Convolution(nn.Module):
+    """Same dims out as in, so that it stands beside echo; fails on a value in TorchScript, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(3)
+        self.norm.running_mean.uniform_(-1, 1)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(self.relu(x)))
+
+
+def model() -> Convolution:
+    torch.manual_seed(0)
+    return Convolution().eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine with the file that it runs."""
+
+    engine: str
+    format: str = "pt2"
+    variant: str | None = None
+    native: bool = False
+
+    def store(self, repo: BlockRepository, loaded: LoadedModel, name: str) -> BlockInfo:
+        """Export a model in this case's form; skips where the machine lacks what it takes."""
+        if self.variant is not None:
+            return variant_of(repo, loaded, name, self.variant, self.engine)
+        export_model(loaded, repo, names=[name], format=self.format)
+        return repo.info(name)
+
+
+CASES: Mapping[str, Case] = {
+    "pt2": Case("exported"),
+    "torchscript-scripted": Case("torchscript", "torchscript-scripted"),
+    "torchscript-traced": Case("torchscript", "torchscript-traced"),
+    "compiled": Case("compiled", variant="aoti"),
+    "onnxruntime": Case("onnxruntime", variant="onnx", native=True),
+    "openvino": Case("openvino", variant="onnx", native=True),
+    "echo": Case("echo", "echo"),
+}
+LIGHT = [c for c in CASES if c not in ("echo", "compiled")]
+"""Those that run any model; a compilation takes half a minute, so one block stands for it."""
+TORCH = [c for c in LIGHT if not CASES[c].native]
+NATIVE = [c for c in LIGHT if CASES[c].native]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The block of most tests, for one case."""
+
+    case: Case
+    repo: BlockRepository
+    info: BlockInfo
+
+    def create(self, options: EngineOptions | None = None) -> Engine:
+        return create_engine(self.info, options or EngineOptions(), self.case.engine)
+
+    def load(self, made: Engine) -> Engine:
+        with self.repo.artifact(self.info.name, variant=made.variant) as path:
+            made.load(path)
+        return made
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def expected(engine: Engine, x: Tensor) -> Tensor:
+    if engine.block.format == "echo":
+        return x
+    with torch.no_grad():
+        return model()(x.clone())

@@ -1,0 +1,194 @@
+"""The batching benchmark's figures: ratios, verdicts, searches, and the tables that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching_rig import cell
+
+from blockflow.bench.batching import figures as f
+from blockflow.bench.batching import grids
+from blockflow.bench.batching.ladder import peak_figures
+from blockflow.bench.batching.plan import (
+    BATCHSIZE,
+    COST,
+    DELAYBATCH,
+    DVABATCH,
+    LBCI,
+    LBCI_ARM,
+    LOAD,
+    SERIAL,
+    SHARED,
+    ZEROBATCH,
+)
+from blockflow.bench.batching.run import GRIDS, earlier
+from blockflow.bench.batching.traffic import Cell
+from blockflow.bench.results import Figure, ResultFile, latency_figure
+from blockflow.bench.statistics import Interval, Verdict
+
+LABELS: Mapping[str, Any] = {"experiment": LBCI, "load": "1", "rate": 20.0, "x_serial": 0.6}
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_an_arm_at_a_load_pools_its_visits() -> None:
+    found = {
+        g.name: g
+        for g in f.time_figures(SERIAL, [cell(1.0, 3.0), cell(5.0, 7.0, over=0.5)], LABELS)
+    }
+    time = found[f.TIME]
+    assert (time.value, time.n, time.p99_ms) == (4.0, 4, 7.0)
+    assert (time.low, time.high) == (2.0, 6.0)  # of the visits' means
+    assert found[f.OVER].value == 25.0
+    assert "failed" not in time.labels
+
+
+def test_a_load_without_answers_has_no_time() -> None:
+    found = f.time_figures(SERIAL, [cell(failed=("OVERLOADED",), over=1.0)], LABELS)
+    assert {g.name for g in found} == {f.RATE, f.OVER}
+    assert all(g.labels["failed"] == "OVERLOADED" for g in found)
+
+
+def compare(ours: Sequence[Cell], others: Sequence[Cell], base: str, load: str) -> list[Figure]:
+    labels = {**LABELS, "load": load}
+    return f.against(LBCI_ARM, ours, base, others, labels, f.LBCI_PAPER, f.LBCI_PAPER)
+
+
+def test_ratios_are_paired_by_visit() -> None:
+    found = {
+        g.name: g
+        for g in compare(
+            [cell(7.0), cell(70.0), cell(1.0)], [cell(10.0), cell(100.0), cell()], SERIAL, "1"
+        )
+    }
+    ratio = found[f.TIME_RATIO]
+    assert (ratio.value, ratio.n) == (pytest.approx(0.7), 2)
+    assert ratio.labels["paper"] == ratio.labels["goal"] == pytest.approx(0.7388)
+    assert ratio.labels["verdict"] == Verdict.MET
+    assert "verdict" not in found[f.TAIL_RATIO].labels
+    assert compare([cell(1.0)], [cell()], SERIAL, "1") == []
+
+
+@pytest.mark.parametrize(
+    ("serial", "static", "verdict"),
+    [(10.0, 30.0, "met"), (10.0, 15.0, "missed"), (8.0, 30.0, "missed")],
+)
+def test_a_load_is_met_when_both_aims_are(serial: float, static: float, verdict: str) -> None:
+    """At the second load: no slower than serial, and 52% below the static batch."""
+    ours = [cell(9.0), cell(9.0)]
+    found = compare(ours, [cell(serial)] * 2, SERIAL, "2")
+    found += compare(ours, [cell(static)] * 2, BATCHSIZE, "2")
+    assert f.load_verdicts(found, LBCI, LBCI_ARM) == {"2": verdict}
+
+
+def test_a_load_that_nobody_can_tell_is_noise() -> None:
+    found = compare([cell(8.0), cell(12.0)], [cell(10.0)] * 2, SERIAL, "4")
+    assert f.load_verdicts(found, LBCI, LBCI_ARM) == {"4": Verdict.NOISE}
+
+
+def searched(limit: float, start: float, probes: int) -> f.Search:
+    search = f.Search(start)
+    for _ in range(probes):
+        search.tell(search.rate <= limit)
+    return search
+
+
+@pytest.mark.parametrize("start", [20.0, 100.0, 400.0])
+def test_a_search_brackets_the_peak(start: float) -> None:
+    found = searched(100.0, start, 12).found
+    assert found is not None
+    assert found.low <= 100.0 <= found.high
+    assert found.high / found.low < 1.05
+
+
+def test_a_search_that_contradicts_itself_believes_the_lower() -> None:
+    search = f.Search(100.0)
+    search.tell(True)
+    search._next = 90.0  # as if the machine had slowed down meanwhile
+    search.tell(False)
+    assert search.found is None
+    assert search.rate < 90.0
+    search.tell(True)
+    assert search.found is not None
+    assert search.found.value < 90.0
+
+
+def test_peaks_are_beside_the_base() -> None:
+    searches = {
+        ZEROBATCH: searched(50.0, 40.0, 8),
+        DVABATCH: searched(100.0, 40.0, 8),
+        DELAYBATCH: searched(0.0, 40.0, 8),
+    }
+    found = {(g.name, g.mode): g for g in peak_figures(LOAD, searches, 300.0, ZEROBATCH)}
+    assert found[f.PEAK_RATIO, DVABATCH].value == pytest.approx(2.0, rel=0.1)
+    assert (f.PEAK, DELAYBATCH) not in found  # nothing held, and that is said
+    assert any(name == f.NOTE and mode.startswith(DELAYBATCH) for name, mode in found)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def everything() -> list[Figure]:
+    out: list[Figure] = []
+    for experiment, arms in ((LBCI, (SERIAL, BATCHSIZE, LBCI_ARM)), (LOAD, (ZEROBATCH, DVABATCH))):
+        labels = {**LABELS, "experiment": experiment}
+        for arm in arms:
+            out += f.time_figures(arm, [cell(1.0, 2.0), cell(3.0)], labels)
+        out.append(Figure(f.SIMULATED, arms[0], None, None, None, 1.5, "ms", 2, labels=labels))
+        pair = [cell(9.0)], [cell(10.0)]
+        out += f.against(arms[-1], pair[0], arms[0], pair[1], labels, f.LBCI_PAPER, {})
+    sizes = {"experiment": LBCI, "load": "small", "largest": 10}
+    out += [latency_figure(f.TEST, arm, None, [1000.0], sizes) for arm in (SERIAL, LBCI_ARM)]
+    one = Interval(0.8, 0.7, 0.9, 3)
+    out.append(f.ratio_figure(f.TEST_RATIO, LBCI_ARM, SERIAL, one, sizes, f.LBCI_PAPER, 0.77))
+    out += peak_figures(LOAD, {ZEROBATCH: searched(50.0, 40.0, 4)}, 300.0, ZEROBATCH)
+    home = {"experiment": SHARED, "home": "shared trunk"}
+    out.append(Figure(f.SATURATED, "batched", 1, None, None, 20.0, "1/s", 3, labels=home))
+    out.append(f.ratio_figure(f.OF_BOUND, "batched", "in process", one, home, goal=0.9))
+    for kind in ("weights", "uss", "pss"):
+        labels = {"experiment": SHARED, "kind": kind}
+        out.append(Figure(f.MEMORY, "shared trunk", None, None, None, 9.0, "MiB", 4, labels=labels))
+    cost = {"experiment": COST}
+    more = {**cost, "verdict": "met", "goal": 50.0}
+    out.append(Figure(f.DECISION, "window", None, None, None, 20.0, "us", 9, labels=more))
+    out.append(f.ratio_figure(f.ALONE_RATIO, "window", "none", one, cost, goal=1.02))
+    return [*out, f.note(LBCI, "a note")]
+
+
+def test_every_table_shows_what_was_measured() -> None:
+    found = everything()
+    # Those of the reasons have a test of their own.
+    for make in (*(m for m in GRIDS if m.__module__ == grids.__name__), grids.note_grid):
+        grid = make(found)
+        assert grid.rows, grid.title
+        assert all(not row or len(row) == len(grid.heads) for row in grid.rows)
+        assert make([]).rows in ([], ())
+    rows = {row[3]: row for row in grids.lbci_grid(found).rows if row}
+    assert rows[SERIAL][4:6] == ("2.00", "3.00")
+    (row,) = grids.lbci_ratio_grid(found).rows
+    assert row[:6] == (LBCI, "1", SERIAL, "-10%", "-10%..-10%", "-26%")
+    assert grids.remarks(found) == ["lbci: a note"]
+
+
+def test_figures_survive_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "batching.jsonl"
+    found = everything()
+    ResultFile(path, "batching").write(found)
+    stored = [Figure.from_dict(line) for line in ResultFile(path, "batching").read()]
+    for make in GRIDS:
+        assert make(stored).rows == make(found).rows
+
+
+def test_a_run_of_some_experiments_keeps_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "batching.jsonl"
+    assert earlier(path, [LBCI]) == []
+    steady = Figure("fixed work", "begin", None, 1.0, None, 1.0, "ms", 1)
+    ResultFile(path, "batching").write([*everything(), steady])
+    kept = {g.labels["experiment"] for g in earlier(path, [LBCI])}
+    assert kept == {LOAD, SHARED, COST}
+    ResultFile(path, "batching").write(everything(), machine={"cpu": "another"})
+    assert earlier(path, [LBCI]) == []

@@ -1,0 +1,143 @@
+"""The batching benchmark's plans: models, arms, topologies, and the command line that picks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from batching_rig import SPEC, profile
+
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.registry import policy_problems
+from blockflow.bench.batching import diversity, lbci, shared
+from blockflow.bench.batching.blocks import folder_of, recipes_of
+from blockflow.bench.batching.plan import (
+    ALEXNET,
+    DELAYBATCH,
+    DVABATCH,
+    ENCODER,
+    EXPERIMENTS,
+    FULL,
+    INPUT,
+    LENGTHS,
+    LOAD,
+    QUICK,
+    TINY,
+    TRUNK,
+    ZEROBATCH,
+    Plan,
+    Recipe,
+    rotated,
+)
+from blockflow.bench.batching.rig import chain_topology
+from blockflow.bench.batching.run import PLANS, parse_args
+from blockflow.bench.simulation.sizes import parse_sizes
+from blockflow.core.model import BlockInfo, Contract
+from blockflow.core.topology import parse_topology
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def test_every_arm_is_first_in_turn() -> None:
+    assert [rotated("abc", i) for i in range(4)] == [
+        *(["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]),
+    ]
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_plan_names_the_models_of_its_experiments(plan: Plan) -> None:
+    for name in EXPERIMENTS:
+        needed = plan.recipes([name])
+        assert needed
+        for recipe in needed:
+            assert len(recipe.blocks) == len(recipe.cuts) + 1
+            assert recipe.input.dims[0] == "rows"
+    everything = plan.recipes(EXPERIMENTS)
+    assert len({r.name for r in everything}) == len(everything)
+
+
+def test_plans_share_names_only_where_they_mean_the_same() -> None:
+    """The child that exports knows recipes by name."""
+    known = recipes_of(FULL, TINY)
+    for plan in (FULL, QUICK, TINY):
+        for recipe in plan.recipes(EXPERIMENTS):
+            assert known[recipe.name] == recipe
+
+
+def test_other_blocks_lie_in_another_folder(tmp_path: Path) -> None:
+    assert ALEXNET.digest(b"zoo") == ALEXNET.digest(b"zoo")
+    assert ALEXNET.digest(b"zoo") != ALEXNET.digest(b"another zoo")
+    assert Recipe("a", "alexnet", size=160).digest(b"") != Recipe("a", "alexnet").digest(b"")
+    assert folder_of(tmp_path, [ALEXNET, TRUNK]) == folder_of(tmp_path, [TRUNK, ALEXNET])
+    assert folder_of(tmp_path, [ALEXNET]) != folder_of(tmp_path, [TRUNK])
+
+
+def test_the_input_is_the_zoos_unless_a_recipe_says_otherwise() -> None:
+    assert ALEXNET.input.dims == ("rows", 3, 224, 224)
+    assert TRUNK.input.dims == ("rows", 3, 160, 160)
+    assert ENCODER.input.ranges == {"length": (1, 256)}
+    assert parse_sizes(LENGTHS, "").largest <= 256
+
+
+# --- arms -----------------------------------------------------------------------------------------
+
+
+def infos(names: Sequence[str]) -> Mapping[str, BlockInfo]:
+    return {n: BlockInfo(n, "1", "0" * 64, "pt2", Contract(SPEC, SPEC), 0, 0) for n in names}
+
+
+def test_the_arms_are_valid_policies() -> None:
+    facts = [StageFacts(b, max_rows=64, profile=profile(b)) for b in ("a", "b")]
+    arms = {**lbci.policies(320.0)}
+    for name in (LOAD, "operator"):
+        arms |= {
+            f"{name} {arm}": policy
+            for arm, policy in diversity.policies(FULL.diversities[name], 5.0, padded=False).items()
+        }
+    for arm, policy in arms.items():
+        assert policy_problems(policy, arm, facts) == []
+
+
+def test_only_padded_blocks_get_classes() -> None:
+    one = FULL.diversities[INPUT]
+    assert all("classes" not in p for p in diversity.policies(one, 1.0, padded=False).values())
+    arms = diversity.policies(one, 1.0, padded=True)
+    assert arms[ZEROBATCH]["classes"] == [256]
+    assert arms[DELAYBATCH] == {**arms[ZEROBATCH], "max_delay_ms": 1.0}
+    assert len(arms[DVABATCH]["classes"]) > 1
+
+
+def test_a_chain_is_one_worker_of_one_thread() -> None:
+    names = ALEXNET.blocks
+    body = chain_topology(names, {"policy": "window"}, 64)
+    found = parse_topology(body, infos(names).__getitem__)
+    assert {s.worker for s in found.blocks.values()} == {"chain"}
+    assert {s.threads for s in found.blocks.values()} == {1}
+    assert found.max_rows == 64
+
+
+def test_tasks_share_the_trunk_and_no_full_model() -> None:
+    names = (*TRUNK.blocks, *FULL.whole.blocks)
+    body = shared.topology(FULL, {"policy": "none"})
+    found = parse_topology(body, infos(names).__getitem__)
+    assert len(found.tasks) == 16
+    paths = [found.tasks[f"shared{i}"].path for i in range(8)]
+    assert len({tuple(p[:3]) for p in paths}) == 1
+    assert len({p[3] for p in paths}) == 8
+    assert {found.blocks[p[3]].worker for p in paths} == {"heads"}
+    full = [found.tasks[f"full{i}"].path for i in range(8)]
+    assert len({found.blocks[p[0]].worker for p in full}) == 8
+    # What the arms differ by is the shared blocks' policy alone.
+    other = parse_topology(shared.topology(FULL, shared.window(FULL)), infos(names).__getitem__)
+    changed = [b for b in found.blocks if found.blocks[b].batching != other.blocks[b].batching]
+    assert len(changed) == 11
+
+
+def test_the_command_line() -> None:
+    args = parse_args(["--quick", "--only", "lbci,cost"])
+    assert (args.extent, args.experiments) == ("quick", ["lbci", "cost"])
+    assert parse_args([]).experiments == list(EXPERIMENTS)
+    for wrong in (["--only", "lbc"], ["--quick", "--tiny"]):
+        with pytest.raises(SystemExit):
+            parse_args(wrong)

@@ -1,0 +1,208 @@
+"""The thesis's experiments under load: what is served, and how much before it is too much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thesis_rig import CHAIN, HANDLES, TENSORS, record
+
+from blockflow.bench.thesis.beside import AGAIN
+from blockflow.bench.thesis.clients_figures import KNEE, Clients, find_knee
+from blockflow.bench.thesis.clients_figures import Visit as ClientVisit
+from blockflow.bench.thesis.rates_figures import KEEPS_UP, LEAST_MU, LIMIT, RATIO, SATURATED, Sweep
+from blockflow.bench.thesis.rates_model import Capacity, Flow, flow_of
+from blockflow.bench.thesis.served import (
+    TWICE,
+    WAYS,
+    Asked,
+    callers_of,
+    device_ms,
+    patience_s,
+    processes,
+    served,
+    short,
+    task_of,
+)
+
+# --- what is served ------------------------------------------------------------------------------
+
+
+def test_the_ways_are_side_by_side_and_their_clients_share_the_blocks() -> None:
+    made = served(CHAIN, "cuda:1", tasks=2)
+    assert len(made["blocks"]) == 8
+    assert {b["device"] for b in made["blocks"]} == {"cuda:1"}
+    assert {b.get("mode") for b in made["blocks"]} == {None, "zeromq"}
+    paths = {name: task["path"] for name, task in made["tasks"].items()}
+    assert set(paths) == {task_of(way, n) for way in WAYS for n in range(2)}
+    assert paths[task_of(HANDLES, 0)] == paths[task_of(HANDLES, 1)]
+    assert [short(b) for b in paths[task_of(TENSORS)]] == ["block1", "block2", "block3", "block4"]
+    assert task_of(TWICE) == task_of(HANDLES)
+
+
+def test_the_rate_of_clients_in_turn_leaves_filling_and_emptying_out() -> None:
+    # An answer every 100 ms from 250 ms on; the one at 1050 ms came when nobody asked any more.
+    asked = Asked([record(0, 250 + 100 * n) for n in range(9)], 1.0)
+    assert asked.rate == pytest.approx(10.0)
+    assert asked.latency_ms[0] == 250
+    # Too slow for two answers within the time: then those after it count as well.
+    assert Asked([record(0, 900), record(0, 1400)], 1.0).rate == pytest.approx(2.0)
+    refused = Asked([record(0, 250), record(1, 1, "OVERLOADED"), record(0, 350)], 1.0)
+    assert refused.rate == pytest.approx(10.0)
+    with pytest.raises(ValueError, match="1 answers"):
+        _ = Asked([record(0, 5)], 1.0).rate
+
+
+def test_callers_and_their_patience() -> None:
+    assert callers_of(CHAIN) == 8
+    assert patience_s(8, 10.0) == pytest.approx(2.4)
+    assert patience_s(8, 1000.0) == 1.0
+
+
+class FakeSystem:
+    """Two ways' workers, and one that has ended."""
+
+    def status(self) -> dict[str, object]:
+        def worker(name: str, pid: int | None, device: dict[str, float]) -> dict[str, object]:
+            kpi = {"device": device, "compute": {"p50_ms": 1.0}}
+            return {"worker": name, "pid": pid, "stages": [{"block": name, "kpi": kpi}]}
+
+        return {
+            "workers": [
+                worker(f"{HANDLES}.pt2.block1", 11, {"p50_ms": 4.0}),
+                worker(f"{HANDLES}.pt2.block2", 12, {}),
+                worker(f"{TENSORS}.pt2.block1", 13, {}),
+                worker(f"{HANDLES}.pt2.block1", None, {}),
+            ]
+        }
+
+
+def test_a_way_s_processes_and_their_times_on_the_device() -> None:
+    system: Any = FakeSystem()
+    assert processes(system, HANDLES) == processes(system, TWICE) == {"block1": 11, "block2": 12}
+    assert processes(system, TENSORS) == {"block1": 13}
+    assert device_ms(system, HANDLES)["block1"] == 4.0
+
+
+# --- figure 4.11 ---------------------------------------------------------------------------------
+
+
+def test_the_knee_is_where_the_bounds_meet() -> None:
+    """Two servers of 50 ms each: 100 ms alone, 20 per second at most, so the knee is at two."""
+    latency = {n: max(100.0, 50.0 * n) for n in range(1, 11)}
+    rate = {n: min(10.0 * n, 20.0) for n in range(1, 11)}
+    knee = find_knee(latency, rate)
+    assert knee.clients == pytest.approx(2.0)
+    assert knee.step_ms == pytest.approx(50.0)
+    assert find_knee({1: 100.0}, {1: 5.0}).clients == 1.0  # never fewer than one
+    assert find_knee({1: 100.0}, {1: 10.0}).step_ms is None
+
+
+def test_clients_figures_stand_beside_the_thesis_s() -> None:
+    visits = {
+        (arm, n): [ClientVisit((2.5 if arm == TENSORS else 1.0) * max(18.0, 4.5 * n), 220.0)] * 5
+        for n in range(1, 11)
+        for arm in (*WAYS, TWICE)
+    }
+    made = Clients(visits, {})
+    knee = next(f for f in made.figures() if (f.name, f.mode) == (KNEE, HANDLES))
+    assert knee.value == pytest.approx(3.96)
+    assert knee.labels["thesis"] == 4
+    assert (knee.low, knee.high, knee.n) == (knee.value, knee.value, 5)
+    ratio = next(f for f in made.figures() if f.unit == "x" and f.labels["clients"] == 1)
+    assert (ratio.value, ratio.labels["thesis"]) == (2.5, 2.5)
+    assert made.noise == 0
+    assert "whole tensors are 2.50 times slower" in made.says()
+    grid = made.grid()
+    assert {len(row) for row in grid.rows} == {len(grid.heads)}
+    assert len(grid.rows) == 10
+    assert not any(row[0].endswith(AGAIN) for row in made.rows())
+
+
+# --- figure 4.12 ---------------------------------------------------------------------------------
+
+
+def test_the_thesis_s_limit_and_that_of_the_cores() -> None:
+    capacity = Capacity({"a": 10.0, "b": 20.0, "c": 10.0}, seats=1)
+    assert capacity.bottleneck == "b"
+    assert capacity.least_mu == pytest.approx(50)
+    assert capacity.rho("b", 25) == pytest.approx(0.5)
+    assert capacity.shared == pytest.approx(25)
+    assert capacity.limit == pytest.approx(25)  # one core for three blocks
+    assert Capacity(capacity.service_ms, seats=4).limit == pytest.approx(50)
+    alone = Capacity(capacity.service_ms, seats=None)
+    assert (alone.shared, alone.limit) == (None, pytest.approx(50))
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 1e3), min_size=1),
+    st.integers(1, 64),
+)
+def test_at_the_limit_no_block_and_no_core_has_more_than_it_can_do(
+    service_ms: dict[str, float], seats: int
+) -> None:
+    capacity = Capacity(service_ms, seats)
+    loads = [capacity.rho(b, capacity.limit) for b in service_ms]
+    assert max(loads) <= 1 + 1e-9
+    assert sum(loads) <= seats * (1 + 1e-9)
+    assert max(max(loads), sum(loads) / seats) == pytest.approx(1)
+
+
+def test_what_flows_in_the_part_of_a_visit_that_counts() -> None:
+    """Of four seconds the last three count: a request per 100 ms, each takes 200 ms."""
+    records = [record(100 * n, 200) for n in range(40)]
+    found = flow_of(records, 4.0, 1.0)
+    assert found.offered == pytest.approx(10)  # 1000 to 3900
+    assert found.answered == pytest.approx(10)  # those of 800 to 3700
+    assert found.carried == pytest.approx(1)
+    refused = [record(100 * n, 1, "OVERLOADED") if n % 2 else r for n, r in enumerate(records)]
+    found = flow_of(refused, 4.0, 1.0)
+    assert found.offered == pytest.approx(10)
+    assert found.answered == pytest.approx(5)
+    assert found.refused == pytest.approx(0.5)
+    assert flow_of([], 4.0, 1.0).carried == 0
+
+
+def flow(offered: float, most: float) -> Flow:
+    answered = min(offered, most)
+    return Flow(offered, answered, 1 - answered / offered, (50.0,))
+
+
+def sweep(handles: float = 20.0, tensors: float = 16.0) -> Sweep:
+    """Rates up to twice the callers' 20 per second, three rounds."""
+    flows = {
+        (arm, m): [flow(20 * m, tensors if arm == TENSORS else handles)] * 3
+        for m in (0.5, 0.9, 1.25, 2.0)
+        for arm in ((*WAYS, TWICE) if m >= 1.25 else WAYS)
+    }
+    return Sweep(flows, Capacity({"a": 40.0, "b": 40.0}, 2), 20.0, {})
+
+
+def test_saturation_stands_beside_the_prediction_and_the_thesis() -> None:
+    made = sweep()
+    by = {(f.name, f.mode): f for f in made.figures()}
+    assert by[SATURATED, HANDLES].value == 20
+    assert by[SATURATED, HANDLES].n == 6  # two rates in three rounds
+    assert by[SATURATED, HANDLES].labels["thesis"] == 217
+    assert by[RATIO, HANDLES].value == pytest.approx(1.25)
+    assert by[RATIO, HANDLES].labels["thesis"] == pytest.approx(217 / 160, abs=1e-3)
+    assert by[KEEPS_UP, HANDLES].value == pytest.approx(18)  # 0.9 x 20; at 1.25 it answers 0.8
+    assert by[KEEPS_UP, TENSORS].value == pytest.approx(10)
+    assert by[LEAST_MU, ""].value == by[LIMIT, ""].value == pytest.approx(25)
+    assert by[LIMIT, ""].labels["thesis"] == pytest.approx(248.7, abs=0.1)
+    assert "1.25 times as many" in made.says()
+    assert {len(row) for row in made.grid().rows} == {len(made.grid().heads)}
+
+
+def test_equal_ways_are_not_told_apart() -> None:
+    assert "not told apart" in sweep(20.0, 20.0).says()
+
+
+def test_a_way_that_answered_nothing_is_not_compared() -> None:
+    made = sweep(20.0, 0.0)
+    assert made.ratio is None
+    assert RATIO not in {f.name for f in made.figures()}
+    assert KEEPS_UP not in {f.name for f in made.figures() if f.mode == TENSORS}
+    assert "nothing can be said" in made.says()
