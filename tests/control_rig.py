@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from blockflow.control.adoption import Inheritance, install
 from blockflow.control.brain import Brain
 from blockflow.control.events import (
@@ -50,6 +52,8 @@ from blockflow.wire.control import (
 )
 
 SPEC = TensorSpec("float32", ("rows", 4))
+AB = (["a", "b"], {"t": ["a", "b"]})
+"""Blocks and tasks of a small topology."""
 MS = 1_000_000
 S = 1_000_000_000
 TIMING = Timing(start=30.0, stop=5.0, ack=2.0, flip=10.0, drain=20.0, grace=2.0)
@@ -340,6 +344,11 @@ class World:
         elif isinstance(message, Stop):
             del self.alive[i]
             self._events.append(Exited(i, 0))
+
+
+@pytest.fixture
+def world() -> World:
+    return World().up()
 
 
 def echo_repository(root: Path, **blocks: dict[str, Any]) -> BlockRepository:

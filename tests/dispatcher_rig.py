@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import zmq
 
 from blockflow.core.errors import BlockFlowError
@@ -21,7 +22,7 @@ from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
 from blockflow.dispatcher.server import DispatcherServer
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.arena import Arena
-from blockflow.tensormq.janitor import RunDir, remove_leavings
+from blockflow.tensormq.janitor import RunDir, remove_leavings, run_root
 from blockflow.tensormq.push import PushCache
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from blockflow.tensormq.sockets import bind_pull, connect_dealer, new_context
@@ -42,6 +43,7 @@ from blockflow.wire.tensor import TensorDesc
 
 PATIENCE_S = 10.0
 CONTRACT = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
@@ -349,3 +351,32 @@ def rig(tmp_root: Path, **changes: Any) -> Iterator[Rig]:
             made.close()
         left = sorted(p.name for p in run.path.iterdir())
         assert left == ["lock"], left
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Rig]]:
+    """Rigs that are closed, and checked for leavings, at the end."""
+    opened: list[Any] = []
+
+    def factory(**changes: Any) -> Rig:
+        context = rig(run_root(), **changes)
+        opened.append(context)
+        return context.__enter__()
+
+    yield factory
+    while opened:
+        opened.pop().__exit__(None, None, None)
+
+
+@pytest.fixture
+def up(make: Callable[..., Rig]) -> Rig:
+    """Trunk in one worker, heads a and b in another; tasks ta, tb, and other (b alone)."""
+    r = make()
+    r.worker(11, {1: "trunk"})
+    r.worker(12, {2: "a", 3: "b"})
+    r.publish(task("ta", ["trunk", "a"]), task("tb", ["trunk", "b"]), task("other", ["b"]))
+    return r
+
+
+def swallow(_: np.ndarray) -> None:
+    return None

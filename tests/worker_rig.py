@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import zmq
 
 from blockflow.core.launchspec import StageSpec, WorkerLaunch
@@ -305,3 +306,16 @@ def echo(rig: Rig, name: str, dims: Sequence[int | str] = (4,), **settings: Any)
     """Store an echo block ``float32[rows, *dims]``."""
     spec = TensorSpec("float32", ("rows", *dims))
     return save_echo(BlockRepository(rig.repository), name, spec, settings=settings)
+
+
+@pytest.fixture
+def rig(worker_rigs: Callable[[], AbstractContextManager[Rig]]) -> Iterator[Rig]:
+    """A rig of the template that the folder's files share (its conftest.py starts that)."""
+    with worker_rigs() as one:
+        yield one
+
+
+def some(rows: int = 2, *dims: int, first: float = 0.0) -> np.ndarray[Any, Any]:
+    x = np.random.default_rng(rows).standard_normal((rows, *(dims or (4,)))).astype(np.float32)
+    x[0].flat[0] = first
+    return x

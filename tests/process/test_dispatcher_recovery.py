@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+import dispatcher_rig
 import numpy as np
 import pytest
-from dispatcher_rig import PATIENCE_S, Rig, rig, task, wait_until
+from dispatcher_rig import PATIENCE_S, Rig, X, swallow, task, wait_until
 
-from blockflow.tensormq.janitor import run_root
 from blockflow.wire.client import Cancel, encode_to_dispatcher
 from blockflow.wire.control import PeerGone
 
-X = np.arange(8, dtype=np.float32).reshape(2, 4)
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Rig]]:
-    """Rigs that are closed, and checked for leavings, at the end."""
-    opened: list[Any] = []
-
-    def factory(**changes: Any) -> Rig:
-        context = rig(run_root(), **changes)
-        opened.append(context)
-        return context.__enter__()
-
-    yield factory
-    while opened:
-        opened.pop().__exit__(None, None, None)
-
-
-def swallow(_: np.ndarray) -> None:
-    return None
+make = dispatcher_rig.make
 
 
 def array_of(reply: Any, frames: list[bytes]) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-from control_rig import MS, World
+import control_rig
+from control_rig import AB, MS, World
 
 from blockflow.control.crashes import CrashBook
 from blockflow.control.events import Kill, Prove
@@ -19,12 +19,9 @@ from blockflow.core.errors import BlockError, RequestError, SystemError_, Topolo
 from blockflow.tensormq.atwork import Work
 from blockflow.wire.control import PeerGone
 
-A, AB = (["a"], {"t": ["a"]}), (["a", "b"], {"t": ["a", "b"]})
+A = (["a"], {"t": ["a"]})
 
-
-@pytest.fixture
-def world() -> World:
-    return World().up()
+world = control_rig.world
 
 
 def work(world: World, name: str, *requests: int) -> Work:

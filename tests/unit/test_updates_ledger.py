@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from control_rig import World, topology
+from control_rig import AB, World, topology
 
 from blockflow.bench.updates import SECOND, Ledger, Run, figures
 from blockflow.control.events import Begun, Commit, Finished
 from blockflow.control.update import Kind, Phase
-
-AB = (["a", "b"], {"t": ["a", "b"]})
 
 
 def ledger() -> Ledger:

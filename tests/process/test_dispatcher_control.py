@@ -1,0 +1,122 @@
+"""The Dispatcher between real sockets: what the Controller asks of it and is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import dispatcher_rig
+import numpy as np
+from dispatcher_rig import Rig, X, swallow, task, wait_until
+
+from blockflow.wire import client as wire
+from blockflow.wire.control import Drain, Drained, Monitor, Stats, Undrain
+
+make = dispatcher_rig.make
+up = dispatcher_rig.up
+
+
+def test_new_routes_take_over_and_the_old_ones_are_reported_drained(
+    make: Callable[..., Rig],
+) -> None:
+    r = make()
+    old = r.worker(11, {1: "e"})
+    old.behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    wait_until(lambda: r.drained(1))
+    client = r.client()
+    held = client.ask("t", X)
+    wait_until(lambda: old.seen)
+    new = r.worker(12, {2: "e"})
+    r.publish(task("t", ["e"]), workers=[new])
+    (out,) = client.infer("t", X)
+    np.testing.assert_array_equal(out, X + 1)
+    assert not r.drained(2)
+    client.send(wire.encode_to_dispatcher(wire.Cancel(held)))
+    client.answer()
+    wait_until(lambda: r.drained(2))
+    assert len(old.seen) == 1
+    assert r.told.count(Drained(1, 2)) == 1
+
+
+def test_a_task_that_went_away_is_unknown(up: Rig) -> None:
+    client = up.client()
+    client.infer("ta", X)
+    up.publish(task("tb", ["trunk", "b"]))
+    assert client.infer("ta", X)[0].code == "UNKNOWN_TASK"
+    assert list(up.exchange.stats.tasks) == ["tb"]
+
+
+def test_routes_out_of_order_or_broken_are_not_applied(up: Rig) -> None:
+    up.publish(task("ta", ["trunk", "a"]))
+    from blockflow.wire.control import Routes
+
+    old = replace(up.exchange.planner.table, version=1)
+    up.mailbox.put(Routes(old.to_dict()))
+    up.mailbox.put(Routes({"epoch": 1}))
+    assert np.array_equal(up.client().infer("ta", X)[0], X + 2)
+    assert up.exchange.planner.version == 2
+
+
+def test_draining_admits_nothing_and_says_when_it_is_empty(make: Callable[..., Rig]) -> None:
+    r = make()
+    worker = r.worker(11, {1: "e"})
+    worker.behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    wait_until(lambda: r.drained(1))
+    client = r.client()
+    held = client.ask("t", X)
+    wait_until(lambda: worker.seen)
+    r.mailbox.put(Drain())
+    wait_until(lambda: r.server.state == "draining")
+    (error,) = client.infer("t", X)
+    assert error.code == "NOT_READY"
+    assert r.told.count(Drained(1, 1)) == 1  # that of the routes
+    client.send(wire.encode_to_dispatcher(wire.Cancel(held)))
+    client.answer()
+    wait_until(lambda: r.told.count(Drained(1, 1)) == 2)
+    r.mailbox.put(Undrain())
+    wait_until(lambda: r.server.state == "running")
+    worker.behave.clear()
+    np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
+
+
+def test_stop_answers_what_is_in_flight(make: Callable[..., Rig]) -> None:
+    r = make()
+    worker = r.worker(11, {1: "e"})
+    worker.behave["e"] = swallow
+    r.publish(task("t", ["e"]))
+    client = r.client()
+    for _ in range(3):
+        client.ask("t", X)
+    wait_until(lambda: len(worker.seen) == 3)
+    r.stop()
+    for _ in range(3):
+        reply, _ = client.answer()
+        assert reply.results[0].error.code == "BLOCK_UNAVAILABLE"
+        assert "shutting down" in reply.results[0].error.message
+
+
+def test_figures_are_pushed_while_the_monitor_is_on(up: Rig) -> None:
+    client = up.client()
+    for _ in range(3):
+        client.infer("ta", X)
+    client.infer("nope", X)
+    up.mailbox.put(Monitor(50.0))
+
+    def figures() -> Any:
+        return next((m for m in up.told if isinstance(m, Stats)), None)
+
+    stats = wait_until(figures)
+    up.mailbox.put(Monitor(0.0))
+    figure = stats.extra["tasks"]["ta"]
+    assert figure["requests"] == figure["ok"] == 3
+    assert figure["rows"] == 6
+    assert figure["latency"]["count"] == 3
+    assert figure["ingress"]["p50_ms"] > 0
+    assert stats.extra["rejected"] == {"UNKNOWN_TASK": 1}
+    assert stats.extra["inflight"] == 0
+    assert stats.process["rss"] > 0
+    assert stats.process["slots"] == 64
+    assert stats.stages == []
