@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,21 +12,10 @@ from blockflow.core.model import BlockInfo
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.routing import RouteTable
 from blockflow.wire.control import Routes, RoutesApplied, SetPolicy, StartFailed, Stats
-from tests.worker_rig import Rig, echo, rig_with_template
+from tests import worker_rig
+from tests.worker_rig import Rig, echo
 
-MakeRig = Callable[[], AbstractContextManager[Rig]]
-
-
-@pytest.fixture(scope="module")
-def make_rig() -> Iterator[MakeRig]:
-    with rig_with_template() as make:
-        yield make
-
-
-@pytest.fixture
-def rig(make_rig: MakeRig) -> Iterator[Rig]:
-    with make_rig() as one:
-        yield one
+rig = worker_rig.rig
 
 
 def rows_of(value: float, rows: int = 1) -> np.ndarray[Any, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,22 +18,13 @@ from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from blockflow.wire.control import Monitor, Stats
 from blockflow.wire.data import Data, Failure
-from tests.worker_rig import WAIT_S, Rig, echo, rig_with_template
+from tests import worker_rig
+from tests.worker_rig import WAIT_S, Rig, echo
 
-MakeRig = Callable[[], AbstractContextManager[Rig]]
 Array = np.ndarray[Any, Any]
 
 
-@pytest.fixture(scope="module")
-def make_rig() -> Iterator[MakeRig]:
-    with rig_with_template() as make:
-        yield make
-
-
-@pytest.fixture
-def rig(make_rig: MakeRig) -> Iterator[Rig]:
-    with make_rig() as one:
-        yield one
+rig = worker_rig.rig
 
 
 def numbers(rows: int, *dims: int, start: float = 0.0) -> Array:

@@ -7,8 +7,7 @@ those that shall overlap have rows for longer than any test waits, and end with 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,24 +27,15 @@ from blockflow.wire.control import (
     Stop,
 )
 from blockflow.wire.data import Data, Failure
-from tests.worker_rig import WAIT_S, Rig, echo, rig_with_template
+from tests import worker_rig
+from tests.worker_rig import WAIT_S, Rig, echo
 
-MakeRig = Callable[[], AbstractContextManager[Rig]]
 ROW_MS = 100
 LONG = 1000
 """Rows; nobody waits for the end."""
 
 
-@pytest.fixture(scope="module")
-def make_rig() -> Iterator[MakeRig]:
-    with rig_with_template() as make:
-        yield make
-
-
-@pytest.fixture
-def rig(make_rig: MakeRig) -> Iterator[Rig]:
-    with make_rig() as one:
-        yield one
+rig = worker_rig.rig
 
 
 def rows_of(value: float, rows: int = 1) -> np.ndarray[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import load_model
 from blockflow.wire.control import Stats
-from tests.worker_rig import Rig, rig_with_template
+from tests import worker_rig
+from tests.worker_rig import Rig
 
 Array = np.ndarray[Any, Any]
 MakeRig = Callable[[], AbstractContextManager[Rig]]
@@ -33,21 +34,12 @@ CLASSES = [8, 32]
 NAMES = ("embed", "layer1", "layer2", "norm")
 
 
-@pytest.fixture(scope="module")
-def make_rig() -> Iterator[MakeRig]:
-    with rig_with_template() as make:
-        yield make
-
-
-@pytest.fixture
-def rig(make_rig: MakeRig) -> Iterator[Rig]:
-    with make_rig() as one:
-        yield one
+rig = worker_rig.rig
 
 
 @pytest.fixture(scope="module")
 def encoder(
-    make_rig: MakeRig, tmp_path_factory: pytest.TempPathFactory
+    worker_rigs: MakeRig, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[BlockRepository, nn.Module]:
     """An encoder to one vector per token, in four blocks, and the whole of it."""
     loaded = load_model(
