@@ -36,6 +36,7 @@ from blockflow.bench.in_process import Chain, InProcess, example
 from blockflow.bench.kpi_reader import KpiReader, per_hop
 from blockflow.bench.pipeline_figures import (
     AGAIN,
+    APART,
     BOUND,
     IN_PROCESS,
     NOT_RUN,
@@ -157,10 +158,12 @@ class Bench:
         with ExitStack() as stack:
             client = stack.enter_context(Client(self._system.client_endpoint))
             others = [stack.enter_context(InProcess(chain)) for _ in range(runs)]
+            singles = [replace(chain, blocks=(block,)) for block in chain.blocks]
+            apart = [stack.enter_context(InProcess(one)) for one in singles]
             for rows in dict.fromkeys([*plan.batches, *plan.loads]):
                 series = Series(rows, tags)
                 if rows in plan.batches:
-                    self._latency(series, chain, client, others)
+                    self._latency(series, chain, client, others, apart)
                 if rows in plan.loads:
                     self._throughput(series, chain, client, others)
                 found += series.figures()
@@ -172,7 +175,12 @@ class Bench:
         return found
 
     def _latency(
-        self, series: Series, chain: Chain, client: Client, others: Sequence[InProcess]
+        self,
+        series: Series,
+        chain: Chain,
+        client: Client,
+        others: Sequence[InProcess],
+        apart: Sequence[InProcess],
     ) -> None:
         """One inference per way and round after some of warm-up, the order rotating."""
         plan, rows = self._plan, series.rows
@@ -182,6 +190,7 @@ class Bench:
         calls: dict[str, Callable[[], Sample]] = {
             IN_PROCESS: lambda: in_process_sample(others[0].run(rows)),
             AGAIN: lambda: in_process_sample(others[1].run(rows)),
+            APART: lambda: in_process_sample([sum(one.run(rows)) for one in apart]),
         }
         for way in plan.ways:
             calls[way] = functools.partial(run_once, client, way, x)

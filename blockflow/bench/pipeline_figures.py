@@ -15,6 +15,8 @@ from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import judge, median_interval, noise_of, ratio_interval
 
 IN_PROCESS, AGAIN = "in-process", "in-process, again"
+APART = "apart"
+"""A process per block, which only computes, called in turn: what taking turns costs by itself."""
 TENSORMQ, ZEROMQ, ONE_WORKER = "tensormq", "zeromq", "one-worker"
 REPLICATED, BOUND = "replicated", "bound"
 """Under load: one worker with all blocks per core; as many in-process pipelines as cores."""
@@ -25,6 +27,7 @@ COMPUTE = "compute"
 HOP = "overhead per hop"
 RATIO = "latency to in-process"
 COMPUTE_RATIO = "compute to in-process"
+TO_APART = "latency to apart"
 ACCOUNTED = "accounted share"
 COPIES = "copies per hop"
 BYTES = "bytes per hop"
@@ -145,8 +148,11 @@ class Series:
             labels |= {"goal": goal, "verdict": str(judge(found, goal, self.noise))}
         labels["noise"] = self.noise
         out.append(interval_figure(RATIO, way, rows, found, "x", labels))
-        if way == AGAIN:
+        if way in (AGAIN, APART):
             return out
+        if APART in self.latency and way in (TENSORMQ, ZEROMQ):
+            alike = ratio_interval([s.total for s in self.latency[APART]], [s.total for s in runs])
+            out.append(interval_figure(TO_APART, way, rows, alike, "x", tags))
         base = [s.compute for s in self.latency[IN_PROCESS]]
         compute = ratio_interval(base, [s.compute for s in runs])
         share = median_interval([s.accounted for s in runs])
@@ -198,6 +204,7 @@ def latency_grid(found: Iterable[Figure]) -> Grid:
         latency, hop = book.at(LATENCY, engine, batch, way), book.at(HOP, engine, batch, way)
         ratio = book.at(RATIO, engine, batch, way)
         compute = book.at(COMPUTE_RATIO, engine, batch, way)
+        apart = book.at(TO_APART, engine, batch, way)
         share = book.at(ACCOUNTED, engine, batch, way)
         rows.append(
             (
@@ -209,12 +216,13 @@ def latency_grid(found: Iterable[Figure]) -> Grid:
                 ms(hop.p50_ms if hop else None),
                 _ratio(ratio),
                 f"{compute.value:.3f}" if compute else "",
+                f"{apart.value:.3f}" if apart else "",
                 f"{share.value:.3f}" if share else "",
                 str(latency.n) if latency else "",
             )
         )
     times = ("p50", "p90", "hop")
-    heads = ("engine", "rows", "way", *times, "total x (95%)", "comp.", "parts", "n")
+    heads = ("engine", "rows", "way", *times, "total x (95%)", "comp.", "apart", "parts", "n")
     return Grid("Latency, one request at a time, ms", heads, rows, frozenset({"engine", "way"}))
 
 

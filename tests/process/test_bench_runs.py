@@ -52,7 +52,7 @@ def test_hops(tmp_path: Path) -> None:
 def test_pipeline(tmp_path: Path, engines: str) -> None:
     found = run("pipeline", "--engines", engines, target=tmp_path / "bench.jsonl")
     ways = {(f.mode, f.batch) for f in found if f.name == LATENCY}
-    assert {way for way, _ in ways} >= {"in-process", "tensormq", "zeromq", "one-worker"}
+    assert {way for way, _ in ways} >= {"in-process", "apart", "tensormq", "zeromq", "one-worker"}
     assert {batch for _, batch in ways} == {1, 8}
     assert {f.mode for f in found if f.name == THROUGHPUT} >= {"bound", "tensormq"}
     for missing in (f for f in found if f.name == NOT_RUN):

@@ -90,6 +90,16 @@ def test_there_is_no_aim_for_what_nobody_asked() -> None:
     assert "verdict" not in found[pf.RATIO, pf.AGAIN].labels
 
 
+def test_what_processes_cost_by_themselves_is_told_apart() -> None:
+    one = series(1.12)
+    one.latency[pf.APART] = [sample(1.10 * s.total, s.compute) for s in one.latency[pf.IN_PROCESS]]
+    found = by_name(one.figures())
+    assert found[pf.RATIO, pf.APART].value == pytest.approx(1.10)
+    assert found[pf.TO_APART, pf.TENSORMQ].value == pytest.approx(1.12 / 1.10)
+    assert (pf.TO_APART, pf.APART) not in found and (pf.HOP, pf.APART) not in found
+    assert (pf.TO_APART, pf.TENSORMQ) not in by_name(series(1.12).figures())
+
+
 def test_throughput_is_a_share_of_the_bound() -> None:
     rates = {pf.BOUND: [20.0, 10.0, 20.0, 10.0, 20.0], pf.TENSORMQ: [19.8, 9.9, 19.8, 9.9, 19.8]}
     found = by_name(Series(8, TAGS, rates=rates).figures())
