@@ -233,6 +233,7 @@ class RawClient:
         return rid
 
     def send(self, *frames: bytes) -> None:
+        assert self.socket.poll(int(PATIENCE_S * 1000), zmq.POLLOUT), "nobody takes it"
         self.socket.send_multipart(list(frames))
 
     def answer(self, timeout_s: float = PATIENCE_S) -> tuple[Any, list[bytes]]:

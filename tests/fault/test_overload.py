@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from dispatcher_rig import RawClient, Rig, rig, task, wait_until
+from dispatcher_rig import RawClient, Rig, rig, swallow, task, wait_until
 
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -25,10 +25,6 @@ from blockflow.wire import client as wire
 
 X = np.ones((1, 4), np.float32)
 BIG = np.ones((1, 65_536), np.float32)
-
-
-def swallow(_: np.ndarray) -> None:
-    return None
 
 
 @pytest.fixture

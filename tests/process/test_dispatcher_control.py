@@ -11,7 +11,7 @@ import numpy as np
 from dispatcher_rig import Rig, X, swallow, task, wait_until
 
 from blockflow.wire import client as wire
-from blockflow.wire.control import Drain, Drained, Monitor, Stats, Undrain
+from blockflow.wire.control import Drain, Drained, Monitor, Routes, Stats, Undrain
 
 make = dispatcher_rig.make
 up = dispatcher_rig.up
@@ -50,8 +50,6 @@ def test_a_task_that_went_away_is_unknown(up: Rig) -> None:
 
 def test_routes_out_of_order_or_broken_are_not_applied(up: Rig) -> None:
     up.publish(task("ta", ["trunk", "a"]))
-    from blockflow.wire.control import Routes
-
     old = replace(up.exchange.planner.table, version=1)
     up.mailbox.put(Routes(old.to_dict()))
     up.mailbox.put(Routes({"epoch": 1}))
