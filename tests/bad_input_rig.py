@@ -8,7 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import zmq
 from control_rig import echo_repository
+from system_rig import served
 
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -25,7 +26,6 @@ from blockflow.core import limits
 from blockflow.core.errors import CODES, BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.core.routing import merge_paths
-from blockflow.launch.local import TemplateLauncher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from blockflow.wire import client as wire
@@ -127,18 +127,10 @@ def staged(root: Path) -> Iterator[Stage]:
     save_echo(repository, "wide", TensorSpec("float32", ("rows", 8)))
     save_echo(repository, "ints", TensorSpec("int64", ("rows", 4)))
     with (
-        closing(TemplateLauncher()) as launcher,
-        System(
-            repository=root / "blocks",
-            state_dir=root / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as system,
+        served(root, BODY) as system,
         httpx.Client(base_url=system.rest_url, timeout=30) as http,
         Client(system.client_endpoint) as client,
     ):
-        system.apply(BODY)
         system.commands.monitor(20.0)
         made = Stage(system, http, client, repository)
         made.processes = made.pids()

@@ -7,7 +7,7 @@ The examples are derived from the document alone (no chance): a failure repeats.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -23,10 +23,9 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from system_rig import served
 
-from blockflow.control.system import System
 from blockflow.core.errors import CODES
-from blockflow.launch.local import TemplateLauncher
 
 EXAMPLES = 6
 TOPOLOGY = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
@@ -36,17 +35,7 @@ TOPOLOGY = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     root = tmp_path_factory.mktemp("served")
     echo_repository(root / "blocks")
-    with (
-        closing(TemplateLauncher()) as launcher,
-        System(
-            repository=root / "blocks",
-            state_dir=root / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as system,
-    ):
-        system.apply(TOPOLOGY)
+    with served(root, TOPOLOGY) as system:
         yield system.rest_url
 
 
