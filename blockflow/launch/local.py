@@ -85,7 +85,6 @@ class TemplateLauncher(Launcher):
         self._ready = False
         self._tries = 0  # templates that launches have started since one was answered
         self._stopped_since: float | None = None
-        self._killed_at: float | None = None
         self._serial = 0
         self._oldest = 1  # serial of the current template's first child
         self._alive: dict[int, Child] = {}
@@ -173,6 +172,7 @@ class TemplateLauncher(Launcher):
             self._have_template()
             if not self._ready:
                 self._end_stopped()
+                self._have_template()
                 return None
             try:
                 child = self._order(entry, spec, name)
@@ -266,9 +266,6 @@ class TemplateLauncher(Launcher):
 
     def _end_stopped(self) -> None:
         """Kill a template that is stopped: it will not answer until someone lets it go on."""
-        if self._killed_at is not None:
-            self._end_template("is dead")
-            return
         vitals = read_vitals(self.template_pid) if self._process is not None else None
         if vitals is None or not vitals.stopped:
             self._stopped_since = None
@@ -280,15 +277,14 @@ class TemplateLauncher(Launcher):
             self._end_template("is stopped")
 
     def _end_template(self, why: str) -> None:
-        """Kill it. What it had still said is taken before its end: a child may be among it."""
-        now = time.monotonic()
+        """Kill it. What it had still said is taken first: a child may be among it."""
         if self._process is None:
             return
-        if self._killed_at is None:
-            _LOG.error("the template %s, and is replaced", why)
-            self._killed_at = now
-            self._process.kill()
-        elif now - self._killed_at >= _REPORT_S:  # somebody else holds the other end of its socket
+        _LOG.error("the template %s, and is replaced", why)
+        self._process.kill()
+        self._process.wait()
+        self._pump()
+        if self._socket is not None:  # somebody else holds the other end
             self._template_died()
 
     def _pump(self) -> None:
@@ -323,7 +319,7 @@ class TemplateLauncher(Launcher):
                 self._statuses[serial] = status
 
     def _template_died(self) -> None:
-        self._stopped_since = self._killed_at = None
+        self._stopped_since = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
