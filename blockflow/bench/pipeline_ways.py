@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from blockflow.bench.batching.traffic import saturate
 from blockflow.bench.in_process import Chain
 from blockflow.bench.pipeline_figures import ONE_WORKER, REPLICATED, TENSORMQ, ZEROMQ, Sample
+from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.client import Client, Result
-from blockflow.client.pending import PendingRequest
 
 WAYS = (TENSORMQ, ZEROMQ, ONE_WORKER)
 """In workers: one process per block with handles, the same with whole tensors, all in one."""
@@ -74,19 +74,6 @@ def run_once(client: Client, way: str, x: np.ndarray) -> Sample:
 
 
 def run_many(client: Client, way: str, x: np.ndarray, seconds: float) -> float:
-    """Rows per second with ``OUTSTANDING`` requests under way all the time.
-
-    Counted between the first answer and the last one that had successors under way, so that
-    neither the filling nor the emptying of the pipeline counts.
-    """
-    waiting: deque[PendingRequest[Any]] = deque(
-        client.submit(task_name(way), x) for _ in range(OUTSTANDING)
-    )
-    answered: list[float] = []
-    end = time.monotonic() + seconds
-    while waiting:
-        waiting.popleft().result()
-        if len(answered) < 2 or time.monotonic() < end:
-            answered.append(time.monotonic())
-            waiting.append(client.submit(task_name(way), x))
-    return len(x) * (len(answered) - 1) / (answered[-1] - answered[0])
+    """Rows per second with ``OUTSTANDING`` requests under way all the time."""
+    query = Arrival(0, task_name(way), len(x), None)
+    return saturate(client, [query], lambda _: x, OUTSTANDING, seconds)

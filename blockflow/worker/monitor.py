@@ -15,7 +15,7 @@ from typing import Any
 
 from blockflow.core.launchspec import StageSpec
 from blockflow.launch.process_kpi import ProcessSampler
-from blockflow.tensormq.channel import Producer
+from blockflow.tensormq.channel import Producer, Usage
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.wire.control import Stats
 from blockflow.worker.stage import StageSnapshot
@@ -118,8 +118,9 @@ class KpiMonitor:
                 self._snapshot = None
             self._ask()
             snapshot = self._answered()
-            if snapshot is not None and self._worth_telling(snapshot):
-                self._send(self._stats(sampler, snapshot))
+            usage = None if self._producer is None else self._producer.usage()
+            if snapshot is not None and self._worth_telling(snapshot, usage):
+                self._send(self._stats(sampler, snapshot, usage))
             with self._change:
                 due = time.monotonic() + (self._period_s or 0.0)
 
@@ -128,9 +129,8 @@ class KpiMonitor:
             self._change.wait_for(lambda: self._snapshot or self._closing, _ANSWER_S)
             return self._snapshot
 
-    def _worth_telling(self, snapshot: Snapshot) -> bool:
+    def _worth_telling(self, snapshot: Snapshot, usage: Usage | None) -> bool:
         """Whether anything has happened since the last time, or that was long ago."""
-        usage = self._producer.usage() if self._producer is not None else None
         stages = {n: (s.queued, s.counts) for n, s in snapshot.stages.items()}
         happened = (stages, dict(snapshot.counters), usage)
         now = time.monotonic_ns()
@@ -140,12 +140,11 @@ class KpiMonitor:
         self._told, self._told_ns = happened, now
         return True
 
-    def _stats(self, sampler: ProcessSampler, snapshot: Snapshot) -> Stats:
+    def _stats(self, sampler: ProcessSampler, snapshot: Snapshot, usage: Usage | None) -> Stats:
         now = time.monotonic_ns()
         figures: dict[str, Any] = {}
         extra: dict[str, object] = dict(snapshot.counters)
-        if self._producer is not None:
-            usage = self._producer.usage()
+        if usage is not None:
             figures = {
                 "arena_bytes": usage.capacity,
                 "arena_used": usage.used,

@@ -165,21 +165,21 @@ def saturate(
         send()
     rows: list[int] = []
     at: list[float] = []
-    early = outstanding
+    early = left = outstanding
     end = math.inf
-    for _ in range(outstanding):  # those that have no successor
-        while True:
-            # Whoever is answered first: waiting for the oldest would leave others unreplaced.
-            count, pending = landed.get()
-            pending.result()
-            now = time.monotonic()
-            if len(at) >= _LEAST and now >= end:
-                break
-            if early:
-                early -= 1
-                end = now + seconds
-            else:
-                rows.append(count)
-                at.append(now)
-            send()
+    while left:
+        # Whoever is answered first: waiting for the oldest would leave others unreplaced.
+        count, pending = landed.get()
+        pending.result()
+        now = time.monotonic()
+        if len(at) >= _LEAST and now >= end:
+            left -= 1  # it has no successor
+            continue
+        if early:
+            early -= 1
+            end = now + seconds
+        else:
+            rows.append(count)
+            at.append(now)
+        send()
     return sum(rows[1:]) / (at[-1] - at[0])
