@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import DispatcherLaunch
 from blockflow.dispatcher.monitor import Snapshot
 from blockflow.dispatcher.server import DispatcherServer, remove_files
+from blockflow.launch.logs import log_to_stderr
 from blockflow.tensormq.agent import ControlAgent, Mailbox, lifeline_from_environment
 from blockflow.tensormq.sockets import new_context
 from blockflow.wire.control import ControlMessage, Hello, Ready, StartFailed, Stop
@@ -35,11 +35,7 @@ def run(spec: Mapping[str, Any]) -> int:
         Exit status: 0 after Stop, 1 when it could not start or a defect ended it.
     """
     launch = DispatcherLaunch.from_dict(spec)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format=f"%(asctime)s %(levelname)s {launch.name} %(name)s: %(message)s",
-    )
+    log_to_stderr(launch.name)
     context = new_context()
     mailbox: Mailbox[ControlMessage | Snapshot] = Mailbox()
     server: DispatcherServer | None = None

@@ -35,6 +35,7 @@ from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
 from blockflow.launch.child import Order, enter, resolve
 from blockflow.launch.environment import child_command
+from blockflow.launch.logs import set_level
 from blockflow.launch.process import (
     collect_own_child,
     has_exited,
@@ -207,6 +208,7 @@ def main() -> None:
         _LOG.warning("a rehearsal has left threads behind: starting without")
         bare = json.dumps({**config, "rehearsals": []})
         os.execv(sys.executable, child_command("blockflow.launch.template", bare))
+    set_level()
     # Collected once and then left alone: a collection in a child would write to every shared page.
     gc.collect()
     gc.freeze()

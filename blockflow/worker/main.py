@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from blockflow.core.launchspec import WorkerLaunch
+from blockflow.launch.logs import log_to_stderr
 from blockflow.tensormq.agent import lifeline_from_environment
 from blockflow.worker.worker import Worker
 
@@ -15,9 +14,5 @@ from blockflow.worker.worker import Worker
 def run(spec: Mapping[str, Any]) -> int:
     """Be the worker of ``spec`` (:meth:`WorkerLaunch.to_dict`); returns its exit status."""
     launch = WorkerLaunch.from_dict(spec)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format=f"%(asctime)s %(levelname)s {launch.name} %(name)s: %(message)s",
-    )
+    log_to_stderr(launch.name)
     return Worker(launch, lifeline_from_environment()).run()

@@ -2,7 +2,7 @@
 
 Python writes to the pages of whatever it uses: counts references, specialises code, fills caches. A
 page written by a forked worker is a private page. What the template has done before, its workers
-find done: measured 13 instead of 16 MB of private memory with a small exported program.
+find done: measured 16 instead of 19 MB of private memory with a block of ResNet-50.
 Nothing is computed here, no thread is started and no socket opened (the template checks).
 """
 
@@ -16,6 +16,7 @@ from blockflow.core.launchspec import StageSpec, WorkerLaunch
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.registry import create_engine
+from blockflow.repository.machine import fingerprint
 from blockflow.repository.repository import BlockRepository
 from blockflow.worker.scheduler import Scheduler
 
@@ -32,6 +33,7 @@ def rehearse(spec: Mapping[str, Any]) -> None:
     Raises:
         BlockFlowError: a block cannot be loaded; its workers will say so again.
     """
+    fingerprint()  # kept by its cache: finding it runs through every installed package
     repository = BlockRepository(Path(spec["repository"]))
     block = _smallest(repository)
     if block is None:

@@ -15,12 +15,14 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.routing import merge_paths
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.views import as_torch
 from blockflow.wire.data import Item
+from blockflow.worker import runner
 from blockflow.worker.failpoints import ENV, FailPoints
-from blockflow.worker.runner import Runner
+from blockflow.worker.runner import Runner, make_engines
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Batch, Source, Ticket
 
@@ -98,6 +100,22 @@ def rows_of(batch: Batch) -> list[list[float]]:
         return out
     result: list[list[float]] = batch.result.tolist()
     return result
+
+
+def test_what_the_load_left_goes_before_the_first_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine's scratch memory would otherwise lie on pages that are the worker's already."""
+    repository = BlockRepository(tmp_path)
+    save_echo(repository, "e", SPEC)
+    stages = make_engines([StageSpec(1, repository.info("e"))], "cpu", 1)
+    done: list[str] = []
+    engine = stages[1].engine
+    monkeypatch.setattr(runner, "release_load_memory", lambda: done.append("released"))
+    monkeypatch.setattr(engine, "load", lambda _: done.append("loaded"))
+    monkeypatch.setattr(engine, "warm_up", lambda _: done.append("warm"))
+    assert Runner(stages, FailPoints("", Path())).load(repository).error is None
+    assert done == ["loaded", "released", "warm"]
 
 
 @pytest.mark.parametrize("slot", [False, True])
