@@ -123,8 +123,13 @@ class Rig:
     def start(self, incarnation: int, blocks: Mapping[int, BlockInfo], **more: Any) -> Ready:
         """Launch, await Ready, and add its stages to the routes (see :meth:`publish`)."""
         self.launch(incarnation, blocks, **more)
+        return self.await_ready(incarnation, blocks, more.get("mode", "tensormq"))
+
+    def await_ready(
+        self, incarnation: int, blocks: Mapping[int, BlockInfo], mode: str = "tensormq"
+    ) -> Ready:
+        """Of one that was launched: its stages belong to the routes from then on."""
         ready = self.expect(Ready, incarnation)
-        mode = more.get("mode", "tensormq")
         for number, info in blocks.items():
             self.routes[number] = StageRoute(
                 number, info.name, f"w{incarnation}", incarnation, ready.endpoint, mode

@@ -27,7 +27,7 @@ from blockflow.repository.convert import convert_block
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
-from blockflow.wire.control import Hello, Monitor, Ready, SetThreads, Stats
+from blockflow.wire.control import Hello, Monitor, SetThreads, Stats
 from tests.worker_rig import Rig, rig_with_template
 
 ROWS, WIDTH = 32, 2048
@@ -193,10 +193,13 @@ def test_engines_with_pools_of_their_own_keep_to_it(rig: Rig, engine: str) -> No
 
 
 def test_what_a_worker_was_told_while_it_loaded_holds(rig: Rig) -> None:
-    rig.launch(11, {1: store(rig.repository)[0]}, threads=1)
+    blocks = {1: store(rig.repository)[0]}
+    rig.launch(11, blocks, threads=1)
     rig.expect(Hello, 11)
     rig.tell(11, SetThreads(2))
-    rig.expect(Ready, 11)
+    rig.await_ready(11, blocks)
+    rig.publish()
+    batches(rig, 1)()  # the thread that computes has begun
     assert in_use(rig, 11) == 2
     assert rig.stop(11) == 0
 
