@@ -37,7 +37,8 @@ SHARED_BOUND_ROWS = 20
 """The same for the shared trunk, which computes on all cores."""
 
 PER_TASK = 2
-"""Requests of each task that are under way when the shared trunk is saturated."""
+"""Requests of each task that the bound of the shared trunk computes at a time on a core; as many,
+for every core, are under way when the deployments are saturated."""
 
 GAP_ROWS = 3.3
 """Between the requests of a multi-sample test, likewise: the paper has 100 ms."""

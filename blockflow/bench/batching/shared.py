@@ -119,11 +119,11 @@ class _Bound:
 
     def __init__(self, plan: Plan, rig: Rig, stack: ExitStack) -> None:
         *trunk, head = plan.trunk.blocks
-        width = len(os.sched_getaffinity(0))
+        self.width = len(os.sched_getaffinity(0))
 
         def start(blocks: Sequence[str]) -> list[InProcess]:
             chain = Chain(rig.folder, tuple(blocks), ENGINE, PRECISION)
-            return [stack.enter_context(InProcess(chain)) for _ in range(width)]
+            return [stack.enter_context(InProcess(chain)) for _ in range(self.width)]
 
         self._tasks = plan.tasks
         self._seconds = plan.seconds / 2
@@ -152,7 +152,11 @@ class _Bound:
 def _saturated(
     plan: Plan, rig: Rig, topologies: Mapping[str, Mapping[str, Any]], bound: _Bound
 ) -> tuple[list[Figure], dict[str, list[float]]]:
-    """Rates of all ways with ``PER_TASK`` requests per task under way all the time, in turns."""
+    """Rates of all ways, in turns, with as many requests under way all the time as the bound has.
+
+    Each of its processes has ``PER_TASK`` of every task: with fewer, smaller batches are compared.
+    """
+    under_way = PER_TASK * plan.tasks * bound.width
     drawn = {arm: poisson(_mix(plan, arm), 1.0, 1.0, 0, 8 * plan.tasks) for arm in topologies}
     inputs = _inputs(plan)
     *trunk, head = plan.trunk.blocks
@@ -163,14 +167,14 @@ def _saturated(
         if arm == IN_PROCESS:
             return bound.rate()
         before = counts(rig.system.status(), names)
-        rate = saturate(rig.client, drawn[arm], inputs, PER_TASK * plan.tasks, plan.seconds)
+        rate = saturate(rig.client, drawn[arm], inputs, under_way, plan.seconds)
         if arm in seen:
             seen[arm].append((before, counts(rig.system.status(), names)))
         return rate
 
     for arm, one in topologies.items():  # of warm-up
         rig.apply(one)
-        saturate(rig.client, drawn[arm], inputs, PER_TASK * plan.tasks, plan.seconds / 8)
+        saturate(rig.client, drawn[arm], inputs, under_way, plan.seconds / 8)
     # The bound needs no topology of its own: any will do.
     arms = {**topologies, IN_PROCESS: topologies[BATCHED]}
     # Rates of single visits lie far apart here: so many more of them.
