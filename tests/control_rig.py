@@ -115,7 +115,8 @@ class World:
             cores=tuple(range(cores)),
             timing=TIMING,
         )
-        self.brain = Brain(settings, Place("/run", "ipc:///run/control.sock", ""), Counter())
+        self._numbers = Counter()
+        self.brain = Brain(settings, Place("/run", "ipc:///run/control.sock", ""), self._numbers)
         self.log: list[Instruction] = []
         self.alive: dict[int, Launch] = {}
         self.start_fails: dict[str, BlockFlowError] = {}
@@ -207,9 +208,11 @@ class World:
         for name in killed:
             del self.alive[self.incarnation(name)]
         self._events.clear()
-        numbers = Counter()
-        numbers.incarnation = numbers.stage = 1000 + max([0, *self.alive])
-        self.brain = Brain(self._settings, self.brain.crew.place, numbers)
+        # They come from the store, which forgets how many of the last ones were used, and so skips
+        # some; none is ever given twice, to whom it may be.
+        self._numbers.incarnation += 1000
+        self._numbers.stage += 1000
+        self.brain = Brain(self._settings, self.brain.crew.place, self._numbers)
         epoch, stored = self.stored
         adoption = install(self.brain.realm, Inheritance(last, epoch, stored, {"posted": 1}))
         lives = list(self.brain.crew.lives())
