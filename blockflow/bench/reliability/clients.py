@@ -53,7 +53,7 @@ class Plan:
     cancels: int = 8
     share_s: float = 10.0
     cuts: int = 4
-    visits: int = 8
+    visits: int = 24
     visit_s: float = 2.5
 
 
