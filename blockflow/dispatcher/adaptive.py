@@ -34,8 +34,9 @@ _BATCHES = 2
 class AdaptiveLimit:
     """The limit in force, between ``floor`` and ``most``.
 
-    It falls when requests queue and the limit is what they press against, or when the queue eats up
-    half of the time to their deadlines; it rises while it is pressed against and they do not queue;
+    It falls when requests queue and the limit is what they press against, by half of the way to
+    what Little's law asks for; when the queue eats up half of the time to their deadlines it goes
+    all that way at once. It rises while it is pressed against and they do not queue;
     unused, it goes back to ``most``, so that a burst after a quiet time meets no memory of an old
     overload. What clients hold in flight by themselves, below half of the limit, is their choice.
 
@@ -138,7 +139,10 @@ class AdaptiveLimit:
         if now_ns < self._end_ns or self._samples < WINDOW_SAMPLES:
             return
         limit = float(self.limit)
-        if self._lateness > 1.0 or (self._excess > 1.0 and 2 * self._peak >= limit):
+        if self._lateness > 1.0:
+            # What waits now will be computed for nothing: there is no time for half measures.
+            limit = min(self._target / self._samples, limit)
+        elif self._excess > 1.0 and 2 * self._peak >= limit:
             target = min(self._target / self._samples, limit)
             limit += _SMOOTH * (target - limit)
         elif self._excess <= 1.0 and 2 * self._peak < limit:

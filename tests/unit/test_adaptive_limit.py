@@ -99,6 +99,15 @@ def test_a_queue_that_eats_up_the_deadlines_is_cut_although_the_limit_is_far() -
     assert other.limit == 256
 
 
+def test_what_eats_up_the_deadlines_is_cut_at_once() -> None:
+    """Half of the way at a time, whole windows of answers came too late."""
+    limit = AdaptiveLimit(256)
+    for n in range(11):
+        limit.sample(40, 580 * MS, 120 * MS, SECOND, n * 20 * MS)
+    # Little's law: 40 in flight for 700 ms; 360 ms of waiting and 120 of work are allowed.
+    assert limit.limit == round(40 * 480 / 700)
+
+
 def test_passed_deadlines_count_as_queueing() -> None:
     limit = AdaptiveLimit(256, stages=3)
     for n in range(200):
@@ -171,19 +180,19 @@ def profile(block: str, ms: Callable[[int], float]) -> StageProfile:
     return StageProfile(block, "0" * 64, "example", "fp32", "test", points)
 
 
-def goodput(system: SystemModel, rate: float) -> tuple[float, float]:
-    """(answers per second, their 99th percentile in ms) after the first three seconds of eight."""
+def goodput(system: SystemModel, rate: float, begin: int = 3, end: int = 8) -> tuple[float, float]:
+    """(answers per second, their 99th percentile in ms) between these seconds of eight."""
     mix = Mix([("task", 1.0)], parse_sizes("1", ""))
     sim = Simulator(system, Workload(parse_arrivals("poisson"), mix, rate, 8.0, seed=3))
     sim.run()
     good = [
         r
         for r in sim.requests
-        if r.exit is Exit.RESULT and r.left_ns > 3 * SECOND and r.came_ns < 8 * SECOND
+        if r.exit is Exit.RESULT and r.left_ns > begin * SECOND and r.came_ns < end * SECOND
     ]
-    inside = [r for r in good if r.left_ns < 8 * SECOND]
+    inside = [r for r in good if r.left_ns < end * SECOND]
     late = sorted((r.left_ns - r.came_ns) / MS for r in inside)
-    return len(inside) / 5.0, late[len(late) * 99 // 100]
+    return len(inside) / (end - begin), late[len(late) * 99 // 100]
 
 
 WINDOW: Mapping[str, Any] = {"policy": "window", "max_rows": 32, "max_delay_ms": 5}
@@ -218,3 +227,12 @@ def test_short_deadlines_are_met_or_refused() -> None:
     system = chain([profile("a", lambda b: 50.0 * b)], cores=1)
     system = replace(system, tasks=(replace(system.tasks[0], deadline_ms=1000.0),))
     assert goodput(system, 60.0)[0] >= 0.9 * 20
+
+
+def test_an_overload_is_learnt_within_three_seconds() -> None:
+    """A pipeline at four times its capacity, with deadlines of ten times a request's work: what
+    waits when the limit has learnt is late, what comes after it is not."""
+    stages = [profile(name, lambda b: 26.0 * b) for name in "abcd"]
+    system = chain(stages, apart=(1, 2, 3), cores=2)
+    system = replace(system, tasks=(replace(system.tasks[0], deadline_ms=1000.0),))
+    assert goodput(system, 76.0, 3, 6)[0] >= 0.85 * 19.2
