@@ -218,6 +218,8 @@ def test_each_policy_takes_its_turn_alone() -> None:
 class FakeBound:
     """Computes at a fixed rate."""
 
+    width = 2
+
     def __init__(self, *_: Any) -> None:
         pass
 

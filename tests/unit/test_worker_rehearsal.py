@@ -13,6 +13,7 @@ from blockflow.launch.preload import REHEARSAL
 from blockflow.launch.process import thread_count
 from blockflow.repository.echo import save_echo
 from blockflow.repository.export import export_model
+from blockflow.repository.machine import fingerprint
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from blockflow.worker import rehearsal
@@ -22,8 +23,10 @@ def test_the_name_is_right() -> None:
     assert f"{rehearsal.__name__}:{rehearsal.rehearse.__name__}" == REHEARSAL
 
 
-def test_nothing_to_rehearse(tmp_path: Path) -> None:
+def test_nothing_to_rehearse_but_the_fingerprint(tmp_path: Path) -> None:
+    fingerprint.cache_clear()
     rehearsal.rehearse({"repository": str(tmp_path / "none")})
+    assert fingerprint.cache_info().currsize == 1
     save_echo(BlockRepository(tmp_path), "e", TensorSpec("float32", ("rows", 2)))
     rehearsal.rehearse({"repository": str(tmp_path)})
 

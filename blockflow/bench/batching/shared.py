@@ -1,10 +1,10 @@
 """The shared trunk: several tasks whose blocks but the last are the same, deployed in three ways.
 
-``batched``: a worker per block of the trunk and one for all heads; what waits at a block runs
-together, whatever its task. ``unbatched``: the same, each request by itself. ``full models``: each
-task has a worker with a whole model of its own, and batches there. The bound is computing alone: in
-as many processes as there are cores, the trunk over what all tasks have under way, then each head
-over its task's.
+``batched``: the path is cut into as many workers as there are cores to compute, all heads in the
+last one; what waits at a block runs together, whatever its task. ``unbatched``: the same, each
+request by itself. ``full models``: each task has a worker with a whole model of its own, and
+batches there. The bound is computing alone: in as many processes as there are cores, the trunk over
+what all tasks have under way, then each head over its task's.
 """
 
 from __future__ import annotations
@@ -49,17 +49,28 @@ _VISITS = 2
 _HEADS = "heads"
 
 
+def hosts(plan: Plan) -> dict[str, str]:
+    """Block of the path -> its worker: neighbours together, no more workers than cores.
+
+    More of them would begin batches while others compute: of fewer rows, and each slower.
+    """
+    path = plan.trunk.blocks
+    parts = min(len(os.sched_getaffinity(0)), len(path))
+    return {block: f"part{1 + i * parts // len(path)}" for i, block in enumerate(path)}
+
+
 def topology(plan: Plan, policy: Policy) -> dict[str, Any]:
     """Both deployments side by side; ``policy`` is that of the shared blocks.
 
     Idle workers cost no time, and so nothing has to be started anew between the visits.
     """
     *trunk, head = plan.trunk.blocks
-    blocks = [block_spec(name, name, policy) for name in trunk]
+    host = hosts(plan)
+    blocks = [block_spec(name, host[name], policy) for name in trunk]
     tasks: dict[str, Any] = {}
     for i in range(plan.tasks):
         name, own = f"{head}.{i}", f"{plan.whole.name}.{i}"
-        blocks.append(block_spec(name, _HEADS, policy, head))
+        blocks.append(block_spec(name, host[head], policy, head))
         blocks.append(block_spec(own, own, window(plan), plan.whole.blocks[0]))
         tasks[f"shared{i}"] = {"path": [*trunk, name], "deadline_ms": limits.MAX_DEADLINE_MS}
         tasks[f"full{i}"] = {"path": [own], "deadline_ms": limits.MAX_DEADLINE_MS}
@@ -204,8 +215,8 @@ def _memory(plan: Plan, rig: Rig) -> list[Figure]:
     *trunk, head = plan.trunk.blocks
     whole = plan.whole.blocks[0]
     repository = BlockRepository(rig.folder)
-    homes = {
-        SHARED_HOME: ({*trunk, _HEADS}, [*trunk, *(head for _ in range(plan.tasks))]),
+    inhabitants = {
+        SHARED_HOME: (set(hosts(plan).values()), [*trunk, *(head for _ in range(plan.tasks))]),
         FULL_HOME: (
             {f"{plan.whole.name}.{i}" for i in range(plan.tasks)},
             [whole for _ in range(plan.tasks)],
@@ -215,7 +226,7 @@ def _memory(plan: Plan, rig: Rig) -> list[Figure]:
     out: list[Figure] = []
     pss: dict[str, float] = {}
     weights: dict[str, float] = {}
-    for home, (names, stored) in homes.items():
+    for home, (names, stored) in inhabitants.items():
         pids = [w["pid"] for w in workers if w["worker"] in names and w["pid"] is not None]
         state = sum(repository.info(b).state_bytes for b in stored)
         found = measure_memory(pids, state)
