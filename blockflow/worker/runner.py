@@ -84,6 +84,7 @@ class Runner:
                 with repository.artifact(block.name, digest=digest, variant=kind) as path:
                     stage.engine.load(path)
                 self._failpoints.hit("after_load", stage.name)
+            loaded = time.monotonic_ns()
             # Before the first forward: what an engine then reserves and does not touch (oneDNN's
             # scratch, megabytes) must not lie on pages that the load has dirtied.
             release_load_memory()
@@ -96,7 +97,7 @@ class Runner:
             _LOG.exception("loading failed")
             return Loaded(0.0, 0.0, BlockError("LOAD_FAILED", f"{type(exc).__name__}: {exc}"))
         end = time.monotonic_ns()
-        return Loaded((warm - begin) / 1e6, (end - warm) / 1e6)
+        return Loaded((loaded - begin) / 1e6, (end - warm) / 1e6)
 
     def compute(self, batch: Batch) -> None:
         """Fill in the batch's result and times, or its errors."""

@@ -110,12 +110,21 @@ def test_what_the_load_left_goes_before_the_first_forward(
     save_echo(repository, "e", SPEC)
     stages = make_engines([StageSpec(1, repository.info("e"))], "cpu", 1)
     done: list[str] = []
+    now = [0]
+
+    def takes(what: str, milliseconds: int) -> None:
+        done.append(what)
+        now[0] += milliseconds * 1_000_000
+
     engine = stages[1].engine
-    monkeypatch.setattr(runner, "release_load_memory", lambda: done.append("released"))
-    monkeypatch.setattr(engine, "load", lambda _: done.append("loaded"))
-    monkeypatch.setattr(engine, "warm_up", lambda _: done.append("warm"))
-    assert Runner(stages, FailPoints("", Path())).load(repository).error is None
+    monkeypatch.setattr(runner.time, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(runner, "release_load_memory", lambda: takes("released", 70))
+    monkeypatch.setattr(engine, "load", lambda _: takes("loaded", 40))
+    monkeypatch.setattr(engine, "warm_up", lambda _: takes("warm", 5))
+    found = Runner(stages, FailPoints("", Path())).load(repository)
     assert done == ["loaded", "released", "warm"]
+    # The artifact's share is what a bigger one takes longer for: no more than the load itself.
+    assert found.error is None and (found.load_ms, found.warm_ms) == (40.0, 5.0)
 
 
 @pytest.mark.parametrize("slot", [False, True])
