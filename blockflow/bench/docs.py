@@ -22,18 +22,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from blockflow.bench import thesis_page
 from blockflow.bench.calibration import steadiness_of
-from blockflow.bench.doc_tables import TABLES
+from blockflow.bench.doc_tables import TABLES, Make
 from blockflow.bench.plots import PLOTS, draw_all
 from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
 from blockflow.bench.reliability.page import fill, promise_table, result_names
 from blockflow.bench.reliability.promises import COMMANDS
-from blockflow.bench.results import Figure, ResultFile
+from blockflow.bench.results import Figure, ResultFile, Run
 
 PAGE, TEMPLATE = "performance.md", "performance.in.md"
 NOTICE = "<!-- Made from performance.in.md and results/ by python -m blockflow.bench.docs. -->"
@@ -45,43 +44,48 @@ _END = "<!-- end -->"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One result file: its figures, and where and when they were measured."""
+    """One result file: its runs, mostly a single one."""
 
-    figures: Sequence[Figure]
-    machine: Mapping[str, Any]
-    date: str = ""
-    command: str = ""
+    runs: Sequence[Run]
 
     @classmethod
     def read(cls, path: Path) -> Stored | None:
         """None when there is no such file, or nothing in it."""
-        if not path.exists():
-            return None
-        lines = ResultFile(path, path.stem).read()
-        if not lines:
-            return None
-        found = [Figure.from_dict(line) for line in lines]
-        head = lines[0]
-        return cls(found, head["machine"], head.get("date", ""), head.get("command", ""))
+        runs = ResultFile(path, path.stem).runs()
+        return cls(runs) if runs else None
 
-    def provenance(self, usual: str) -> str:
-        """How, where and when, in a sentence; ``usual`` is the command where none was stored."""
-        m = self.machine
-        where = [
-            str(m.get("cpu", "unknown CPU")),
-            f"{m.get('cores', '?')} cores",
-            f"{m.get('memory_gib', '?')} GiB",
-            f"Linux {m.get('kernel', '?')}",
-            f"Python {m.get('python', '?')}",
-        ]
-        versions = [f"{p} {m[p]}" for p in _PACKAGES if m.get(p)]
-        how = ", ".join(filter(None, (f"`{self.command or usual}`", self.date)))
-        text = f"{how}; {', '.join(where + versions)}."
-        steady = steadiness_of(self.figures)
-        return text if steady is None else f"{text} {steady.sentence().capitalize()}."
+    @property
+    def figures(self) -> list[Figure]:
+        return [f for run in self.runs for f in run.figures]
+
+    def provenance(self, usual: str, make: Make | None = None) -> str:
+        """How, where and when, in a sentence per run.
+
+        Args:
+            usual: the command where none was stored.
+            make: of a table: only the runs that it shows something of; None for all.
+        """
+        shown = [r for r in self.runs if make is None or make(r.figures).rows] or self.runs
+        return " ".join(_sentence(run, usual) for run in shown)
 
 
-_PACKAGES = ("torch", "pyzmq", "onnxruntime", "openvino")
+def _sentence(run: Run, usual: str) -> str:
+    m = run.machine
+    where = [
+        str(m.get("cpu", "unknown CPU")),
+        f"{m.get('cores', '?')} cores",
+        f"{m.get('memory_gib', '?')} GiB",
+        f"Linux {m.get('kernel', '?')}",
+        f"Python {m.get('python', '?')}",
+    ]
+    versions = [f"{p} {m[p]}" for p in _PACKAGES if m.get(p)]
+    how = ", ".join(filter(None, (f"`{run.command or usual}`", run.date)))
+    text = f"{how}; {', '.join(where + versions)}."
+    steady = steadiness_of(run.figures)
+    return text if steady is None else f"{text} {steady.sentence().capitalize()}."
+
+
+_PACKAGES = ("torch", "pyzmq", "onnxruntime", "openvino", "mlcommons-loadgen")
 
 
 def render(
@@ -148,7 +152,7 @@ def _table(name: str, stored: Mapping[str, Stored]) -> list[str]:
         return [f"*No stored results yet: `{table.command}`.*"]
     if not grid.rows:
         return []
-    return [grid.markdown(), "", f"<sub>{results.provenance(table.command)}</sub>"]
+    return [grid.markdown(), "", f"<sub>{results.provenance(table.command, table.make)}</sub>"]
 
 
 def _result_files() -> list[str]:

@@ -10,8 +10,8 @@ import json
 import os
 import platform
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,27 @@ class Figure:
         return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Figures that one call has measured, with how, when and where.
+
+    Attributes:
+        figures: in the order in which they were written.
+        machine: :func:`fingerprint` of then.
+        date: ISO 8601; '' where it was not stored.
+        command: what a person types to measure the same; '' where it was not stored.
+    """
+
+    figures: Sequence[Figure]
+    machine: Mapping[str, Any]
+    date: str = ""
+    command: str = ""
+
+
 class ResultFile:
     """A JSON Lines file of one benchmark's figures: each run replaces the one before.
+
+    Where a call measures only a part, runs of the others are kept, with their own command and date.
 
     Args:
         path: where to; missing folders are made.
@@ -90,18 +109,35 @@ class ResultFile:
         self.benchmark = benchmark
         self.command = command
 
-    def write(self, figures: Iterable[Figure], machine: Mapping[str, Any] | None = None) -> int:
+    def write(
+        self,
+        figures: Iterable[Figure],
+        machine: Mapping[str, Any] | None = None,
+        kept: Sequence[Run] = (),
+    ) -> int:
         """Write all figures and return their number. The file is whole or as it was before.
 
-        ``machine`` is :func:`fingerprint` of this machine unless given.
+        Args:
+            figures: of this call.
+            machine: :func:`fingerprint` of this machine unless given.
+            kept: earlier runs (:func:`kept_runs`), which come first.
         """
-        facts = dict(fingerprint() if machine is None else machine)
-        head: dict[str, Any] = {"benchmark": self.benchmark}
-        if self.command:
-            head["command"] = self.command
-        # The wall clock: this is for people who ask how old a figure is.
-        head["date"] = datetime.now(UTC).date().isoformat()
-        lines = [json.dumps({**head, **f.to_dict(), "machine": facts}) for f in figures]
+        facts = fingerprint() if machine is None else machine
+        return self.write_runs([*kept, Run(list(figures), facts, today(), self.command)])
+
+    def write_runs(self, runs: Iterable[Run]) -> int:
+        """As :meth:`write`, with whole runs."""
+        lines: list[str] = []
+        for run in runs:
+            head: dict[str, Any] = {"benchmark": self.benchmark}
+            if run.command:
+                head["command"] = run.command
+            if run.date:
+                head["date"] = run.date
+            lines += [
+                json.dumps({**head, **f.to_dict(), "machine": dict(run.machine)})
+                for f in run.figures
+            ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(self.path.name + ".part")
         part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
@@ -112,6 +148,44 @@ class ResultFile:
         """The written objects, in order."""
         text = self.path.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines() if line]
+
+    def runs(self) -> list[Run]:
+        """What was written, by run; none where there is no file."""
+        if not self.path.exists():
+            return []
+        found: dict[str, tuple[list[Figure], dict[str, Any]]] = {}
+        for line in self.read():
+            head = {name: line.get(name) for name in ("command", "date", "machine")}
+            figures, _ = found.setdefault(json.dumps(head, sort_keys=True), ([], head))
+            figures.append(Figure.from_dict(line))
+        return [
+            Run(figures, head["machine"], head["date"] or "", head["command"] or "")
+            for figures, head in found.values()
+        ]
+
+
+def kept_runs(
+    runs: Iterable[Run], topic: Callable[[Figure], Hashable | None], again: Container[Hashable]
+) -> list[Run]:
+    """``runs`` without what is measured again.
+
+    Args:
+        runs: of a file.
+        topic: what a figure is about; None: about its run as a whole, whose last other figure
+            takes it along.
+        again: topics that are measured anew.
+    """
+    found = []
+    for run in runs:
+        left = [f for f in run.figures if (about := topic(f)) is None or about not in again]
+        if any(topic(f) is not None for f in left):
+            found.append(replace(run, figures=left))
+    return found
+
+
+def today() -> str:
+    """By the wall clock: for people who ask how old a figure is."""
+    return datetime.now(UTC).date().isoformat()
 
 
 def make_command(target: str, arguments: Sequence[str]) -> str:

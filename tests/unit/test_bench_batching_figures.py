@@ -187,8 +187,16 @@ def test_a_run_of_some_experiments_keeps_the_others(tmp_path: Path) -> None:
     path = tmp_path / "batching.jsonl"
     assert earlier(path, [LBCI]) == []
     steady = Figure("fixed work", "begin", None, 1.0, None, 1.0, "ms", 1)
-    ResultFile(path, "batching").write([*everything(), steady])
-    kept = {g.labels["experiment"] for g in earlier(path, [LBCI])}
-    assert kept == {LOAD, SHARED, COST}
+    ResultFile(path, "batching", "make all").write([*everything(), steady])
+    (kept,) = earlier(path, [LBCI])
+    assert {g.labels.get("experiment") for g in kept.figures} == {LOAD, SHARED, COST, None}
+    assert kept.command == "make all"
+    # What is measured anew stands beside it, each with the command that made it.
+    again = [g for g in everything() if g.labels["experiment"] == LBCI]
+    ResultFile(path, "batching", "make one").write([*again, steady], kept=[kept])
+    runs = {run.command: run for run in ResultFile(path, "batching").runs()}
+    assert {g.labels.get("experiment") for g in runs["make one"].figures} == {LBCI, None}
+    assert runs["make all"] == kept
+    assert [r.command for r in earlier(path, [LBCI])] == ["make all"]  # nothing else is left of it
     ResultFile(path, "batching").write(everything(), machine={"cpu": "another"})
     assert earlier(path, [LBCI]) == []

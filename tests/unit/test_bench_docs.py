@@ -19,7 +19,7 @@ from blockflow.bench.plots import PLOTS, draw_all
 from blockflow.bench.plots import main as plot
 from blockflow.bench.reliability.page import BEGIN, END, fill
 from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
-from blockflow.bench.results import Figure, ResultFile, latency_figure
+from blockflow.bench.results import Figure, ResultFile, Run, latency_figure
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MOST_PICTURE_BYTES = 150 * 1024
@@ -167,9 +167,20 @@ def test_results_are_taken_drawn_and_shown(tmp_path: Path) -> None:
 
 def test_a_table_without_rows_is_left_out() -> None:
     page = render(
-        "a\n\n<!-- results: pipeline.missing -->\n\nb", {"pipeline": Stored([], {})}, NONE
+        "a\n\n<!-- results: pipeline.missing -->\n\nb", {"pipeline": Stored([Run([], {})])}, NONE
     )
     assert page.endswith("a\n\nb\n")
+
+
+def test_a_table_names_the_runs_that_it_shows() -> None:
+    runs = [
+        Run(overload_results()[:1], {"cpu": "a cpu"}, "2026-01-01", "make goodput"),
+        Run(overload_results()[1:], {"cpu": "a cpu"}, "2026-01-02", "make memory"),
+    ]
+    page = render("<!-- results: overload.loads -->", {"overload": Stored(runs)}, NONE)
+    assert "<sub>`make goodput`, 2026-01-01; a cpu" in page
+    assert "make memory" not in page
+    assert "make memory" in Stored(runs).provenance("")
 
 
 def test_without_results_the_page_says_what_makes_them() -> None:
@@ -188,7 +199,7 @@ def test_a_misspelt_placeholder_is_an_error(line: str) -> None:
 def test_a_section_is_there_when_its_results_are() -> None:
     text = "a\n<!-- if: overload -->\n\nb\n\n<!-- results: overload.loads -->\n\n<!-- end -->\nc"
     assert render(text, {}, NONE).endswith("\n\na\nc\n")
-    page = render(text, {"overload": Stored(overload_results(), {})}, NONE)
+    page = render(text, {"overload": Stored([Run(overload_results(), {})])}, NONE)
     assert "\nb\n\n| load |" in page
     assert "| 1x | 50.0 | 48.0 | 100% |" in page
     with pytest.raises(ValueError, match="nonsense"):

@@ -44,7 +44,14 @@ from blockflow.bench.batching.plan import (
 from blockflow.bench.batching.rig import Rig
 from blockflow.bench.calibration import calibrate, calibration_figures, compare, steadiness_of
 from blockflow.bench.grid import Grid
-from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
+from blockflow.bench.results import (
+    Figure,
+    ResultFile,
+    Run,
+    fingerprint,
+    kept_runs,
+    make_command,
+)
 from blockflow.client import Client
 from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
@@ -123,14 +130,11 @@ class Bench:
         return Ladder(rig, self._plan, name, recipe, profiles, batch, max_rows, lengths)
 
 
-def earlier(path: Path, experiments: Sequence[str]) -> list[Figure]:
-    """Figures of the other experiments that ``path`` holds, if they are this machine's."""
-    if not path.exists():
-        return []
-    lines = ResultFile(path, "batching").read()
+def earlier(path: Path, experiments: Sequence[str]) -> list[Run]:
+    """Runs of other experiments that ``path`` holds, if they are this machine's."""
     machine = fingerprint()
-    found = [Figure.from_dict(line) for line in lines if line["machine"] == machine]
-    return [f for f in found if f.labels.get("experiment", experiments[0]) not in experiments]
+    runs = [r for r in ResultFile(path, "batching").runs() if r.machine == machine]
+    return kept_runs(runs, lambda f: f.labels.get("experiment"), experiments)
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -170,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = folder_of(args.cache, plan.recipes(EXPERIMENTS))
     folder.mkdir(parents=True, exist_ok=True)
     out = ResultFile(path, "batching", make_command("bench-batching", arguments))
-    found = earlier(path, args.experiments)
+    kept, found = earlier(path, args.experiments), list[Figure]()
     begin = calibrate()
     with (
         tempfile.TemporaryDirectory(prefix="bf-bench-") as state,
@@ -188,12 +192,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in args.experiments:
                 new = bench.run(name)
                 found += new
-                out.write(found)
+                out.write(found, kept=kept)
                 _print(console, new)
     # Virtual time does not depend on the machine's.
     real = args.experiments != [REASONS]
     steadiness = calibration_figures(compare(begin, calibrate())) if real else []
-    out.write([*found, *steadiness])
+    out.write([*found, *steadiness], kept=kept)
     steady = steadiness_of(steadiness)
     if steady is not None:
         console.print(steady.sentence(), highlight=False)
