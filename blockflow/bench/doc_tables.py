@@ -9,6 +9,7 @@ from blockflow.bench import hop_figures, overload_figures, pipeline_figures
 from blockflow.bench.batching import grids as batching
 from blockflow.bench.batching import reason_grids as reasons
 from blockflow.bench.chaos import grids as chaos
+from blockflow.bench.compare import report as compare
 from blockflow.bench.demo_grids import demo_memory_grid, demo_task_grid
 from blockflow.bench.fuzz import figures as fuzz
 from blockflow.bench.grid import Grid, digits, ms
@@ -122,6 +123,13 @@ TABLES: Mapping[str, Table] = {
         gains=reasons.gain_grid,
         splits=reasons.split_grid,
         tests=reasons.test_grid,
+    ),
+    **_tables(
+        "compare",
+        "make bench-compare BASE=<rev>",
+        revisions=compare.revision_grid,
+        verdicts=compare.verdict_grid,
+        notes=compare.note_grid,
     ),
     **_tables("demo", "make demo", tasks=demo_task_grid, memory=demo_memory_grid),
     **_tables(

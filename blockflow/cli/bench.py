@@ -39,7 +39,7 @@ from blockflow.bench.mlperf.report import (
     sections,
     write_report,
 )
-from blockflow.bench.mlperf.run import check_loadgen
+from blockflow.bench.mlperf.run import check_loadgen, interrupted
 from blockflow.bench.mlperf.session import Plan, Session, Show
 from blockflow.bench.mlperf.settings import DEADLINE_S, SAMPLES_PER_QUERY, Mode, Scenario
 from blockflow.bench.mlperf.tally import Counts
@@ -48,7 +48,7 @@ from blockflow.cli.exits import ExitCode
 from blockflow.cli.lazy import Entries, LazyGroup
 from blockflow.cli.options import Address, ClientKeys, Json, Url, print_json
 from blockflow.core import limits
-from blockflow.core.errors import BlockFlowError, RequestError, make_error
+from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.monitor.rest import RestClient
 
 _TITLES = (
@@ -210,17 +210,23 @@ def bench(
             session = Session(plan, show, rest)
             session.run()
     except KeyboardInterrupt:
-        console.print("Interrupted. What was started was stopped; the logs so far are kept.")
-        if session is not None and session.results:
-            session.error = make_error("CANCELLED", "interrupted before the end")
-            write_report(make_document(session, _command()), session.results, out)
-            console.print(f"Partial report: {out / MARKDOWN}")
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
+        if session is None or not (session.results or session.checks):
+            console.print("Interrupted before anything was measured; what was started was stopped.")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        session.error = interrupted()
     finally:
         signal.signal(signal.SIGTERM, before)
     document = make_document(session, _command())
-    write_report(document, session.results, out)
-    _finish(document, session.error, out, console, as_json)
+    _finish(document, session.error, _written(document, session, out), out, console, as_json)
+
+
+def _written(document: dict[str, Any], session: Session, out: Path) -> BlockFlowError | None:
+    """Write the report; why it could not be, for what was measured is shown all the same."""
+    try:
+        write_report(document, session.results, out)
+    except BlockFlowError as exc:
+        return exc
+    return None
 
 
 def _checks(texts: Sequence[str]) -> list[Check]:
@@ -250,12 +256,18 @@ def _command() -> str:
 def _finish(
     document: dict[str, Any],
     error: BlockFlowError | None,
+    unwritten: BlockFlowError | None,
     out: Path,
     console: Console,
     as_json: bool,
 ) -> None:
-    """Show it, and end with a status that scripts can rely on."""
-    if as_json and error is None:
+    """Show it, and end with a status that scripts can rely on.
+
+    ``error`` is what ended the runs, ``unwritten`` what kept the report from being written.
+    """
+    cancelled = error is not None and error.code == "CANCELLED"
+    failure = (None if cancelled else error) or unwritten
+    if as_json and failure is None:
         print_json(document)
     for part in sections(document):
         if isinstance(part, Text):
@@ -266,9 +278,13 @@ def _finish(
             for row in part.rows:
                 shown.add_row(*row[:_COLUMNS])
             console.print(shown)
-    console.print(f"Report: {out / MARKDOWN}, {out / HTML}\nEverything: {out / SUMMARY}")
-    if error is not None:
-        raise error
+    if unwritten is None:
+        console.print(f"Report: {out / MARKDOWN}, {out / HTML}\nEverything: {out / SUMMARY}")
+    if failure is not None:
+        raise failure
+    if cancelled:
+        console.print("Interrupted. What was started was stopped; what was measured is kept.")
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if not document["valid"]:
         raise typer.Exit(ExitCode.FAILED)
 

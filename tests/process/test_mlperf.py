@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from fake_dispatcher import FakeDispatcher
 from safetensors.numpy import save_file
 
 from blockflow.bench.mlperf.accuracy import measure
+from blockflow.bench.mlperf.batch_sizes import BatchWatch
 from blockflow.bench.mlperf.data import load_inputs
 from blockflow.bench.mlperf.document import make_document
 from blockflow.bench.mlperf.job import Job, save_inputs
@@ -157,14 +160,18 @@ def test_bad_input_is_refused_before_a_run(
     assert not (tmp_path / "out").exists()
 
 
-def job_of(fake: FakeDispatcher, task: str, folder: Path) -> Job:
+def job_of(fake: FakeDispatcher, task: str, folder: Path, duration_s: float = 0.2) -> Job:
     with Client(fake.endpoint) as client:
         routes = {task: client.tasks()[task]}
     data = folder / "data"
     data.mkdir()
     save_inputs(load_inputs("synthetic:1", routes, seed=1), data)
     settings = make_settings(
-        Scenario.SINGLE_STREAM, Mode.PERFORMANCE, {task: Target(0.5)}, short=True, duration_s=0.2
+        Scenario.SINGLE_STREAM,
+        Mode.PERFORMANCE,
+        {task: Target(0.5)},
+        short=True,
+        duration_s=duration_s,
     )
     return Job(fake.endpoint, "", str(data), {task: 1}, {task: 1}, settings)
 
@@ -177,6 +184,44 @@ def test_a_system_that_answers_nothing_does_not_hang_the_run(tmp_path: Path) -> 
     assert found.error.code == "TIMEOUT"
     assert not found.verdict.valid
     assert found.to_dict()["partial"]
+
+
+def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path) -> None:
+    def progress(counts: Counts) -> None:
+        if counts.answered:
+            raise KeyboardInterrupt
+
+    with FakeDispatcher() as fake:
+        job = job_of(fake, "echo", tmp_path, duration_s=60.0)
+        found = run(job, tmp_path / "run", progress)
+    assert found.error is not None
+    assert found.error.code == "CANCELLED"
+    assert found.to_dict()["kind"] == "partial"
+    assert found.counts.answered > 0
+    assert found.latencies["echo"]
+
+
+def test_sigterm_ends_the_command_with_a_partial_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follow = BatchWatch.look
+
+    def look(self: BatchWatch, begun: bool) -> None:
+        if begun:
+            os.kill(os.getpid(), signal.SIGTERM)
+        follow(self, begun)
+
+    monkeypatch.setattr(BatchWatch, "look", look)
+    with FakeDispatcher() as fake:
+        where = ("--address", fake.endpoint, "--out", str(tmp_path))
+        asked = ("--task", "echo", "--duration", "60", "--data", "synthetic:1")
+        status = main(["bench", "--short", *where, *asked])
+    assert status == 130
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert (found["partial"], found["valid"]) == (True, False)
+    assert found["error"]["code"] == "CANCELLED"
+    assert found["results"][0]["samples"]["answered"] > 0
+    assert "Verdicts of LoadGen" in capsys.readouterr().out
 
 
 def test_a_disk_that_fills_up_in_the_run_is_a_typed_error(tmp_path: Path) -> None:
@@ -222,6 +267,19 @@ def test_a_report_that_cannot_be_written_is_a_typed_error(tmp_path: Path) -> Non
     with pytest.raises(BlockFlowError) as caught:
         write_report({"no": "matter"}, [], tmp_path)
     assert caught.value.code == "NO_SPACE"
+
+
+def test_verdicts_are_shown_also_where_the_report_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json.part").symlink_to("/dev/full")
+    with FakeDispatcher() as fake:
+        where = ("--address", fake.endpoint, "--out", str(tmp_path))
+        status = main(["bench", *where, "--task", "echo", "--data", "synthetic:1", *SURE])
+    told = capsys.readouterr()
+    assert status == 5
+    assert "VALID" in told.out
+    assert "NO_SPACE" in told.err
 
 
 def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
-from collections.abc import Callable, Sequence
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockflow.bench.calibration import Steadiness
+from blockflow.bench.calibration import Steadiness, calibration_figures
 from blockflow.bench.compare.arms import values_of
+from blockflow.bench.compare.choice import ONLY, check_choice, check_verdicts, chosen
+from blockflow.bench.compare.interrupts import hold, interruptible
 from blockflow.bench.compare.judgement import (
     MIN_PAIRS,
     Arm,
@@ -22,14 +30,29 @@ from blockflow.bench.compare.judgement import (
     order,
     warm_up,
 )
-from blockflow.bench.compare.report import figures, grid, remarks
-from blockflow.bench.compare.run import ONLY, parse_args
-from blockflow.bench.results import Figure
+from blockflow.bench.compare.report import figures, remarks, verdict_grid
+from blockflow.bench.compare.room import room
+from blockflow.bench.compare.run import Run, parse_args
+from blockflow.bench.doc_tables import TABLES
+from blockflow.bench.docs import Stored, render
+from blockflow.bench.pipeline_figures import AGAIN, APART, IN_PROCESS, Sample, Series
+from blockflow.bench.pipeline_ways import WAYS
+from blockflow.bench.results import Figure, ResultFile
+from blockflow.bench.worker_start import start_figures
+from blockflow.core.errors import BlockFlowError, make_error
 
 TIME = Metric("latency, x", "ms", False)
 RATE = Metric("throughput, x", "1/s", True)
 SIZE = Metric("USS, x", "MiB", False)
 TITLES = ("HEAD~1 (aaa)", "working tree (bbb)")
+STORED = Path(__file__).resolve().parents[2] / "docs" / "results" / "bench.jsonl"
+CHOSEN = {
+    *("latency to in-process, tensormq", "latency to in-process, one-worker"),
+    *("latency, tensormq", "latency, one-worker"),
+    *("overhead per hop, tensormq", "overhead per hop, one-worker"),
+    *("worker ready, tensormq", "worker USS without state, tensormq"),
+}
+"""What ``make bench-compare`` compares, as docs/measuring.md says it."""
 
 
 def visits(rounds: int, value: Callable[[Arm, int], dict[Metric, float]]) -> list[Visit]:
@@ -170,7 +193,7 @@ def test_a_metric_is_told_by_its_labels_but_not_by_what_is_judged() -> None:
     assert values_of([not_run, fixed]) == {}
 
 
-def test_the_report_shows_ratio_noise_and_verdict() -> None:
+def reported() -> list[Comparison]:
     text = "latency, tensormq, 1 row, exported"
     metrics = [Metric(text, "ms", False), Metric("worker USS, tensormq", "MiB", False), RATE]
 
@@ -178,29 +201,175 @@ def test_the_report_shows_ratio_noise_and_verdict() -> None:
         found = {metrics[0]: 10.0, metrics[1]: 50.0 if arm is Arm.BASE else 40.0}
         return found | ({RATE: 1.0} if arm is Arm.TREE else {})
 
-    found = compare_arms(visits(6, value))
-    table = grid(found, TITLES)
-    assert table.title.endswith("beside HEAD~1 (aaa): 1 row, exported")
+    return compare_arms(visits(6, value))
+
+
+def test_the_report_shows_ratio_noise_and_verdict() -> None:
+    found = reported()
+    made = figures(found, TITLES)
+    table = verdict_grid(made)
+    assert table.title == "working tree (bbb) beside HEAD~1 (aaa): 1 row, exported"
     assert table.rows[0] == (
         "latency, tensormq",
-        *("10.0 ms", "10.0", "1.000 (1.00-1.00)", "0.0%", "within noise"),
+        *("10.0 ms", "10.0", "1.000 (1.00-1.00)", "0.0%", "6", "within noise"),
     )
     assert table.rows[1][-1] == "smaller"
-    assert table.rows[2][1:4] == ("-", "1.00", "-")
+    assert table.rows[2] == ("throughput, x", "-", "1.00", "-", "", "", "-")
     lines = remarks(found, Steadiness(1.0, 1.0, 0.1))
     assert lines[0] == "1 faster, 0 slower, 1 within noise, 1 not compared"
     assert lines[1] == "not in the base, nothing to compare with: throughput, x"
-    made = figures(found, TITLES)
     assert [f.labels["verdict"] for f in made] == ["within noise", "faster", "none"]
     assert [Figure.from_dict(f.to_dict()) for f in made] == made
+
+
+def test_a_ratio_of_too_few_rounds_is_shown_without_a_verdict() -> None:
+    few = verdict_grid(figures([one(2, TIME, [10.0] * 2, [20.0] * 2)], TITLES))
+    (row,) = few.rows
+    assert (row[3], row[-1]) == ("2.000 (2.00-2.00)", "-")
+
+
+def test_documents_show_what_a_stored_comparison_says(tmp_path: Path) -> None:
+    flaw = "partial result, ended early after 13 of 16 visits: a | b\nmany more words " + "x" * 500
+    made = figures(reported(), TITLES, flaw)
+    steady = calibration_figures(Steadiness(1.0, 1.0, 0.1))
+    target = ResultFile(tmp_path / "compare.jsonl", "compare", "make bench-compare BASE=HEAD~1")
+    target.write([*made, *steady])
+    stored = Stored.read(target.path)
+    assert stored is not None
+    names = ("revisions", "verdicts", "notes")
+    assert {f"compare.{name}" for name in names} == {n for n in TABLES if n.startswith("compare.")}
+    body = [f"<!-- results: compare.{name} -->" for name in names]
+    lines = ["<!-- if: compare -->", *body, "<!-- end -->"]
+    page = render("\n".join(lines), {"compare": stored}, frozenset())
+    assert (
+        "| working tree (bbb) | HEAD~1 (aaa) | 1 row, exported | 1 | 0 | 1 | 1 "
+        "| partial result, ended early after 13 of 16 visits: a / b many more words [...] |"
+    ) in page
+    row = "| worker USS, tensormq | 50.0 MiB | 40.0 | 0.800 (0.800-0.800) | 0.0% | 6 | smaller |"
+    assert row in page
+    assert "| throughput, x | not in the base, nothing to compare with |" in page
+    assert "fixed work |" not in page
+    assert page.count("<sub>`make bench-compare BASE=HEAD~1`, ") == len(names)
+    # A section without results is left out; tables without rows are too.
+    assert "compare" not in render("\n".join(lines), {}, frozenset()).partition("\n")[2]
+    whole = [f for f in figures(reported(), TITLES) if "note" not in f.labels]
+    assert TABLES["compare.notes"].make([*whole, *steady]).rows == []
+    assert TABLES["compare.revisions"].make(whole).rows[0][-1] == ""
+    for name in names:
+        assert TABLES[f"compare.{name}"].make(steady).rows == []
+
+
+def emitted() -> list[Figure]:
+    """Every latency and start of ``make bench``, by the code that names them."""
+    series = Series(1, {"engine": "exported", "precision": "fp32", "model": "resnet18"})
+    sample = Sample(10.0, ((0.1, 0.1, 0.1, 9.0),))
+    series.latency = {way: [sample] * 5 for way in (IN_PROCESS, AGAIN, APART, *WAYS)}
+    starts = start_figures([{"start_ms": 9.0, "load_ms": 1.0, "uss_mib": 5.0}])
+    return [*series.figures(), *starts]
+
+
+@pytest.mark.parametrize("source", ["code", "stored results"])
+def test_the_default_choice_finds_what_the_benchmark_really_writes(source: str) -> None:
+    if source == "code":
+        found = emitted()
+    else:
+        found = [Figure.from_dict(line) for line in ResultFile(STORED, "bench").read()]
+    texts = [m.text for m in chosen(values_of(found), re.compile(ONLY))]
+    assert {", ".join(text.split(", ")[:2]) for text in texts} == CHOSEN
+
+
+def refused(base: Mapping[Metric, float], tree: Mapping[Metric, float], only: str) -> str:
+    with pytest.raises(BlockFlowError) as error:
+        check_choice({Arm.BASE: base, Arm.TREE: tree}, re.compile(only))
+    assert error.value.code == "INVALID_REQUEST"
+    return str(error.value)
+
+
+def test_a_choice_that_finds_nothing_in_both_arms_is_refused() -> None:
+    some = {TIME: 1.0, SIZE: 2.0}
+    check_choice({Arm.BASE: some, Arm.TREE: {TIME: 1.0, RATE: 1.0}}, re.compile(""))
+    text = refused(some, some, "^renamed")
+    assert "'^renamed' finds 0 of 2 in the base and 0 of 2 in the tree" in text
+    assert "the tree measures latency, x; USS, x" in text
+    # A metric that the tree has renamed: each arm has one, but none can be compared.
+    assert "1 of 1 in the base and 1 of 1 in the tree" in refused({TIME: 1.0}, {RATE: 1.0}, "")
+    assert "the tree measures nothing" in refused(some, {}, "")
+    many = {Metric(f"m{i}", "ms", False): 1.0 for i in range(20)}
+    assert "m11; and 8 more" in refused(many, many, "none")
+
+
+def test_a_comparison_without_any_verdict_is_an_error() -> None:
+    assert check_verdicts(reported()) is None
+    few = check_verdicts([one(2, TIME, [1.0] * 2, [2.0] * 2)])
+    assert few is not None and "none of 1 metrics has a verdict" in str(few)
+    empty = check_verdicts([])
+    assert empty is not None and empty.code == "INVALID_REQUEST"
+
+
+def test_every_flaw_of_a_run_is_told() -> None:
+    run = Run(16)
+    assert (run.flaw, run.interrupted) == ("", False)
+    run.broken = make_error("TIMEOUT", "too long")
+    assert run.flaw == "partial result, ended early after 0 of 16 visits: TIMEOUT: too long"
+    assert not run.interrupted
+    run.broken, run.moved = make_error("CANCELLED", "interrupted"), True
+    assert run.interrupted
+    assert "CANCELLED" in run.flaw and "the working tree changed" in run.flaw
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_interrupts_and_later_ones_change_nothing(
+    number: signal.Signals,
+) -> None:
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        before = handlers()
+        with interruptible():
+            with pytest.raises(KeyboardInterrupt):
+                send(number)
+            send(number)
+        assert handlers() == before
+        # Nor does the first, once everything is measured.
+        with interruptible():
+            hold()
+            send(number)
+        assert handlers() == before
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_a_background_command_goes_on_ignoring_ctrl_c() -> None:
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible():
+            send(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def send(number: signal.Signals) -> None:
+    """To this process; Python runs the handler before it goes on."""
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)
+
+
+def test_what_the_disk_refuses_is_a_typed_error_and_other_errors_pass() -> None:
+    for number, code in ((errno.ENOSPC, "NO_SPACE"), (errno.EACCES, "INVALID_REQUEST")):
+        with pytest.raises(BlockFlowError) as error, room(Path("x"), "a remedy"):
+            raise OSError(number, "refused")
+        assert (error.value.code, error.value.hint) == (code, "a remedy")
+    with pytest.raises(BlockFlowError, match="other") as error, room(Path("x"), "a remedy"):
+        raise make_error("TIMEOUT", "other", hint="its own")
+    assert error.value.hint == "its own"
 
 
 def test_the_metrics_of_another_benchmark_are_all_compared() -> None:
     plan, _ = parse_args(["HEAD~1"])
     assert plan.only.pattern == ONLY
-    assert plan.only.search("latency to in-process, one-worker, 1 row, exported")
-    assert not plan.only.search("latency, in-process, 1 row, exported")
-    assert plan.only.search("worker USS without state, tensormq")
     plan, _ = parse_args(["HEAD~1", "--bench", "blockflow.bench.hops --quick"])
     assert plan.only.pattern == ""
     assert plan.bench == ("blockflow.bench.hops", "--quick")

@@ -16,12 +16,14 @@ from blockflow.bench.mlperf.presets import PRESETS, numbers, parse_weights, per_
 from blockflow.bench.mlperf.rates import CONFIRMATIONS, Run, search_rate
 from blockflow.bench.mlperf.run import RunResult
 from blockflow.bench.mlperf.search import RateSearch
+from blockflow.bench.mlperf.session import Plan, Session
 from blockflow.bench.mlperf.settings import (
     Mode,
     RunSettings,
     Scenario,
     Target,
     make_settings,
+    required_queries,
     targets_of,
 )
 from blockflow.bench.mlperf.tally import Counts
@@ -116,7 +118,7 @@ def runner(limit: float, seen: list[tuple[str, float, bool]]) -> Run:
 
     def run(job: Job, name: str, what: str) -> RunResult:
         rate = job.settings.rate
-        seen.append((name, rate, job.settings.official))
+        seen.append((name, rate, job.settings.full_length))
         verdict = RunVerdict(rate <= limit, (), None, False, {})
         return RunResult(Path(name), job.settings, verdict, Counts(), (), {})
 
@@ -137,19 +139,19 @@ def test_a_short_search_ends_in_its_best_run() -> None:
     assert len(found.search) == len(seen)
 
 
-def test_an_official_rate_is_confirmed_by_runs_of_full_length() -> None:
+def test_a_rate_of_full_length_is_confirmed_by_such_runs() -> None:
     seen: list[tuple[str, float, bool]] = []
     short, full = runner(100.0, seen), runner(93.0, seen)
 
     def run(job: Job, name: str, what: str) -> RunResult:
-        return (full if job.settings.official else short)(job, name, what)
+        return (full if job.settings.full_length else short)(job, name, what)
 
     found = search_rate(server_job(short=False), RateSearch(50.0), run)
-    confirmed = [(rate, official) for name, rate, official in seen if "full" in name]
-    assert all(official for _, official in confirmed)
+    confirmed = [(rate, whole) for name, rate, whole in seen if "full" in name]
+    assert all(whole for _, whole in confirmed)
     assert 1 < len(confirmed) <= CONFIRMATIONS
     assert found.result.settings.rate == confirmed[-1][0] <= 93
-    assert not any(r.settings.official for r in found.search)
+    assert not any(r.settings.full_length for r in found.search)
 
 
 def test_a_search_without_a_valid_rate_shows_its_slowest_run() -> None:
@@ -169,6 +171,49 @@ def test_a_run_that_broke_off_ends_the_search() -> None:
     found = search_rate(server_job(short=True), RateSearch(8.0), run)
     assert len(seen) == 1
     assert found.result.error is not None
+
+
+def full_disk(runs: int, seen: list[tuple[str, float, bool]]) -> Run:
+    """Has no room left for the logs after so many runs."""
+
+    def run(job: Job, name: str, what: str) -> RunResult:
+        if len(seen) == runs:
+            raise make_error("NO_SPACE", "0 MiB free")
+        return runner(100.0, seen)(job, name, what)
+
+    return run
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_a_search_keeps_what_it_has_found_when_the_next_run_cannot_begin(short: bool) -> None:
+    seen: list[tuple[str, float, bool]] = []
+    found = search_rate(server_job(short), RateSearch(50.0), full_disk(4, seen))
+    assert len(found.search) == 4
+    assert found.result.settings.rate == 100.0  # the highest VALID one so far
+    assert found.result.error is not None
+    assert found.result.error.code == "NO_SPACE"
+    assert not found.result.verdict.valid  # nobody knows whether it is the highest
+    with pytest.raises(BlockFlowError, match="0 MiB"):
+        search_rate(server_job(short), RateSearch(50.0), full_disk(0, []))
+
+
+def test_a_run_that_was_too_short_is_kept_when_the_longer_one_cannot_begin(tmp_path: Path) -> None:
+    plan = Plan({"a": 1}, [Scenario.OFFLINE], [Mode.PERFORMANCE], tmp_path)
+    session = Session(plan, lambda what, counts: None)
+    tries = iter([RunVerdict(False, ("too short",), None, True, {})])
+
+    def run(job: Job, name: str, what: str) -> RunResult:
+        try:
+            verdict = next(tries)
+        except StopIteration:
+            raise make_error("NO_SPACE", "0 MiB free") from None
+        return RunResult(Path(name), job.settings, verdict, Counts(9, 9), (), {})
+
+    session._run = run  # type: ignore[method-assign]
+    found = session._lengthened(server_job(short=True), "offline")
+    assert found.counts.answered == 9
+    assert found.error is not None
+    assert found.verdict.reasons[0] == "too short"
 
 
 # --- options and settings ------------------------------------------------------------------------
@@ -213,7 +258,11 @@ def test_own_figures_go_over_the_preset() -> None:
     chosen = presets({"a": "image-classification-heavy", "b": "machine-translation"}, "x")
     weights = {"a": 1, "b": 1, "c": 1}
     found = targets_of(Scenario.SERVER, weights, chosen, {"a": 20.0}, {"c": 95.0})
-    assert found == {"a": Target(0.99, 20.0), "b": Target(0.97, 250), "c": Target(0.95)}
+    assert found == {
+        "a": Target(0.99, 20.0, 0.99),
+        "b": Target(0.97, 250, 0.97),
+        "c": Target(0.95, None, 0.99),
+    }
     found = targets_of(Scenario.MULTISTREAM, weights, chosen, {}, {})
     assert [t.latency_ms for t in found.values()] == [50, 100, None]
     found = targets_of(Scenario.OFFLINE, weights, chosen, {"a": 20.0}, {})
@@ -241,6 +290,28 @@ def test_official_settings_and_what_makes_a_run_short() -> None:
     assert not made(Scenario.SERVER, duration_s=599).official
     assert not made(Scenario.SERVER, queries=270_335).official
     assert made(Scenario.SERVER, duration_s=900, queries=300_000).official
+
+
+@pytest.mark.parametrize("scenario", [Scenario.SERVER, Scenario.MULTISTREAM])
+def test_a_percentile_below_the_rules_is_full_length_and_not_official(scenario: Scenario) -> None:
+    def made(preset: str, percentile: float | None, **more: Any) -> RunSettings:
+        own = {} if percentile is None else {"a": percentile}
+        targets = targets_of(scenario, {"a": 1}, {"a": PRESETS[preset]}, {}, own)
+        return make_settings(scenario, Mode.PERFORMANCE, targets, short=False, **more)
+
+    light, words = "image-classification-light", "machine-translation"
+    kinds = [made(light, p).kind for p in (None, 99.9, 97.0, 50.0)]
+    assert kinds == ["official", "official", "full length", "full length"]
+    assert [made(words, p).kind for p in (None, 97.0, 95.0)] == ["official"] * 2 + ["full length"]
+    assert made(light, 97.0, duration_s=5.0).kind == "short"
+    single = made(light, None, samples_per_query=1)
+    assert single.official is (scenario is Scenario.SERVER)
+
+
+def test_a_lone_stream_has_as_many_queries_as_its_percentile_needs() -> None:
+    counts = [required_queries(Scenario.SINGLE_STREAM, p) for p in (0.5, 0.9, 0.99, 0.999)]
+    assert counts[:3] == [1024] * 3
+    assert counts[3] == early_stopping_count(0.999) > 1024
 
 
 def test_confidence_sets_the_counts_and_less_of_it_is_not_official() -> None:
@@ -323,6 +394,19 @@ def test_a_task_that_misses_its_own_target_makes_it_invalid() -> None:
     found = judge(settings, log_of(), Counts(20, 20), slow)
     assert not found.valid
     assert [r.partition(":")[0] for r in found.reasons] == ["a"]
+
+
+def test_multistream_s_bound_is_that_of_a_query_and_not_of_its_parts() -> None:
+    """Most requests are quick: but in 6% of the queries one of the eight is late."""
+    settings = settings_of(Scenario.MULTISTREAM, a=Target(0.99, 50.0))
+    parts = {"a": [5.0] * 7_940 + [100.0] * 60}
+    key = "result_99.00_percentile_per_query_latency_ns"
+    late = judge(settings, log_of(**{key: 100_000_000}), Counts(8_000, 8_000), parts)
+    assert late.reasons == ("p99 latency of a query is 100 ms, the bound is 50 ms",)
+    assert late.latency_ms == {"99.00": 100.0}
+    assert judge(settings, log_of(**{key: 50_000_000}), Counts(8_000, 8_000), parts).valid
+    free = settings_of(Scenario.MULTISTREAM, a=Target(0.99))
+    assert judge(free, log_of(**{key: 100_000_000}), Counts(8_000, 8_000), parts).valid
 
 
 def test_loadgens_invalid_is_told_with_its_reason() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.mlperf.batch_sizes import EVERY_S, BatchSizes, BatchWatch
+from blockflow.bench.mlperf.document import FORMAT
 from blockflow.bench.mlperf.figures import (
     accuracy_grid,
     block_grid,
@@ -28,7 +30,7 @@ def result(scenario: str, **more: Any) -> dict[str, Any]:
     return {
         "scenario": scenario,
         "mode": "performance",
-        "official": False,
+        "kind": "short",
         "partial": False,
         "verdict": "VALID",
         "reasons": [],
@@ -63,12 +65,15 @@ def result(scenario: str, **more: Any) -> dict[str, Any]:
 def document(**more: Any) -> dict[str, Any]:
     top = {"task": "a", "rows": 360, "missing": 0, "top1": 0.975, "top5": None}
     return {
-        "format": 2,
+        "format": FORMAT,
         "command": "blockflow bench --task a",
+        "date": "2026-01-02",
         "official": False,
+        "full_length": False,
         "partial": False,
         "error": None,
         "machine": MACHINE,
+        "fixed_work": {"begin_ms": 1.0, "end_ms": 1.02, "spread": 0.03},
         "system": {},
         "data": {"a": {"origin": "somewhere", "rows": 360, "labels": True}},
         "plan": {"weights": {"a": 2, "b": 1}, "seed": 1},
@@ -120,6 +125,19 @@ def test_a_report_tells_verdicts_tests_blocks_and_batches() -> None:
     assert [row[2] for row in tables["Validation tests"].rows] == ["FAILED", "PASSED", "UNDECIDED"]
     assert tables["Batch sizes, server"].rows == [("trunk", "200", "3.50", "4.00")]
     assert tables["Where the time went, server: means per request"].rows
+    machine = dict(tables["Machine, versions and blocks"].rows)
+    assert machine["fixed work"] == "spread 3.0%, drift +2.0% from begin to end"
+
+
+def test_a_report_says_what_its_rules_were() -> None:
+    def said(**more: Any) -> str:
+        first = sections(document(**more))[0]
+        assert isinstance(first, Text)
+        return first.text
+
+    assert said().startswith("Short runs")
+    assert "lower percentile" in said(full_length=True)
+    assert "percentiles of the rules" in said(full_length=True, official=True)
 
 
 # --- figures -------------------------------------------------------------------------------------
@@ -137,17 +155,19 @@ def write(folder: Path, found: dict[str, Any]) -> Path:
 
 
 def test_summaries_become_figures_and_tables(tmp_path: Path) -> None:
-    outs = [write(tmp_path / "one", document()), write(tmp_path / "two", document(validation=[]))]
+    other = document(validation=[], command="blockflow bench --task b")
+    outs = [write(tmp_path / "one", document()), write(tmp_path / "two", other)]
     target = tmp_path / "mlperf.jsonl"
     assert main([*map(str, outs), "--results", str(target)]) == 0
-    head = ResultFile(target, "mlperf").read()[0]
-    assert head["machine"] == MACHINE
-    assert head["command"] == "blockflow bench --task a && blockflow bench --task a"
+    calls = ResultFile(target, "mlperf").runs()
+    assert [c.command for c in calls] == ["blockflow bench --task a", "blockflow bench --task b"]
+    assert {(c.date, c.machine["cpu"]) for c in calls} == {("2026-01-02", "a CPU")}
+    assert all(steadiness_of(c.figures) for c in calls)
     found = figures(tmp_path)
     runs = run_grid(found).rows
     assert len(runs) == 4
     assert runs[0][:6] == (
-        *("single-stream", "a=2, b=1", "VALID", "short", "p99 <= 15 ms"),
+        *("single-stream", "a=2, b=1", "VALID", "short", "p99 <= 15 ms: 3.00"),
         "p90 latency 2.50 ms",
     )
     assert runs[1][5] == "offered 120 queries/s"
@@ -170,17 +190,27 @@ def test_tables_without_figures_are_empty() -> None:
 
 
 def test_a_run_that_broke_off_has_a_row_without_a_result(tmp_path: Path) -> None:
-    broken = document(results=[result("offline", metric=None, latency_ms={}, verdict="INVALID")])
+    told = {"metric": None, "latency_ms": {}, "verdict": "INVALID", "kind": "partial"}
+    broken = document(results=[result("offline", **told)], fixed_work=None)
     gather([write(tmp_path / "one", broken)], tmp_path / "mlperf.jsonl")
     (row,) = run_grid(figures(tmp_path)).rows
-    assert (row[2], row[5]) == ("INVALID", "")
+    assert row[2:6] == ("INVALID", "partial", "p99 <= 15 ms", "")
+
+
+def test_a_rate_stands_beside_the_lowest_that_was_not_valid(tmp_path: Path) -> None:
+    rates = {60.0: "VALID", 100.0: "INVALID", 160.0: "INVALID", 126.0: "INVALID"}
+    search = [{"rate": r, "verdict": v} for r, v in rates.items()]
+    (folder,) = [write(tmp_path / "one", document(results=[result("server", search=search)]))]
+    gather([folder], tmp_path / "mlperf.jsonl")
+    (row,) = run_grid(figures(tmp_path)).rows
+    assert row[5] == "offered 120 queries/s (INVALID at 126)"
 
 
 def test_what_is_no_summary_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "mlperf.jsonl"
     (tmp_path / "none").mkdir()
     other = write(tmp_path / "other", document(machine={**MACHINE, "cpu": "another"}))
-    old = write(tmp_path / "old", document(format=1))
+    old = write(tmp_path / "old", document(format=FORMAT - 1))
     good = write(tmp_path / "good", document())
     for outs in ([tmp_path / "none"], [old], [good, other]):
         with pytest.raises(BlockFlowError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 
 from blockflow.bench.mlperf.accuracy import decode
+from blockflow.bench.mlperf.data import Inputs
 from blockflow.bench.mlperf.fresh import FreshRows
+from blockflow.bench.mlperf.job import Job
 from blockflow.bench.mlperf.run import RunResult
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
 from blockflow.bench.mlperf.tally import Counts
-from blockflow.bench.mlperf.validation import Outcome, compare_answers, compare_speed
-from blockflow.bench.mlperf.validator import cost_ms
+from blockflow.bench.mlperf.validation import Check, Outcome, compare_answers, compare_speed
+from blockflow.bench.mlperf.validator import Validator, cost_ms
 from blockflow.bench.mlperf.verdict import Metric, RunVerdict
+from blockflow.core.errors import make_error
 
 FLOATS = {"a": "float32"}
 
@@ -139,6 +143,72 @@ def test_costs_of_mixed_tasks_are_theirs_by_weight() -> None:
     assert found == pytest.approx((3 * 1 + 4) / 4)
     offline = result_of(Scenario.OFFLINE, latencies, Metric("throughput", 500.0, "samples/s"))
     assert cost_ms(offline, {"a": 1}) == pytest.approx(2.0)
+
+
+# --- the tests themselves, of systems whose times are made up ------------------------------------
+
+
+def honest(job: Job) -> float:
+    """Milliseconds that a sample costs."""
+    return 10.0
+
+
+def caching(job: Job) -> float:
+    return 5.0 if Path(job.data).name == "repeated" else 10.0
+
+
+def tuned(job: Job) -> float:
+    return 5.0 if job.settings.seed == 1 else 10.0
+
+
+def validator(
+    scenario: Scenario, folder: Path, cost: Callable[[Job], float], room: int = 1000
+) -> Validator:
+    """Of one task; after ``room`` runs the disk is full."""
+    settings = make_settings(
+        scenario, Mode.PERFORMANCE, {"a": Target(0.9, 1e3)}, short=True, rate=100.0, seed=1
+    )
+    rows = [np.full((1, 4), i, np.float32) + chance().random((1, 4), np.float32) for i in range(8)]
+    left = iter(range(room))
+
+    def run(job: Job, name: str, what: str) -> RunResult:
+        if next(left, None) is None:
+            raise make_error("NO_SPACE", "0 MiB free")
+        took = cost(job)
+        verdict = RunVerdict(True, (), Metric("throughput", 1e3 / took, "samples/s"), False, {})
+        counts = Counts(64, 64)
+        return RunResult(folder / name, job.settings, verdict, counts, (), {"a": [took] * 64})
+
+    return Validator(
+        Job("tcp://127.0.0.1:1", "", str(folder / "data"), {"a": 1}, {"a": 8}, settings),
+        {"a": Inputs(rows, "float32", None, "a test")},
+        {"a": ("float32", 16)},
+        folder,
+        run,
+        seconds=0.5,
+        chance=chance(),
+    )
+
+
+@pytest.mark.parametrize("scenario", list(Scenario))
+@pytest.mark.parametrize(
+    ("cost", "caught"), [(honest, set()), (caching, {Check.CACHING}), (tuned, {Check.SEEDS})]
+)
+def test_a_cheat_is_caught_in_every_scenario_and_by_its_own_test(
+    tmp_path: Path, scenario: Scenario, cost: Callable[[Job], float], caught: set[Check]
+) -> None:
+    test = validator(scenario, tmp_path, cost)
+    found = {c: test.check(c).outcome for c in (Check.CACHING, Check.SEEDS)}
+    assert {c for c, outcome in found.items() if outcome is Outcome.FAILED} == caught
+    assert {c for c, outcome in found.items() if outcome is Outcome.PASSED} == set(found) - caught
+
+
+def test_a_test_whose_next_run_cannot_begin_keeps_its_pairs(tmp_path: Path) -> None:
+    found = validator(Scenario.SERVER, tmp_path, honest, room=5).check(Check.SEEDS)
+    assert found.outcome is Outcome.UNDECIDED
+    assert found.error is not None
+    assert found.error.code == "NO_SPACE"
+    assert found.to_dict()["cost_ms"] == {"alternate": [10.0, 10.0, 10.0], "official": [10.0, 10.0]}
 
 
 # --- fresh inputs --------------------------------------------------------------------------------

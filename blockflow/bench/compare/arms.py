@@ -18,7 +18,8 @@ from pathlib import Path
 
 from blockflow.bench.calibration import NAME as CALIBRATION
 from blockflow.bench.compare.judgement import Metric
-from blockflow.bench.compare.trees import Tree
+from blockflow.bench.compare.room import room
+from blockflow.bench.compare.trees import SCRATCH, Tree
 from blockflow.bench.results import Figure, ResultFile
 from blockflow.core.errors import make_error
 
@@ -37,18 +38,22 @@ def imported_from(tree: Tree, python: str = sys.executable) -> Path:
     """The package's file that an interpreter of this arm imports.
 
     Raises:
-        SystemError_: INTERNAL when it is another tree's, or there is none.
+        SystemError_: INTERNAL when it is another tree's, or there is none; TIMEOUT.
     """
-    done = subprocess.run(
-        [python, "-P", "-c", _WHERE],
-        cwd=tree.folder,
-        env=environment(tree),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_ASK_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", _WHERE],
+            cwd=tree.folder,
+            env=environment(tree),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        text = f"no answer within {_ASK_S:g} s to which sources are imported"
+        raise make_error("TIMEOUT", text, where=tree.title) from None
     found = done.stdout.strip()
     if done.returncode or not Path(found).is_relative_to(tree.folder.resolve()):
         raise make_error(
@@ -64,32 +69,16 @@ def run_benchmark(tree: Tree, command: Sequence[str], limit_s: float) -> list[Fi
     """Run ``python -m COMMAND --json FILE`` in a tree and read what it has written.
 
     Raises:
-        SystemError_: INTERNAL when it fails, TIMEOUT after ``limit_s`` seconds.
+        SystemError_: INTERNAL when it fails or what it writes are no figures, TIMEOUT after
+            ``limit_s`` seconds, NO_SPACE where there is no room for its files.
     """
-    with tempfile.TemporaryDirectory(prefix="bf-visit-") as name:
+    with (
+        room(Path(tempfile.gettempdir()), SCRATCH),
+        # What a benchmark leaves behind must not cost its figures.
+        tempfile.TemporaryDirectory(prefix="bf-visit-", ignore_cleanup_errors=True) as name,
+    ):
         result, log = Path(name) / "figures.jsonl", Path(name) / "log"
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", *command, "--json", str(result)],
-                # Not the tree: a benchmark must not leave its files there.
-                cwd=name,
-                env=environment(tree),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                raise make_error(
-                    "TIMEOUT",
-                    f"the benchmark took longer than {limit_s:g} s",
-                    where=tree.title,
-                    hint="give more with --timeout, or measure less",
-                ) from None
-            finally:
-                _end(process)
+        status = _run([*command, "--json", str(result)], tree, log, limit_s)
         if status or not result.exists():
             raise make_error(
                 "INTERNAL",
@@ -98,7 +87,37 @@ def run_benchmark(tree: Tree, command: Sequence[str], limit_s: float) -> list[Fi
                 where=tree.title,
                 hint=log.read_text(encoding="utf-8", errors="replace").strip()[-_TAIL:],
             )
-        return [Figure.from_dict(line) for line in ResultFile(result, command[0]).read()]
+        try:
+            return [Figure.from_dict(line) for line in ResultFile(result, command[0]).read()]
+        except (ValueError, TypeError) as exc:
+            text = f"the benchmark wrote what are no figures: {exc}"
+            raise make_error("INTERNAL", text, where=tree.title) from exc
+
+
+def _run(arguments: Sequence[str], tree: Tree, log: Path, limit_s: float) -> int:
+    """Its exit status."""
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", *arguments],
+            # Not the tree: a benchmark must not leave its files there.
+            cwd=log.parent,
+            env=environment(tree),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise make_error(
+                "TIMEOUT",
+                f"the benchmark took longer than {limit_s:g} s",
+                where=tree.title,
+                hint="give more with --timeout, or measure less",
+            ) from None
+        finally:
+            _end(process)
 
 
 def values_of(figures: Sequence[Figure]) -> dict[Metric, float]:

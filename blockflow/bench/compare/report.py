@@ -1,7 +1,8 @@
-"""What a comparison says: figures for the file, a table, remarks. Pure."""
+"""What a comparison says: figures for the file, tables of such figures, remarks. Pure."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from blockflow.bench.calibration import Steadiness
@@ -11,6 +12,9 @@ from blockflow.bench.results import Figure
 
 RATIO = "tree to base"
 _NOTHING = "-"
+_NO_VERDICT = "none"
+_FLAW_LETTERS = 120
+"""Of a flaw in a table: it may end with the last words of a benchmark."""
 
 
 def figures(found: Sequence[Comparison], titles: tuple[str, str], flaw: str = "") -> list[Figure]:
@@ -29,7 +33,7 @@ def figures(found: Sequence[Comparison], titles: tuple[str, str], flaw: str = ""
             "tree_revision": titles[1],
             "noise": c.noise,
             "warm_up_rounds": c.warm_up,
-            "verdict": str(c.change) if c.ratio and not c.note else "none",
+            "verdict": _NO_VERDICT if c.note else str(c.change),
         }
         if c.note:
             labels["note"] = c.note
@@ -44,27 +48,75 @@ def figures(found: Sequence[Comparison], titles: tuple[str, str], flaw: str = ""
     return out
 
 
-def grid(found: Sequence[Comparison], titles: tuple[str, str]) -> Grid:
-    """One row per metric."""
+def verdict_grid(found: Sequence[Figure]) -> Grid:
+    """One row per metric; what all metrics have among their labels is left to the title."""
+    ratios = _ratios(found)
+    common = _common([f.mode for f in ratios])
     rows = []
-    common = _common([c.metric.text for c in found])
-    for c in found:
-        ratio = with_bounds(c.ratio.value, c.ratio.low, c.ratio.high) if c.ratio else _NOTHING
+    for f in ratios:
+        unit = f.labels["metric_unit"]
+        base, tree = f.labels["base"], f.labels["tree"]
         rows.append(
             (
-                _shortened(c.metric.text, common),
-                _NOTHING if c.base is None else f"{digits(c.base)} {c.metric.unit}",
-                _NOTHING if c.tree is None else digits(c.tree),
-                ratio,
-                f"{c.noise:.1%}" if c.ratio else "",
-                _NOTHING if c.note else c.change.word(c.metric.unit),
+                _shortened(f.mode, common),
+                _NOTHING if base is None else f"{digits(base)} {unit}",
+                _NOTHING if tree is None else digits(tree),
+                with_bounds(f.value, f.low, f.high) if f.n else _NOTHING,
+                f"{f.labels['noise']:.1%}" if f.n else "",
+                str(f.n) if f.n else "",
+                _word(f),
             )
         )
-    heads = ("metric", "base", "tree", "x (95%)", "noise", "verdict")
-    title = f"{titles[1]} beside {titles[0]}"
+    heads = ("metric", "base", "tree", "x (95%)", "noise", "n", "verdict")
+    title = " beside ".join(ratios[0].labels[k] for k in _REVISIONS) if ratios else "no metric"
     if common:
         title += f": {', '.join(common)}"
     return Grid(title, heads, rows, frozenset({"metric", "verdict"}))
+
+
+_REVISIONS = ("tree_revision", "base_revision")
+
+
+def revision_grid(found: Sequence[Figure]) -> Grid:
+    """One line: what was compared, how it came out, and whether the run was whole."""
+    ratios = _ratios(found)
+    rows = []
+    if ratios:
+        verdicts = [f.labels["verdict"] for f in ratios]
+        flaw = textwrap.shorten(str(ratios[0].labels.get("flaw", "")), _FLAW_LETTERS)
+        row = (
+            *(str(ratios[0].labels[k]) for k in _REVISIONS),
+            ", ".join(_common([f.mode for f in ratios])),
+            *(str(verdicts.count(v)) for v in (*map(str, Change), _NO_VERDICT)),
+            # A bar would begin another cell.
+            flaw.replace("|", "/"),
+        )
+        rows.append(row)
+    texts = ("tree", "base", "of all metrics")
+    heads = (*texts, *map(str, Change), "not compared", "flaw")
+    return Grid("revisions", heads, rows, frozenset({*texts, "flaw"}))
+
+
+def note_grid(found: Sequence[Figure]) -> Grid:
+    """The metrics that have no verdict, and why."""
+    ratios = _ratios(found)
+    common = _common([f.mode for f in ratios])
+    noted = [f for f in ratios if "note" in f.labels]
+    rows = [(_shortened(f.mode, common), str(f.labels["note"])) for f in noted]
+    heads = ("metric", "not compared")
+    return Grid("not compared", heads, rows, frozenset(heads))
+
+
+def _ratios(found: Sequence[Figure]) -> list[Figure]:
+    """Without the machine's own calibration, which a result file holds too."""
+    return [f for f in found if f.name == RATIO]
+
+
+def _word(figure: Figure) -> str:
+    verdict = figure.labels["verdict"]
+    if verdict == _NO_VERDICT:
+        return _NOTHING
+    return Change(verdict).word(figure.labels["metric_unit"])
 
 
 def _common(texts: Sequence[str]) -> list[str]:

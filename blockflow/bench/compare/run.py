@@ -11,11 +11,9 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import signal
 import sys
-import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -23,29 +21,23 @@ from rich.progress import Progress
 
 from blockflow.bench.calibration import Steadiness, calibrate, calibration_figures, compare
 from blockflow.bench.compare.arms import imported_from, run_benchmark, values_of
-from blockflow.bench.compare.judgement import (
-    Arm,
-    Change,
-    Visit,
-    compare_arms,
-    order,
-)
-from blockflow.bench.compare.report import figures, grid, remarks
+from blockflow.bench.compare.choice import ONLY, check_choice, check_verdicts, chosen
+from blockflow.bench.compare.interrupts import hold, interruptible
+from blockflow.bench.compare.judgement import Arm, Change, Comparison, Visit, compare_arms, order
+from blockflow.bench.compare.report import figures, remarks, verdict_grid
+from blockflow.bench.compare.room import room
 from blockflow.bench.compare.trees import Tree, state_of, top_of, working_tree, worktree
 from blockflow.bench.results import ResultFile, make_command
 from blockflow.bench.statistics import percentile
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, make_error
 
 BENCH = "blockflow.bench.pipeline --model resnet18 --batches 1 --rounds 24 --starts 3"
-ONLY = (
-    r"^(latency to in-process|latency|overhead per hop), (tensormq|one-worker)"
-    r"|^worker (ready,|USS)"
-)
-"""Of the default benchmark. The more is compared, the more differs by chance."""
 
 ROUNDS = 8
 _CALIBRATE_S = 0.3
 _WIDTH = 110
+_SLOWER, _ERROR, _INTERRUPTED = 1, 2, 130
+"""Exit statuses; the last as shells say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +63,21 @@ class Plan:
 
 @dataclass(slots=True)
 class Run:
-    """What was measured so far.
+    """What was measured so far; it is there however the run ends.
 
     Attributes:
+        planned: visits that count, if all goes well.
         titles: of base and tree.
         visits: those that count, in their order.
-        fixed_ms: the fixed work's times before the first and before the last visit.
+        fixed_ms: the fixed work's times before each visit, and after the last.
         broken: what ended the run too early.
         moved: the working tree changed in between: its visits are not of one thing.
     """
 
-    titles: tuple[str, str]
-    visits: list[Visit]
-    fixed_ms: list[list[float]]
+    planned: int
+    titles: tuple[str, str] = ("", "")
+    visits: list[Visit] = field(default_factory=list)
+    fixed_ms: list[list[float]] = field(default_factory=list)
     broken: BlockFlowError | None = None
     moved: bool = False
 
@@ -92,44 +86,49 @@ class Run:
         return compare(self.fixed_ms[0], self.fixed_ms[-1])
 
     @property
+    def interrupted(self) -> bool:
+        """By Ctrl-C or SIGTERM."""
+        return self.broken is not None and self.broken.code == "CANCELLED"
+
+    @property
     def flaw(self) -> str:
         """What makes the run less than whole; '' for nothing."""
+        flaws = []
         if self.broken is not None:
-            return f"ended early, after {len(self.visits)} visits: {self.broken}"
+            counted = f"{len(self.visits)} of {self.planned} visits"
+            flaws.append(f"partial result, ended early after {counted}: {self.broken}")
         if self.moved:
-            return "the working tree changed during the run: its visits are not of one thing"
-        return ""
+            flaws.append("the working tree changed during the run: its visits are not of one thing")
+        return "; ".join(flaws)
 
 
-def measure(plan: Plan, say: Callable[[str], None], advance: Callable[[], None]) -> Run:
-    """All visits. A benchmark that fails after the first round ends the run, which keeps its rest.
+def measure(plan: Plan, run: Run, say: Callable[[str], None], advance: Callable[[], None]) -> None:
+    """All visits, into ``run``, which keeps them whatever is raised.
 
     Raises:
-        BlockFlowError: no such revision, or the benchmark fails in the very beginning.
+        BlockFlowError: no such revision, nothing to compare, or the benchmark fails.
+        KeyboardInterrupt: somebody has ended it.
     """
     repo = top_of(plan.repo)
     with worktree(repo, plan.base) as base:
         tree = working_tree(repo)
         before = state_of(repo)
         trees = {Arm.BASE: base, Arm.TREE: tree}
-        run = Run((base.title, tree.title), [], [])
+        run.titles = (base.title, tree.title)
+        measured = {}
         for arm in Arm:
             # The first visit compiles the sources and fills the page cache: it never counts.
             say(f"{arm}: {trees[arm].title}, {imported_from(trees[arm])}")
-            run_benchmark(trees[arm], plan.bench, plan.limit_s)
+            measured[arm] = values_of(run_benchmark(trees[arm], plan.bench, plan.limit_s))
             advance()
-        for arm in order(plan.rounds):
-            try:
+        check_choice(measured, plan.only)
+        try:
+            for arm in order(plan.rounds):
                 run.visits.append(_visit(arm, trees[arm], plan, run))
-            except BlockFlowError as error:
-                if len(run.visits) < len(Arm):
-                    raise
-                run.broken = error
-                break
-            advance()
-        run.fixed_ms.append(calibrate(_CALIBRATE_S))
-        run.moved = state_of(repo) != before
-    return run
+                advance()
+        finally:
+            run.fixed_ms.append(calibrate(_CALIBRATE_S))
+            run.moved = state_of(repo) != before
 
 
 def _visit(arm: Arm, tree: Tree, plan: Plan, run: Run) -> Visit:
@@ -137,8 +136,7 @@ def _visit(arm: Arm, tree: Tree, plan: Plan, run: Run) -> Visit:
     fixed = calibrate(_CALIBRATE_S)
     run.fixed_ms.append(fixed)
     values = values_of(run_benchmark(tree, plan.bench, plan.limit_s))
-    chosen = {metric: v for metric, v in values.items() if plan.only.search(metric.text)}
-    return Visit(arm, percentile(fixed, 50), chosen)
+    return Visit(arm, percentile(fixed, 50), chosen(values, plan.only))
 
 
 def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
@@ -168,45 +166,67 @@ def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     return Plan(args.repo, args.base, bench, pattern, args.rounds, args.timeout), args
 
 
-def _stop(number: int, frame: types.FrameType | None) -> None:
-    """SIGTERM as an exception, so that processes end and the worktree goes."""
-    raise SystemExit(128 + number)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, print, write. 0; 1 with ``--fail`` where something got slower; 2 on errors."""
+    """Compare, print, write.
+
+    0; 1 with ``--fail`` where something got slower; 2 on errors, and where nothing was compared;
+    130 after Ctrl-C or SIGTERM.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     plan, args = parse_args(arguments)
+    others = [a for a in arguments if a != plan.base]
+    command = make_command(f"bench-compare BASE={shlex.quote(plan.base)}", others)
+    target = ResultFile(Path(args.json), "compare", command)
     console = Console()
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+        # No markup: what a benchmark said last, or a regular expression, may have brackets.
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        with Progress(console=console) as bar:
-            step = bar.add_task("A B B A", total=2 * plan.rounds + len(Arm))
-            run = measure(plan, say, lambda: bar.advance(step))
-    except BlockFlowError as error:
-        say(str(error))
-        return 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    found = compare_arms(run.visits)
+    run = Run(2 * plan.rounds)
+    found: list[Comparison] = []
+    with interruptible():
+        try:
+            with Progress(console=console) as bar:
+                step = bar.add_task("A B B A", total=run.planned + len(Arm))
+                measure(plan, run, say, lambda: bar.advance(step))
+        except BlockFlowError as error:
+            run.broken = error
+        except KeyboardInterrupt:
+            run.broken = make_error("CANCELLED", "interrupted before the end")
+        hold()
+        if run.broken is not None and len(run.visits) < len(Arm):
+            problems = [str(run.broken)]
+        else:
+            found = compare_arms(run.visits)
+            problems = _conclude(run, found, target, say)
+    for problem in problems:
+        say(problem)
+    if run.interrupted:
+        return _INTERRUPTED
+    if problems:
+        return _ERROR
+    slower = any(c.change is Change.SLOWER for c in found)
+    return _SLOWER if slower and args.fail else 0
+
+
+def _conclude(
+    run: Run, found: Sequence[Comparison], target: ResultFile, say: Callable[[str], None]
+) -> list[str]:
+    """Show and store what was found; returns what is wrong with it."""
+    made = figures(found, run.titles, run.flaw)
     # Where lines are narrower they wrap: better than figures that are cut off.
-    Console(width=max(console.width, _WIDTH)).print(grid(found, run.titles).rich())
+    Console(width=max(Console().width, _WIDTH)).print(verdict_grid(made).rich())
     for line in remarks(found, run.steady):
         say(line)
-    if run.flaw:
-        say(run.flaw)
-    others = [a for a in arguments if a != plan.base]
-    command = make_command(f"bench-compare BASE={shlex.quote(plan.base)}", others)
-    made = [*figures(found, run.titles, run.flaw), *calibration_figures(run.steady)]
-    ResultFile(Path(args.json), "compare", command).write(made)
-    if run.flaw:
-        return 2
-    slower = any(c.change is Change.SLOWER for c in found)
-    return 1 if slower and args.fail else 0
+    silent = check_verdicts(found)
+    problems = [run.flaw] if run.flaw else [] if silent is None else [str(silent)]
+    try:
+        with room(target.path, "what was found stands above; name another file with --json"):
+            target.write([*made, *calibration_figures(run.steady)])
+    except BlockFlowError as error:
+        problems.append(str(error))
+    return problems
 
 
 if __name__ == "__main__":

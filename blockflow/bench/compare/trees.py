@@ -18,7 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockflow.bench.compare.room import room
 from blockflow.core.errors import BlockFlowError, make_error
+
+SCRATCH = "make room, or name another folder with TMPDIR"
+"""What helps where temporary files cannot be written."""
 
 _PREFIX = "bf-compare-"
 _LOCK, _TREE = "lock", "tree"
@@ -110,10 +114,12 @@ def worktree(repo: Path, revision: str) -> Iterator[Tree]:
 
     Raises:
         RequestError: INVALID_REQUEST where there is no such revision.
+        SystemError_: NO_SPACE where there is no room for it.
     """
     commit = resolve(repo, revision)
     sweep(repo)
-    root = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    with room(Path(tempfile.gettempdir()), SCRATCH):
+        root = Path(tempfile.mkdtemp(prefix=_PREFIX))
     with (root / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:

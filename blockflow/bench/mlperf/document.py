@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from blockflow.bench.mlperf.session import Session
 from blockflow.bench.mlperf.validation import Outcome
-from blockflow.bench.results import fingerprint
+from blockflow.bench.results import fingerprint, today
 from blockflow.repository.machine import version_of
 
-FORMAT = 2
+FORMAT = 3
 """Of the document; a change that readers would notice gets the next number."""
 
 
 def make_document(session: Session, command: str) -> dict[str, Any]:
     """Everything of a session but the single latencies.
 
-    ``official`` only if every run is; ``partial`` if something broke off, with ``error``.
+    ``official`` and ``full_length`` only if every run is; ``partial`` if something broke off, with
+    ``error``.
     """
     results = session.results
     return {
         "format": FORMAT,
         "command": command,
+        "date": today(),
         "official": bool(results) and all(r.result.settings.official for r in results),
+        "full_length": bool(results) and all(r.result.settings.full_length for r in results),
         "partial": session.error is not None,
         "valid": bool(results)
         and session.error is None
@@ -31,6 +35,7 @@ def make_document(session: Session, command: str) -> dict[str, Any]:
         and all(c.outcome is Outcome.PASSED for c in session.checks),
         "error": None if session.error is None else session.error.to_dict(),
         "machine": {**fingerprint(), "mlcommons-loadgen": version_of("mlcommons-loadgen")},
+        "fixed_work": None if session.steadiness is None else asdict(session.steadiness),
         "system": session.system,
         "data": session.data_record(),
         "plan": session.plan_record(),

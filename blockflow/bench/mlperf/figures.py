@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blockflow.bench.calibration import Steadiness, calibration_figures
 from blockflow.bench.grid import Grid, digits, ms, with_bounds
 from blockflow.bench.mlperf.document import FORMAT
 from blockflow.bench.mlperf.job import disk
 from blockflow.bench.mlperf.pictures import PARTS
 from blockflow.bench.mlperf.report import SUMMARY
-from blockflow.bench.results import Figure, ResultFile
+from blockflow.bench.results import Figure, ResultFile, Run
 from blockflow.core.errors import BlockFlowError, RequestError
 
 BENCHMARK = "mlperf"
@@ -62,7 +63,9 @@ def figures_of(document: Document) -> list[Figure]:
             )
             for a in r["accuracy"]
         ]
-    return [*found, *(_validation(v) for v in document["validation"])]
+    found += [_validation(v) for v in document["validation"]]
+    work = document["fixed_work"]
+    return found if work is None else [*found, *calibration_figures(Steadiness(**work))]
 
 
 def _run(r: Mapping[str, Any], tasks: str) -> Figure:
@@ -71,6 +74,8 @@ def _run(r: Mapping[str, Any], tasks: str) -> Figure:
     if r["scenario"] == "server":  # its result is the rate that was offered
         name, value, unit = "offered", settings["rate"], "queries/s"
     target = next(iter(settings["targets"].values()))
+    share = 100 * target["percentile"]
+    refused = [s["rate"] for s in r["search"] if s["verdict"] != "VALID" and s["rate"] > value]
     return Figure(
         RUN,
         r["scenario"],
@@ -85,9 +90,11 @@ def _run(r: Mapping[str, Any], tasks: str) -> Figure:
             "tasks": tasks,
             "metric": name,
             "verdict": r["verdict"],
-            "official": r["official"],
-            "percentile": 100 * target["percentile"],
+            "kind": r["kind"],
+            "percentile": share,
             "bound_ms": target["latency_ms"],
+            "seen_ms": latency.get(f"{share:.2f}"),
+            "invalid_at": min(refused, default=None),
             "failed": sum(r["samples"]["failed"].values()) + r["samples"]["lost"],
         },
     )
@@ -148,11 +155,14 @@ def run_grid(figures: Sequence[Figure]) -> Grid:
     """A row per run: the verdict, the scenario's figure and the latencies."""
     rows = []
     for f in (f for f in figures if f.name == RUN):
-        bound = f.labels["bound_ms"]
+        bound, seen = f.labels["bound_ms"], f.labels["seen_ms"]
         asked = "" if bound is None else f"p{f.labels['percentile']:g} <= {bound:g} ms"
-        kind = "official" if f.labels["official"] else "short"
+        if asked and seen is not None:
+            asked += f": {ms(seen)}"
         value = f"{f.labels['metric']} {digits(f.value)} {f.unit}" if f.unit else ""
-        head = (f.mode, f.labels["tasks"], f.labels["verdict"], kind, asked, value)
+        if f.labels["invalid_at"] is not None:
+            value += f" (INVALID at {digits(f.labels['invalid_at'])})"
+        head = (f.mode, f.labels["tasks"], f.labels["verdict"], f.labels["kind"], asked, value)
         latencies = (ms(f.p50_ms), ms(f.p90_ms), ms(f.p99_ms))
         rows.append((*head, *latencies, str(f.n), str(f.labels["failed"])))
     text = ("scenario", "tasks", "verdict", "kind", "bound", "result")
@@ -222,10 +232,9 @@ def gather(outs: Sequence[Path], target: Path) -> int:
         raise RequestError(
             "INVALID_REQUEST", "these runs were made on different machines", where=str(target)
         )
-    command = " && ".join(str(d["command"]) for d in documents)
-    found = [f for d in documents for f in figures_of(d)]
+    runs = [Run(figures_of(d), d["machine"], d["date"], d["command"]) for d in documents]
     with disk(target):
-        return ResultFile(target, BENCHMARK, command).write(found, machine)
+        return ResultFile(target, BENCHMARK).write_runs(runs)
 
 
 def _read(path: Path) -> Document:

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blockflow.bench.mlperf.job import Job
-from blockflow.bench.mlperf.run import RunResult, ScenarioResult
+from blockflow.bench.mlperf.run import RunResult, ScenarioResult, broken_off
 from blockflow.bench.mlperf.search import RateSearch
 from blockflow.bench.mlperf.settings import RunSettings, Scenario, make_settings
 from blockflow.core.errors import BlockFlowError
 
 PROBE_S = 20.0
-"""Length of the search's runs where the rate that it finds is confirmed by an official one."""
+"""Length of the search's runs where the rate that it finds is confirmed by one of full length."""
 
 CONFIRMATIONS = 4
-"""Official runs after a search, each a step below the one before, until one is VALID."""
+"""Runs of full length after a search, each a step below the one before, until one is VALID."""
 
 Run = Callable[[Job, str, str], RunResult]
 """Does one run: what to do, its folder's name, and a line that tells people what it is."""
 
 
 def search_rate(job: Job, search: RateSearch, run: Run) -> ScenarioResult:
-    """Find the highest VALID rate; an official one is confirmed by a run of full length.
+    """Find the highest VALID rate; of full length, it is confirmed by such a run.
 
     Where no rate is VALID, the slowest run is the result and says why. A run that broke off ends
-    the search, and is the result.
+    the search, and is the result. Where one cannot even begin, the result is what was found before,
+    marked as partial.
+
+    Raises:
+        BlockFlowError: the first run could not begin.
     """
-    probe = _probe(job.settings) if job.settings.official else job.settings
     runs: list[RunResult] = []
+    try:
+        return ScenarioResult(_search(job, search, run, runs), runs)
+    except BlockFlowError as exc:
+        if not runs:
+            raise
+        return ScenarioResult(broken_off(_best(search, runs), exc), runs)
+
+
+def _search(job: Job, search: RateSearch, run: Run, runs: list[RunResult]) -> RunResult:
+    """The result; ``runs`` takes those of the search."""
+    probe = _probe(job.settings) if job.settings.full_length else job.settings
     while (rate := search.next()) is not None:
         what = f"server: run {len(runs) + 1}, {rate:.4g} queries/s"
         if search.best is not None:
@@ -36,25 +50,29 @@ def search_rate(job: Job, search: RateSearch, run: Run) -> ScenarioResult:
         tried = replace(job, settings=replace(probe, rate=rate))
         runs.append(run(tried, f"server-{len(runs) + 1:02}", what))
         if runs[-1].error is not None and not _is_overload(runs[-1].error):
-            return ScenarioResult(runs[-1], runs)
+            return runs[-1]
         search.tell(rate, runs[-1].verdict.valid)
+    if search.best is not None and job.settings.full_length:
+        return _confirm(job, search, run)
+    return _best(search, runs)
+
+
+def _best(search: RateSearch, runs: Sequence[RunResult]) -> RunResult:
+    """The highest VALID run below every INVALID one; the slowest where there is none."""
     if search.best is None:
-        return ScenarioResult(min(runs, key=lambda r: r.settings.rate), runs)
-    if job.settings.official:
-        return ScenarioResult(_confirm(job, search, run), runs)
-    (chosen,) = [r for r in runs if r.settings.rate == search.best]
-    return ScenarioResult(chosen, runs)
+        return min(runs, key=lambda r: r.settings.rate)
+    return next(r for r in runs if r.settings.rate == search.best)
 
 
-def _probe(official: RunSettings) -> RunSettings:
+def _probe(full: RunSettings) -> RunSettings:
     return make_settings(
         Scenario.SERVER,
-        official.mode,
-        official.targets,
+        full.mode,
+        full.targets,
         short=True,
         duration_s=PROBE_S,
-        seed=official.seed,
-        deadline_s=official.deadline_s,
+        seed=full.seed,
+        deadline_s=full.deadline_s,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blockflow.bench.calibration import Steadiness
 from blockflow.bench.mlperf.document import digests
 from blockflow.bench.mlperf.job import disk, write_json
 from blockflow.bench.mlperf.pictures import PARTS, draw
@@ -19,8 +20,13 @@ SHORT_NOTE = (
     "Short runs, for development: shorter than the rules want, or with fewer queries. "
     "Not an MLPerf result."
 )
+FULL_NOTE = (
+    "Durations and query counts of the rules, but a lower percentile or another number of samples "
+    "per query: see what was asked. Not an MLPerf result."
+)
 OFFICIAL_NOTE = (
-    "Durations and query counts of the rules. Not reviewed by MLCommons: not an MLPerf result."
+    "Durations, query counts and percentiles of the rules, a run per scenario. Not reviewed by "
+    "MLCommons: not an MLPerf result."
 )
 
 
@@ -78,7 +84,8 @@ def write_report(document: Mapping[str, Any], results: Sequence[ScenarioResult],
 
 def sections(document: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> list[Part]:
     """The report's parts, in order."""
-    found: list[Part] = [Text(OFFICIAL_NOTE if document["official"] else SHORT_NOTE)]
+    note = FULL_NOTE if document["full_length"] else SHORT_NOTE
+    found: list[Part] = [Text(OFFICIAL_NOTE if document["official"] else note)]
     if document["partial"]:
         found.append(Text(f"PARTIAL: {document['error']['code']}: {document['error']['message']}"))
     found.append(_verdicts(document))
@@ -125,12 +132,11 @@ def _verdicts(document: Mapping[str, Any]) -> Table:
         if r["scenario"] == "server" and r["mode"] == "performance":
             value = f"{r['settings']['rate']:.4g} queries/s offered; {value}"
         latency = r["latency_ms"]
-        kind = "partial" if r["partial"] else "official" if r["official"] else "short"
         rows.append(
             (
                 _name(r),
                 r["verdict"],
-                kind,
+                r["kind"],
                 value,
                 *(f"{latency[p]:.3f}" if p in latency else "" for p in ("50.00", "90.00", "99.00")),
                 str(samples["issued"]),
@@ -202,6 +208,9 @@ def _setting(document: Mapping[str, Any]) -> Table:
 
 def _machine(document: Mapping[str, Any]) -> Table:
     rows = [(name, str(value)) for name, value in document["machine"].items() if value]
+    if document["fixed_work"] is not None:
+        name, _, told = Steadiness(**document["fixed_work"]).sentence().partition(": ")
+        rows.append((name, told))
     for name, route in document["system"].get("tasks", {}).items():
         rows.append((f"task {name}", " → ".join(route["path"])))
     rows += [(f"block {name}", digest) for name, digest in digests(document).items()]

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ START_S = 60.0
 
 LEAST_FREE = 64 << 20
 """Bytes that have to be free for the logs before a run."""
+
+LEAVE_S = 10.0
+"""For LoadGen's process to write what it knows, once it was told to leave."""
 
 POLL_S = 0.25
 """Of its output: progress is shown also while there is none."""
@@ -78,6 +81,7 @@ class RunResult:
     def to_dict(self) -> dict[str, Any]:
         return {
             "folder": self.folder.name,
+            "kind": "partial" if self.error is not None else self.settings.kind,
             "official": self.settings.official,
             "partial": self.error is not None,
             "settings": self.settings.to_dict(),
@@ -126,6 +130,14 @@ def check_loadgen() -> None:
         )
 
 
+def broken_off(result: RunResult, error: BlockFlowError) -> RunResult:
+    """What was found before ``error`` kept the next run from being begun: kept, and INVALID."""
+    reasons = (*result.verdict.reasons, f"what had to follow broke off: {error.message}")
+    return replace(
+        result, error=error, verdict=replace(result.verdict, valid=False, reasons=reasons)
+    )
+
+
 def run(
     job: Job, folder: Path, progress: Progress, *, patience_s: float | None = None
 ) -> RunResult:
@@ -139,7 +151,8 @@ def run(
             request's deadline, and the time of a start.
 
     Returns:
-        the result, also of a run that broke off: its ``error`` says why.
+        the result, also of a run that broke off: its ``error`` says why. Ctrl-C is such an error,
+        CANCELLED; a second one, while LoadGen's process writes what it knows, is raised.
 
     Raises:
         SystemError_: NO_SPACE, MISSING_EXTRA: nothing was measured.
@@ -167,17 +180,24 @@ def run(
             stderr=log,
             start_new_session=True,  # Ctrl-C comes here, and this function ends it
         )
+    last, hung, interrupted = Counts(), False, False
     try:
-        last, hung = _follow(process, progress, patience)
+        try:
+            last, hung = _follow(process, progress, patience)
+        except KeyboardInterrupt:
+            interrupted = True
+            if process.stdout is not None:
+                process.stdout.close()  # nobody waits for it: it writes what it knows, and leaves
         with suppress(subprocess.TimeoutExpired):
-            process.wait(START_S)
+            process.wait(LEAVE_S if interrupted else START_S)
     finally:
         # However this function is left, the process is not.
         process.kill()
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    return read_run(job.settings, folder, process.returncode, last, patience if hung else 0.0)
+    stopped = Stopped(patience if hung else 0.0, interrupted)
+    return read_run(job.settings, folder, process.returncode, last, stopped)
 
 
 def _follow(
@@ -207,8 +227,21 @@ def _follow(
             return counts, True
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Why a run was ended from outside: it made no progress for ``hung_s`` (0: it did not hang),
+    or the user has interrupted it."""
+
+    hung_s: float = 0.0
+    interrupted: bool = False
+
+
+BY_ITSELF = Stopped()
+"""It was not stopped."""
+
+
 def read_run(
-    settings: RunSettings, folder: Path, status: int, last: Counts, hung_s: float = 0.0
+    settings: RunSettings, folder: Path, status: int, last: Counts, stopped: Stopped = BY_ITSELF
 ) -> RunResult:
     """The result of a run from what it left in its folder.
 
@@ -217,14 +250,14 @@ def read_run(
         folder: with LoadGen's logs and the driver's.
         status: the driver's exit status.
         last: counts, where the driver left none.
-        hung_s: so long it made no progress, and was ended for it; 0 if it was not.
+        stopped: whether it was ended, and why.
     """
     log = read_log(_text(folder / DETAIL_LOG))
     told = _outcome(folder)
     counts = Counts.from_dict(told["counts"]) if told else last
     blocks = tuple(BlockMeans(**b) for b in told.get("blocks", ()))
     latencies = _latencies(folder)
-    error = _error(folder, settings, status, log, told, hung_s)
+    error = _error(folder, settings, status, log, told, stopped)
     broken = "" if error is None else f"the run broke off: {error.message}"
     verdict = judge(settings, log, counts, latencies, broken)
     return RunResult(folder, settings, verdict, counts, blocks, latencies, error)
@@ -236,14 +269,16 @@ def _error(
     status: int,
     log: Mapping[str, Any],
     told: Mapping[str, Any],
-    hung_s: float,
+    stopped: Stopped,
 ) -> BlockFlowError | None:
     """Why the run broke off, if it did."""
     where = str(folder)
-    if hung_s:
+    if stopped.interrupted:
+        return interrupted(where)
+    if stopped.hung_s:
         return make_error(
             "TIMEOUT",
-            f"no answer and no failure for {hung_s:g} s; the run was ended",
+            f"no answer and no failure for {stopped.hung_s:g} s; the run was ended",
             where=where,
             hint=f"{DRIVER_LOG} and LoadGen's logs lie there",
         )
@@ -263,6 +298,11 @@ def _error(
             "INTERNAL", f"LoadGen's process ended with {status}:\n" + "\n".join(tail), where=where
         )
     return None
+
+
+def interrupted(where: str = "") -> BlockFlowError:
+    """Ctrl-C or SIGTERM: what was measured until then is kept."""
+    return make_error("CANCELLED", "interrupted before the end", where=where)
 
 
 def _text(path: Path) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from blockflow.bench import calibration
 from blockflow.bench.demo.server import Rest
 from blockflow.bench.mlperf.accuracy import Truth, measure, save_truth
 from blockflow.bench.mlperf.batch_sizes import BatchWatch
@@ -19,7 +20,13 @@ from blockflow.bench.mlperf.job import Job, read_inputs, save_inputs
 from blockflow.bench.mlperf.library import Library
 from blockflow.bench.mlperf.presets import Preset
 from blockflow.bench.mlperf.rates import search_rate
-from blockflow.bench.mlperf.run import RunResult, ScenarioResult, check_loadgen, run
+from blockflow.bench.mlperf.run import (
+    RunResult,
+    ScenarioResult,
+    broken_off,
+    check_loadgen,
+    run,
+)
 from blockflow.bench.mlperf.search import RateSearch
 from blockflow.bench.mlperf.settings import (
     DEADLINE_S,
@@ -38,6 +45,9 @@ from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.routing import TaskRoute
 
 READY_S = 15.0
+CALIBRATION_S, SHORT_CALIBRATION_S = 0.5, 0.02
+"""Of the fixed work that says how steady the machine was, before and after; with ``--short``."""
+
 ATTEMPTS = 6
 """Of one run that was too short only because LoadGen had prepared too few queries."""
 
@@ -120,6 +130,7 @@ class Session:
         self.system: dict[str, Any] = {}
         self.inputs: dict[str, Inputs] = {}
         self.error: BlockFlowError | None = None
+        self.steadiness: calibration.Steadiness | None = None
 
     def run(self) -> None:
         """Do everything. What was measured before something failed stays in ``results``.
@@ -150,9 +161,12 @@ class Session:
                 "tasks": {name: r.to_dict() for name, r in routes.items()},
                 **self._deployed(),
             }
+            seconds = SHORT_CALIBRATION_S if plan.short else CALIBRATION_S
+            begin = calibration.calibrate(seconds)
             with self._kept():
                 for scenario in plan.scenarios:
                     self._scenario(client, routes, scenario, targets[scenario], Path(folder))
+            self.steadiness = calibration.compare(begin, calibration.calibrate(seconds))
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -283,11 +297,15 @@ class Session:
 
     def _lengthened(self, job: Job, name: str) -> RunResult:
         """A run, again with more queries prepared if it ended early for want of them."""
-        for attempt in range(1, ATTEMPTS + 1):
-            result = self._run(job, name, name if attempt == 1 else f"{name}, try {attempt}")
-            if not result.verdict.too_short or attempt == ATTEMPTS:
+        result = self._run(job, name, name)
+        for attempt in range(2, ATTEMPTS + 1):
+            if not result.verdict.too_short:
                 break
             job = replace(job, settings=job.settings.scaled(2.0))
+            try:
+                result = self._run(job, name, f"{name}, try {attempt}")
+            except BlockFlowError as exc:
+                return broken_off(result, exc)
         return result
 
     def _accuracy(self, job: Job, rows: Mapping[str, int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -53,10 +53,14 @@ PERCENTILE = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """At least ``percentile`` (0..1) of a task's queries within ``latency_ms``; None: no bound."""
+    """At least ``percentile`` (0..1) of a task's queries within ``latency_ms``; None: no bound.
+
+    ``ruled`` is the percentile that the rules ask for: with a lower one no run is official.
+    """
 
     percentile: float
     latency_ms: float | None = None
+    ruled: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ class RunSettings:
         seed: LoadGen's own seeds follow from it.
         deadline_s: of each request.
         in_flight: offline, requests under way at once.
-        official: duration and counts are those of the rules.
+        full_length: duration and counts are those of the rules.
+        official: percentiles and samples per query are, too.
         logged: so many answers of a performance run, drawn by LoadGen at random, go into its log.
         unique: LoadGen asks for every sample once, and for none twice.
     """
@@ -91,9 +96,15 @@ class RunSettings:
     seed: int = 1
     deadline_s: float = DEADLINE_S
     in_flight: int = 16
-    official: bool = field(default=False)
+    full_length: bool = False
+    official: bool = False
     logged: int = 0
     unique: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What a reader has to know of its rules: official, full length or short."""
+        return "official" if self.official else "full length" if self.full_length else "short"
 
     @property
     def logs_answers(self) -> bool:
@@ -136,7 +147,8 @@ def required_queries(scenario: Scenario, percentile: float, confidence: float = 
     """The count of an official run (section 4.6, table 5); of samples for the offline scenario."""
     match scenario:
         case Scenario.SINGLE_STREAM:
-            return SINGLE_STREAM_QUERIES
+            # The paper's number, unless LoadGen could not judge a higher percentile by it.
+            return max(SINGLE_STREAM_QUERIES, early_stopping_count(percentile))
         case Scenario.OFFLINE:
             return OFFLINE_SAMPLES
         case Scenario.MULTISTREAM | Scenario.SERVER:
@@ -164,17 +176,16 @@ def targets_of(
     """
     found = {}
     for task in tasks:
-        bound, share = latency_ms.get(task), PERCENTILE[scenario]
+        bound, ruled = latency_ms.get(task), PERCENTILE[scenario]
         preset = chosen.get(task)
         if preset is not None and scenario is Scenario.SERVER:
             bound = preset.server_ms if bound is None else bound
-            share = preset.percentile
+            ruled = preset.percentile
         if preset is not None and scenario is Scenario.MULTISTREAM:
             bound = preset.multistream_ms if bound is None else bound
-            share = preset.percentile
-        if task in percentile:
-            share = percentile[task] / 100
-        found[task] = Target(share, None if scenario is Scenario.OFFLINE else bound)
+            ruled = preset.percentile
+        share = percentile[task] / 100 if task in percentile else ruled
+        found[task] = Target(share, None if scenario is Scenario.OFFLINE else bound, ruled)
     return found
 
 
@@ -191,13 +202,18 @@ def make_settings(
 ) -> RunSettings:
     """Official figures, or short ones, with the caller's own over either.
 
-    A run is official if it is as long, and asks as often, as the rules want: with
-    :data:`~blockflow.bench.mlperf.counts.CONFIDENCE` or more.
+    A run is of full length if it takes as long, and asks as often, as the rules want: with
+    :data:`~blockflow.bench.mlperf.counts.CONFIDENCE` or more. It is official if its percentiles and
+    its samples per query are those of the rules as well.
     """
     share = max(t.percentile for t in targets.values())  # the strictest needs the most queries
     required = required_queries(scenario, share)
     wanted = required_queries(scenario, share, confidence)
     count = queries or (short_queries(scenario, share) if short else wanted)
     seconds = duration_s or (SHORT_S if short else OFFICIAL_S)
-    official = seconds >= OFFICIAL_S and count >= required
-    return RunSettings(scenario, mode, targets, seconds, count, official=official, **more)
+    full = seconds >= OFFICIAL_S and count >= required
+    found = RunSettings(scenario, mode, targets, seconds, count, full_length=full, **more)
+    ruled = all(t.percentile >= t.ruled for t in targets.values())
+    if scenario is Scenario.MULTISTREAM:
+        ruled = ruled and found.samples_per_query == SAMPLES_PER_QUERY
+    return replace(found, official=full and ruled)

@@ -126,14 +126,23 @@ class Validator:
         self._chance = np.random.default_rng() if chance is None else chance
         self._runs: list[str] = []
         self._seeds: list[int] = []
+        self._costs: dict[str, list[float]] = {}
 
     def check(self, check: Check) -> CheckResult:
         """Do a test.
 
         A run that breaks off, or that leaves samples without an answer, shows nothing: the test
-        is then UNDECIDED and says why, with the run's ``error`` if it has one.
+        is then UNDECIDED and says why, with the run's ``error`` if it has one, and keeps what the
+        runs before have found.
         """
-        self._runs, self._seeds = [], []
+        self._runs, self._seeds, self._costs = [], [], {}
+        try:
+            return self._done(check)
+        except BlockFlowError as exc:
+            why = f"a run could not begin: {exc.message}"
+            return self._result(check, Outcome.UNDECIDED, why, self._so_far(), exc)
+
+    def _done(self, check: Check) -> CheckResult:
         match check:
             case Check.ACCURACY:
                 return self._accuracy()
@@ -176,7 +185,11 @@ class Validator:
             why = f"{counts.failures + counts.lost} of {counts.issued} samples have no answer"
         else:
             return None
-        return self._result(check, Outcome.UNDECIDED, why, error=result.error)
+        return self._result(check, Outcome.UNDECIDED, why, self._so_far(), result.error)
+
+    def _so_far(self) -> dict[str, Any]:
+        """Figures of a test that breaks off."""
+        return {"cost_ms": self._costs} if self._costs else {}
 
     # --- accuracy --------------------------------------------------------------------------------
 
@@ -284,7 +297,7 @@ class Validator:
         sides: Callable[[], Mapping[str, Job] | None],
     ) -> CheckResult | None:
         """Pairs of runs until they tell, or there were enough; None where a side is missing."""
-        costs: dict[str, list[float]] = {name: [] for name in names}
+        costs = self._costs = {name: list[float]() for name in names}
         speed: Speed | None = None
         for number in range(1, LOOKS[-1] + 1):
             jobs = sides()
@@ -323,6 +336,7 @@ class Validator:
             self._job.settings,
             min_duration_s=self._seconds,
             min_queries=LEAST,
+            full_length=False,
             official=False,
         )
 
