@@ -214,7 +214,8 @@ class Demo:
         line = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
         with self._step("Drawing the picture"):
             picture.draw(outcome.deployments, line, outcome.picture)
-            ResultFile(outcome.figures, "demo").write(figures(outcome.deployments), machine)
+            made = figures(outcome.deployments)
+            ResultFile(outcome.figures, "demo", "make demo").write(made, machine)
         self._console.print()
         print_report(self._console, outcome.deployments, outcome.deployments[-1])
 
