@@ -53,8 +53,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 # torch first and by itself: it alone takes TORCH_INDEX, and whatever depends on it finds it there.
 	@echo "[2/3] $(TORCH) (the largest download)"
 	@$(BIN)/pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.txt) '$(TORCH)'
-	@echo "[3/3] BlockFlow and the other pinned packages (about a minute, silently)"
-	@$(BIN)/pip install -qq -c constraints.txt -e '.[demo,dev]'
+	@echo "[3/3] BlockFlow and the other pinned packages (about a minute)"
+	@$(BIN)/pip install -c constraints.txt -e '.[demo,dev]'
 	@touch $@
 
 .PHONY: .venv
