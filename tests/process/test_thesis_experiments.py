@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,15 @@ from thesis_rig import context
 
 from blockflow.bench.contenders import CONTENDERS, Contender, Model
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
-from blockflow.bench.thesis import copies, experiment, pipeline_time, transports
+from blockflow.bench.thesis import (
+    batches,
+    components,
+    copies,
+    experiment,
+    one_client,
+    pipeline_time,
+    transports,
+)
 from blockflow.bench.thesis.beside import AGAIN
 from blockflow.bench.thesis.experiment import Context, Findings, Workshop
 from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
@@ -52,13 +62,26 @@ def test_transports(tmp_path: Path) -> None:
     assert all(f.value > 0 and f.n >= 25 for f in found.figures if f.unit == "ms")
 
 
-def test_pipeline_times_of_every_way(made: Context) -> None:
-    found = pipeline_time.run(made)
-    ways = {HTTP, HTTP_JSON, ZEROMQ, TENSORMQ, OFFLINE}
-    assert modes(found, pipeline_time.TIME) == ways
-    rows = found.data[0].rows
-    assert {row[0] for row in rows} == ways | {TENSORMQ + AGAIN}
+def test_one_client_by_every_way(made: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three experiments one after the other, on a system that is started once for all of them."""
+    with one_client.bench(made, http=True) as ways:
+        monkeypatch.setattr(pipeline_time, "bench", lambda *_, **__: nullcontext(ways))
+        times = pipeline_time.run(made)
+        lone = copy(ways)
+        monkeypatch.setattr(lone, "_server", None)  # the others are not compared with HTTP
+        for module in (components, batches):
+            monkeypatch.setattr(module, "bench", lambda _context: nullcontext(lone))
+        parts, sizes = components.run(made), batches.run(made)
+    names = {HTTP, HTTP_JSON, ZEROMQ, TENSORMQ, OFFLINE}
+    assert modes(times, pipeline_time.TIME) == names
+    rows = times.data[0].rows
+    assert {row[0] for row in rows} == names | {TENSORMQ + AGAIN}
     assert all(computing > 0 and trip > 0 for _, _, computing, trip in rows)
+    blocks = {f.labels["block"] for f in parts.figures if f.name == components.OVERHEAD}
+    assert blocks == {f"block{n + 1}" for n in range(BLOCKS)}
+    assert modes(sizes, batches.GROWTH) == {ZEROMQ, TENSORMQ}
+    assert {f.batch for f in sizes.figures if f.name == batches.TIME} == {1, 4}
+    assert made.kept == []  # nothing broke off
 
 
 def test_bytes_are_counted_by_the_kernel(made: Context) -> None:

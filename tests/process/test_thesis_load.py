@@ -6,6 +6,9 @@ concludes, not what it measures.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,16 +30,19 @@ from blockflow.bench.thesis import (
     growth_figures,
     rates,
     rates_figures,
+    served,
     util,
     util_figures,
 )
 from blockflow.bench.thesis.devices_model import CORES, Places
 from blockflow.bench.thesis.energy_source import EnergySource
 from blockflow.bench.thesis.experiment import Context, Experiment, Findings, Settings, Workshop
-from blockflow.bench.thesis.served import WAYS
+from blockflow.bench.thesis.outcome import PARTIAL, broken_off
+from blockflow.bench.thesis.served import WAYS, replicas
 from blockflow.client import Client
 from blockflow.control.settings import available_cores
 from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -62,8 +68,10 @@ class Shared(Context):
         self, topology: Mapping[str, Any], repository: Path | None = None
     ) -> Iterator[System]:
         self._system.apply(topology)
-        yield self._system
-        self._system.apply({"blocks": [], "tasks": {}})
+        try:
+            yield self._system
+        finally:
+            self._system.apply({"blocks": [], "tasks": {}})
 
 
 def store_echoes(model: Model, contender: Contender, root: Path) -> None:
@@ -81,6 +89,8 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CONTENDERS, "echo", Contender("echo", "auto"))
         patch.setattr(experiment, "prepare_apart", store_echoes)
+        # Enough for a visit that is to have some; these blocks are slow on a busy machine.
+        patch.setattr(served, "MIN_ARRIVALS", 12)
         with System(
             repository=repository, state_dir=root / "state", rest_port=0, client_port=0
         ) as system:
@@ -123,11 +133,13 @@ def test_clients(context: Shared) -> None:
 def test_throughput(context: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     # The blocks in one process: tests/process/test_bench_in_process.py.
     monkeypatch.setattr(rates, "service_ms", lambda _chain, _runs: dict.fromkeys(BLOCKS, 1.0))
+    monkeypatch.setattr(rates, "patience_s", lambda _callers, _rate: 0.3)
     found = run(rates.EXPERIMENT, context)
     assert names_of(found) >= {rates_figures.SATURATED, rates_figures.LIMIT, rates_figures.CARRIED}
 
 
-def test_memory_by_rate(context: Shared) -> None:
+def test_memory_by_rate(context: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "patience_s", lambda _callers, _rate: 0.3)
     found = run(growth.EXPERIMENT, context)
     by = {(f.name, f.mode): f for f in found.figures}
     for way in WAYS:
@@ -201,3 +213,45 @@ def test_a_visit_lasts_until_there_are_two_answers(context: Shared) -> None:
     assert len(asked.records) >= 2
     assert asked.seconds > 1e-6
     assert asked.rate > 0
+
+
+def test_a_worker_that_is_killed_in_mid_visit_leaves_what_was_found(
+    context: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[float] = []
+
+    @contextmanager
+    def deadly(_what: str, _parts: int | None) -> Iterator[experiment.Advance]:
+        """After two rounds the third one's first visit is under way for a while."""
+
+        def advance() -> None:
+            rounds.append(0.0)
+            if len(rounds) == 2:
+                timer.start()
+
+        yield advance
+
+    def kill() -> None:
+        for worker in replicas(running[0], WAYS[0]):
+            os.kill(worker["pid"], signal.SIGKILL)
+
+    timer = threading.Timer(0.1, kill)
+    running: list[System] = []
+    begun = context.system
+
+    @contextmanager
+    def seen(topology: Mapping[str, Any], repository: Path | None = None) -> Iterator[System]:
+        with begun(topology, repository) as system:
+            running.append(system)
+            yield system
+
+    monkeypatch.setattr(context, "system", seen)
+    monkeypatch.setattr(context, "step", deadly)
+    monkeypatch.setattr(context, "pick", lambda _full, _quick: (4, 0.4))
+    context.kept = []
+    with pytest.raises(BlockFlowError) as caught:
+        util.EXPERIMENT.run(context)
+    assert len(rounds) == 2
+    outcome = broken_off(util.EXPERIMENT, caught.value, context.kept, 1.0)
+    assert {f.n for f in outcome.findings.figures} == {2}
+    assert all(f.labels[PARTIAL] for f in outcome.findings.figures)

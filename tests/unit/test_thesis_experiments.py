@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from thesis_rig import context
+from thesis_rig import CHAIN
 
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ, Sample
 from blockflow.bench.results import Figure
@@ -17,15 +18,16 @@ from blockflow.bench.thesis import (
     components,
     copies,
     offline,
+    offline_memory,
+    one_client,
     pipeline_time,
     transports,
 )
 from blockflow.bench.thesis.bars import draw_bars
 from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, compared, in_turn, thesis
-from blockflow.bench.thesis.experiment import Advance, Findings, Settings
+from blockflow.bench.thesis.experiment import Findings, Settings
 from blockflow.bench.thesis.experiments import EXPERIMENTS
 from blockflow.bench.thesis.one_client import HTTP, HTTP_JSON, OFFLINE, TWICE, Series
-from blockflow.core.errors import BlockFlowError, make_error
 
 SETTINGS = Settings()
 SMALL = Settings(quick=True, model="digits")
@@ -84,7 +86,7 @@ def test_ways_take_turns_and_the_warm_up_does_not_count() -> None:
         return len(seen)
 
     ways = {name: lambda name=name: sample(name) for name in "abc"}
-    found = in_turn(ways, 3, lambda: rounds.append(None), warm_up=1)
+    found = in_turn(ways, 3, lambda: rounds.append(None), broken=lambda _found: None, warm_up=1)
     assert len(seen) == 12
     assert len(rounds) == 4
     assert seen[3:] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
@@ -195,6 +197,34 @@ def test_offline() -> None:
     assert "block4 holds 62%" in found.says
 
 
+def test_table_4_2_has_the_deviation_and_the_memory_of_each_form() -> None:
+    times = [(2.0, 3.0, 4.0, 1.0), (4.0, 3.0, 4.0, 1.0)] * 3
+    samples = dict.fromkeys((*offline.FORMS, "scripted" + AGAIN), times)
+    memory = {
+        (form, f"block{n}"): [100.0 * n + start for start in range(5)]
+        for form in offline.FORMS
+        for n in range(1, 5)
+    }
+    memory[offline_memory.NOTHING] = [50.0] * 5
+    found = offline.findings(samples, [4.0, 8.0, 12.0, 40.0], SETTINGS, memory)
+    whole(found)
+    figures = by(found)
+    deviation = figures[offline.STD, "scripted", "block1"]
+    assert deviation.value == pytest.approx(1.095, abs=1e-3)  # of three 2s and three 4s
+    assert deviation.labels["thesis"] == 0.142
+    assert figures[offline.STD, "scripted", "block4"].labels["thesis"] == 0.17
+    own = figures[offline_memory.OWN, "traced", "block2"]
+    assert (own.value, own.low, own.unit, own.n) == (152, 150, "MiB", 5)
+    assert (own.labels["thesis"], own.labels["thesis_unit"]) == (9.536, "MB")
+    assert "thesis" not in figures[offline_memory.OWN, "exported", "block2"].labels
+    grid = found.tables[-1]
+    assert grid.rows[0][3] == "52.0"
+    assert grid.rows[0][-2:] == ("4.86 MB", "26.0 MB")
+    assert grid.rows[-1][:3] == ("", "none (C)", "50.0")
+    # Without it, what was measured before is whole all the same.
+    assert len(offline.findings(samples, [4.0, 8.0, 12.0, 40.0], SETTINGS).tables) == 2
+
+
 def test_the_thesiss_offline_figures_are_those_of_its_own_model_only() -> None:
     samples = {form: [(1.0, 1.0, 1.0)] * 6 for form in (*offline.FORMS, "scripted, again")}
     found = offline.findings(samples, [1.0, 1.0, 1.0], SMALL)
@@ -217,7 +247,7 @@ def series(ways: dict[str, Sample], rounds: int = 6) -> Series:
     return Series({way: [one] * rounds for way, one in ways.items()})
 
 
-def one_client(whole_tensors: float = 5.0) -> dict[str, Sample]:
+def each_way(whole_tensors: float = 5.0) -> dict[str, Sample]:
     handles = sample(3.0, 0.5, 0.25, 0.25)
     return {
         OFFLINE: Sample(12.0, ((0.0, 0.0, 0.0, 3.0),) * BLOCKS),
@@ -229,7 +259,7 @@ def one_client(whole_tensors: float = 5.0) -> dict[str, Sample]:
 
 def test_pipeline_time_is_the_blocks_and_http_the_round_trip() -> None:
     http = {HTTP: Sample(160.0, ()), HTTP_JSON: Sample(320.0, ())}
-    found = pipeline_time.findings(series({**one_client(), **http}), SETTINGS)
+    found = pipeline_time.findings(series({**each_way(), **http}), SETTINGS)
     whole(found)
     figures = by(found)
     time, trip = pipeline_time.TIME, pipeline_time.ROUND_TRIP
@@ -244,12 +274,12 @@ def test_pipeline_time_is_the_blocks_and_http_the_round_trip() -> None:
     assert figures[f"{HTTP} / {TENSORMQ}", "ratio", 1].value == 10.0
     assert figures[f"{ZEROMQ} / {TENSORMQ}", "ratio", 1].labels["thesis"] == 2.8
     assert "whole tensors are 2.25 times slower" in found.says
-    other = pipeline_time.findings(series({**one_client(), **http}), SMALL)
+    other = pipeline_time.findings(series({**each_way(), **http}), SMALL)
     assert not [f for f in other.figures if "thesis" in f.labels]
 
 
 def test_components_part_overhead_from_inference_and_waiting() -> None:
-    found = components.findings(series(one_client()), SETTINGS)
+    found = components.findings(series(each_way()), SETTINGS)
     whole(found)
     assert [p.stem for p in found.plots] == ["blocks", "pipeline", "inference", "overhead"]
     figures = by(found)
@@ -269,7 +299,7 @@ def test_components_part_overhead_from_inference_and_waiting() -> None:
 
 def test_batches_show_what_grows() -> None:
     found = batches.findings(
-        {1: series(one_client(5.0)), 32: series(one_client(50.0))},
+        {1: series(each_way(5.0)), 32: series(each_way(50.0))},
         SETTINGS,
     )
     whole(found)
@@ -281,14 +311,58 @@ def test_batches_show_what_grows() -> None:
     assert figures[batches.TIME, OFFLINE, 32].value == 12.0
     assert figures[batches.TIME, ZEROMQ, 1].labels["thesis"] == 44.9
     assert "thesis" not in figures[batches.TIME, ZEROMQ, 32].labels
-    assert "from 3.00 to 3.00 ms with handles and from 24.0 to 204 ms" in found.says
+    assert figures[batches.GROWTH, ZEROMQ, 32].value == 8.5
+    assert "with handles from 3.00 to 3.00 ms, not told apart (1.00 times" in found.says
+    assert "from 24.0 to 204 ms, 8.50 times more (95% 8.50-8.50, n = 6)" in found.says
     assert "at batch 32 whole tensors are 68.0 times dearer" in found.says
 
 
+def test_what_grows_with_the_batch_is_judged_by_the_runs_noise() -> None:
+    """Handles seem to cost a sixth more with 32 rows; equal requests were as far apart."""
+    apart = {**each_way(), TWICE: sample(3.0, 0.8, 0.25, 0.25)}
+    dearer = {**each_way(50.0), TENSORMQ: sample(3.0, 0.625, 0.25, 0.25)}
+    found = batches.findings(
+        {1: series(apart), 32: series({**dearer, TWICE: dearer[TENSORMQ]})}, SETTINGS
+    )
+    growth = by(found)[batches.GROWTH, TENSORMQ, 32]
+    assert growth.value == pytest.approx(3.5 / 3)
+    assert (growth.low, growth.high, growth.n) == (growth.value, growth.value, 6)
+    assert growth.labels["noise"] == pytest.approx(0.4)
+    assert "from 3.00 to 3.50 ms, not told apart (1.17 times" in found.says
+    assert "equal requests were apart by 40%" in found.says
+    few = batches.findings({n: series(each_way(), 4) for n in (1, 32)}, SETTINGS)
+    assert few.says.count("too few rounds to conclude") == 3
+
+
+def test_all_sizes_of_batches_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    class Alone:
+        def run(self, rows: int) -> tuple[float, ...]:
+            asked.append((OFFLINE, rows))
+            return (1.0,)
+
+    def run_once(_client: object, way: str, x: Sequence[float]) -> Sample:
+        asked.append((way, len(x)))
+        return sample(1.0, 1.0)
+
+    monkeypatch.setattr(one_client, "run_once", run_once)
+    monkeypatch.setattr(one_client, "input_of", lambda _chain, rows: [0.0] * rows)
+    ways: Any = one_client.Bench(CHAIN, None, Alone(), None)  # type: ignore[arg-type]
+    found = ways.measure((1, 4), 3, lambda: None, lambda _found: None)
+    assert {rows: len(one.samples[ZEROMQ]) for rows, one in found.items()} == {1: 3, 4: 3}
+    served = [rows for way, rows in asked if way == ZEROMQ]
+    # Two rounds are the warm-up; no size has two rounds before the other one has its own.
+    assert [set(served[i : i + 2]) for i in range(0, 10, 2)] == [{1, 4}] * 5
+    # In the process a size that was not the last one is run once more: its buffers are new.
+    alone = [rows for way, rows in asked if way == OFFLINE]
+    assert min(len(list(group)) for _, group in itertools.groupby(alone)) == 2
+
+
 def test_one_round_is_enough_for_what_is_kept_of_a_failure() -> None:
-    ways = {**one_client(), HTTP: Sample(160.0, ()), HTTP_JSON: Sample(320.0, ())}
+    ways = {**each_way(), HTTP: Sample(160.0, ()), HTTP_JSON: Sample(320.0, ())}
     assert pipeline_time.findings(series(ways, 1), SETTINGS).figures
-    assert components.findings(series(one_client(), 1), SETTINGS).figures
+    assert components.findings(series(each_way(), 1), SETTINGS).figures
     one = {form: [(1.0, 1.0, 1.0, 1.0)] for form in (*offline.FORMS, "scripted, again")}
     assert offline.findings(one, [1.0] * 4, SETTINGS).figures
     trips = transports.findings(
@@ -301,27 +375,6 @@ def test_one_round_is_enough_for_what_is_kept_of_a_failure() -> None:
     )
     assert trips.figures
     assert "too few rounds" in trips.says
-
-
-def test_batches_that_were_measured_are_kept_when_the_system_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Dying:
-        def measure(
-            self, rows: int, rounds: int, advance: Advance, broken: Callable[[Series], None]
-        ) -> Series:
-            if rows > 1:
-                broken(series(one_client(), rounds=3))
-                raise make_error("CONNECTION_LOST", "the system died")
-            return series(one_client(), rounds)
-
-    monkeypatch.setattr(batches, "bench", lambda _context: nullcontext(Dying()))
-    monkeypatch.setattr(batches, "QUICK", {1: 6, 2: 6, 4: 6})
-    made = context(tmp_path)
-    with pytest.raises(BlockFlowError, match="CONNECTION_LOST"):
-        batches.run(made)
-    counts = {(f.batch, f.n) for f in made.kept if f.name == batches.TIME}
-    assert counts == {(1, 6), (2, 3)}
 
 
 # --- bytes ---------------------------------------------------------------------------------------

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from thesis_rig import HANDLES, TENSORS
 
-from blockflow.bench.thesis import energy_source
+from blockflow.bench.thesis import energy_source, util
+from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.energy_figures import ABOVE, ENERGY, IDLE, Energy
 from blockflow.bench.thesis.energy_figures import RATIO as ENERGY_RATIO
 from blockflow.bench.thesis.energy_figures import Visit as EnergyVisit
@@ -27,6 +29,7 @@ from blockflow.bench.thesis.growth_figures import (
 from blockflow.bench.thesis.served import TWICE, WAYS
 from blockflow.bench.thesis.util_figures import (
     DISPATCHER,
+    GPU,
     GPU_RATIO,
     MEAN,
     MEAN_RATIO,
@@ -85,6 +88,40 @@ def test_gpu_utilisation_stands_beside_the_thesis_s() -> None:
     ratio = next(f for f in made.figures() if f.name == GPU_RATIO)
     assert (ratio.value, ratio.labels["thesis"]) == (2.0, 2.0)
     assert "the GPU with handles 2.00 times as busy" in made.says()
+
+
+def gpu_visits(*handles: Sequence[float], tensors: float = 20.0) -> Mapping[str, list[CpuVisit]]:
+    """A visit per round with these looks at the GPU; the other ways' are all seen."""
+    spent = {"a": 0.5, DISPATCHER: 0.1}
+    seen = [CpuVisit(1.0, 5.0, spent, gpu=(tensors,)) for _ in handles]
+    first = [CpuVisit(1.0, 5.0, spent, gpu=looks) for looks in handles]
+    again = [CpuVisit(1.0, 5.0, spent, gpu=(40.0,)) for _ in handles]
+    return {HANDLES: first, TENSORS: seen, TWICE: again}
+
+
+def test_a_gpu_that_idles_for_a_visit_is_seen_all_the_same() -> None:
+    made = Utilisation(gpu_visits((0.0, 0.0), *[(40.0,)] * 5), 2, {})
+    by = {(f.name, f.mode): f for f in made.figures()}
+    assert (by[GPU, HANDLES].value, by[GPU, HANDLES].low, by[GPU, HANDLES].n) == (40, 20, 6)
+    assert made.unseen == 0
+    # No ratio to a GPU that did nothing; the figures stay.
+    idle = Utilisation(gpu_visits(*[(40.0,)] * 5, tensors=0.0), 2, {})
+    names = {f.name for f in idle.figures()}
+    assert GPU in names
+    assert GPU_RATIO not in names
+    assert "the GPU with handles idle in some visit: not compared" in idle.says()
+
+
+def test_rounds_in_which_nvml_gave_nothing_are_left_out_and_named() -> None:
+    visits = gpu_visits((), *[(40.0,)] * 5)
+    made = Utilisation(visits, 2, {})
+    assert (made.unseen, next(f for f in made.figures() if f.name == GPU).n) == (1, 5)
+    notes = util.conclude(visits, {}, "cuda:0").notes
+    assert any("without 1 rounds" in note for note in notes)
+    assert not any("skipped" in note for note in notes)
+    never = gpu_visits(*[()] * 5)
+    assert Utilisation(never, 2, {}).gpu is None
+    assert any("NVML gives none" in note for note in util.conclude(never, {}, "cuda:0").notes)
 
 
 def test_visits_without_a_tick_of_cpu_time_are_not_compared() -> None:
@@ -200,7 +237,7 @@ def look(mib: float) -> Look:
     return Look(rss=2 * mib, pss=mib, arena=1.0)
 
 
-def way(past: float, rounds: int = 3) -> Way:
+def way(past: float, rounds: int = 5) -> Way:
     made = Way(look(90), look(100))
     for multiple, mib in {0.5: 100.0, 0.75: 100.5, 2.0: past, 3.0: past}.items():
         made.visits[multiple] = [look(mib)] * rounds
@@ -221,16 +258,30 @@ def test_what_a_visit_settles_at_and_how_far_a_long_one_grew() -> None:
 def test_memory_past_saturation_is_flat_or_not(past: float, verdict: str) -> None:
     made = way(past)
     assert made.ratio.value == pytest.approx(past / 100)
-    assert made.ratio.n == 6
+    assert made.ratio.n == 5  # a round is one sample, though it has two rates past saturation
     assert made.noise == pytest.approx(0.005)
     assert made.verdict == verdict
 
 
 def test_memory_within_the_noise_is_no_verdict() -> None:
     made = way(104.9)
-    made.visits[0.75] = [look(104.0)] * 3  # equal loads were already so far apart
+    made.visits[0.75] = [look(104.0)] * 5  # equal loads were already so far apart
     assert made.verdict == "within noise"
-    assert way(120.0, rounds=1).verdict == "too few rounds to conclude"
+
+
+def test_rates_are_no_rounds() -> None:
+    """Four rounds of two rates past saturation are eight visits, and four samples."""
+    made = way(101.0, rounds=4)
+    assert made.ratio.n == 4
+    assert made.verdict == "too few rounds to conclude"
+    assert "too few rounds" in Growth({HANDLES: made, TENSORS: made}, 20.0, {}).says()
+
+
+def test_one_rate_at_which_memory_grew_is_enough() -> None:
+    made = way(101.0)
+    made.visits[3.0] = [look(130.0)] * 5
+    assert made.ratio.value == pytest.approx(1.3)
+    assert made.verdict == "missed"
 
 
 def test_memory_figures() -> None:
@@ -241,7 +292,7 @@ def test_memory_figures() -> None:
     assert by[LONG, HANDLES].value == 6
     assert "1.01 times with tensormq" in made.says()
     assert {len(row) for row in made.grid().rows} == {len(made.grid().heads)}
-    assert len(made.rows()) == 2 * (4 * 3 + 9)
+    assert len(made.rows()) == 2 * (4 * 5 + 9)
 
 
 def test_a_gpu_s_memory_decides_where_there_is_one() -> None:
@@ -256,4 +307,8 @@ def test_memory_per_block() -> None:
     assert by[OWN, "block1"].value == 22
     assert by[OWN, "block1"].labels["thesis"] == 26
     assert "thesis" not in by[PROCESS, "x"].labels
+    # Ours is MiB; a number of the thesis's never stands there without its own unit.
+    rows = {(row[0], row[1]): row for row in beside_grid("", by.values()).rows}
+    assert rows[PROCESS, "block1"][4:6] == ("394 MB", "MiB")
+    assert rows[COST, ""][4] == "370 MB"
     assert (by[COST, ""].value, by[COST, ""].n) == (10, 5)

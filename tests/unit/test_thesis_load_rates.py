@@ -170,10 +170,10 @@ def flow(offered: float, most: float) -> Flow:
     return Flow(offered, answered, 1 - answered / offered, (50.0,))
 
 
-def sweep(handles: float = 20.0, tensors: float = 16.0) -> Sweep:
-    """Rates up to twice the callers' 20 per second, three rounds."""
+def sweep(handles: float = 20.0, tensors: float = 16.0, rounds: int = 5) -> Sweep:
+    """Rates up to twice the callers' 20 per second."""
     flows = {
-        (arm, m): [flow(20 * m, tensors if arm == TENSORS else handles)] * 3
+        (arm, m): [flow(20 * m, tensors if arm == TENSORS else handles)] * rounds
         for m in (0.5, 0.9, 1.25, 2.0)
         for arm in ((*WAYS, TWICE) if m >= 1.25 else WAYS)
     }
@@ -184,7 +184,7 @@ def test_saturation_stands_beside_the_prediction_and_the_thesis() -> None:
     made = sweep()
     by = {(f.name, f.mode): f for f in made.figures()}
     assert by[SATURATED, HANDLES].value == 20
-    assert by[SATURATED, HANDLES].n == 6  # two rates in three rounds
+    assert by[SATURATED, HANDLES].n == 5  # a round is one sample, though it has two rates
     assert by[SATURATED, HANDLES].labels["thesis"] == 217
     assert by[RATIO, HANDLES].value == pytest.approx(1.25)
     assert by[RATIO, HANDLES].labels["thesis"] == pytest.approx(217 / 160, abs=1e-3)
@@ -198,6 +198,23 @@ def test_saturation_stands_beside_the_prediction_and_the_thesis() -> None:
 
 def test_equal_ways_are_not_told_apart() -> None:
     assert "not told apart" in sweep(20.0, 20.0).says()
+
+
+def test_a_round_past_saturation_is_the_mean_over_its_rates() -> None:
+    flows = {
+        (arm, m): [flow(100.0, most + number) for number in range(5)]
+        for arm in (*WAYS, TWICE)
+        for m, most in ((1.25, 10.0), (2.0, 30.0))
+    }
+    made = Sweep(flows, Capacity({"a": 40.0}, 2), 20.0, {})
+    assert made.saturated.samples[HANDLES] == [20, 21, 22, 23, 24]
+    assert made.saturated.cut == 0  # visits at other rates are no warm-up
+
+
+def test_rates_are_no_rounds() -> None:
+    """Two rounds of two rates are four visits, and too few to conclude."""
+    assert "too few rounds to conclude" in sweep(rounds=2).says()
+    assert "too few rounds to conclude" in sweep(rounds=4).says()
 
 
 def test_a_way_that_answered_nothing_is_not_compared() -> None:

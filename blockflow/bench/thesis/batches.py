@@ -7,21 +7,29 @@ whole tensor costs grows with its bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import Grid, digits, with_bounds
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure, latency_figure
-from blockflow.bench.statistics import percentile
 from blockflow.bench.thesis.bars import COLOURS
-from blockflow.bench.thesis.beside import AGAIN, Rounds, thesis
+from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
 from blockflow.bench.thesis.offline import OFFLINE_SUM_MS, THESIS_MODEL
-from blockflow.bench.thesis.one_client import OFFLINE, Series, bench, overhead_ms, pipeline_ms
+from blockflow.bench.thesis.one_client import (
+    OFFLINE,
+    TWICE,
+    Series,
+    bench,
+    overhead_ms,
+    pipeline_ms,
+)
 from blockflow.bench.thesis.pipeline_time import TENSORMQ_MS, ZEROMQ_MS
 
 TIME, OVERHEAD, RATIO = "pipeline computing time", "overhead, all blocks", "ratio"
+GROWTH = "overhead, to that of the smallest batch"
 
 _SOURCE = "figure 4.7"
 _WAYS = (ZEROMQ, TENSORMQ, OFFLINE)
@@ -34,35 +42,36 @@ _PRINTED: Mapping[tuple[str, str], float] = {
 }
 """At batch 1. The figures' other points have no numbers in the text."""
 
-FULL: Mapping[int, int] = {1: 16, 2: 12, 4: 10, 8: 8, 16: 6, 32: 6}
-QUICK: Mapping[int, int] = {1: 6, 4: 6}
-"""Rows -> rounds."""
+FULL, QUICK = ((1, 2, 4, 8, 16, 32), 8), ((1, 4), 6)
+"""Rows of the batches, and rounds."""
 
 Found = Mapping[int, Series]
 
 
 def run(context: Context) -> Findings:
-    """Measure."""
-    found: dict[int, Series] = {}
-    with bench(context) as ways:
-        for rows, rounds in context.pick(FULL, QUICK).items():
-
-            def keep(series: Series, rows: int = rows) -> None:
-                context.keep(list(_figures({rows: series}, context.settings)))
-
-            with context.step(f"batches of {rows}", rounds) as advance:
-                found[rows] = ways.measure(rows, rounds, advance, keep)
-            keep(found[rows])
-    return findings(found, context.settings)
+    """Measure all sizes in turns."""
+    sizes, rounds = context.pick(FULL, QUICK)
+    with (
+        bench(context) as ways,
+        context.step("batches of every size", rounds) as advance,
+    ):
+        done = partial(findings, settings=context.settings)
+        return done(
+            ways.measure(sizes, rounds, advance, lambda so_far: context.keep(done(so_far).figures))
+        )
 
 
 def findings(found: Found, settings: Settings) -> Findings:
     """Figures, table, plots and the line. Pure."""
     figures = list(_figures(found, settings))
+    growths = list(_growths(found, settings))
     return Findings(
         says=_says(found),
-        figures=figures,
-        tables=[_grid(figures, list(found))],
+        figures=[*figures, *growths],
+        tables=[
+            _grid(figures, list(found)),
+            beside_grid(f"Batch {max(found)} beside batch {min(found)}", growths),
+        ],
         plots=[
             Plot("Figure 4.7: by batch size", "time", _draw(figures, TIME)),
             Plot("Figure 4.8, as overhead: by batch size", "overhead", _draw(figures, OVERHEAD)),
@@ -80,6 +89,7 @@ def findings(found: Found, settings: Settings) -> Findings:
             )
         ],
         notes=[
+            "All sizes and ways take turns, one inference of each per round.",
             "On a GPU the forward hardly grows with small batches, so there the overhead decides; "
             "on a CPU the forward itself grows with the rows. The thesis prints batch 1 only.",
         ],
@@ -110,19 +120,44 @@ def _overheads(series: Series) -> Rounds:
     return Rounds({way: samples for way, samples in found.items() if way != OFFLINE})
 
 
+def _ends(found: Found) -> Rounds:
+    """Overheads with the smallest and with the largest batch: rounds of both sizes."""
+    return Rounds(
+        {
+            _end(way, rows): [overhead_ms(s) for s in found[rows].samples[way]]
+            for rows in (min(found), max(found))
+            for way in (ZEROMQ, TENSORMQ, TWICE)
+        }
+    )
+
+
+def _end(way: str, rows: int) -> str:
+    return f"{rows} rows by {way}"
+
+
+def _growths(found: Found, settings: Settings) -> Iterator[Figure]:
+    """How many times as much overhead the largest batch has as the smallest."""
+    ends = _ends(found)
+    labels = {**settings.labels, "from_rows": min(found), "noise": ends.noise}
+    for way in (ZEROMQ, TENSORMQ):
+        ratio = ends.ratio(_end(way, min(found)), _end(way, max(found)))
+        made = interval_figure(GROWTH, way, max(found), ratio, "x", labels)
+        yield thesis(made, None, "figure 4.8")
+
+
 def _says(found: Found) -> str:
     first, last = min(found), max(found)
-    by = {rows: _overheads(found[rows]) for rows in (first, last)}
+    ends, by = _ends(found), {rows: _overheads(found[rows]) for rows in (first, last)}
 
     def growth(way: str) -> str:
-        begin, end = (digits(percentile(by[rows].of(way), 50)) for rows in (first, last))
-        return f"{begin} to {end} ms"
+        medians = " to ".join(digits(rounds.median(way).value) for rounds in by.values())
+        return f"{medians} ms, {ends.compared(_end(way, first), _end(way, last), 'more', 'less')}"
 
     ratio = by[last].compared(TENSORMQ, ZEROMQ, "dearer", "cheaper")
     return (
-        f"from batch {first} to {last} the overhead of all blocks goes from {growth(TENSORMQ)} "
-        f"with handles and from {growth(ZEROMQ)} with whole tensors; at batch {last} whole tensors "
-        f"are {ratio}"
+        f"from batch {first} to {last} the overhead of all blocks goes with handles from "
+        f"{growth(TENSORMQ)}, and with whole tensors from {growth(ZEROMQ)}; at batch {last} whole "
+        f"tensors are {ratio}; equal requests were apart by {ends.noise:.0%}"
     )
 
 

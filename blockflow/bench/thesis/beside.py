@@ -15,24 +15,30 @@ from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.results import Figure
 from blockflow.bench.statistics import Interval, median_interval, noise_of, ratio_interval
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 AGAIN = ", again"
 """Behind the name of the way that is measured twice: what equal things differ by in this run."""
 
 
-def thesis(figure: Figure, value: float | None, source: str, note: str = "") -> Figure:
+def thesis(
+    figure: Figure, value: float | None, source: str, note: str = "", unit: str = ""
+) -> Figure:
     """The same figure with the thesis's beside it.
 
     Args:
         figure: ours.
-        value: the thesis's, in the same unit; None where it prints none.
+        value: the thesis's; None where it prints none.
         source: "table 4.3", "text of section 4.2.2".
         note: what differs ("HTTP round trip of the whole model").
+        unit: of ``value``, where it is not the figure's.
     """
     labels: dict[str, Any] = {**figure.labels, "of": source}
     if value is not None:
         labels["thesis"] = value
+        if unit:
+            labels["thesis_unit"] = unit
     if note:
         labels["note"] = note
     return replace(figure, labels=labels)
@@ -44,14 +50,20 @@ def beside_grid(title: str, figures: Iterable[Figure], head: str = "way") -> Gri
     batches = any(f.batch is not None for f in found)
     rows = []
     for f in found:
-        printed = f.labels.get("thesis")
         batch = ("" if f.batch is None else str(f.batch),) if batches else ()
         ours = digits(f.value), bounds(f.low, f.high)
-        beside = "" if printed is None else digits(printed)
-        rows.append((f.name, f.mode, *batch, *ours, beside, f.unit, str(f.n)))
+        rows.append((f.name, f.mode, *batch, *ours, thesis_cell(f), f.unit, str(f.n)))
     columns = ("ours", "95%", "thesis", "unit", "n")
     heads = ("what", head, *(("rows",) if batches else ()), *columns)
     return Grid(title, heads, rows, frozenset({"what", head, "unit"}))
+
+
+def thesis_cell(figure: Figure) -> str:
+    """The thesis's figure as a table's cell, with its unit where that is another one."""
+    value = figure.labels.get("thesis")
+    if value is None:
+        return ""
+    return f"{digits(value)} {figure.labels.get('thesis_unit', '')}".rstrip()
 
 
 @dataclass(slots=True)
@@ -100,23 +112,24 @@ class Rounds:
 
 
 def in_turn(
-    ways: Mapping[str, Callable[[], T]],
+    ways: Mapping[K, Callable[[], T]],
     rounds: int,
     advance: Callable[[], None],
+    *,
+    broken: Callable[[dict[K, list[T]]], None],
     warm_up: int = 0,
-    broken: Callable[[dict[str, list[T]]], None] = lambda _found: None,
-) -> dict[str, list[T]]:
+) -> dict[K, list[T]]:
     """A sample of every way per round, in an order that rotates, so that drift hits all alike.
 
     Args:
         ways: name -> takes one sample.
         rounds: samples of each.
         advance: called after every round.
-        warm_up: rounds that come before, and do not count.
         broken: gets the samples of the whole rounds so far, if there are any, when one raises.
+        warm_up: rounds that come before, and do not count.
     """
     names = list(ways)
-    found: dict[str, list[T]] = {name: [] for name in names}
+    found: dict[K, list[T]] = {name: [] for name in names}
     try:
         for number in range(-warm_up, rounds):
             shift = number % len(names)

@@ -49,7 +49,7 @@ def run(ctx: Context) -> Findings:
                     for arm in rotated(ARMS, number):
                         found[arm, n].append(visit(arm, n))
                     advance()
-                ctx.kept = Clients(found, ctx.settings.labels).figures()
+                ctx.keep(Clients(found, ctx.settings.labels).figures())
     made = Clients(found, ctx.settings.labels)
     figures = made.figures()
     knees = [f for f in figures if f.name in (KNEE, STEP)]

@@ -1,4 +1,4 @@
-"""Modular and traditional deployment (thesis, section 4.3, tables 4.5 and 4.6) as an experiment.
+"""Modular and traditional deployment (thesis, section 4.3, tables 4.4 to 4.6) as an experiment.
 
 The measurement, the model and the tables are those of ``make bench-thesis-memory``
 (:mod:`blockflow.bench.thesis.memory`).
@@ -6,9 +6,9 @@ The measurement, the model and the tables are those of ``make bench-thesis-memor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from blockflow.bench.contenders import Model
+from blockflow.bench.grid import Grid
 from blockflow.bench.results import Figure
 from blockflow.bench.thesis.experiment import (
     THESIS,
@@ -24,84 +24,86 @@ from blockflow.bench.thesis.memory_figures import (
     mismatches,
     process_grid,
     remarks,
-    saving_figures,
     saving_grids,
+    scenario_grid,
 )
-from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy
+from blockflow.bench.thesis.memory_measure import KINDS, ROUNDS, measure
 from blockflow.bench.thesis.memory_model import Blocks
 from blockflow.bench.thesis.memory_tables import TABLES
 
 NAME = "deployment"
-_SMALL, _FIRST = "resnet18", "resnet50"
-"""In a quick run, where the call's model does not fit: to be measured, and of the thesis's tables.
-"""
+_SMALL = "resnet18"
+"""Measured in a quick run, where the call's model does not fit."""
 
 
 def model_of(settings: Settings) -> str:
-    """Which model's blocks are deployed."""
-    fits: Collection[str] = TABLES if settings.constants == THESIS else fitting()
-    if settings.model in fits or not settings.quick:
-        return settings.model
-    return _FIRST if settings.constants == THESIS else _SMALL
+    """Which model's blocks are measured."""
+    fits = settings.model in fitting() or not settings.quick
+    return settings.model if fits else _SMALL
 
 
 def unfit(settings: Settings) -> str | None:
-    """Why the call's model or device cannot be deployed so."""
+    """Why the call's model cannot be deployed so; the thesis's constants are of its own models."""
     model = model_of(settings)
-    if settings.constants == THESIS:
-        if model not in TABLES:
-            return f"the thesis has tables for {' and '.join(TABLES)}, not for {model}"
-    elif model not in fitting():
-        return f"{model} is not cut into four blocks; {', '.join(fitting())} are"
-    return None
+    if settings.constants == THESIS or model in fitting():
+        return None
+    return f"{model} is not cut into four blocks; {', '.join(fitting())} are"
 
 
 def run(ctx: Context) -> Findings:
-    """From this machine's processes, or from the constants behind the thesis's table."""
-    model = model_of(ctx.settings)
+    """From this machine's processes, or from the constants behind the thesis's tables."""
     if ctx.settings.constants == THESIS:
-        return conclude(*from_thesis(model), [])
-    rounds = ctx.pick(3, 1)
+        return conclude([from_thesis(model) for model in TABLES], [])
+    model = model_of(ctx.settings)
+    rounds = ctx.pick(ROUNDS, 1)
     chain = ctx.chain(model=model)
+
+    def keep(so_far: Mapping[Blocks, Sequence[float]]) -> None:
+        ctx.keep(concluded(model, so_far)[0])
+
     with ctx.step(f"{model}: one worker at a time", rounds * len(KINDS)) as advance:
-        samples = measure(chain, rounds, ctx.scratch / "state", advance)
-    notes = [
+        samples = measure(chain, rounds, ctx.scratch / "state", advance, keep)
+    note = (
         "measured on the CPU, where C is what a process takes without a block; the thesis's is a "
-        "CUDA context. With its constants: --constants thesis",
-        f"by single starts the savings differ by up to {spread(Model(model), samples):.1f} points "
-        f"({rounds} of each process): read nothing into less"
-        if rounds > 1
-        else "one start of each process: nothing is known of how much the savings vary",
-    ]
-    return conclude(*concluded(model, samples), notes)
+        "CUDA context. With its constants: --constants thesis"
+    )
+    return conclude([concluded(model, samples)], [note])
 
 
-def spread(model: Model, samples: Mapping[Blocks, Sequence[float]]) -> float:
-    """How far apart the savings by single rounds of starts are, in points: the worst cell."""
-    rounds = [
-        saving_figures(
-            occupancy(model, {blocks: [values[n]] for blocks, values in samples.items()}),
-            None,
-            constants_of_thesis=False,
-        )
-        for n in range(min(len(values) for values in samples.values()))
-    ]
-    cells = zip(*([f.value for f in found] for found in rounds), strict=True)
-    return max(max(cell) - min(cell) for cell in cells)
+def conclude(models: Sequence[tuple[list[Figure], str]], notes: Sequence[str]) -> Findings:
+    """The tables, what they show, and the cells that did not come out.
 
-
-def conclude(found: list[Figure], fused: str, notes: list[str]) -> Findings:
-    """The tables, what they show, and the cells that did not come out."""
-    said, *more = remarks(found)
-    wrong = [f"not the thesis's: {line}" for line in mismatches(found)]
+    Args:
+        models: the figures of each, and how well a fused process is foretold.
+        notes: of the measurement.
+    """
+    figures = [f for found, _ in models for f in found]
+    said = [remarks(found) for found, _ in models]
+    wrong = [f"not the thesis's: {line}" for line in mismatches(figures)]
+    more = [line for lines in said for line in lines[1:]]
     return Findings(
-        said,
-        found,
-        [process_grid(found), *saving_grids(found)],
-        [Plot("Memory saved by modular deployment, by scenario", "savings", draw(found))],
-        notes=[*more, fused, *notes, *wrong],
+        "; ".join(lines[0] for lines in said),
+        figures,
+        [scenario_grid(), *(grid for found, _ in models for grid in _grids(found))],
+        _plots([found for found, _ in models]),
+        notes=list(dict.fromkeys([*more, *(fused for _, fused in models), *notes, *wrong])),
         failed=bool(wrong),
     )
+
+
+def _grids(found: Sequence[Figure]) -> list[Grid]:
+    return [process_grid(found), *saving_grids(found)]
+
+
+def _plots(models: Sequence[Sequence[Figure]]) -> list[Plot]:
+    """Several models have a file each."""
+    plots = []
+    for found in models:
+        model = found[0].labels["model"]
+        title = f"Memory saved by modular deployment of {model}, by scenario"
+        stem = "savings" if len(models) == 1 else f"savings-{model}"
+        plots.append(Plot(title, stem, draw(found)))
+    return plots
 
 
 EXPERIMENT = Experiment(

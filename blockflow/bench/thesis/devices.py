@@ -97,7 +97,7 @@ def run(ctx: Context) -> Findings:
                     # The same arrivals for all arms.
                     asked = Flood(rate, seconds, number).ask(client, task, x)
                     found.setdefault(arms[arm], []).append(Visit.of(asked.records))
-                ctx.kept = Distribution(found, places, rate, labels).figures()
+                ctx.keep(Distribution(found, places, rate, labels).figures())
                 advance()
     made = Distribution(found, places, rate, labels)
     heads = ("way", "pdi", "round", "block", "compute_ms", "overhead_ms")

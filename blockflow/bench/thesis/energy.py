@@ -88,7 +88,7 @@ def measure(ctx: Context, chain: Chain, source: EnergySource) -> Findings:
                     visit = Visit(answered, sampler.seconds, spent(sampler), idle_w)
                     found[arm, rows].append(visit)
                     advance()
-                ctx.kept = Energy(found, labels).figures()
+                ctx.keep(Energy(found, labels).figures())
     made = Energy(found, labels)
     figures = made.figures()
     heads = ("way", "rows", "round", "answered_rows", "seconds", "joules", "idle_w")

@@ -96,7 +96,7 @@ class Context:
         step: shows what is being done.
 
     Attributes:
-        kept: figures that are worth having if the experiment breaks off, see :meth:`keep`.
+        kept: what is stored if the experiment breaks off, see :meth:`keep`.
     """
 
     def __init__(self, settings: Settings, workshop: Workshop, scratch: Path, step: Step) -> None:
@@ -112,8 +112,13 @@ class Context:
         return quick if self.settings.quick else full
 
     def keep(self, figures: Sequence[Figure]) -> None:
-        """What is found so far. It is stored, and marked as partial, if the experiment fails."""
-        self.kept += figures
+        """All that is found so far, in place of what was kept before.
+
+        It is stored, and marked as partial, if the experiment breaks off. Every experiment calls
+        this (a test runs each until its system dies): after every whole round, or, where a round is
+        short and figures would disturb the next one, by :func:`beside.in_turn`'s ``broken``.
+        """
+        self.kept = list(figures)
 
     def chain(self, label: str | None = None, model: str | None = None) -> Chain:
         """The blocks of the call's model for the call's engine, unless others are named."""

@@ -55,7 +55,7 @@ def look_at(system: System, way: str, pids: Mapping[str, int]) -> Look:
 def run(ctx: Context) -> Findings:
     """Fresh, the first overload, visits in turns, the long overload."""
     multiples, rounds, seconds, long_s = ctx.pick(
-        ((0.5, 0.75, 1.5, 2.0, 3.0), 3, 3.0, 20.0), ((0.5, 0.75, 2.0), 1, 0.3, 0.6)
+        ((0.5, 0.75, 1.5, 2.0, 3.0), 6, 3.0, 20.0), ((0.5, 0.75, 2.0), 1, 0.3, 0.6)
     )
     chain = ctx.chain()
     x = input_of(chain)
@@ -93,7 +93,7 @@ def run(ctx: Context) -> Findings:
                     found = settled(visit(way, m, seconds, number + 1))
                     ways[way].visits.setdefault(m, []).append(found)
                     advance()
-                ctx.kept = Growth(ways, callers, ctx.settings.labels).figures()
+                ctx.keep(Growth(ways, callers, ctx.settings.labels).figures())
         with ctx.step("a long overload", len(WAYS)) as advance:
             for way in WAYS:
                 ways[way].long = visit(way, _OVER, long_s, rounds + 1)

@@ -15,7 +15,6 @@ import numpy as np
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import digits
-from blockflow.bench.in_process import Chain
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
 from blockflow.bench.thesis.beside import beside_grid, thesis
@@ -58,6 +57,10 @@ THESIS_OWN: Mapping[str, float] = {"block1": 26.0, "block2": 26.0, "block3": 56.
 """Table 4.2: MB that torch reserves."""
 
 THESIS_COST = 370.0
+THESIS_UNIT = "MB"
+"""As it prints them. What torch reserves comes in multiples of 2 MiB, and its numbers are all even:
+it may mean MiB."""
+
 _MIB = 2**20
 
 
@@ -86,6 +89,7 @@ def run(ctx: Context) -> Findings:
         topology["blocks"].append({"name": EMPTY, "threads": chain.threads})
         topology["tasks"][EMPTY] = [EMPTY]
     x = input_of(chain)
+    states = {short(b): state_mib(chain.repository, b) for b in chain.blocks}
     found: list[Start] = []
     with ctx.step("starts of the pipeline", starts) as advance:
         for _ in range(starts):
@@ -98,9 +102,9 @@ def run(ctx: Context) -> Findings:
             if start is None:
                 return skip("NVML does not tell whose memory is whose here (a container?)")
             found.append(start)
+            ctx.keep(figures_of(found, states, ctx.settings.labels))
             advance()
-    states = {short(b): state_mib(chain.repository, b) for b in chain.blocks}
-    return conclude(found, states, ctx.settings.labels, chain)
+    return conclude(found, states, ctx.settings.labels)
 
 
 def on_cpu(system: System, way: str) -> Start:
@@ -136,12 +140,12 @@ def figures_of(
         whole = median_interval([s.process[block] for s in found])
         own = median_interval([s.process[block] - s.cost[block] for s in found])
         figure = interval_figure(PROCESS, block, None, whole, "MiB", labels)
-        out.append(thesis(figure, THESIS_PROCESS.get(block), "table 4.2"))
+        out.append(thesis(figure, THESIS_PROCESS.get(block), "table 4.2", unit=THESIS_UNIT))
         figure = interval_figure(OWN, block, None, own, "MiB", labels)
-        out.append(thesis(figure, THESIS_OWN.get(block), "table 4.2"))
+        out.append(thesis(figure, THESIS_OWN.get(block), "table 4.2", unit=THESIS_UNIT))
         out.append(Figure(STATE, block, None, None, None, state, "MiB", 1, labels=labels))
     cost = interval_figure(COST, "", None, cost_of(found), "MiB", labels)
-    return [*out, thesis(cost, THESIS_COST, "figure 4.14")]
+    return [*out, thesis(cost, THESIS_COST, "figure 4.14", unit=THESIS_UNIT)]
 
 
 def cost_of(found: Sequence[Start]) -> Any:
@@ -150,7 +154,7 @@ def cost_of(found: Sequence[Start]) -> Any:
 
 
 def conclude(
-    found: Sequence[Start], states: Mapping[str, float], labels: Mapping[str, Any], chain: Chain
+    found: Sequence[Start], states: Mapping[str, float], labels: Mapping[str, Any]
 ) -> Findings:
     """From the starts to what is shown."""
     figures = figures_of(found, states, labels)
@@ -158,9 +162,9 @@ def conclude(
     whole = sum(median_interval([s.process[b] for s in found]).value for b in states)
     share = len(states) * cost.value / whole
     says = (
-        f"a process without a block takes {digits(cost.value)} MiB (thesis: {THESIS_COST:g}), "
-        f"{share:.0%} of the {digits(whole)} MiB that {len(states)} blocks take (thesis: "
-        f"{len(THESIS_PROCESS) * THESIS_COST / sum(THESIS_PROCESS.values()):.0%})"
+        f"a process without a block takes {digits(cost.value)} MiB (thesis: {THESIS_COST:g} "
+        f"{THESIS_UNIT}), {share:.0%} of the {digits(whole)} MiB that {len(states)} blocks take "
+        f"(thesis: {len(THESIS_PROCESS) * THESIS_COST / sum(THESIS_PROCESS.values()):.0%})"
     )
     rows = [
         (block, number, round(s.process[block], 3), round(s.cost[block], 3))
@@ -175,7 +179,9 @@ def conclude(
         [Data("starts", ("block", "start", "process_mib", "cost_mib"), rows)],
         [
             "on the CPU: private memory (USS); pages that workers share with the template count "
-            "for none of them. The thesis's is a GPU's memory, where C is a CUDA context"
+            "for none of them. The thesis's is a GPU's memory, where C is a CUDA context",
+            f"ours is in MiB, the thesis's in {THESIS_UNIT}, as it prints it. What torch reserves "
+            "on a GPU comes in multiples of 2 MiB, and the thesis's are even: it may mean MiB",
         ],
     )
 
@@ -199,7 +205,13 @@ def draw(found: Sequence[Start], states: Mapping[str, float]) -> Any:
     bottom = [c + s for c, s in zip(cost, state, strict=True)]
     ax.bar(blocks, rest, bottom=bottom, color="#f2b134", label="work")
     marks = [(b, THESIS_PROCESS[b]) for b in blocks if b in THESIS_PROCESS]
-    ax.plot([b for b, _ in marks], [v for _, v in marks], "k_", ms=18, label="the thesis's process")
+    ax.plot(
+        [b for b, _ in marks],
+        [v for _, v in marks],
+        "k_",
+        ms=18,
+        label=f"the thesis's, {THESIS_UNIT}",
+    )
     ax.set(ylabel="MiB")
     ax.legend(fontsize=8, frameon=False)
     ax.spines[["top", "right"]].set_visible(False)

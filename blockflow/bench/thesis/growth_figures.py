@@ -115,15 +115,16 @@ class Way:
 
     @property
     def ratio(self) -> Interval:
-        """Memory past saturation to that at the lowest rate, round by round and rate by rate."""
+        """The most memory past saturation to that at the lowest rate, by rounds.
+
+        A round is one sample, however many rates it has: they share the base.
+        """
         return self._ratio(self.past, self.below[0])
 
     def _ratio(self, multiples: Sequence[float], base: float) -> Interval:
-        bases = [look.main for look in self.visits[base]]
-        pairs = [
-            (b, look.main) for m in multiples for b, look in zip(bases, self.visits[m], strict=True)
-        ]
-        return ratio_interval([b for b, _ in pairs], [o for _, o in pairs])
+        rounds = zip(*(self.visits[m] for m in multiples), strict=True)
+        most = [max(look.main for look in looks) for looks in rounds]
+        return ratio_interval([look.main for look in self.visits[base]], most)
 
     @property
     def verdict(self) -> str:
@@ -202,8 +203,8 @@ class Growth:
         """One line."""
         parts = [
             f"{digits(way.ratio.value)} times with {name} (95% "
-            f"{bounds(way.ratio.low, way.ratio.high)}, noise {way.noise:.1%}; at most {GOAL:g}: "
-            f"{way.verdict})"
+            f"{bounds(way.ratio.low, way.ratio.high)}, n = {way.ratio.n}, noise {way.noise:.1%}; "
+            f"at most {GOAL:g}: {way.verdict})"
             for name, way in self._ways.items()
         ]
         return f"memory past saturation to that below: {', '.join(parts)}; the thesis's grew"

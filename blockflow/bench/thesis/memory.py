@@ -29,8 +29,16 @@ from blockflow.bench.thesis.memory_figures import (
     remarks,
     saving_figures,
     saving_grids,
+    scenario_grid,
 )
-from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy, prepared
+from blockflow.bench.thesis.memory_measure import (
+    KINDS,
+    ROUNDS,
+    by_rounds,
+    measure,
+    occupancy,
+    prepared,
+)
 from blockflow.bench.thesis.memory_model import FULL, Blocks
 from blockflow.bench.thesis.memory_tables import TABLES
 from blockflow.core.errors import BlockFlowError
@@ -54,12 +62,12 @@ def measured(model: str, engine: str, rounds: int, console: Console) -> tuple[li
 
 def concluded(model: str, samples: Mapping[Blocks, Sequence[float]]) -> tuple[list[Figure], str]:
     """What :func:`measured` gives, from the memory of this machine's processes."""
-    found = occupancy(Model(model), samples)
+    rounds = by_rounds(Model(model), samples)
     figures = [
-        *process_figures(found, samples),
-        *saving_figures(found, TABLES.get(model), constants_of_thesis=False),
+        *process_figures(occupancy(Model(model), samples), samples),
+        *saving_figures(rounds, TABLES.get(model), constants_of_thesis=False),
     ]
-    return figures, fusion_note(found)
+    return figures, fusion_note(rounds)
 
 
 def from_thesis(model: str) -> tuple[list[Figure], str]:
@@ -67,9 +75,9 @@ def from_thesis(model: str) -> tuple[list[Figure], str]:
     found = TABLES[model].occupancy
     figures = [
         *process_figures(found),
-        *saving_figures(found, TABLES[model], constants_of_thesis=True),
+        *saving_figures([found], TABLES[model], constants_of_thesis=True),
     ]
-    return figures, fusion_note(found)
+    return figures, fusion_note([found])
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -79,7 +87,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--constants", choices=(_MACHINE, _THESIS), default=_MACHINE)
     parser.add_argument("--model", help="of the zoo, in four blocks (default resnet50)")
     parser.add_argument("--engine", choices=tuple(CONTENDERS), default="exported")
-    parser.add_argument("--rounds", type=int, default=3, help="starts of every kind of process")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="starts of every kind of process"
+    )
     parser.add_argument("--quick", action="store_true", help="a small model once: is it sound?")
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--plot", help="file for the picture")
@@ -114,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BlockFlowError as error:
         console.print(str(error), highlight=False)
         return 2
-    for grid in (process_grid(found), *saving_grids(found)):
+    for grid in (process_grid(found), scenario_grid(), *saving_grids(found)):
         console.print(grid.rich())
     for line in (*remarks(found), note):
         console.print(line, highlight=False)

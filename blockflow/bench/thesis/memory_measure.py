@@ -8,6 +8,7 @@ template (libraries) are shared and not counted: one more worker does not cost t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import psutil
 from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
 from blockflow.bench.in_process import Chain, example
 from blockflow.bench.statistics import percentile
+from blockflow.bench.thesis.beside import in_turn
 from blockflow.bench.thesis.memory_model import NOTHING, PROCESSES, Blocks, Occupancy
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -27,6 +29,9 @@ from blockflow.repository.repository import BlockRepository
 
 EMPTY = "empty"
 """The block that holds nothing."""
+
+ROUNDS = 15
+"""Starts of every kind of process, a round of all kinds at a time, that conclude from MiB."""
 
 _TASK = "measured"
 _REQUESTS = 3
@@ -62,7 +67,11 @@ def save_empty(repository: Path) -> None:
 
 
 def measure(
-    chain: Chain, rounds: int, state_dir: Path, advance: Callable[[], None]
+    chain: Chain,
+    rounds: int,
+    state_dir: Path,
+    advance: Callable[[], None],
+    broken: Callable[[dict[Blocks, list[float]]], None] = lambda _found: None,
 ) -> dict[Blocks, list[float]]:
     """MiB of every kind of process, once per round, in turns.
 
@@ -71,26 +80,28 @@ def measure(
         rounds: how often each is started anew.
         state_dir: of the system; a new folder.
         advance: called after every process.
+        broken: gets the whole rounds so far, if there are any, when one fails.
 
     Raises:
         BlockFlowError: the blocks cannot be served here.
     """
     repository = BlockRepository(chain.repository)
     save_empty(chain.repository)
-    found: dict[Blocks, list[float]] = {blocks: [] for blocks in KINDS}
     with (
         System(
             repository=chain.repository, state_dir=state_dir, rest_port=0, client_port=0
         ) as system,
         Client(system.client_endpoint) as client,
     ):
-        for number in range(rounds):
-            shift = number % len(KINDS)
-            for blocks in KINDS[shift:] + KINDS[:shift]:
-                names = [chain.blocks[b - 1] for b in blocks] or [EMPTY]
-                found[blocks].append(_one(system, client, repository, chain, names))
-                advance()
-    return found
+
+        def start(blocks: Blocks) -> float:
+            names = [chain.blocks[b - 1] for b in blocks] or [EMPTY]
+            found = _one(system, client, repository, chain, names)
+            advance()
+            return found
+
+        starts = {blocks: partial(start, blocks) for blocks in KINDS}
+        return in_turn(starts, rounds, lambda: None, broken=broken)
 
 
 def _one(
@@ -107,20 +118,30 @@ def _one(
         client.infer(_TASK, x)
     worker = next(w for w in system.status()["workers"] if w["worker"] == _TASK)
     process = psutil.Process(worker["pid"])
-    uss, _ = private_and_shared(process.pid)
-    if not uss:
-        raise make_error(
-            "INTERNAL",
-            "the memory of a worker cannot be read",
-            where=f"/proc/{process.pid}/smaps_rollup",
-            hint="this needs Linux 4.14 or later, and a worker that lives",
-        )
+    found = private_mib(process.pid)
     system.apply({"blocks": [], "tasks": {}})
     # Two that map the same artifact at the same time would share its pages.
     try:
         process.wait(_GONE_S)
     except psutil.TimeoutExpired:
         raise make_error("TIMEOUT", "a worker did not end", where=f"pid {process.pid}") from None
+    return found
+
+
+def private_mib(pid: int) -> float:
+    """A process's private memory (USS).
+
+    Raises:
+        BlockFlowError: INTERNAL where it cannot be read.
+    """
+    uss, _ = private_and_shared(pid)
+    if not uss:
+        raise make_error(
+            "INTERNAL",
+            "the memory of a process cannot be read",
+            where=f"/proc/{pid}/smaps_rollup",
+            hint="this needs Linux 4.14 or later, and a process that lives",
+        )
     return uss / _MIB
 
 
@@ -139,3 +160,11 @@ def occupancy(model: Model, found: Mapping[Blocks, Sequence[float]]) -> Occupanc
     middle = {blocks: percentile(samples, 50) for blocks, samples in found.items()}
     context = middle.pop(NOTHING)
     return Occupancy(model.name, "MiB", middle, context)
+
+
+def by_rounds(model: Model, found: Mapping[Blocks, Sequence[float]]) -> list[Occupancy]:
+    """Each round by itself: its starts of every kind of process."""
+    return [
+        occupancy(model, dict(zip(found, ([mib] for mib in starts), strict=True)))
+        for starts in zip(*found.values(), strict=True)
+    ]

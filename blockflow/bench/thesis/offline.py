@@ -7,17 +7,20 @@ turns, and the first one takes part twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from statistics import stdev
 from typing import Any
 
 from blockflow.bench.grid import Grid, digits, with_bounds
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import median_interval
+from blockflow.bench.thesis import offline_memory
 from blockflow.bench.thesis.bars import draw_bars
-from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, in_turn, thesis
+from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, in_turn, thesis, thesis_cell
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
 from blockflow.repository.repository import BlockRepository
 
@@ -30,6 +33,7 @@ FORMS: Mapping[str, str] = {
 """Form -> label of the contender that runs it."""
 
 TIME, SHARE, SIZE, ALLOCATED = "forward", "share of the sum", "parameters", "memory of the block"
+STD = "forward, standard deviation"
 SUM = "sum of the blocks"
 
 _SOURCE = "table 4.2"
@@ -41,8 +45,13 @@ _MS: Mapping[str, tuple[float, ...]] = {
 """The thesis's classifier (``class_h``) is a block of its own in this table, and elsewhere a part
 of the fourth, as it is here: the sum of both."""
 
-_MB = (4.858, 9.689, 29.755, 59.612 + 16.328)
-"""What torch had allocated on the GPU, scripted."""
+_STD_MS: Mapping[str, tuple[float, ...]] = {
+    SCRIPTED: (0.142, 0.154, 0.253, round(math.hypot(0.161, 0.055), 3)),
+    TRACED: (0.176, 0.145, 0.575, round(math.hypot(0.170, 0.067), 3)),
+}
+"""The fourth is that of a sum of two independent times."""
+
+_MB = offline_memory.ALLOCATED[SCRIPTED]
 
 THESIS_MODEL = "resnet50"
 OFFLINE_SUM_MS = 11.703
@@ -54,17 +63,33 @@ Samples = Mapping[str, Sequence[tuple[float, ...]]]
 def run(context: Context) -> Findings:
     """Measure."""
     chains = {form: context.chain(label) for form, label in FORMS.items()}
-    rounds = context.pick(100, 6)
+    rounds, starts = context.pick((100, 5), (6, 1))
+    done = partial(findings, megabytes=sizes(chains[SCRIPTED]), settings=context.settings)
+    times = _times(context, chains, rounds, lambda found: context.keep(done(found).figures))
+    context.keep(done(times).figures)
+    # Not beside the processes of the times: they would share the artifacts' pages.
+    with context.step("the memory of each block", starts) as advance:
+        memory = offline_memory.measure(
+            *(chains, starts, advance),
+            lambda so_far: context.keep(done(times, memory=so_far).figures),
+        )
+    return done(times, memory=memory)
+
+
+def _times(
+    context: Context,
+    chains: Mapping[str, Chain],
+    rounds: int,
+    broken: Callable[[Samples], None],
+) -> Samples:
+    """Milliseconds of each block in each form, called in turns; the first form twice."""
     ways = {**chains, SCRIPTED + AGAIN: chains[SCRIPTED]}
     with ExitStack() as stack:
         with context.step("loading the blocks", None):
             others = {w: stack.enter_context(InProcess(chain)) for w, chain in ways.items()}
         advance = stack.enter_context(context.step("each block by itself", rounds + 1))
         calls = {way: partial(other.run, 1) for way, other in others.items()}
-        done = partial(findings, megabytes=sizes(chains[SCRIPTED]), settings=context.settings)
-        return done(
-            in_turn(calls, rounds, advance, 1, lambda so_far: context.keep(done(so_far).figures))
-        )
+        return in_turn(calls, rounds, advance, broken=broken, warm_up=1)
 
 
 def sizes(chain: Chain) -> list[float]:
@@ -73,8 +98,20 @@ def sizes(chain: Chain) -> list[float]:
     return [repository.info(name).state_bytes / 1e6 for name in chain.blocks]
 
 
-def findings(samples: Samples, megabytes: Sequence[float], settings: Settings) -> Findings:
-    """Figures, tables, plots and the line. Pure."""
+def findings(
+    samples: Samples,
+    megabytes: Sequence[float],
+    settings: Settings,
+    memory: offline_memory.Found | None = None,
+) -> Findings:
+    """Figures, tables, plots and the line. Pure.
+
+    Args:
+        samples: the times.
+        megabytes: of each block's parameters and buffers.
+        settings: of the call.
+        memory: of each block's process; None while it is not measured yet.
+    """
     sums = Rounds({way: [sum(one) for one in found] for way, found in samples.items()})
     printed = settings.model == THESIS_MODEL
     blocks = _BLOCKS if printed else tuple(f"block{i + 1}" for i in range(len(megabytes)))
@@ -87,6 +124,10 @@ def findings(samples: Samples, megabytes: Sequence[float], settings: Settings) -
             labels = {**settings.labels, "block": block}
             made = latency_figure(TIME, form, 1, times, labels)
             figures.append(thesis(made, theirs, _SOURCE))
+            spread = stdev(times) if len(times) > 1 else 0.0
+            made = Figure(STD, form, 1, None, None, spread, "ms", len(times), labels=labels)
+            theirs_std = _STD_MS[form][i] if printed and form in _STD_MS else None
+            figures.append(thesis(made, theirs_std, _SOURCE))
             share = median_interval([one[i] / sum(one) * 100 for one in kept])
             theirs = None if theirs is None else theirs / sum(_MS[form]) * 100
             made = interval_figure(SHARE, form, 1, share, "%", labels)
@@ -101,10 +142,15 @@ def findings(samples: Samples, megabytes: Sequence[float], settings: Settings) -
         millions = mb / 4  # fp32: four bytes each
         made = Figure(SIZE, block, None, None, None, millions, "million", 1, labels=labels)
         figures.append(thesis(made, None, "figure 4.2"))
+    tables = [_time_grid(figures, blocks), _size_grid(figures)]
+    if memory is not None:
+        taken = list(offline_memory.figures_of(memory, settings.labels, printed))
+        tables.append(offline_memory.grid(taken))
+        figures += taken
     return Findings(
         says=_says(sums, megabytes, blocks),
         figures=figures,
-        tables=[_time_grid(figures, blocks), _size_grid(figures)],
+        tables=tables,
         plots=_plots(figures),
         data=[
             Data(
@@ -116,6 +162,8 @@ def findings(samples: Samples, megabytes: Sequence[float], settings: Settings) -
         notes=[
             "The thesis's times are a GPU's: the shares of the blocks are what can be compared. "
             "What torch allocates there holds activations beside the parameters.",
+            "Memory by form is measured on the CPU, whatever the device: a process's private "
+            "pages, with what the form's own runtime takes. The thesis's is a GPU's, of tensors.",
         ],
     )
 
@@ -140,19 +188,23 @@ def _time_grid(figures: Sequence[Figure], blocks: Sequence[str]) -> Grid:
         for block in (*blocks, None):
             time = by[SUM if block is None else TIME, form, block]
             share = None if block is None else by[SHARE, form, block]
+            spread = None if block is None else by[STD, form, block]
             rows.append(
                 (
                     form,
                     block or SUM,
                     with_bounds(time.value, time.low, time.high, 2),
-                    _theirs(time),
+                    "" if spread is None else digits(spread.value),
+                    thesis_cell(time),
+                    "" if spread is None else thesis_cell(spread),
                     "" if share is None else f"{share.value:.1f}",
-                    "" if share is None else _theirs(share),
+                    "" if share is None else thesis_cell(share),
                 )
             )
         if form != EXPORTED:
             rows.append(())
-    heads = ("form", "block", "ms (95%)", "thesis ms", "share %", "thesis %")
+    times = ("ms (95%)", "std", "thesis ms", "its std")
+    heads = ("form", "block", *times, "share %", "thesis %")
     return Grid("Table 4.2: each block by itself", heads, rows, frozenset({"form", "block"}))
 
 
@@ -163,15 +215,10 @@ def _size_grid(figures: Sequence[Figure]) -> Grid:
     for block in blocks:
         memory = by[ALLOCATED, block]
         rows.append(
-            (block, digits(by[SIZE, block].value), digits(memory.value), _theirs(memory)),
+            (block, digits(by[SIZE, block].value), digits(memory.value), thesis_cell(memory)),
         )
     heads = ("block", "million parameters", "MB", "thesis: MB allocated")
     return Grid("Figure 4.2: parameters per block", heads, rows, frozenset({"block"}))
-
-
-def _theirs(figure: Figure) -> str:
-    value = figure.labels.get("thesis")
-    return "" if value is None else digits(value)
 
 
 def _plots(figures: Sequence[Figure]) -> list[Plot]:

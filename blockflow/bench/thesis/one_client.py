@@ -73,30 +73,62 @@ class Bench:
         self._chain = chain
         self._client = client
         self._alone = alone
+        self._alone_rows = 0
         self._server = server
 
     def measure(
-        self, rows: int, rounds: int, advance: Advance, broken: Callable[[Series], None]
-    ) -> Series:
-        """``rounds`` inferences of each way, in turns; ``broken`` gets those of the whole rounds
-        when one of them fails."""
-        x = input_of(self._chain, rows)
+        self,
+        sizes: Sequence[int],
+        rounds: int,
+        advance: Advance,
+        broken: Callable[[Mapping[int, Series]], None],
+    ) -> dict[int, Series]:
+        """``rounds`` inferences of each way with each number of rows, all of them in turns, so that
+        drift hits all sizes alike. ``broken`` gets those of the whole rounds when one fails."""
+        with ExitStack() as stack:
+            post = None
+            if self._server is not None:
+                post = stack.enter_context(HttpClient(self._server.port))
+            calls = {
+                (rows, way): call
+                for rows in sizes
+                for way, call in self._calls(input_of(self._chain, rows), post).items()
+            }
+            found = in_turn(
+                *(calls, rounds, advance),
+                broken=lambda so_far: broken(_by_size(so_far)),
+                warm_up=_WARM_UP,
+            )
+        return _by_size(found)
+
+    def _calls(self, x: np.ndarray, post: HttpClient | None) -> Mapping[str, Callable[[], Sample]]:
+        """Way -> one inference of it."""
         ways: dict[str, Callable[[], Sample]] = {
-            OFFLINE: lambda: in_process_sample(self._alone.run(rows)),
+            OFFLINE: lambda: self._offline(len(x)),
             ZEROMQ: lambda: run_once(self._client, ZEROMQ, x),
             TENSORMQ: lambda: run_once(self._client, TENSORMQ, x),
             TWICE: lambda: run_once(self._client, TENSORMQ, x),
         }
-
-        def give_up(so_far: Mapping[str, Sequence[Sample]]) -> None:
-            broken(Series(so_far))
-
-        if self._server is None:
-            return Series(in_turn(ways, rounds, advance, _WARM_UP, give_up))
-        with HttpClient(self._server.port) as post:
+        if post is not None:
             ways[HTTP] = lambda: _timed(lambda: _by_bytes(post, x))
             ways[HTTP_JSON] = lambda: _timed(lambda: _by_text(post, x))
-            return Series(in_turn(ways, rounds, advance, _WARM_UP, give_up))
+        return ways
+
+    def _offline(self, rows: int) -> Sample:
+        """In the other process; it has new buffers after another size, which a first run touches
+        and which workers have in their slots already."""
+        if rows != self._alone_rows:
+            self._alone.run(rows)
+            self._alone_rows = rows
+        return in_process_sample(self._alone.run(rows))
+
+
+def _by_size(found: Mapping[tuple[int, str], Sequence[Sample]]) -> dict[int, Series]:
+    """A series per number of rows."""
+    ways: dict[int, dict[str, Sequence[Sample]]] = {}
+    for (rows, way), samples in found.items():
+        ways.setdefault(rows, {})[way] = samples
+    return {rows: Series(samples) for rows, samples in ways.items()}
 
 
 @contextmanager

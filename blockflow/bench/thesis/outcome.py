@@ -18,8 +18,10 @@ from typing import Any
 
 from blockflow.bench.calibration import Steadiness, calibration_figures
 from blockflow.bench.canvas import save_page
+from blockflow.bench.grid import Grid
 from blockflow.bench.mlperf.job import disk, write_json
 from blockflow.bench.results import Figure, ResultFile
+from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.experiment import Experiment, Findings, Settings
 from blockflow.core.errors import BlockFlowError
 
@@ -28,6 +30,9 @@ FORMAT = 1
 
 PARTIAL = "partial"
 """Label of figures that were found before their experiment broke off."""
+
+_WHICH = frozenset({"block", "clients", "lambda", "pdi", "scenario", "tasks", "of_what"})
+"""Labels that tell figures of one experiment apart."""
 
 _COLUMNS = (
     *("name", "mode", "batch", "value", "unit", "low", "high", "n"),
@@ -84,9 +89,26 @@ def broken_off(
     """Of an experiment that failed; what it had kept is marked as partial."""
     figures = [replace(f, labels={**f.labels, PARTIAL: True}) for f in kept]
     said = f"broke off: {error.code}: {error.message}"
+    tables = []
     if figures:
         said += f" ({len(figures)} figures until then are kept)"
-    return Outcome(experiment, Findings(said, figures), seconds, steadiness, error)
+        tables = [partial_grid(figures)]
+    return Outcome(experiment, Findings(said, figures, tables), seconds, steadiness, error)
+
+
+def partial_grid(figures: Sequence[Figure]) -> Grid:
+    """What was kept of an experiment, whatever it is; labels tell figures of one name apart."""
+    shown = [
+        replace(f, mode=", ".join([f.mode, *(f"{k} {v}" for k, v in _apart(f, figures))]))
+        for f in figures
+    ]
+    return beside_grid("PARTIAL: what was found until it broke off", shown)
+
+
+def _apart(figure: Figure, figures: Sequence[Figure]) -> list[tuple[str, Any]]:
+    """The labels that name what was measured, where they differ from one figure to another."""
+    keys = [k for k in figure.labels if k in _WHICH]
+    return [(k, figure.labels[k]) for k in keys if len({f.labels.get(k) for f in figures}) > 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,10 @@ def run(context: Context) -> Findings:
         context.step("one inference by each way", rounds) as advance,
     ):
         done = partial(findings, settings=context.settings)
-        return done(
-            ways.measure(1, rounds, advance, lambda so_far: context.keep(done(so_far).figures))
+        found = ways.measure(
+            [1], rounds, advance, lambda so_far: context.keep(done(so_far[1]).figures)
         )
+        return done(found[1])
 
 
 def _time(sample: Sample) -> float:

@@ -58,7 +58,7 @@ def capacity_of(ctx: Context, chain: Chain, system: System, client: Client) -> C
 def run(ctx: Context) -> Findings:
     """All rates, all ways in turns."""
     multiples, rounds, seconds, settling = ctx.pick(
-        ((0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0), 2, 4.0, _SETTLING), ((0.5, 1.5), 1, 0.4, 0.1)
+        ((0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 2.0), 5, 4.0, _SETTLING), ((0.5, 1.5), 1, 0.4, 0.1)
     )
     chain = ctx.chain()
     x = input_of(chain)
@@ -86,7 +86,7 @@ def run(ctx: Context) -> Findings:
                             flow_of(asked.records, asked.seconds, filling_s)
                         )
                     advance()
-                ctx.kept = Sweep(flows, capacity, callers, ctx.settings.labels).figures()
+                ctx.keep(Sweep(flows, capacity, callers, ctx.settings.labels).figures())
     made = Sweep(flows, capacity, callers, ctx.settings.labels)
     heads = ("way", "times_callers", "round", "lambda", "came", "answered", "refused", "p50_ms")
     return Findings(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.grid import Grid, digits
+from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import Interval, median_interval, percentile
@@ -66,12 +67,20 @@ class Sweep:
 
     @property
     def saturated(self) -> Rounds:
-        """Answers per second past saturation: a sample per round and rate there."""
-        found: dict[str, list[float]] = {}
+        """Answers per second past saturation: the mean over the rates there is a round's sample.
+
+        Rates are no repeats: what one round has at several of them is not independent.
+        """
+        found: dict[str, list[Sequence[Flow]]] = {}
         for (arm, multiple), flows in self._flows.items():
             if multiple >= PAST:
-                found.setdefault(arm, []).extend(f.answered for f in flows)
-        return Rounds(found)
+                found.setdefault(arm, []).append(flows)
+        return Rounds(
+            {
+                arm: [fmean(f.answered for f in one) for one in zip(*rates, strict=True)]
+                for arm, rates in found.items()
+            }
+        )
 
     @property
     def ratio(self) -> Interval | None:
@@ -165,8 +174,9 @@ class Sweep:
         if ratio is not None:
             told = compared(ratio, rounds.noise, "as many", "fewer")
         return (
-            f"past saturation {digits(peak.value)} tensors/s with handles, "
-            f"{peak.value / limit:.2f} of the predicted limit of {digits(limit)} (thesis: 217 of "
+            f"past saturation {digits(peak.value)} tensors/s with handles (95% "
+            f"{bounds(peak.low, peak.high)}, n = {peak.n}), {peak.value / limit:.2f} of the "
+            f"predicted limit of {digits(limit)} (thesis: 217 of "
             f"{_THESIS_LIMIT:.0f}); beside whole tensors {told} (thesis: {_THESIS_RATIO:.2f} times)"
         )
 

@@ -60,7 +60,11 @@ def _section(document: Mapping[str, Any]) -> list[Part]:
     if document["settings"]["quick"]:
         found.append(Text(_QUICK))
     if document["partial"]:
-        found.append(Text("PARTIAL: the experiment broke off; the files hold what it had found."))
+        found.append(
+            Text(
+                "PARTIAL: the experiment broke off; the table and the files hold what it had found."
+            )
+        )
     found.append(Text(document["says"]))
     for table in document["tables"]:
         found.append(Table(table["title"], table["heads"], table["rows"]))

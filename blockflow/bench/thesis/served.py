@@ -39,7 +39,7 @@ DEADLINE_S = limits.MAX_DEADLINE_MS / 1e3
 MIN_ARRIVALS = 30
 """In a visit of an open loop, on average."""
 
-_REFUSED = "OVERLOADED"
+_REFUSED, _LATE = "OVERLOADED", "DEADLINE_EXCEEDED"
 _MIN_ANSWERS = 2
 
 
@@ -177,13 +177,23 @@ def _in_turn(
     finally:
         for generator in generators:  # after Ctrl-C nobody asks on
             generator.stop()
-    records = [r for g in generators for r in g.collector.records()]
-    for record in records:
-        if record.outcome not in (OK, _REFUSED):
+    return _ended(r for g in generators for r in g.collector.records())
+
+
+def _ended(records: Iterable[Record], *expected: str) -> list[Record]:
+    """All of them, if each ended with an answer, a refusal, or as ``expected``.
+
+    Raises:
+        BlockFlowError: of the outcome of one that did not: what a dying system leaves is no
+            measurement.
+    """
+    found = list(records)
+    for record in found:
+        if record.outcome not in (OK, _REFUSED, *expected):
             raise make_error(
-                "INTERNAL", f"a request ended with {record.outcome}", where=f"task {record.task}"
+                record.outcome, "a request of the measurement failed", where=f"task {record.task}"
             )
-    return records
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +213,11 @@ class Flood:
     deadline_s: float = DEADLINE_S
 
     def ask(self, client: Client, task: str, x: Any) -> Asked:
-        """Send, and wait for every outcome."""
+        """Send, and wait for every outcome.
+
+        Raises:
+            BlockFlowError: a request was neither answered nor refused nor late.
+        """
         lasts = max(self.seconds, MIN_ARRIVALS / self.rate)
         generator = TaskGenerator(
             client,
@@ -215,7 +229,7 @@ class Flood:
             seed=self.seed,
             deadline_s=self.deadline_s,
         )
-        return Asked(generator.run().records(), lasts)
+        return Asked(_ended(generator.run().records(), _LATE), lasts)
 
 
 def callers_of(chain: Chain) -> int:

@@ -75,7 +75,11 @@ def run(context: Context) -> Findings:
         turns[_TWICE + AGAIN] = turns[_TWICE]
         done = partial(findings, nbytes=x.nbytes)
         return done(
-            in_turn(turns, rounds, advance, 1, lambda so_far: context.keep(done(so_far).figures))
+            in_turn(
+                *(turns, rounds, advance),
+                broken=lambda so_far: context.keep(done(so_far).figures),
+                warm_up=1,
+            )
         )
 
 

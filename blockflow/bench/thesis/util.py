@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -43,9 +44,9 @@ def run(ctx: Context) -> Findings:
     """All arms in turns, visit by visit."""
     rounds, seconds = ctx.pick((6, 3.0), (1, 0.4))
     settings, chain = ctx.settings, ctx.chain()
-    probe = GpuProbe(settings.device)
     x = input_of(chain)
     with (
+        closing(GpuProbe(settings.device)) as probe,
         ctx.system(served(chain, settings.device)) as system,
         Client(system.client_endpoint) as client,
     ):
@@ -65,15 +66,25 @@ def run(ctx: Context) -> Findings:
             gpu = [u for _, (_, u) in sampler.samples if u is not None]
             return Visit.of(looks, asked.rate, gpu)
 
+        def keep(so_far: Mapping[str, Sequence[Visit]]) -> None:
+            ctx.keep(utilisation(so_far, settings.labels).figures())
+
         with ctx.step("one client, busy all the time", rounds) as advance:
-            found = in_turn({arm: partial(visit, arm) for arm in ARMS}, rounds, advance)
-    probe.close()
+            arms = {arm: partial(visit, arm) for arm in ARMS}
+            found = in_turn(arms, rounds, advance, broken=keep)
     return conclude(found, settings.labels, settings.device)
 
 
-def conclude(found: Mapping[str, list[Visit]], labels: dict[str, Any], device: str) -> Findings:
+def utilisation(found: Mapping[str, Sequence[Visit]], labels: Mapping[str, Any]) -> Utilisation:
+    """Of the cores that this process may use."""
+    return Utilisation(found, len(os.sched_getaffinity(0)), labels)
+
+
+def conclude(
+    found: Mapping[str, Sequence[Visit]], labels: Mapping[str, Any], device: str
+) -> Findings:
     """From the visits to what is shown."""
-    made = Utilisation(found, len(os.sched_getaffinity(0)), labels)
+    made = utilisation(found, labels)
     figures = made.figures()
     notes = [
         "CPU of a block: of one core, its worker's process with all threads. The mean over the "
@@ -86,6 +97,8 @@ def conclude(found: Mapping[str, list[Visit]], labels: dict[str, Any], device: s
         )
     elif made.gpu is None:
         notes.append(f"GPU utilisation: skipped, NVML gives none for {device}")
+    elif made.unseen:
+        notes.append(f"GPU utilisation: without {made.unseen} rounds, in which NVML gave none")
     return Findings(
         made.says(),
         figures,

@@ -101,8 +101,14 @@ class Visit:
 
     @property
     def gpu_percent(self) -> float:
-        """Mean over the looks; 0 without any."""
-        return statistics.fmean(self.gpu) if self.gpu else 0.0
+        """Mean over the looks; 0 is a figure like any other.
+
+        Raises:
+            ValueError: there were no looks.
+        """
+        if not self.gpu:
+            raise ValueError("no look at the GPU")
+        return statistics.fmean(self.gpu)
 
 
 class Utilisation:
@@ -112,6 +118,12 @@ class Utilisation:
         visits: arm -> visits, one per round; the arms' n-th visits were side by side.
         cores: that the processes may use.
         labels: of every figure.
+
+    Attributes:
+        mean, rate: by rounds.
+        gpu: utilisation in percent, of the rounds in which every visit was looked at; None where
+            the GPU was never seen.
+        unseen: rounds in which it was not.
     """
 
     def __init__(
@@ -122,10 +134,14 @@ class Utilisation:
         self._labels = labels
         self.mean = self._rounds(lambda v: v.mean_percent)
         self.rate = self._rounds(lambda v: v.rate)
-        self.gpu = self._rounds(lambda v: v.gpu_percent) if self._has_gpu() else None
-
-    def _has_gpu(self) -> bool:
-        return all(v.gpu_percent > 0 for found in self._visits.values() for v in found)
+        rounds = list(zip(*visits.values(), strict=True))
+        seen = [i for i, side_by_side in enumerate(rounds) if all(v.gpu for v in side_by_side)]
+        self.unseen = len(rounds) - len(seen)
+        self.gpu = (
+            Rounds({arm: [found[i].gpu_percent for i in seen] for arm, found in visits.items()})
+            if seen
+            else None
+        )
 
     def _rounds(self, value: Any) -> Rounds:
         return Rounds({arm: [value(v) for v in found] for arm, found in self._visits.items()})
@@ -140,14 +156,14 @@ class Utilisation:
             out.append(self._ratio(MEAN_RATIO, self.mean, None, _SOURCE, note))
         note = "of the pipeline's time"
         out.append(self._ratio(RATE_RATIO, self.rate, _RATE_THESIS, _TEXT, note))
-        if self.gpu is not None:
+        if self.gpu is not None and has_ratios(self.gpu):
             out.append(self._ratio(GPU_RATIO, self.gpu, _GPU_THESIS, _TEXT))
         return out
 
     @property
     def counted(self) -> bool:
         """Whether every visit was long enough for the kernel's tick to show CPU time at all."""
-        return all(all(values) for values in self.mean.samples.values())
+        return has_ratios(self.mean)
 
     def _way(self, way: str, found: Sequence[Visit]) -> list[Figure]:
         out = []
@@ -163,7 +179,7 @@ class Utilisation:
             (RATE, [v.rate for v in found], "1/s"),
         ]
         if self.gpu is not None:
-            numbers.append((GPU, [v.gpu_percent for v in found], "%"))
+            numbers.append((GPU, self.gpu.samples[way], "%"))
         for name, values, unit in numbers:
             figure = interval_figure(name, way, 1, median_interval(values), unit, self._labels)
             out.append(thesis(figure, None, _SOURCE))
@@ -188,7 +204,9 @@ class Utilisation:
         )
         if self.gpu is None:
             return line
-        text = self.gpu.compared(ZEROMQ, TENSORMQ, "as busy", "less busy")
+        text = "idle in some visit: not compared"
+        if has_ratios(self.gpu):
+            text = self.gpu.compared(ZEROMQ, TENSORMQ, "as busy", "less busy")
         return f"{line}; the GPU with handles {text} (thesis: {_GPU_THESIS:g} times)"
 
     def draw(self) -> Any:
@@ -229,3 +247,8 @@ class Utilisation:
             for number, visit in enumerate(found)
             for at, percent in visit.timeline
         ]
+
+
+def has_ratios(rounds: Rounds) -> bool:
+    """Whether no sample is 0: nothing can be divided by it."""
+    return all(all(values) for values in rounds.samples.values())
