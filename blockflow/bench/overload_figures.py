@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from blockflow.bench.canvas import new_page
@@ -12,6 +13,7 @@ from blockflow.bench.results import Figure, latency_figure
 from blockflow.bench.statistics import percentile
 
 GOODPUT, ANSWER, REJECTION, MEMORY = "goodput", "answer", "rejection", "memory"
+IN_FLIGHT, QUEUED = "in flight", "queued"
 OUTCOMES = ("ok", "rejected", "late", "failed")
 WARM_UP = 0.25
 """The first part of a load's time fills queues and teaches the limit; it does not count."""
@@ -26,6 +28,16 @@ class Ended:
     outcome: str
 
 
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much waits at ``at_s`` of a load: requests that the Dispatcher has admitted and not
+    answered, and those of them that lie in workers' queues."""
+
+    at_s: float
+    in_flight: int
+    queued: int
+
+
 @dataclass(slots=True)
 class Load:
     """One offered load.
@@ -37,6 +49,7 @@ class Load:
         started_s: when it began, in seconds of the benchmark.
         ended: all its requests.
         limit: credits in force at its end.
+        depths: samples along it.
     """
 
     times: float
@@ -45,6 +58,7 @@ class Load:
     started_s: float
     ended: list[Ended] = field(default_factory=list)
     limit: int = 0
+    depths: list[Depth] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -62,6 +76,26 @@ class Load:
 
     def took_ms(self, outcome: str) -> list[float]:
         return [1e3 * (e.done_s - e.sent_s) for e in self.counted() if e.outcome == outcome]
+
+    def depth_figures(self) -> list[Figure]:
+        """What waited in the second half of the time that counts, beside the first; the most."""
+        begin = WARM_UP * self.seconds
+        middle = (begin + self.seconds) / 2
+        first = [d for d in self.depths if begin <= d.at_s < middle]
+        second = [d for d in self.depths if middle <= d.at_s < self.seconds]
+        if not first or not second:
+            return []
+        out = []
+        n = len(first) + len(second)
+        for name, of in (
+            (IN_FLIGHT, attrgetter("in_flight")),
+            (QUEUED, attrgetter("queued")),
+        ):
+            early, late = [of(d) for d in first], [of(d) for d in second]
+            labels = {"first half": percentile(early, 50), "max": max(early + late)}
+            value = percentile(late, 50)
+            out.append(Figure(name, self.label, 1, None, None, value, "1", n, labels=labels))
+        return out
 
 
 Memory = Sequence[tuple[float, float]]
@@ -83,6 +117,7 @@ def figures(loads: Sequence[Load], memory: Memory) -> list[Figure]:
             took = load.took_ms(outcome)
             if took:
                 out.append(latency_figure(name, load.label, 1, took))
+        out += load.depth_figures()
     for at, mib in memory:
         labels = {"at_s": round(at, 2)}
         out.append(Figure(MEMORY, "all", None, None, None, mib, "MiB", 1, labels=labels))

@@ -25,6 +25,7 @@ from blockflow.client.pending import PendingRequest
 from blockflow.client.request import check_deadline, check_retries, check_tasks
 from blockflow.client.result import Result, Trip, make_result
 from blockflow.client.sharing import SharedMemory, Sharing, Wish
+from blockflow.client.tap import Tap
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.routing import TaskRoute
 from blockflow.wire.client import Place, TaskResult
@@ -52,6 +53,7 @@ class Connection:
             the environment's BLOCKFLOW_CLIENT_KEYS.
         server_key: the Dispatcher's public key (64 hex digits) or a file with it; by default the
             environment's BLOCKFLOW_SERVER_KEY, else what the key file says.
+        tap: is told what passes the socket, for tests and judges.
 
     A connection belongs to the process that made it; after a fork the child makes its own.
     """
@@ -65,6 +67,7 @@ class Connection:
         shared_memory: Wish = "auto",
         client_keys: str | Path | None = None,
         server_key: str | None = None,
+        tap: Tap | None = None,
     ) -> None:
         self.address = dispatcher_address(address)
         protect = protection(self.address, client_keys, server_key)
@@ -85,7 +88,7 @@ class Connection:
         self._tensors = import_module("blockflow.client.tensors")
         self._core = core
         self._local = is_local(self.address)
-        self._io = IoThread(core, protect)
+        self._io = IoThread(core, protect, tap)
         self._pid = os.getpid()
         # Also ends the thread of a client that its program forgot to close.
         self._finalizer = weakref.finalize(self, _shut_down, self._io, self._pid)

@@ -18,6 +18,7 @@ from blockflow.client.core import ClientCore
 from blockflow.client.outcome import Answered, Failed, Outcome
 from blockflow.client.request import Upload
 from blockflow.client.side import SideConnection
+from blockflow.client.tap import Tap
 from blockflow.client.wakeup import WakeUp
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
@@ -63,6 +64,7 @@ class IoThread:
     Args:
         core: the protocol.
         protect: sets CURVE up.
+        tap: is told what passes the socket.
 
     Attributes:
         side: the connection for granted memory; to be used in this thread alone.
@@ -71,8 +73,11 @@ class IoThread:
         RequestError: INVALID_REQUEST, the address is none.
     """
 
-    def __init__(self, core: ClientCore, protect: Protect | None = None) -> None:
+    def __init__(
+        self, core: ClientCore, protect: Protect | None = None, tap: Tap | None = None
+    ) -> None:
         self._core = core
+        self._tap = tap
         self._refused = False
         self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
         self._ends: dict[bytes, End] = {}
@@ -221,6 +226,8 @@ class IoThread:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            if self._tap is not None:
+                self._tap.received(frames[0].buffer)
             self._deliver(self._core.on_message([f.buffer for f in frames], now()))
 
     def _watch(self) -> None:
@@ -229,8 +236,12 @@ class IoThread:
             kind = int(event["event"])
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._core.on_connected()
+                if self._tap is not None:
+                    self._tap.connected()
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._receive()
+                if self._tap is not None:
+                    self._tap.disconnected()
                 self._deliver(self._core.on_disconnected(time.monotonic_ns()))
                 self.side.close()
             elif kind in _TROUBLES:
@@ -281,6 +292,8 @@ class IoThread:
                     self._socket.send(body, zmq.NOBLOCK, copy=body.nbytes < _NO_COPY_BYTES)
             except zmq.Again:
                 return False
+            if self._tap is not None:
+                self._tap.sent(header)
             self._core.sent(rid)
         return True
 

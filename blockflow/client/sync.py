@@ -12,6 +12,7 @@ from blockflow.client.counters import Counters
 from blockflow.client.pending import PendingRequest
 from blockflow.client.result import Result
 from blockflow.client.sharing import SharedMemory, Wish
+from blockflow.client.tap import Tap
 from blockflow.core.routing import TaskRoute
 
 
@@ -31,6 +32,7 @@ class Client:
         shared_memory: Wish = "auto",
         client_keys: str | Path | None = None,
         server_key: str | None = None,
+        tap: Tap | None = None,
     ) -> None:
         self._connection = Connection(
             address,
@@ -39,6 +41,7 @@ class Client:
             shared_memory=shared_memory,
             client_keys=client_keys,
             server_key=server_key,
+            tap=tap,
         )
 
     @property

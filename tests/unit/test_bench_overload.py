@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from blockflow.bench import overload
 from blockflow.bench.canvas import save_page
 from blockflow.bench.overload import QUICK, Plan, outcome_of, parse_args
 from blockflow.bench.overload_figures import (
     ANSWER,
     GOODPUT,
+    IN_FLIGHT,
     MEMORY,
+    QUEUED,
     REJECTION,
+    Depth,
     Ended,
     Load,
     draw,
@@ -27,12 +31,14 @@ from blockflow.core.errors import RequestError
 MEMORY_SEEN = [(0.2 * n, 100.0 + (n > 8)) for n in range(12)]
 
 
-def load(times: float, good: int, rejected: int) -> Load:
-    """Ten seconds with so many answers of 20 ms and rejections of 2 ms per second."""
+def load(times: float, good: int, rejected: int, waits: int = 10) -> Load:
+    """Ten seconds with so many answers of 20 ms and rejections of 2 ms per second, and so many
+    requests under way, half of them in queues."""
     made = Load(times, 50.0 * times, 10.0, 12.0 * times, limit=9)
     for second in range(11):  # the last ones are done after the time
         made.ended += [Ended(second, second + 0.02, "ok")] * good
         made.ended += [Ended(second, second + 0.002, "rejected")] * rejected
+    made.depths = [Depth(0.25 * n, waits + n % 2, waits // 2) for n in range(40)]
     return made
 
 
@@ -53,7 +59,11 @@ def test_figures_and_remarks() -> None:
         (GOODPUT, "3x"),
         (ANSWER, "3x"),
         (REJECTION, "3x"),
+        *((name, mode) for name in (IN_FLIGHT, QUEUED) for mode in ("1x", "3x")),
     }
+    assert by[IN_FLIGHT, "3x"].value == 11
+    assert by[IN_FLIGHT, "3x"].labels == {"first half": 10, "max": 11}
+    assert by[QUEUED, "3x"].value == 5.0
     assert by[GOODPUT, "3x"].labels["offered"] == 150.0
     assert by[GOODPUT, "3x"].labels["rejected"] == 84.0
     assert by[REJECTION, "3x"].p99_ms == pytest.approx(2.0)
@@ -89,6 +99,26 @@ def test_outcomes(error: Exception | None, outcome: str) -> None:
     else:
         future.set_exception(error)
     assert outcome_of(future) == outcome
+
+
+def test_queues_are_told_only_of_a_load_that_was_looked_at() -> None:
+    one = load(1.0, 40, 0)
+    one.depths = [d for d in one.depths if d.at_s < 6.0]
+    assert one.depth_figures() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "waits", "status"), [([], 10, 0), ([], 60, 1), (["--quick"], 60, 0)]
+)
+def test_a_broken_promise_is_the_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], waits: int, status: int
+) -> None:
+    """Sixty requests wait at three times the capacity, where ten do at one and a half."""
+    pytest.importorskip("matplotlib")
+    loads = [load(1.0, 40, 0), load(1.5, 40, 20), load(3.0, 40, 90, waits)]
+    monkeypatch.setattr(overload, "measure", lambda _plan, _say: (loads, MEMORY_SEEN))
+    files = ["--json", str(tmp_path / "o.jsonl"), "--plot", str(tmp_path / "o.png")]
+    assert overload.main([*arguments, *files]) == status
 
 
 def test_arguments() -> None:

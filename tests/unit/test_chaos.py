@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import subprocess
+import threading
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from blockflow.bench.chaos.faults import Injected
+from blockflow.bench.chaos.faults import Injected, Takeover
 from blockflow.bench.chaos.grids import fault_grid, growth_grid, outcome_grid
 from blockflow.bench.chaos.growth import growths
 from blockflow.bench.chaos.kills import PER_MINUTE, Turns
-from blockflow.bench.chaos.ledger import NO_REPLY, OK, POISON, WRONG, Ledger
+from blockflow.bench.chaos.ledger import (
+    LATE,
+    NO_REPLY,
+    OK,
+    POISON,
+    WRONG,
+    Ledger,
+)
 from blockflow.bench.chaos.load import code_of
 from blockflow.bench.chaos.plan import KINDS, Kind, plan_faults
 from blockflow.bench.chaos.report import (
+    ABANDONED,
+    AWAY,
     GRACE_S,
     JUDGED_S,
+    OUTAGE_S,
+    SERVED,
     TIMELINE,
+    UNSERVED,
     Findings,
     draw,
     fault_table,
@@ -27,19 +44,30 @@ from blockflow.bench.chaos.report import (
     recoveries,
     violation_lines,
 )
-from blockflow.bench.chaos.run import parse_args
+from blockflow.bench.chaos.run import parse_args, status_of
 from blockflow.bench.chaos.watch import MemorySample
+from blockflow.bench.chaos.wire import SAME_S, WireTap
 from blockflow.client.request import Pending, expired
 from blockflow.core.errors import RequestError
+from blockflow.wire.client import Reply, Request, encode_to_client, encode_to_dispatcher
 from blockflow.wire.tensor import TensorDesc
 
 
-def ledger(*ends: tuple[str, float, float, str]) -> Ledger:
-    """Requests with a deadline of 1 s: task, sent, done, outcome."""
+def rid(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def ledger(*ends: tuple[str, float, float, str], good: int = 100) -> Ledger:
+    """Requests with a deadline of 1 s: task, sent, done, outcome; and ``good`` ones of a task of
+    their own, so that enough are answered."""
     out = Ledger()
-    for number, (task, sent, done, outcome) in enumerate(ends):
-        out.sent(number, task, sent, 1.0)
-        out.done(number, outcome, done)
+    others = [("other", 0.0, 0.1, OK)] * good
+    for number, (task, sent, done, outcome) in enumerate([*ends, *others]):
+        out.sent(rid(number), task, sent, 1.0)
+        out.carried(rid(number), 1)
+        if outcome != NO_REPLY:
+            out.replied(rid(number), 1, done)
+        out.done(rid(number), outcome, done)
     return out
 
 
@@ -62,16 +90,62 @@ def test_the_ends_of_a_run_are_quiet() -> None:
 
 
 def test_a_request_that_never_ends_is_missing() -> None:
-    book = ledger(("a", 0.0, 0.1, OK))
-    book.sent(7, "a", 0.2, 1.0)
-    assert (book.sent_count, book.missing) == (2, 1)
+    book = ledger()
+    book.sent(rid(200), "a", 0.2, 1.0)
+    assert (book.sent_count, book.missing) == (101, 1)
     assert Findings(book).violations() == ["1 requests never ended"]
 
 
-def test_a_second_end_is_noticed() -> None:
-    book = ledger(("a", 0.0, 0.1, OK))
-    book.done(0, OK, 0.2)
+def test_a_reply_too_many_is_an_end_too_many() -> None:
+    book = ledger()
+    book.replied(rid(0), 1, 0.2)
     assert Findings(book).violations() == ["1 requests ended twice"]
+    book.replied(rid(999), 1, 0.3)  # to nobody
+    book.done(rid(1), OK, 0.3)
+    assert book.doubled == 3
+
+
+def test_what_is_sent_again_may_be_answered_again_but_not_twice() -> None:
+    book = ledger(good=0)
+    book.sent(rid(0), "a", 0.0, 1.0)
+    book.carried(rid(0), 1)
+    book.carried(rid(0), 2)  # the first connection broke, and with it what had been asked there
+    book.replied(rid(0), 2, 0.1)
+    assert book.doubled == 0
+    book.replied(rid(0), 2, 0.2)
+    book.replied(rid(0), 1, 0.2)
+    assert book.doubled == 2
+    book.sent(rid(1), "a", 0.0, 1.0)
+    book.carried(rid(1), 2)
+    book.replied(rid(1), 2, 0.1)  # its slot was lost
+    book.carried(rid(1), 2)
+    book.replied(rid(1), 2, 0.2)
+    assert book.doubled == 2
+
+
+def test_a_late_reply_is_that_of_its_own_request() -> None:
+    book = ledger(("a", 1.0, 2.1, NO_REPLY), ("a", 1.0, 2.1, NO_REPLY))
+    book.replied(rid(1), 1, 2.6)
+    assert (book.silent, book.outcomes()[LATE]) == (1, 1)
+    found = Findings(book, lag_s=0.01)
+    assert found.lost == 1
+    assert found.slow() == ["1 requests ended later than their deadline allows"]
+    assert book.worst_s() == pytest.approx(0.6)
+
+
+def test_a_run_of_refusals_serves_nobody() -> None:
+    (said,) = Findings(ledger(*[("a", 0.0, 0.1, "NOT_READY")] * 11, good=89)).broken()
+    assert said == "only 89.0% of 100 requests were answered with a result"
+    assert Findings(ledger(*[("a", 0.0, 0.1, "NOT_READY")] * 10, good=90)).broken() == []
+    assert Findings(Ledger()).broken() != []  # nothing was asked, nothing is shown
+
+
+def test_only_lateness_is_worth_another_run() -> None:
+    late = ledger(("a", 0.0, 1.0 + GRACE_S + 0.05, "DEADLINE_EXCEEDED"))
+    assert status_of(Findings(ledger())) == 0
+    assert status_of(Findings(late)) == os.EX_TEMPFAIL
+    assert status_of(Findings(late, survivors=["12 worker"])) == 1
+    assert status_of(Findings(ledger(("a", 0.0, 0.1, WRONG)))) == 1
 
 
 def test_lateness_is_judged_with_the_machines_own_lag() -> None:
@@ -112,17 +186,30 @@ def test_recovery_is_that_of_the_first_answer_not_of_the_first_request() -> None
     assert (recovery_s("a", 1.0), recovery_s("a", 2.5), recovery_s("b", 0.0)) == (2.0, None, None)
 
 
-def test_who_got_no_reply_is_lost_unless_the_dispatcher_had_died() -> None:
-    book = ledger(("a", 50.0, 51.05, NO_REPLY))
-    (said,) = Findings(book).violations()
-    assert said == "1 requests got no reply, though nobody who replies had died"
-    killed = Injected(50.5, "dispatcher killed", ("a",), "")
-    assert not Findings(book, [killed]).violations()
-    long_ago = Injected(5.0, "dispatcher killed", ("a",), "")
-    assert Findings(book, [long_ago]).violations()
-    worker = Injected(50.5, "worker killed", ("a",), "")
-    assert Findings(book, [worker]).violations()
-    assert not Findings(book, late_replies=1).violations()  # it had only been late
+LOST = "1 requests got no reply, though somebody was there to reply"
+
+
+def killed(at_s: float, kind: str = "dispatcher killed") -> Injected:
+    return Injected(at_s, kind, ("a",), "")
+
+
+@pytest.mark.parametrize("outcome", [NO_REPLY, "CONNECTION_LOST", "NOT_RUNNING"])
+def test_who_ends_alone_is_lost_unless_there_was_no_dispatcher(outcome: str) -> None:
+    """The new one answers half a second after the death; what came up meanwhile takes another."""
+    before, again = ("a", 48.1, 48.2, OK), ("a", 50.1, 50.5, OK)
+    book = ledger(("a", 50.0, 51.05, outcome), before, again)
+    assert Findings(book).violations() == [LOST]
+    assert not Findings(book, [killed(50.0)]).violations()
+    assert Findings(book, [killed(48.0)]).violations() == [LOST]  # that was over long before
+    assert Findings(book, [killed(51.1)]).violations() == [LOST]  # and that came later
+    assert Findings(book, [killed(50.0, "worker killed")]).violations() == [LOST]
+    nobody_hit = Injected(50.0, "dispatcher killed", (), "not done")
+    assert Findings(book, [nobody_hit]).violations() == [LOST]
+
+
+def test_no_dispatcher_is_away_for_long() -> None:
+    book = ledger(("a", 50.0, 50.0 + OUTAGE_S + 2.0, NO_REPLY))
+    assert Findings(book, [killed(50.0)], grace_s=60.0).violations() == [LOST]
 
 
 def test_poison_takes_two_deaths_on_the_way() -> None:
@@ -140,6 +227,56 @@ def test_the_clients_own_deadline_is_told_from_a_reply() -> None:
     assert code_of(waited) == NO_REPLY
     assert code_of(RequestError("DEADLINE_EXCEEDED", "no result within 5 ms")) != NO_REPLY
     assert code_of(ValueError("a defect")) == "ValueError"
+
+
+def test_what_may_have_gone_out_on_either_connection_counts_for_both() -> None:
+    """A late client notices the end of a connection when the next one has begun already."""
+    book, now = Ledger(), [10.0]
+    tap = WireTap(book, threading.Lock(), lambda: now[0])
+    request = Request(rid(0), ("a",), 1000, TensorDesc("float32", (1, 1)))
+    reply = memoryview(encode_to_client(Reply(rid(0), 1, ())))
+    for away_s, doubled in ((SAME_S / 2, 0), (0.05, 1)):
+        tap.sent(encode_to_dispatcher(request))
+        tap.disconnected()
+        now[0] += away_s
+        tap.connected()
+        tap.sent(encode_to_dispatcher(request))
+        for _ in range(2):
+            tap.received(reply)
+        assert book.doubled == doubled
+        book = Ledger()
+        tap = WireTap(book, threading.Lock(), lambda: now[0])
+    tap.received(memoryview(b"nonsense"))
+    assert book.doubled == 0
+
+
+# --- CI -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "status", "runs"), [(0, 9, 0, 1), (75, 0, 0, 2), (75, 1, 1, 2), (1, 0, 1, 1)]
+)
+def test_ci_runs_chaos_again_for_lateness_alone(
+    tmp_path: Path, first: int, then: int, status: int, runs: int
+) -> None:
+    """With stand-ins for make and the interpreter: the script is what is tested."""
+    root = Path(__file__).resolve().parents[2]
+    calls = tmp_path / "calls"
+    script = (
+        f'#!/bin/sh\necho x >> {calls}\n[ "$(wc -l < {calls})" = 1 ] && exit {first}\nexit {then}\n'
+    )
+    for name, text in ((".venv/bin/python", script), ("bin/make", "#!/bin/sh\nexit 0\n")):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(root / ".ci" / "run", tmp_path / ".ci" / "run")
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    done = subprocess.run([tmp_path / ".ci" / "run"], env=env, check=False, capture_output=True)
+    assert done.returncode == status
+    assert len(calls.read_text(encoding="utf-8").splitlines()) == runs
+    assert (b"RERUN chaos" in done.stdout) == (runs == 2)
 
 
 # --- kills ----------------------------------------------------------------------------------------
@@ -233,15 +370,32 @@ def test_a_short_run_is_not_judged_by_its_memory() -> None:
 
 
 def test_a_manager_that_nobody_follows_is_a_violation() -> None:
-    found = Findings(ledger(), readopted=[0.5, float("inf"), 0.7])
+    took = [Takeover(10.0 * n, s) for n, s in enumerate((0.5, float("inf"), 0.7))]
+    found = Findings(ledger(), takeovers=took)
     assert found.violations() == ["1 times no new manager took over"]
     assert recoveries(found) == {"manager killed: taken over": [0.5, 0.7]}
+    made = {(f.name, f.mode): (f.value, f.n) for f in figures(found)}
+    assert made[SERVED, ABANDONED] == (1.0, 3)
+
+
+def test_serving_goes_on_while_the_manager_is_away_or_it_is_told() -> None:
+    """Counted are those that had half of the gap at least to be answered in it."""
+    book = ledger(
+        ("a", 10.1, 10.2, OK),
+        ("a", 10.2, 11.1, OK),  # served by the successor
+        ("a", 10.9, 11.3, OK),  # sent too late to tell
+        ("a", 20.1, 22.5, OK),
+    )
+    gaps = [Takeover(10.0, 1.0), Takeover(20.0, 2.0), Takeover(30.0, 1.0)]
+    made = {(f.name, f.mode): (f.value, f.n) for f in figures(Findings(book, takeovers=gaps))}
+    assert made[SERVED, AWAY] == (1.0, 3)
+    assert made[SERVED, UNSERVED] == (1.0, 3)  # nobody asked in the third
 
 
 def test_figures_tables_and_picture_of_a_run() -> None:
-    book = ledger(("a", 0.0, 0.1, OK), ("a", 0.5, 0.6, "OVERLOADED"), ("b", 1.1, 1.3, OK))
+    ends = [("a", 0.0, 0.1, OK), ("a", 0.5, 0.6, "OVERLOADED"), ("b", 1.1, 1.3, OK)]
     found = Findings(
-        book,
+        ledger(*ends, good=0),
         [Injected(1.0, "worker killed", ("b",), ""), Injected(1.2, "system update", (), "")],
         [MemorySample(t / 2, 100 << 20, 1 << 20, 5, 80) for t in range(8)],
     )
@@ -253,7 +407,7 @@ def test_figures_tables_and_picture_of_a_run() -> None:
     assert made["faults", "worker killed"] == 1
     assert round(made["recovery", "worker killed"]) == 300
     assert made["RSS", "last quarter"] == 100
-    assert made["violations", "all"] == 0
+    assert made["violations", "all"] == 1  # a third of three was refused
     console = Console(record=True, width=100)
     console.print(outcome_table(found), fault_table(found), growth_table(found.memory))
     text = console.export_text()

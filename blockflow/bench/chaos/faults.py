@@ -51,6 +51,7 @@ _BURN = "import time\nend = time.monotonic() + {s}\nwhile time.monotonic() < end
 class Injected:
     """A fault that was injected.
 
+    ``at_s`` is when the process got its signal (to find it takes a while, in which it serves on).
     ``tasks`` are those that it may have interrupted, to look for their recovery; ``note`` is for
     people, and says so when there was nothing to do it to.
     """
@@ -59,6 +60,15 @@ class Injected:
     kind: str
     tasks: tuple[str, ...]
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A Manager was killed at ``at_s``; its successor had taken over and answered ``took_s`` later
+    (infinite: there was none)."""
+
+    at_s: float
+    took_s: float
 
 
 class Injector:
@@ -70,8 +80,7 @@ class Injector:
         clock: seconds of the run.
 
     Attributes:
-        readopted: seconds from each Manager's death until its successor had taken over and
-            answered; infinite: there was none.
+        takeovers: of each Manager that was killed.
     """
 
     def __init__(
@@ -87,7 +96,8 @@ class Injector:
         self._clock = clock
         self._seed = seed
         self._larger = False
-        self.readopted: list[float] = []
+        self._struck_s = 0.0
+        self.takeovers: list[Takeover] = []
         self._managers: list[float] = []
         self._later: list[threading.Timer] = []
         self._children: list[subprocess.Popen[bytes]] = []
@@ -111,12 +121,12 @@ class Injector:
 
     def inject(self, fault: Fault) -> Injected:
         """Do it now. What fails about it (an update in progress, say) is in the note."""
-        at = self._clock()
+        self._struck_s = self._clock()
         try:
             tasks, note = self._do[fault.kind.name](fault.draw)
         except (BlockFlowError, ProcessLookupError) as e:
             tasks, note = (), f"not done: {e}"
-        return Injected(at, fault.kind.name, tuple(tasks), note)
+        return Injected(self._struck_s, fault.kind.name, tuple(tasks), note)
 
     def close(self) -> None:
         """End everything that faults have left running."""
@@ -145,7 +155,7 @@ class Injector:
         while (waited := time.monotonic() - begin) < _AT_WORK_S:
             for worker, record in zip(workers, records, strict=True):
                 if record is not None and record.read():
-                    os.kill(worker["pid"], signal.SIGKILL)
+                    self._signal(worker["pid"], signal.SIGKILL)
                     return self._hit(worker)
                 if waited < _FIRST_S:
                     break
@@ -183,7 +193,7 @@ class Injector:
         pid = self._system.commands.template_pid()
         if not pid:
             return (), "there is no template"
-        os.kill(pid, signal.SIGKILL)
+        self._signal(pid, signal.SIGKILL)
         return tuple(self._topology["tasks"]), ""
 
     def _manager(self, draw: float) -> tuple[Sequence[str], str]:
@@ -202,20 +212,22 @@ class Injector:
             note = f"with {self._worker((1 - draw) / _IN_UPDATE, signal.SIGKILL)[1]}"
         begin = time.monotonic()
         self._managers.append(begin)
-        os.kill(before["pid"], signal.SIGKILL)
+        self._signal(before["pid"], signal.SIGKILL)
         while time.monotonic() < begin + _TAKEN_OVER_S:
             found = self._system.commands.health()
             if found.get("manager", before)["restarts"] > before["restarts"]:
-                self.readopted.append(time.monotonic() - begin)
+                took_s = time.monotonic() - begin
+                self.takeovers.append(Takeover(self._struck_s, took_s))
                 count = len(found["manager"]["adopted"])
-                return tasks, f"{note}: {count} taken over in {self.readopted[-1]:.2f} s"
+                return tasks, f"{note}: {count} taken over in {took_s:.2f} s"
             time.sleep(0.01)
-        self.readopted.append(float("inf"))
+        self.takeovers.append(Takeover(self._struck_s, float("inf")))
         return tasks, f"{note}: nobody took over"
 
     def _signal(self, pid: int, sig: signal.Signals) -> None:
         """Ours are direct: the pid cannot be another process's while its entry says ready."""
         os.kill(pid, sig)
+        self._struck_s = self._clock()
         if sig is signal.SIGSTOP:
             timer = threading.Timer(STOP_S, _continue, (pid,))
             timer.start()

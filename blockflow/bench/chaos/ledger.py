@@ -1,7 +1,9 @@
 """Ledger: what clients sent and what became of it, kept by the clients. Pure: times are arguments.
 
 The system's own counters cannot show what the system has lost; this can: a request that was sent
-and never ended is found here and nowhere else.
+and never answered is found here and nowhere else. It has two sources. The handle of a request says
+what its sender was told; but the SDK gives every handle one end, whatever comes. So replies are
+counted where they come off the wire, by the id of their request.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 OK = "OK"
@@ -17,28 +19,32 @@ WRONG = "wrong value"
 """An answer that is not what the blocks compute."""
 NO_REPLY = "no reply"
 """The client itself ended it: nobody had answered by the deadline and its grace."""
+LATE = "late reply"
+"""The client had ended it so, and then the reply came: it is judged by when."""
 POISON = "POISON"
 
 ALLOWED = frozenset(
     {
         OK,
         "BLOCK_UNAVAILABLE",
-        "CONNECTION_LOST",
         "DEADLINE_EXCEEDED",
+        LATE,
         "NOT_READY",
-        "NOT_RUNNING",
         "OVERLOADED",
         "WORKER_LOST",
     }
 )
 """How a good request may end while faults are injected: answered, or refused for a reason that says
-that it may be sent again. POISON and no reply at all need faults that explain them; anything else
-(INTERNAL, a wrong value) is a defect."""
-_TIED = frozenset({NO_REPLY, POISON})
-
+that it may be sent again. What is in :data:`ALONE` and POISON need faults that explain them;
+anything else (INTERNAL, a wrong value) is a defect."""
+ALONE = frozenset({NO_REPLY, "CONNECTION_LOST", "NOT_RUNNING"})
+"""Ends that the client made up by itself, because there was no reply."""
 
 LINGERS_S = 10.0
 """A stopped process goes on after five seconds; a killed one is noticed and replaced in less."""
+
+Span = tuple[float, float]
+"""Begin and end, in seconds of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +63,62 @@ class Ended:
 
 
 @dataclass(slots=True)
+class _OnWire:
+    """Sendings of a request, and replies to it, on the ``connection`` that it was last sent on."""
+
+    connection: int
+    sendings: int = 0
+    replies: int = 0
+
+
+@dataclass(slots=True)
 class Ledger:
-    """Every request of all clients.
+    """Every request of all clients, by its id.
 
     Attributes:
         ended: in order of their ends.
-        doubled: ends of requests that had ended before, or had never been sent.
+        doubled: replies too many: to requests that had one for each time they were sent, or that
+            were not sent on that connection at all; and handles that ended again.
     """
 
     ended: list[Ended] = field(default_factory=list)
     doubled: int = 0
-    _open: dict[int, tuple[str, float, float]] = field(default_factory=dict)
+    _open: dict[bytes, tuple[str, float, float]] = field(default_factory=dict)
+    _wire: dict[bytes, _OnWire] = field(default_factory=dict)
+    _silent: dict[bytes, int] = field(default_factory=dict)
 
-    def sent(self, number: int, task: str, now_s: float, deadline_s: float) -> None:
-        """Request ``number`` leaves; its answer is due ``deadline_s`` later."""
-        self._open[number] = (task, now_s, now_s + deadline_s)
+    def sent(self, request_id: bytes, task: str, now_s: float, deadline_s: float) -> None:
+        """It is handed to the SDK; its answer is due ``deadline_s`` later."""
+        self._open[request_id] = (task, now_s, now_s + deadline_s)
 
-    def done(self, number: int, outcome: str, now_s: float) -> None:
-        """It ended: with OK, an error's code, or WRONG."""
-        found = self._open.pop(number, None)
+    def done(self, request_id: bytes, outcome: str, now_s: float) -> None:
+        """Its handle ended: with OK, an error's code, WRONG, or NO_REPLY."""
+        found = self._open.pop(request_id, None)
         if found is None:
             self.doubled += 1
             return
         task, sent_s, due_s = found
+        if outcome == NO_REPLY:
+            self._silent[request_id] = len(self.ended)
         self.ended.append(Ended(task, sent_s, now_s, due_s, outcome))
+
+    def carried(self, request_id: bytes, connection: int) -> None:
+        """It went out, the first time or again: the same connection may bring it again where a
+        slot was lost, another one after the first broke."""
+        known = self._wire.get(request_id)
+        if known is None or known.connection != connection:
+            known = self._wire[request_id] = _OnWire(connection)
+        known.sendings += 1
+
+    def replied(self, request_id: bytes, connection: int, now_s: float) -> None:
+        """A reply to it came off the wire."""
+        known = self._wire.get(request_id)
+        if known is None or known.connection != connection or known.replies >= known.sendings:
+            self.doubled += 1
+            return
+        known.replies += 1
+        if (index := self._silent.pop(request_id, None)) is not None:
+            self.ended[index] = replace(self.ended[index], done_s=now_s, outcome=LATE)
 
     @property
     def sent_count(self) -> int:
@@ -88,8 +126,18 @@ class Ledger:
 
     @property
     def missing(self) -> int:
-        """Requests that have not ended."""
+        """Requests whose handles have not ended."""
         return len(self._open)
+
+    @property
+    def silent(self) -> int:
+        """Requests whose clients have given up, and that nobody has answered since."""
+        return len(self._silent)
+
+    @property
+    def answered(self) -> float:
+        """The share of the requests that were answered with their result."""
+        return sum(e.ok for e in self.ended) / self.sent_count if self.sent_count else 0.0
 
     def outcomes(self) -> Counter[str]:
         return Counter(e.outcome for e in self.ended)
@@ -100,20 +148,36 @@ class Ledger:
 
     def unexplained(self) -> Counter[str]:
         """Outcomes that no fault excuses."""
-        known = ALLOWED | _TIED
+        known = ALLOWED | ALONE | {POISON}
         return Counter({o: n for o, n in self.outcomes().items() if o not in known})
 
-    def untimely(self, outcome: str, faults: Sequence[tuple[float, str]], least: int) -> int:
-        """Requests that ended with ``outcome``, and with fewer than ``least`` of the ``faults``
-        (second, task) on their way; a fault may take :data:`LINGERS_S` to show."""
+    def alone(self, outages: Sequence[Span]) -> int:
+        """Requests that their clients ended by themselves while there was somebody to answer them:
+        outside all of these outages. A client sends what was in flight again, so that only those
+        whose time ended in an outage had no chance."""
         return sum(
-            e.outcome == outcome
-            and sum(
-                e.sent_s - LINGERS_S <= at <= e.done_s and task == e.task for at, task in faults
-            )
-            < least
+            e.outcome in ALONE and not any(begin <= e.done_s <= end for begin, end in outages)
             for e in self.ended
         )
+
+    def blamed(self, deaths: Sequence[tuple[float, str]]) -> int:
+        """Requests that ended as POISON with fewer than two of the ``deaths`` (second, task) on
+        their way; a death may take :data:`LINGERS_S` to show."""
+        return sum(
+            e.outcome == POISON
+            and sum(
+                e.sent_s - LINGERS_S <= at <= e.done_s and task == e.task for at, task in deaths
+            )
+            < 2
+            for e in self.ended
+        )
+
+    def served(self, span: Span) -> tuple[int, int]:
+        """Of the requests that were sent in the first half of ``span``: how many were answered with
+        their result before its end, and how many there were."""
+        begin, end = span
+        mine = [e for e in self.ended if begin <= e.sent_s <= (begin + end) / 2]
+        return sum(e.ok and e.done_s <= end for e in mine), len(mine)
 
     def worst_s(self) -> float | None:
         """How long after its deadline the latest request ended; None when all were in time."""

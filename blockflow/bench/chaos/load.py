@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import random
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from blockflow.bench.chaos.ledger import NO_REPLY, OK, WRONG, Ledger
+from blockflow.bench.chaos.wire import WireTap
 from blockflow.client import Client
 from blockflow.core.errors import BlockFlowError
+from blockflow.wire.data import REQUEST_ID_BYTES
 
 Array = npt.NDArray[np.float32]
 _TOLERANCE = 1e-3
-_LAST_S = 5.0
+PATIENCE_S = 5.0
 _OWN_WORDS = "no answer within"
 """How the client's own DEADLINE_EXCEEDED begins; the Dispatcher's is a reply like any other."""
 
@@ -35,10 +39,10 @@ class Load:
         rate: requests per second and task.
         deadline_s: of each request.
         seed: of gaps and inputs.
+        patience_s: how long, at the end, replies are waited for that should have come before.
 
     Attributes:
         ledger: of all clients; read it after :meth:`stop`.
-        late_replies: that came after their clients had given up.
     """
 
     def __init__(
@@ -50,17 +54,17 @@ class Load:
         rate: float,
         deadline_s: float,
         seed: int,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.ledger = Ledger()
-        self.late_replies = 0
         self._address = address
         self._inputs = inputs
         self._answers = answers
         self._rate = rate
         self._deadline_s = deadline_s
         self._seed = seed
+        self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._numbers = itertools.count()
         self._stop = threading.Event()
         self._origin = time.monotonic()
         self._threads = [
@@ -91,7 +95,9 @@ class Load:
         chance = random.Random(f"{self._seed}/{client_number}")
         due = time.monotonic()
         open_requests: list[Future[Any]] = []
-        with Client(self._address) as client:
+        tap = WireTap(self.ledger, self._lock, self.now)
+        # A client that gave up for want of a connection before the deadline would be its own fault.
+        with Client(self._address, connect_timeout_s=self._deadline_s, tap=tap) as client:
             while not self._stop.is_set():
                 due += chance.expovariate(self._rate)
                 self._stop.wait(max(0.0, due - time.monotonic()))
@@ -101,44 +107,54 @@ class Load:
                     open_requests.append(pending)
                 if len(open_requests) > 1000:
                     open_requests = [p for p in open_requests if not p.done()]
-            self._await_all(open_requests)
-            late = client.counters().late_replies
-        with self._lock:
-            self.late_replies += late
+            self._await_all(client, open_requests)
 
     def _submit(self, client: Client, task: str, which: int) -> Future[Any] | None:
-        number = next(self._numbers)
+        request_id = secrets.token_bytes(REQUEST_ID_BYTES)
         with self._lock:
-            self.ledger.sent(number, task, self.now(), self._deadline_s)
+            self.ledger.sent(request_id, task, self.now(), self._deadline_s)
         try:
             pending = client.submit(
-                task, self._inputs[which], deadline_s=self._deadline_s, retries=8
+                task,
+                self._inputs[which],
+                deadline_s=self._deadline_s,
+                request_id=request_id,
+                retries=8,
             )
         except BlockFlowError as e:
-            self._done(number, e.code)
+            self._done(request_id, e.code)
             return None
         right = self._answers[task][which]
-        pending.add_done_callback(partial(self._ended, number, right))
+        pending.add_done_callback(partial(self._ended, request_id, right))
         return pending
 
-    def _ended(self, number: int, right: Array, pending: Future[Any]) -> None:
+    def _ended(self, request_id: bytes, right: Array, pending: Future[Any]) -> None:
         error = pending.exception()
         if error is not None:
-            self._done(number, code_of(error))
+            self._done(request_id, code_of(error))
             return
         value = pending.result().value
         same = value.shape == right.shape and np.allclose(value, right, atol=_TOLERANCE)
-        self._done(number, OK if same else WRONG)
+        self._done(request_id, OK if same else WRONG)
 
-    def _done(self, number: int, outcome: str) -> None:
+    def _done(self, request_id: bytes, outcome: str) -> None:
         with self._lock:
-            self.ledger.done(number, outcome, self.now())
+            self.ledger.done(request_id, outcome, self.now())
 
-    def _await_all(self, pending: Sequence[Future[Any]]) -> None:
-        """A client ends its requests by itself at their deadlines; what is open then is missing."""
-        end = time.monotonic() + self._deadline_s + _LAST_S
-        while any(not p.done() for p in pending) and time.monotonic() < end:
+    def _await_all(self, client: Client, pending: Sequence[Future[Any]]) -> None:
+        """A client ends its requests by itself at their deadlines; what is open then is missing.
+        The replies to those that it gave up may still come, and second ones."""
+        wait_for(pending, timeout=self._deadline_s + self._patience_s)
+        end = time.monotonic() + self._patience_s
+        while self._silent() and time.monotonic() < end:
             time.sleep(0.02)
+        # Messages keep their order: what had been sent before this answer has come before it.
+        with suppress(BlockFlowError):
+            client.tasks(timeout_s=self._patience_s)
+
+    def _silent(self) -> int:
+        with self._lock:
+            return self.ledger.silent
 
 
 def code_of(error: BaseException) -> str:

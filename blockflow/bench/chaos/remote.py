@@ -80,6 +80,11 @@ class RemoteSystem:
         return self._server.client_address
 
     @property
+    def pid(self) -> int:
+        """Of the process that the user has started; all others are below it."""
+        return self._server.pid
+
+    @property
     def run_dir(self) -> Path:
         return self._server.run_dir
 

@@ -39,10 +39,12 @@ class Watch:
     Args:
         run_dir: of the system; its files lie in shared memory.
         interval_s: between samples.
+        gone_s: after the system's end, what it may take its processes to be gone.
     """
 
     run_dir: Path
     interval_s: float = 0.5
+    gone_s: float = 10.0
     samples: list[MemorySample] = field(default_factory=list)
     seen: dict[int, psutil.Process] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -55,9 +57,11 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
+        """Call it while the system still runs: who started last is seen as well."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        self.samples.append(self.sample())
 
     def _run(self) -> None:
         while not self._stop.wait(self.interval_s):
@@ -85,11 +89,15 @@ class Watch:
         total = sum(by_name.values())
         return MemorySample(now, total, used, len(by_name), descriptors, by_name)
 
-    def survivors(self, timeout_s: float = 10.0) -> list[str]:
-        """Processes of the system that are there ``timeout_s`` after its end."""
+    def survivors(self) -> list[str]:
+        """Processes of the system that are there ``gone_s`` after its end."""
         known = [p for p in self.seen.values() if p.is_running()]
-        _, alive = psutil.wait_procs(known, timeout=timeout_s)
+        _, alive = psutil.wait_procs(known, timeout=self.gone_s)
         return [describe(p) for p in alive]
+
+    def files(self) -> list[str]:
+        """What is there of the run directory after the system's end."""
+        return [str(self.run_dir)] if self.run_dir.exists() else []
 
 
 class Lag:

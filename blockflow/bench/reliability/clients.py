@@ -41,6 +41,9 @@ _BURST = 8
 _OFFERS = (0.5, 0.5, 1.0, 2.0)
 """Of the capacity, by four clients: all of them want more than the quarter that is their share."""
 _PATIENCE_S = 30.0
+_IDLE_S = 1.5
+GRACE_MS = 100.0
+"""A reply is due by the deadline and this."""
 _SEED = 1
 
 
@@ -54,7 +57,7 @@ class Plan:
     share_s: float = 10.0
     cuts: int = 4
     visits: int = 24
-    visit_s: float = 2.5
+    visit_s: float = 7.0
 
 
 QUICK = Plan(10, 1, 1.0, 1, 1, 0.4)
@@ -139,7 +142,8 @@ class Bench:
     # --- deadlines and cancellations ------------------------------------------------------------
 
     def deadlines(self) -> list[Figure]:
-        """Requests that cannot be answered in time: how late is the reply that says so?"""
+        """Requests of which most cannot be answered in time: how late is any reply to them, be it
+        a result or an error?"""
         self.say("deadlines")
         chance = Random(_SEED)
         peer = self._peer()
@@ -147,10 +151,8 @@ class Bench:
         late_ms: list[float] = []
 
         def collect(timeout_s: float) -> None:
-            for request_id, outcome in peer.replies(timeout_s):
-                after = time.monotonic() - due.pop(request_id)
-                if outcome == "DEADLINE_EXCEEDED":
-                    late_ms.append(1e3 * after)
+            for request_id, _ in peer.replies(timeout_s):
+                late_ms.append(1e3 * (time.monotonic() - due.pop(request_id)))
 
         for _ in range(self.plan.deadlines):
             deadline_ms = chance.randrange(40, 240)
@@ -161,7 +163,15 @@ class Bench:
             collect(0.1)
         peer.close()
         missing = counted(names.NO_REPLY, len(due), self.plan.deadlines)
-        return [timed(names.LATENESS, "all", late_ms), missing] if late_ms else [missing]
+        if not late_ms:
+            return [missing]
+        too_late = sum(ms > GRACE_MS for ms in late_ms)
+        return [
+            timed(names.LATENESS, "all", [max(0.0, ms) for ms in late_ms]),
+            counted(names.AFTERWARDS, sum(ms > 0 for ms in late_ms), len(late_ms)),
+            counted(names.OVERDUE, too_late, len(late_ms)),
+            missing,
+        ]
 
     def cancels(self) -> list[Figure]:
         """Requests that are cancelled in a worker's queue: when do they end, and does one run?"""
@@ -199,7 +209,7 @@ class Bench:
         """Until the figures of its worker have stood still for a while: they come four times a
         second."""
         last, since = -1, time.monotonic()
-        while time.monotonic() - since < 1.5:
+        while time.monotonic() - since < _IDLE_S:
             now = self._batches(block)
             if now != last:
                 last, since = now, time.monotonic()

@@ -20,6 +20,7 @@ import psutil
 
 from blockflow.bench.reliability import figures as names
 from blockflow.bench.reliability.figures import counted, timed
+from blockflow.bench.reliability.possessions import Possessions, family, look, settled
 from blockflow.bench.results import Figure
 from blockflow.client import Client
 from blockflow.control.fleet import Crash, Life, Replica
@@ -37,7 +38,6 @@ TIMEOUT_MS = 500
 _POISON = 666.0
 _MATES = 7
 _WAIT_S = 120.0
-_GONE_S = 10.0
 _DEADLINE_S = 60.0
 _POINTS = {names.STUCK: "before_forward", names.FROZEN: "after_forward"}
 _ACTIONS = {names.STUCK: "spin-once", names.FROZEN: "freeze-once"}
@@ -146,7 +146,6 @@ def arm(system: System, point: str) -> None:
 
 def measure(system: System, plan: Plan, say: Callable[[str], None]) -> list[Figure]:
     """Let workers die and hang in all ways; what is left after that."""
-    pid = system.commands.worker("dispatcher")["pid"]
     every_block = [FRAGILE, *(name for kind in plan.workers for name in plan.blocks(kind))]
     deaths: dict[str, list[Death]] = {}
     asked = answered = 0
@@ -155,22 +154,21 @@ def measure(system: System, plan: Plan, say: Callable[[str], None]) -> list[Figu
         for name in every_block:  # connections are made for a first request
             for _ in range(4):
                 client.infer(name, _value(0.0))
-        before = _possessions(system, pid)
+        before = _see(system)
         for turn in range(plan.times):
             for kind in plan.workers:
                 say(f"{kind}, {turn + 1} of {plan.times}")
                 for name in plan.blocks(kind):
-                    died, right = _hit(system, client, kind, name)
-                    deaths.setdefault(kind, []).append(died)
+                    death, right = _hit(system, client, kind, name)
+                    deaths.setdefault(kind, []).append(death)
                     asked += kind in _POINTS
                     answered += right
         say("poison")
         poisons = [_poison(system, client, turn) for turn in range(plan.poisons)]
         for name in every_block:
             client.infer(name, _value(0.0))
-        left = _left(
-            system, pid, before, sum(map(len, deaths.values())) + sum(p[2] for p in poisons)
-        )
+        died = sum(map(len, deaths.values())) + sum(p[2] for p in poisons)
+        left = settled(names.AFTER_DEATHS, died, before, lambda: _see(system))
     found = [f for kind, ends in deaths.items() for f in _death_figures(kind, ends)]
     every = [d for ends in deaths.values() for d in ends]
     return [
@@ -265,32 +263,9 @@ def _value(number: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.full((1, 4), number, np.float32)
 
 
-def _possessions(system: System, dispatcher: int) -> dict[str, int]:
-    """What deaths may leave: files of the instance, processes, the Dispatcher's descriptors."""
-    family = psutil.Process().children(recursive=True)
-    return {
-        "files": sum(len(files) for _, _, files in os.walk(system.run_dir)),
-        "processes": sum(p.name().startswith("bf:") for p in family if p.is_running()),
-        "descriptors": psutil.Process(dispatcher).num_fds(),
-    }
-
-
-def _left(system: System, dispatcher: int, before: Mapping[str, int], deaths: int) -> Figure:
-    """What is more than before, ten seconds later at most."""
-    end = time.monotonic() + _GONE_S
-    while True:
-        now = _possessions(system, dispatcher)
-        more = {what: max(0, now[what] - before[what]) for what in before}
-        if not any(more.values()) or time.monotonic() > end:
-            return Figure(
-                names.LEFT,
-                names.AFTER_DEATHS,
-                None,
-                None,
-                None,
-                float(sum(more.values())),
-                "1",
-                deaths,
-                labels=more,
-            )
-        time.sleep(0.1)
+def _see(system: System) -> Possessions:
+    """What the processes of the system have, but for this one: in it are clients as well."""
+    status = system.status()
+    members = [status["dispatcher"], *status["workers"]]
+    lives = frozenset(int(m["incarnation"]) for m in members)
+    return look(system.run_dir, lives, family(psutil.Process())[1:])

@@ -18,6 +18,7 @@ DIED_OF_IT = "workers that died of one poison"
 AGAIN = "requests of hung workers answered by others"
 LATENESS = "reply after its deadline"
 CANCELLED, IN_VAIN = "reply to a cancellation", "cancelled and computed"
+AFTERWARDS, OVERDUE = "replies after their deadline", "replies after their deadline and 100 ms"
 NO_REPLY = "requests without a reply"
 SMALLEST_SHARE, JAIN = "smallest share of the fair one", "Jain's index"
 CUT_OFF, OTHERS = "cut off", "p99 of the others"
@@ -25,6 +26,9 @@ BY_BYTES, BY_TIME = "by bytes", "by time"
 BESIDE, ITSELF = "beside one that does not read", "beside itself"
 LEFT = "left behind"
 AFTER_DEATHS, AFTER_ALL = "after single deaths", "after everything was killed"
+WORKER, TEMPLATE = "worker killed", "template killed"
+ROLES = (WORKER, "dispatcher killed", "manager killed", TEMPLATE)
+"""Whose single deaths may leave something, as the faults of ``make chaos`` call them."""
 BACK = "serves again after everything was killed"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blockflow.bench.reliability.promises import COMMANDS, PROMISES, Promise, promise_grid
+from blockflow.bench.reliability.promise import Promise
+from blockflow.bench.reliability.promises import COMMANDS, PROMISES, promise_grid
 from blockflow.bench.results import Figure
 
 PAGE = "reliability.md"

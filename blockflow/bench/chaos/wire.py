@@ -1,0 +1,58 @@
+"""Wire: tells the ledger what one client's socket sent and received."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from blockflow.bench.chaos.ledger import Ledger
+from blockflow.core.errors import WireError
+from blockflow.wire.client import (
+    Reply,
+    Request,
+    decode_to_client,
+    decode_to_dispatcher,
+)
+
+SAME_S = 0.02
+"""A connection that begins so soon after the last one's end was noticed had begun before that (the
+client waits at least 50 ms): what was sent meanwhile may have gone out on it."""
+
+
+class WireTap:
+    """Counts by itself, from the headers: what the SDK makes of them is not its judge's business.
+
+    Args:
+        ledger: of all clients.
+        lock: of the ledger.
+        clock: seconds of the run.
+    """
+
+    def __init__(self, ledger: Ledger, lock: threading.Lock, clock: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._lock = lock
+        self._clock = clock
+        self._connection = 0
+        self._ended_s = 0.0
+
+    def connected(self) -> None:
+        if self._clock() - self._ended_s >= SAME_S:
+            self._connection += 1
+
+    def disconnected(self) -> None:
+        self._ended_s = self._clock()
+
+    def sent(self, header: bytes) -> None:
+        message = decode_to_dispatcher(header)
+        if isinstance(message, Request):
+            with self._lock:
+                self._ledger.carried(message.request_id, self._connection)
+
+    def received(self, header: memoryview) -> None:
+        try:
+            message = decode_to_client(header)
+        except WireError:  # the request ends with MALFORMED_MESSAGE, which nothing excuses
+            return
+        if isinstance(message, Reply):
+            with self._lock:
+                self._ledger.replied(message.request_id, self._connection, self._clock())
