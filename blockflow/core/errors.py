@@ -99,6 +99,7 @@ CODES: Mapping[str, CodeInfo] = {
     "UNSUPPORTED_MEDIA": _c("system", _CL, 415, "the body must be application/json"),
     "NOT_FOUND": _c("system", _CL, 404, "no such resource"),
     "METHOD_NOT_ALLOWED": _c("system", _CL, 405, "the resource does not take this method"),
+    "FOREIGN_ORIGIN": _c("system", _CL, 403, "a web page of another site sent the request"),
     "UNAUTHORIZED": _c("system", _CL, 401, "a token or key is missing or unfit"),
     "TIMEOUT": _c("system", _SY, 504, "a peer did not answer in time", retryable=True),
     "MISSING_EXTRA": _c("system", _CL, 501, "an optional package is needed for this"),

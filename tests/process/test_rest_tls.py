@@ -11,8 +11,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 
+from blockflow.bench.fuzz.sockets import TlsTarget
 from blockflow.control import system
 from blockflow.control.auth import TOKEN_VARIABLE, TokenAuth
 from blockflow.control.commands import Commands
@@ -91,6 +93,23 @@ def test_a_client_that_trusts_the_certificate_is_answered(
     assert document(server)["openapi"].startswith("3.1")
     by_name = RestClient(f"https://localhost:{server.port}", timeout_s=PATIENCE_S)
     assert by_name.get("/openapi.json")
+
+
+def test_malformed_handshakes_hold_nobody_up(server: RestServer, pair: tuple[Path, Path]) -> None:
+    target = TlsTarget("127.0.0.1", server.port, 20)
+    for frame in target.mutator.frames(200):
+        target.send(frame)
+    assert document(server, ca_file=pair[0])["openapi"].startswith("3.1")
+
+
+def test_only_its_pages_over_tls_may_change_something(
+    server: RestServer, pair: tuple[Path, Path]
+) -> None:
+    trust = ssl.create_default_context(cafile=str(pair[0]))
+    with httpx.Client(verify=trust, timeout=PATIENCE_S) as client:
+        for origin, status in ((server.url, 202), (server.url.replace("https", "http"), 403)):
+            answer = client.post(f"{server.url}/v1/shutdown", headers={"Origin": origin})
+            assert answer.status_code == status
 
 
 def test_one_that_does_not_ends_before_its_token_has_left(

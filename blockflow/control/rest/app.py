@@ -22,6 +22,7 @@ from blockflow.control.rest.body import (
     read_body,
     refuse_duplicates,
 )
+from blockflow.control.rest.origin import SAFE_METHODS, SCHEMES, check_origin
 from blockflow.control.rest.resources import Answer, Call, Resource
 from blockflow.control.settings import is_address, is_loopback
 from blockflow.core.errors import BlockFlowError, Problem, RequestError, SystemError_
@@ -43,6 +44,7 @@ class RestApp:
             loopback, any numeric address may stand there as well: no page can give that a meaning.
         auth: checks tokens, None = none is needed.
         names: further names that may stand in ``Host``.
+        schemes: that its URL may have, with those of a proxy before it.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class RestApp:
         host: str,
         auth: TokenAuth | None,
         names: Collection[str] = (),
+        schemes: Collection[str] = SCHEMES,
     ) -> None:
         self._routes: dict[int, list[tuple[list[str], Resource]]] = {}
         for resource in table:
@@ -59,6 +62,7 @@ class RestApp:
         self._hosts = _LOCAL_NAMES | {n.lower() for n in (host, *names)}
         self._addresses = not is_loopback(host)
         self._auth = auth
+        self._schemes = schemes
 
     def wsgi(self) -> Any:
         """The WSGI application."""
@@ -106,6 +110,9 @@ class RestApp:
     def _answer(self, request: Any) -> Answer:
         headers = request.headers
         self._check_host(headers.get("Host"))
+        if request.method not in SAFE_METHODS:
+            origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
+            check_origin(headers["Host"], origin, site, self._schemes)
         resource, path = self._route(request.method, request.path_info)
         if self._auth is not None:
             self._auth.check(headers.get("Authorization"))
@@ -113,9 +120,11 @@ class RestApp:
         body: Any = None
         duplicates: list[Problem] = []
         if resource.method == "POST":
-            raw = self._body(request)
+            raw, kind = self._body(request), headers.get("Content-Type")
+            # An HTML form always says what it sends, even nothing; `curl -X POST` says nothing.
+            if raw or resource.body or kind is not None:
+                check_content_type(kind)
             if raw or resource.body:
-                check_content_type(headers.get("Content-Type"))
                 body, duplicates = parse_json(raw)
             if not resource.body:
                 refuse_duplicates(duplicates)

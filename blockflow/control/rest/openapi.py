@@ -14,7 +14,7 @@ from blockflow.core.errors import CODES
 OPENAPI_VERSION = "3.1.0"
 
 _COMMON = ("METHOD_NOT_ALLOWED", "NOT_FOUND", "UNAUTHORIZED", "TIMEOUT", "INTERNAL", "BAD_BODY")
-_WITH_BODY = ("BODY_TOO_LARGE", "UNSUPPORTED_MEDIA")
+_OF_POST = ("BODY_TOO_LARGE", "UNSUPPORTED_MEDIA", "FOREIGN_ORIGIN")
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
@@ -89,7 +89,7 @@ def _responses(resource: Resource) -> dict[str, Any]:
     }
     codes = [*_COMMON, *resource.errors]
     if resource.method == "POST":
-        codes += _WITH_BODY
+        codes += _OF_POST
     by_status: dict[int, list[str]] = {}
     for code in dict.fromkeys(codes):
         by_status.setdefault(CODES[code].http, []).append(code)

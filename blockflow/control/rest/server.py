@@ -15,6 +15,7 @@ from blockflow.control.commands import Commands
 from blockflow.control.rest.app import RestApp
 from blockflow.control.rest.connections import PatientServer
 from blockflow.control.rest.openapi import openapi_document
+from blockflow.control.rest.origin import SCHEMES
 from blockflow.control.rest.resources import Handlers, resources
 from blockflow.control.rest.tls import TlsAdapter
 from blockflow.control.settings import is_loopback
@@ -82,9 +83,11 @@ class RestServer:
         handlers = Handlers(commands, repository, shutdown, lambda: document)
         table = resources(handlers)
         document.update(openapi_document(table))
+        # Plain HTTP may have a proxy before it that adds the TLS.
+        schemes = SCHEMES if tls is None else ("https",)
         self._server = _Server(
             (host, port),
-            RestApp(table, host, auth, names).wsgi(),
+            RestApp(table, host, auth, names, schemes).wsgi(),
             numthreads=_THREADS,
             max=_MAX_THREADS,
             server_name="blockflow",
