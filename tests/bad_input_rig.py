@@ -270,8 +270,15 @@ class Rubbish(ControlMessage):
 NONSENSE: list[dict[str, Any]] = [
     {"k": "routes", "table": {}},
     {"k": "routes", "table": {"version": "x", "stages": [1], "tasks": None}},
-    {"k": "set-policy", "stage": 60_000, "policy": {}},
-    {"k": "set-policy", "stage": 1, "policy": {"policy": "nobody's"}},
+    {"k": "set-policy", "stage": 60_000, "policy": {}, "threads": 1, "profile": {}},
+    {"k": "set-policy", "stage": 1, "policy": {"policy": "nobody's"}, "threads": 1, "profile": {}},
+    {
+        "k": "set-policy",
+        "stage": 1,
+        "policy": {"policy": "none"},
+        "threads": 0,
+        "profile": {"a": 1},
+    },
     {"k": "peer-gone", "incarnation": 2**63},
     {"k": "monitor", "hz": -1.0},
     {"k": "hello", "role": "worker", "name": "", "incarnation": 0, "pid": 0, "release": ""},

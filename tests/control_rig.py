@@ -43,9 +43,11 @@ from blockflow.wire.control import (
     Drain,
     Drained,
     Hello,
+    PolicyRefused,
     Ready,
     Routes,
     RoutesApplied,
+    SetPolicy,
     SetThreads,
     StartFailed,
     Stop,
@@ -74,6 +76,15 @@ class Counter:
         self.stage += 1
         return self.stage
 
+    def epoch_after(self, epoch: int) -> int:
+        return epoch + 1
+
+    def succeed(self, journal: Journal) -> None:
+        """Another Manager takes over. The store forgets how many of the last numbers were used, and
+        so skips some; none is ever given twice, to whom it may be."""
+        self.incarnation += 1000
+        self.stage += 1000
+
 
 def info(name: str, digest: str = "") -> BlockInfo:
     return BlockInfo(name, "1", digest or f"{name}-digest", "echo", Contract(SPEC, SPEC), 0, 0)
@@ -101,13 +112,14 @@ class World:
         probe_fails: replica name -> what its readiness probe meets.
         mute: incarnations or names that do not answer anything.
         hold_ready: names that say Hello but not Ready, until :meth:`make_ready`.
+        refuses: replica name -> why it keeps each policy that it has (``none``).
         busy: the Dispatcher has requests in flight: no Drained until :meth:`let_drain`.
         disk_full: commits fail.
         stored: epoch and topology on disk.
         threads: incarnation -> intra-op threads that it was told last, of all that ever lived.
     """
 
-    def __init__(self, cores: int = 2) -> None:
+    def __init__(self, cores: int = 2, numbers: Counter | None = None) -> None:
         self.now = 1000 * S
         settings = ControlSettings(
             repository=Path("/blocks"),
@@ -115,7 +127,7 @@ class World:
             cores=tuple(range(cores)),
             timing=TIMING,
         )
-        self._numbers = Counter()
+        self._numbers = numbers or Counter()
         self.brain = Brain(settings, Place("/run", "ipc:///run/control.sock", ""), self._numbers)
         self.log: list[Instruction] = []
         self.alive: dict[int, Launch] = {}
@@ -123,6 +135,7 @@ class World:
         self.probe_fails: dict[str, BlockFlowError] = {}
         self.mute: set[str] = set()
         self.hold_ready: set[str] = set()
+        self.refuses: dict[str, BlockFlowError] = {}
         self.busy = False
         self.owed: list[int] = []
         self.disk_full = False
@@ -208,10 +221,7 @@ class World:
         for name in killed:
             del self.alive[self.incarnation(name)]
         self._events.clear()
-        # They come from the store, which forgets how many of the last ones were used, and so skips
-        # some; none is ever given twice, to whom it may be.
-        self._numbers.incarnation += 1000
-        self._numbers.stage += 1000
+        self._numbers.succeed(last)
         self.brain = Brain(self._settings, self.brain.crew.place, self._numbers)
         epoch, stored = self.stored
         adoption = install(self.brain.realm, Inheritance(last, epoch, stored, {"posted": 1}))
@@ -334,6 +344,10 @@ class World:
             return
         if isinstance(message, SetThreads):
             self.threads[i] = message.threads
+        if isinstance(message, SetPolicy) and order.name in self.refuses:
+            error = self.refuses[order.name].to_dict()
+            kept = {"policy": "none"}
+            self._events.append(Received(i, PolicyRefused(i, message.stage, kept, error)))
         if isinstance(message, Routes):
             version = message.table["version"]
             self._events.append(Received(i, RoutesApplied(i, version)))

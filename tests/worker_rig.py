@@ -24,6 +24,7 @@ from blockflow.launch.preload import REHEARSAL
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.arena import Arena
+from blockflow.tensormq.atwork import AtWorkReader
 from blockflow.tensormq.channel import Producer
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.push import PushCache
@@ -311,6 +312,16 @@ def echo(rig: Rig, name: str, dims: Sequence[int | str] = (4,), **settings: Any)
     """Store an echo block ``float32[rows, *dims]``."""
     spec = TensorSpec("float32", ("rows", *dims))
     return save_echo(BlockRepository(rig.repository), name, spec, settings=settings)
+
+
+def at_work(rig: Rig, *stages: int) -> None:
+    """Wait until forwards of exactly these stages are under way in worker 11."""
+    reader = AtWorkReader.open(rig.folder, 11)
+    assert reader is not None
+    end = time.monotonic() + WAIT_S
+    while (found := sorted(w.stage for w in reader.read())) != sorted(stages):
+        assert time.monotonic() < end, f"under way: {found}"
+        time.sleep(0.002)
 
 
 @pytest.fixture

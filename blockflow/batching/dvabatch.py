@@ -89,9 +89,13 @@ class DvabatchPolicy(QueueingPolicy):
 
     @classmethod
     def unfit(
-        cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
+        cls,
+        options: Mapping[str, Any],
+        stages: Sequence[StageFacts],
+        path: str,
+        ways: Sequence[Sequence[int]],
     ) -> list[Problem]:
-        problems = super().unfit(options, stages, path)
+        problems = super().unfit(options, stages, path, ways)
         needs = (
             "operator" in options.get("policies", ())
             or options.get("window_ms") == STAGE1

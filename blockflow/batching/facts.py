@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from blockflow.core import limits
 from blockflow.core.launchspec import StageSpec
+from blockflow.core.measuring import Subject
 from blockflow.core.profile import StageProfile
 
 
@@ -22,6 +23,7 @@ class StageFacts:
             one that the block may be padded along, else its first; empty for fixed dims.
         lengths: its smallest and largest value.
         pads: the block promises that padding along that dim changes no result.
+        subject: what measures it, where it is not the plain block.
     """
 
     block: str = ""
@@ -31,6 +33,7 @@ class StageFacts:
     length_dims: tuple[int, ...] = ()
     lengths: tuple[int, int] = (1, limits.MAX_DIM)
     pads: bool = False
+    subject: Subject | None = None
 
     @classmethod
     def of(cls, spec: StageSpec, threads: int = 1) -> StageFacts:
@@ -53,6 +56,7 @@ class StageFacts:
             length_dims=tuple(i for i, d in enumerate(taken.dims[1:]) if d == name),
             lengths=anything if name is None else taken.ranges.get(name, anything),
             pads=padding is not None,
+            subject=Subject((spec.block.name,), spec.engine, spec.precision, spec.options),
         )
 
     def length(self, shape: tuple[int, ...]) -> int | None:

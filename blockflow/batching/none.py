@@ -1,14 +1,16 @@
-"""NonePolicy: every query runs by itself, oldest first. The baseline, and the default."""
+"""NonePolicy: every query runs by itself, in the fair order. The baseline, and the default."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.options import option_problems
 from blockflow.batching.policy import Decision, Policy, Query, Run
+from blockflow.batching.room import Group, WaitingRoom
 from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import Problem
 
@@ -16,8 +18,10 @@ from blockflow.core.errors import Problem
 class NonePolicy(Policy):
     """No batching beyond what a request brings itself.
 
-    With several stages the oldest query goes first whatever its stage, so that what is under way
-    leaves before newcomers start. A stage that is busy keeps only its own queries waiting.
+    Who has come from outside waits in a :class:`WaitingRoom` for its turn. Who has done a stage of
+    this worker goes before them, the oldest first, so that what is under way leaves before
+    newcomers start: its task has had its turn. A stage that is busy keeps only its own queries
+    waiting.
     """
 
     NAME: ClassVar[str] = "none"
@@ -30,25 +34,44 @@ class NonePolicy(Policy):
         shares: Sequence[TaskShare] = (),
     ) -> None:
         super().__init__(stages, options, facts, shares)
+        self._room = WaitingRoom(self.shares, _group_of)
+        # Where nobody else waits there is no order to keep, and no books that a request must pay.
+        self._lone: Query | None = None
         # (arrival, key) by stage; keys that are gone, or have gone on, are skipped
         self._order: dict[int, list[tuple[int, int]]] = {s: [] for s in self.stages}
-        self._waiting: dict[int, Query] = {}
+        self._under_way: dict[int, Query] = {}
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
         return option_problems("policy 'none'", options, {}, path)
 
     def arrive(self, query: Query, now: int) -> None:
-        self._waiting[query.key] = query
+        if query.first:
+            if self._lone is None and not len(self._room):
+                self._lone = query
+                return
+            if self._lone is not None:
+                self._room.add(self._lone)
+                self._lone = None
+            self._room.add(query)
+            return
+        self._under_way[query.key] = query
         heapq.heappush(self._order[query.stage], (query.arrival_ns, query.key))
 
     def drop(self, key: int, now: int) -> None:
-        self._waiting.pop(key, None)
+        if self._lone is not None and self._lone.key == key:
+            self._lone = None
+        elif self._under_way.pop(key, None) is None:
+            self._room.remove(key)
 
     def done(self, stage: int, keys: Sequence[int], now: int) -> None:
         """Nothing depends on what has run."""
 
     def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
+        return (self._go_on(busy) if self._under_way else None) or self._begin(busy)
+
+    def _go_on(self, busy: Collection[int]) -> Run | None:
+        """The oldest query under way that waits at a free stage."""
         oldest: tuple[int, int] | None = None
         chosen = 0
         for stage, order in self._order.items():
@@ -61,12 +84,34 @@ class NonePolicy(Policy):
         if oldest is None:
             return None
         _, key = heapq.heappop(self._order[chosen])
-        del self._waiting[key]
+        del self._under_way[key]
         return Run(chosen, (key,))
 
+    def _begin(self, busy: Collection[int]) -> Run | None:
+        """The newcomer whose turn it is."""
+        lone, room = self._lone, self._room
+        if lone is not None:
+            if lone.stage in busy:
+                return None
+            self._lone = None
+            return Run(lone.stage, (lone.key,))
+        group = room.first([g for g in room.groups if g[0] not in busy])
+        if group is None:
+            return None
+        alone = room.pick(group, 1)
+        room.serve(group, alone)
+        return Run(group[0], (alone[0].key,))
+
     def _waits_at(self, stage: int, key: int) -> bool:
-        query = self._waiting.get(key)
+        query = self._under_way.get(key)
         return query is not None and query.stage == stage
 
     def waiting(self) -> Iterable[Query]:
-        return sorted(self._waiting.values(), key=lambda q: (q.arrival_ns, q.key))
+        lone = () if self._lone is None else (self._lone,)
+        own = chain(self._under_way.values(), self._room, lone)
+        return sorted(own, key=lambda q: (q.arrival_ns, q.key))
+
+
+def _group_of(query: Query) -> Group:
+    """Shapes need not be told apart where nobody shares a batch."""
+    return query.stage, ()

@@ -119,10 +119,21 @@ class Policy(ABC):
 
     @classmethod
     def unfit(
-        cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
+        cls,
+        options: Mapping[str, Any],
+        stages: Sequence[StageFacts],
+        path: str,
+        ways: Sequence[Sequence[int]],
     ) -> list[Problem]:
         """Why valid ``options`` cannot work for these stages (a missing profile, a bound that
-        cannot be met). Stages as in :meth:`__init__`."""
+        cannot be met).
+
+        Args:
+            options: checked by :meth:`problems`.
+            stages: as in :meth:`__init__`.
+            path: JSON path of the options.
+            ways: which of ``stages``, by position, a query of each task runs.
+        """
         return []
 
     @abstractmethod

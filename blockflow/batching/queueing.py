@@ -16,6 +16,7 @@ from blockflow.batching.room import Admit, Group, WaitingRoom
 from blockflow.batching.shares import TaskShare
 from blockflow.core import limits
 from blockflow.core.errors import Problem
+from blockflow.core.measuring import Subject, commands
 
 MS = 1_000_000
 CLASSES = Ascending(limits.MAX_DIM)
@@ -76,7 +77,11 @@ class QueueingPolicy(Policy):
 
     @classmethod
     def unfit(
-        cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
+        cls,
+        options: Mapping[str, Any],
+        stages: Sequence[StageFacts],
+        path: str,
+        ways: Sequence[Sequence[int]],
     ) -> list[Problem]:
         rows = options.get(cls.ROWS_OPTION, 1)
         problems = [
@@ -244,14 +249,15 @@ def missing_profiles(policy: str, stages: Sequence[StageFacts], path: str) -> li
     missing = [f for f in stages if not measured(f)]
     if not missing:
         return []
-    names = " ".join(dict.fromkeys(f.block or "BLOCK" for f in missing))
+    names = ", ".join(dict.fromkeys(f.block or "BLOCK" for f in missing))
+    needed = ((f.subject or Subject((f.block or "BLOCK",)), f.threads) for f in missing)
     threads = sorted({f.threads for f in missing})
     wanted = ", ".join(map(str, threads))
     return [
         Problem(
             path,
-            f"policy {policy!r} needs a profile of {names.replace(' ', ', ')} "
+            f"policy {policy!r} needs a profile of {names} "
             f"({wanted} thread{'s' if threads != [1] else ''}) on this machine",
-            f"run: blockflow profile {names}",
+            f"run: {commands(needed)}",
         )
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from blockflow.batching.dvabatch import DvabatchPolicy
@@ -25,7 +26,10 @@ POLICIES: Mapping[str, type[Policy]] = {
 
 
 def policy_problems(
-    spec: Mapping[str, Any], path: str, stages: Sequence[StageFacts] | None = None
+    spec: Mapping[str, Any],
+    path: str,
+    stages: Sequence[StageFacts] | None = None,
+    ways: Sequence[Sequence[int]] | None = None,
 ) -> list[Problem]:
     """What is wrong with a policy as the topology gives it: ``{"policy": name, ...options}``.
 
@@ -34,6 +38,7 @@ def policy_problems(
         path: its JSON path, for the findings.
         stages: the stages of one worker that share this policy, in their order: then it is also
             checked against their profiles and limits. None: the options alone are.
+        ways: which of ``stages``, by position, a query of each task runs. None: all of them.
     """
     name = spec.get("policy", "none")
     cls = POLICIES.get(name) if isinstance(name, str) else None
@@ -43,7 +48,27 @@ def policy_problems(
     problems = cls.problems(_options(spec), path)
     if problems or stages is None:
         return problems
-    return cls.unfit(_options(spec), stages, path)
+    every = [range(len(stages))]
+    return cls.unfit(_options(spec), stages, path, every if ways is None else ways)
+
+
+def ways_through(
+    blocks: Sequence[str], paths: Mapping[str, Sequence[Sequence[str]]]
+) -> list[tuple[int, ...]]:
+    """Which of ``blocks`` of one worker, by position, the tasks' queries run between their arrival
+    in it and their departure. (Who leaves it and comes back is a new query for it.)
+
+    Args:
+        blocks: in the worker's order.
+        paths: of each task, its canary's among them.
+    """
+    position = {b: i for i, b in enumerate(blocks)}
+    found: dict[tuple[int, ...], None] = {}
+    for way in (w for ways in paths.values() for w in ways):
+        for mine, visited in groupby((position.get(b) for b in way), lambda i: i is not None):
+            if mine:
+                found[tuple(i for i in visited if i is not None)] = None
+    return list(found)
 
 
 def with_overlap(topology: Topology) -> Topology:
@@ -94,7 +119,8 @@ def create_policy(
     """
     known = facts or {}
     in_order = [known.get(s) or StageFacts() for s in stages]
-    problems = policy_problems(spec, "$.batching", in_order)
+    # Which ways queries take is not known here: what not even a single stage allows is refused.
+    problems = policy_problems(spec, "$.batching", in_order, [(i,) for i in range(len(stages))])
     sizes = spec.get(OPTION)
     if sizes == AUTO:
         found = f"{AUTO!r} was not yet replaced by numbers"

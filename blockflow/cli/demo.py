@@ -13,8 +13,8 @@ from blockflow.bench.demo.data import HELD_OUT
 from blockflow.bench.demo.run import DEFAULT_PORTS, REQUESTS, Demo, Outcome, Settings
 from blockflow.bench.demo.train import EPOCHS
 from blockflow.cli.exits import ExitCode
-from blockflow.cli.options import Json, print_json
-from blockflow.core.errors import make_error
+from blockflow.cli.options import Json, close_json
+from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.monitor.rest import RestClient
 
 
@@ -59,9 +59,11 @@ def demo(
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+    error = _close(console, outcome, settings)
     if as_json:
-        print_json(outcome.to_dict())
-    _close(console, outcome, settings)
+        close_json(outcome.to_dict(), error)
+    elif error is not None:
+        raise error
 
 
 def _interrupt(_signal: int, _frame: Any) -> None:
@@ -69,15 +71,17 @@ def _interrupt(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _close(console: Console, outcome: Outcome, settings: Settings) -> None:
+def _close(console: Console, outcome: Outcome, settings: Settings) -> BlockFlowError | None:
+    """Say what there is now; an error when something was left that should have gone."""
     console.print(f"\nPicture: {outcome.picture}\nFigures: {outcome.figures}")
     left = outcome.leftovers
     if left is None:
         console.print(_what_next(outcome, settings))
     elif left:
-        raise make_error("INTERNAL", f"left behind: {', '.join((*left.processes, *left.files))}")
+        return make_error("INTERNAL", f"left behind: {', '.join((*left.processes, *left.files))}")
     else:
         console.print("The system has ended; no process and no shared memory is left.")
+    return None
 
 
 def _what_next(outcome: Outcome, settings: Settings) -> str:

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from blockflow.cli.complete import complete_block, complete_task
+from blockflow.cli.exits import exit_code
+from blockflow.core.errors import BlockFlowError
 
 Url = Annotated[
     str,
@@ -74,6 +76,17 @@ def commas(text: str) -> list[str]:
 def print_json(document: Any) -> None:
     """The one document of a ``--json`` command."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def close_json(document: dict[str, Any], error: BlockFlowError | None) -> None:
+    """The one document of a ``--json`` command that has something to show also when it fails:
+    ``error`` is in it, on the standard error, and in the exit status."""
+    if error is None:
+        print_json(document)
+        return
+    print_json({**document, "error": error.to_dict()})
+    sys.stderr.write(f"blockflow: {error}\n")
+    raise typer.Exit(exit_code(error))
 
 
 def print_line(text: str) -> None:

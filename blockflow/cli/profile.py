@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from blockflow.cli.exits import ExitCode
-from blockflow.cli.options import Json, print_json
+from blockflow.cli.options import Json, close_json, print_json
 from blockflow.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -100,6 +100,10 @@ def profile(
         from blockflow.bench.profiling.report import plot as draw
 
         draw(found, plot)
+    if json_:  # at last: a file that cannot be written is an error, and there is one document
+        from blockflow.bench.profiling.report import document
+
+        print_json({"profiles": [document(m) for m in found]})
 
 
 def _wish(
@@ -185,7 +189,6 @@ def _path(store: BlockRepository, task: str, topology: Path) -> list[str]:
 def _measure(
     store: BlockRepository, subjects: Sequence[Sequence[str]], wish: Wish, json_: bool
 ) -> list[Measured]:
-    from blockflow.bench.profiling.report import document
     from blockflow.bench.profiling.run import measure
 
     console = Console(stderr=json_, highlight=False)
@@ -197,8 +200,6 @@ def _measure(
             found.append(measured)
             with progress.paused():
                 _print(console, measured, wish)
-    if json_:
-        print_json({"profiles": [document(m) for m in found]})
     return found
 
 
@@ -258,14 +259,14 @@ def _show(store: BlockRepository, names: Sequence[str], json_: bool) -> None:
     from blockflow.bench.profiling.stored import problem, stored, stored_tables
 
     shelves = [stored(store, n) for n in names]
-    if json_:
-        print_json({"blocks": [s.to_dict() for s in shelves]})
-    else:
-        console = Console(highlight=False)
-        for shelf in shelves:
-            for piece in stored_tables(shelf):
-                console.print(piece)
     found = problem(shelves)
+    if json_:
+        close_json({"blocks": [s.to_dict() for s in shelves]}, found)
+        return
+    console = Console(highlight=False)
+    for shelf in shelves:
+        for piece in stored_tables(shelf):
+            console.print(piece)
     if found is not None:
         raise found
 

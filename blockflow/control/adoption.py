@@ -138,7 +138,10 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
     roles += [(s, spec_of(s), Role.RETIRING) for s in adoption.retire]
     roles += [(s, spec_of(s), Role.CANDIDATE) for s in adoption.end]
     for seat, spec, role in roles:
-        replica = Replica(seat.name, spec, role, seat.life.life(), seat.policies)
+        life = seat.life.life()
+        # What its Manager meant to tell it may never have left: ``planned`` of a life that was
+        # taken over is not known, so it is told all its policies again.
+        replica = Replica(seat.name, spec, role, life, life.threads, seat.policies)
         replica.stopped, replica.given_up = seat.stopped, seat.given_up
         crew.fleet.replicas.append(replica)
     for life in crew.lives():

@@ -48,6 +48,7 @@ from blockflow.wire.control import (
     Drained,
     Hello,
     Monitor,
+    PolicyRefused,
     Ready,
     RoutesApplied,
     StartFailed,
@@ -70,6 +71,7 @@ class Brain:
         self.crew = self.realm.crew
         self.runner = UpdateRunner(self.realm)
         self.stopping = False
+        self._numbers = numbers
         self._timing = settings.timing
         self._grace_ns: int | None = None
         self._stops_sent = False
@@ -80,7 +82,8 @@ class Brain:
         """What :meth:`apply` would do, without doing it."""
         plan = self.realm.plan(topology)
         changed = not self.realm.unchanged(topology, plan)
-        epoch = self.realm.epoch + 1 if changed else self.realm.epoch
+        now = self.realm.epoch
+        epoch = self._numbers.epoch_after(now) if changed else now
         return {"changed": changed, "epoch": epoch, "plan": self.realm.told(topology, plan)}
 
     def apply(
@@ -104,7 +107,7 @@ class Brain:
             update.plan = realm.told(topology, plan)
             self.runner.unchanged(update, now_ns)
             return update
-        update = self.runner.begin(kind, realm.epoch + 1, now_ns)
+        update = self.runner.begin(kind, self._numbers.epoch_after(realm.epoch), now_ns)
         update.target, update.posted, update.plan = topology, posted, realm.told(topology, plan)
         update.leaving = {r.replica for r in plan.stop}
         # What was given up or stopped counts as not running: the plan has its successor.
@@ -306,6 +309,9 @@ class Brain:
             crew.strays += 1
         elif isinstance(message, Hello):
             crew.hello(life, message)
+            replica = crew.fleet.by_incarnation(life.incarnation)
+            if replica is not None and replica.role is Role.ACTIVE:
+                self.realm.policies.tell(replica)  # an update may have passed it on its way here
         elif isinstance(message, StartFailed):
             crew.start_failed(life, message, now_ns)
         elif isinstance(message, Ready):
@@ -315,6 +321,10 @@ class Brain:
             self._out.extend(
                 self.realm.publication.applied(event.incarnation, message.version, now_ns)
             )
+        elif isinstance(message, PolicyRefused):
+            note = self.realm.policies.refused(life, message)
+            if note and self.runner.current is not None:
+                self.runner.current.notes.append(note)
         elif isinstance(message, Drained) and life is crew.dispatcher:
             self.realm.publication.drained_below(event.incarnation, message.version)
             if self._grace_ns is not None:

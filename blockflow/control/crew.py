@@ -129,11 +129,18 @@ class Crew:
         self.out.append(Launch(life.incarnation, "dispatcher", life.name, DISPATCHER_ENTRY, spec))
 
     def start_replica(
-        self, spec: WorkerSpec, name: str, share: Share, role: Role, now_ns: int
+        self,
+        spec: WorkerSpec,
+        name: str,
+        share: Share,
+        planned: int,
+        role: Role,
+        now_ns: int,
     ) -> Replica:
-        """Launch the first life of a new replica."""
-        life = self._new_life(name, spec.blocks, now_ns, share)
-        replica = Replica(name, spec, role, life, spec.policies())
+        """Launch the first life of a new replica: with the threads and lanes of ``share`` for now,
+        and with policies that predict for the ``planned`` threads."""
+        life = self._new_life(name, spec.blocks, now_ns, share, planned)
+        replica = Replica(name, spec, role, life, planned, spec.policies())
         self.fleet.replicas.append(replica)
         self._launch(replica)
         return replica
@@ -290,9 +297,11 @@ class Crew:
         for replica in self.fleet:
             if replica.restart_at_ns is not None and now_ns >= replica.restart_at_ns:
                 share = replica.life.threads, replica.life.lanes
-                replica.life = self._new_life(replica.name, replica.spec.blocks, now_ns, share)
+                replica.life = self._new_life(
+                    replica.name, replica.spec.blocks, now_ns, share, replica.planned
+                )
                 replica.restart_at_ns = None
-                replica.policies = replica.spec.policies()
+                replica.policies, replica.refused = replica.spec.policies(), {}
                 self._launch(replica)
         if self.dispatcher_restart_ns is not None and now_ns >= self.dispatcher_restart_ns:
             self.start_dispatcher(now_ns)
@@ -309,7 +318,12 @@ class Crew:
         self.out.append(Launch(life.incarnation, "worker", life.name, WORKER_ENTRY, spec))
 
     def _new_life(
-        self, name: str, blocks: tuple[str, ...], now_ns: int, share: Share = (1, 1)
+        self,
+        name: str,
+        blocks: tuple[str, ...],
+        now_ns: int,
+        share: Share = (1, 1),
+        planned: int = 0,
     ) -> Life:
         return Life(
             name,
@@ -317,6 +331,7 @@ class Crew:
             now_ns,
             {b: self._numbers.take_stage() for b in blocks},
             *share,
+            planned,
             deadline_ns=now_ns + ns(self._settings.timing.start),
         )
 

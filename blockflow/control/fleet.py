@@ -14,7 +14,7 @@ from blockflow.control.supervision import WORKER_POLICY, RestartLedger
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import DispatcherLaunch, StageSpec, WorkerLaunch
 from blockflow.core.lifecycle import Event, State, advance
-from blockflow.core.placement import WorkerSpec
+from blockflow.core.placement import StagePlan, WorkerSpec
 from blockflow.core.plan import Running
 
 WORKER_ENTRY = "blockflow.worker.main:run"
@@ -30,6 +30,8 @@ class Numbers(Protocol):
     def take_incarnation(self) -> int: ...
 
     def take_stage(self) -> int: ...
+
+    def epoch_after(self, epoch: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class Life:
     ``condemned`` says why it is being ended although it runs; ``innocent``: for a reason that has
     nothing to do with what it was executing. ``probe_ms`` is what its readiness probe took.
     ``started`` tells its process from others that may bear its ``pid``.
-    ``threads`` are the intra-op threads that it was told to use, ``lanes`` its forwards at once.
+    ``threads`` are the intra-op threads that it was told to use, ``lanes`` its forwards at once;
+    ``planned`` are the threads that its policies were told to predict for (0: not known).
     """
 
     name: str
@@ -78,6 +81,7 @@ class Life:
     stages: Mapping[str, int] = field(default_factory=dict)
     threads: int = 1
     lanes: int = 1
+    planned: int = 0
     state: State = State.LAUNCHING
     pid: int = 0
     started: int = 0
@@ -116,16 +120,19 @@ class Role(StrEnum):
 class Replica:
     """One worker of a block set: a seat that is filled by one life after the other.
 
-    ``policies`` are the batching policies now in force; ``crashes`` the latest, oldest first;
-    ``restart_at_ns`` is set while it waits to be started again; ``given_up`` says why it will
-    not be.
+    ``policies`` are the batching policies that its process was given, ``refused`` why it keeps
+    others than ``spec`` asks for, by block. ``planned`` are the threads of a forward once no update
+    is under way. ``crashes`` are the latest, oldest first; ``restart_at_ns`` is set while it waits
+    to be started again; ``given_up`` says why it will not be.
     """
 
     name: str
     spec: WorkerSpec
     role: Role
     life: Life
+    planned: int
     policies: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    refused: Mapping[str, BlockFlowError] = field(default_factory=dict)
     ledger: RestartLedger = field(default_factory=lambda: RestartLedger(WORKER_POLICY))
     crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=CRASHES_KEPT))
     restart_at_ns: int | None = None
@@ -146,12 +153,17 @@ class Replica:
         """The latest."""
         return self.crashes[-1] if self.crashes else None
 
-    def limit(self, stage: int) -> tuple[str, int]:
-        """Block of a stage of this life, and the longest time of its forward in ms (0 = none)."""
+    def block_of(self, stage: int) -> StagePlan | None:
+        """The block that is this stage of the present life; None for a stage of another one."""
         for plan in self.spec.stages:
             if self.life.stages.get(plan.spec.name) == stage:
-                return plan.spec.name, plan.spec.timeout_ms
-        return f"stage {stage}", 0
+                return plan
+        return None
+
+    def limit(self, stage: int) -> tuple[str, int]:
+        """Block of a stage of this life, and the longest time of its forward in ms (0 = none)."""
+        plan = self.block_of(stage)
+        return (f"stage {stage}", 0) if plan is None else (plan.spec.name, plan.spec.timeout_ms)
 
     @property
     def wanted(self) -> bool:
@@ -223,6 +235,7 @@ def worker_launch(
                 options=s.spec.options,
                 max_rows=s.max_rows,
                 timeout_ms=s.spec.timeout_ms,
+                threads=life.planned or None,
             )
             for s in spec.stages
         ),

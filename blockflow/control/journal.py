@@ -158,6 +158,17 @@ class Journal:
         first = [] if self.dispatcher is None else [self.dispatcher]
         return [x for x in (*first, *(s.life for s in self.seats)) if not x.reaped]
 
+    def highest(self) -> dict[str, int]:
+        """The highest incarnation, stage and epoch in it, those of the dead among them."""
+        lives = [s.life for s in self.seats]
+        if self.dispatcher is not None:
+            lives.append(self.dispatcher)
+        return {
+            "incarnation": max((x.incarnation for x in lives), default=0),
+            "stage": max((n for x in lives for n in x.stages.values()), default=0),
+            "epoch": self.epoch,
+        }
+
 
 class JournalFile:
     """The journal in its run directory.

@@ -344,7 +344,7 @@ class Manager:
             if not instructions:
                 return
             for instruction in instructions:
-                event = self._do(instruction)
+                event = self._do(self._profiles.attach(instruction, self.brain.crew.fleet))
                 if event is not None:
                     self.brain.handle(event, time.monotonic_ns())
 
@@ -353,7 +353,7 @@ class Manager:
             self.controller.send(instruction.incarnation, instruction.message)
         elif isinstance(instruction, Launch):
             self.controller.admit(instruction.incarnation)
-            return self._begun(self._children.launch(self._profiles.attach(instruction)))
+            return self._begun(self._children.launch(instruction))
         elif isinstance(instruction, Prove):
             self._unproved[instruction.incarnation] = instruction
             self.controller.send(instruction.incarnation, self._prober.routes(instruction.mode))

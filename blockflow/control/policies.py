@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blockflow.batching.costs import measured
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.options import stages_text
 from blockflow.batching.queueing import missing_profiles
-from blockflow.batching.registry import policy_problems, with_overlap
+from blockflow.batching.registry import policy_problems, ways_through, with_overlap
 from blockflow.batching.sliced import slicing_problems
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.stages import is_open, resolved
@@ -40,7 +41,8 @@ def policy_misfits(topology: Topology, cores: Sequence[int], shelf: ProfileShelf
     ways = {name: task.paths for name, task in topology.tasks.items()}
     problems: list[Problem] = []
     for group in _groups(topology, cores, shelf):
-        found = policy_problems(group.policy, group.path, group.facts)
+        through = ways_through(group.blocks, ways)
+        found = policy_problems(group.policy, group.path, group.facts, through)
         found += slicing_problems(group.policy, group.blocks, ways, group.path)
         if is_open(group.policy):
             found += missing_profiles(group.policy["policy"], group.facts, group.path)
@@ -93,12 +95,12 @@ def _groups(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> It
                 worker.name,
                 shared,
                 [m.spec.name for m in members],
-                [StageFacts.of(_stage_spec(m, shelf, worker.device), threads) for m in members],
+                [_facts(m, shelf, worker.device, threads) for m in members],
                 f"$.blocks[{places[members[0].spec.name]}].batching",
             )
 
 
-def _stage_spec(stage: StagePlan, shelf: ProfileShelf, device: str) -> StageSpec:
+def _facts(stage: StagePlan, shelf: ProfileShelf, device: str, threads: int) -> StageFacts:
     spec = StageSpec(
         1,
         stage.info,
@@ -107,4 +109,7 @@ def _stage_spec(stage: StagePlan, shelf: ProfileShelf, device: str) -> StageSpec
         options=stage.spec.options,
         max_rows=stage.max_rows,
     )
-    return StageSpec.from_dict(shelf.with_profile(spec.to_dict(), device))
+    facts = StageFacts.of(StageSpec.from_dict(shelf.with_profile(spec.to_dict(), device)), threads)
+    if measured(facts) or facts.subject is None:
+        return facts
+    return replace(facts, subject=replace(facts.subject, blocks=(shelf.reference(stage.info),)))

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.batching.registry import with_overlap
-from blockflow.control.events import Launch
+from blockflow.control.events import Instruction, Launch, Send
+from blockflow.control.fleet import Fleet
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.model import BlockInfo
+from blockflow.core.placement import StagePlan
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
 from blockflow.repository.profiles import ProfileRecord, ProfileStore
+from blockflow.wire.control import SetPolicy
 
 
 class ProfileShelf:
@@ -28,12 +31,27 @@ class ProfileShelf:
     def __init__(self, repository: Path) -> None:
         self._store = ProfileStore(repository)
 
-    def attach(self, order: Launch) -> Launch:
-        """The order with ``profile`` in each stage on the CPU that has one."""
-        if "stages" not in order.spec:
-            return order
-        stages = [self.with_profile(s, order.spec["device"]) for s in order.spec["stages"]]
-        return replace(order, spec={**order.spec, "stages": stages})
+    def attach(self, order: Instruction, fleet: Fleet) -> Instruction:
+        """The order with the profiles that hold: in each stage of a launch, and in a SetPolicy the
+        points for its threads."""
+        if isinstance(order, Launch) and "stages" in order.spec:
+            stages = [self.with_profile(s, order.spec["device"]) for s in order.spec["stages"]]
+            return replace(order, spec={**order.spec, "stages": stages})
+        if isinstance(order, Send) and isinstance(order.message, SetPolicy):
+            replica = fleet.by_incarnation(order.incarnation)
+            plan = None if replica is None else replica.block_of(order.message.stage)
+            if plan is not None:
+                return replace(order, message=self._with_points(order.message, plan))
+        return order
+
+    def _with_points(self, message: SetPolicy, plan: StagePlan) -> SetPolicy:
+        spec = plan.spec
+        try:
+            found = self._find(plan.info, spec.engine, spec.precision, spec.options, spec.device)
+        except BlockFlowError:
+            return message  # a policy that needs one is refused by the worker, and that is told
+        profile = found.profile.only(message.threads)
+        return replace(message, profile=profile.to_dict() if profile.points else {})
 
     def with_costs(self, topology: Topology) -> Topology:
         """``topology`` with what steers its plan of threads: the measured cost of each block that
@@ -59,6 +77,10 @@ class ProfileShelf:
             "threads": list(found.profile.threads_measured()),
             "points": len(found.profile.points),
         }
+
+    def reference(self, info: BlockInfo) -> str:
+        """How ``blockflow profile`` is told of this very artifact."""
+        return self._store.reference(info)
 
     def with_profile(self, stage: Mapping[str, Any], device: str) -> dict[str, Any]:
         """A :meth:`StageSpec.to_dict` with the profile that holds for it, if there is one."""

@@ -9,6 +9,7 @@ from typing import Any
 from blockflow.control.crew import Crew, ns
 from blockflow.control.events import Send
 from blockflow.control.fleet import Numbers, Place, Replica
+from blockflow.control.policybook import PolicyBook
 from blockflow.control.publication import Publication
 from blockflow.control.routes import build_tables
 from blockflow.control.settings import ControlSettings
@@ -19,7 +20,7 @@ from blockflow.core.lifecycle import Event, State
 from blockflow.core.placement import desired_workers, oversubscription, plan_workers
 from blockflow.core.plan import Plan, diff
 from blockflow.core.topology import Topology
-from blockflow.wire.control import SetPolicy, Undrain
+from blockflow.wire.control import Undrain
 
 
 class Realm:
@@ -29,6 +30,7 @@ class Realm:
         crew: the processes.
         publication: how far the latest routes got.
         threads: who was told to use how many.
+        policies: who was given which.
         shares: index of each task's share.
         epoch, topology, posted: what is in force; epoch 0 is none.
         closed: block -> ``drain`` or ``stop``: what an operator closed to new work.
@@ -40,6 +42,7 @@ class Realm:
         self.crew = Crew(settings, place, numbers)
         self.publication = Publication(ns(settings.timing.ack), ns(settings.timing.flip))
         self.threads = ThreadBook(self.crew)
+        self.policies = PolicyBook(self.crew)
         self.epoch = 0
         self.topology: Topology | None = None
         self.posted: Mapping[str, Any] | None = None
@@ -69,7 +72,7 @@ class Realm:
         shares = plan_workers(workers)
         return {
             **plan.to_dict(),
-            "threads": {w.name: n for w, n in zip(workers, shares.threads, strict=True)},
+            "threads": self.planned(topology),
             "lanes": {w.name: n for w, n in zip(workers, shares.lanes, strict=True)},
             "tasks": {
                 "add": [t for t in new if t not in old],
@@ -77,6 +80,15 @@ class Realm:
                 "change": [t for t in new if t in old and new[t] != old[t]],
             },
         }
+
+    def planned(self, topology: Topology | None) -> dict[str, int]:
+        """worker -> threads of a forward under ``topology`` once no update is under way. Policies
+        count on these, for it is with them that they were accepted."""
+        if topology is None:
+            return {}
+        workers = desired_workers(topology, self.settings.cores)
+        threads = plan_workers(workers).threads
+        return {w.name: n for w, n in zip(workers, threads, strict=True)}
 
     def cautions(self, topology: Topology | None) -> list[str]:
         """What is allowed in ``topology`` and yet should be known."""
@@ -128,17 +140,13 @@ class Realm:
         self.epoch, self.topology, self.posted = epoch, topology, posted
         self.reopen(*(set(self.closed) - set(closed)))
         specs = {s.name: s for s in desired_workers(topology, self.settings.cores)}
+        planned = self.planned(topology)
         for replica in self.crew.fleet.active():
-            life = replica.life
             spec = specs.get(replica.spec.name)
             if spec is None or replica.name in leaving:
                 continue
-            for block, policy in spec.policies().items():
-                if replica.policies.get(block) != policy and life.connected:
-                    self.crew.out.append(
-                        Send(life.incarnation, SetPolicy(life.stages[block], policy))
-                    )
-            replica.spec, replica.policies = spec, spec.policies()
+            replica.spec, replica.planned = spec, planned[spec.name]
+            self.policies.tell(replica)
 
     def publish(self, now_ns: int) -> None:
         """Make the routes of the present state known. Without a Dispatcher it waits for one."""

@@ -52,9 +52,12 @@ class UpdateRunner:
         if update.stores:
             self._crew.out.append(Begun(update.update_id, update.epoch))
         try:
-            threads = self._realm.threads.of_new([spec for spec, _ in starts])
-            for (spec, name), count in zip(starts, threads, strict=True):
-                replica = self._crew.start_replica(spec, name, count, Role.CANDIDATE, now_ns)
+            shares = self._realm.threads.of_new([spec for spec, _ in starts])
+            planned = self._realm.planned(update.target or self._realm.topology)
+            for (spec, name), share in zip(starts, shares, strict=True):
+                replica = self._crew.start_replica(
+                    spec, name, share, planned[spec.name], Role.CANDIDATE, now_ns
+                )
                 update.candidates.add(replica.life.incarnation)
                 update.waiting.add(replica.life.incarnation)
         except BlockFlowError as e:  # no number could be reserved: the disk is full
@@ -62,10 +65,11 @@ class UpdateRunner:
 
     def start_missing(self, update: Update, starts: Sequence[Start], now_ns: int) -> None:
         """Launch what is in force and does not run; the routes wait for it, unless it fails."""
-        threads = self._realm.threads.of_new([s.spec for s in starts])
-        for start, count in zip(starts, threads, strict=True):
+        shares = self._realm.threads.of_new([s.spec for s in starts])
+        planned = self._realm.planned(self._realm.topology)
+        for start, share in zip(starts, shares, strict=True):
             replica = self._crew.start_replica(
-                start.spec, start.replica, count, Role.ACTIVE, now_ns
+                start.spec, start.replica, share, planned[start.spec.name], Role.ACTIVE, now_ns
             )
             update.waiting.add(replica.life.incarnation)
 

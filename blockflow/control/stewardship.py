@@ -25,15 +25,17 @@ log = logging.getLogger("blockflow.control")
 
 
 def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inheritance:
-    """What the dead Manager has left: its journal, and the stored topology.
+    """What the dead Manager has left: its journal, and the stored topology. From here on the store
+    gives no number that the journal holds, however old the state is that could be read.
 
     Raises:
         SystemError_: INTERNAL when nothing can be taken over; the guardian is told, and begins
             anew from the stored state.
     """
-    state = store.state
     try:
         journal = JournalFile(ward.run_dir).read()
+        store.skip(**journal.highest())
+        state = store.state
         topology = None
         if state.topology is not None:
             notes: list[str] = []

@@ -3,8 +3,10 @@
 Two generations of one small JSON file, each with a checksum, in a folder that one control plane
 locks. A save is temp file + fsync + rename + fsync of the folder; the former generation is kept.
 A torn or altered current file falls back to the previous one, with a warning; when neither can be
-read, the answer is STATE_CORRUPT: the system is never silently empty. While an update is under way
-a small file says so, so that a control plane that was killed in its middle can tell.
+read, the answer is STATE_CORRUPT: the system is never silently empty. What was given out under the
+lost one is not given again: the previous generation is always what the store held one save before,
+and one save's worth of numbers is left out. While an update is under way a small file says so, so
+that a control plane that was killed in its middle can tell.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +24,7 @@ from typing import Any
 
 from blockflow.control.crashes import FILE as CRASHES
 from blockflow.control.documents import read_sealed, seal, write_file
-from blockflow.control.stored import FORMAT, PastEpoch, StoredState
+from blockflow.control.stored import FORMAT, NUMBER_STRIDE, PastEpoch, StoredState
 from blockflow.core.errors import SystemError_
 
 log = logging.getLogger("blockflow.control")
@@ -34,7 +36,11 @@ LOCK = "lock"
 MAX_STATE_BYTES = 16 * 1024 * 1024
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NUMBER_STRIDE = 4096
+_READERS: Mapping[int, Callable[[dict[str, Any]], StoredState]] = {
+    1: StoredState.from_format_1,
+    2: StoredState.from_format_2,
+    FORMAT: StoredState.from_dict,
+}
 
 
 class StateStore:
@@ -81,22 +87,17 @@ class StateStore:
         Raises:
             SystemError_: NO_SPACE when the disk is full, STATE_UNUSABLE when it cannot be written.
         """
-        data = seal(state.to_dict(), FORMAT)
-        temp = self.root / f".{CURRENT}.new"
+        temp, spare = self.root / f".{CURRENT}.new", self.root / f".{PREVIOUS}.new"
         try:
-            _write_synced(temp, data)
-            if self._current_is_good():
-                # A link and a rename instead of two renames: there is a current file at any moment.
-                spare = self.root / f".{PREVIOUS}.new"
-                with suppress(FileNotFoundError):
-                    os.unlink(spare)
-                os.link(self.root / CURRENT, spare)
+            _write_synced(temp, seal(state.to_dict(), FORMAT))
+            if self._copy_former(spare):
                 os.replace(spare, self.root / PREVIOUS)
             os.replace(temp, self.root / CURRENT)
             self._sync_folder()
         except OSError as e:
-            with suppress(OSError):
-                os.unlink(temp)
+            for path in (temp, spare):
+                with suppress(OSError):
+                    os.unlink(path)
             raise self._io_error(e) from e
         self._state = state
 
@@ -146,18 +147,28 @@ class StateStore:
         """A stage number that was never used."""
         return self._take("stage")
 
+    def epoch_after(self, epoch: int) -> int:
+        """The number for the topology that follows ``epoch``; no other one ever had it in force."""
+        return max(epoch + 1, self._state.next_epoch)
+
+    def skip(self, *, incarnation: int, stage: int, epoch: int) -> None:
+        """These numbers are in use, whatever the state says: give higher ones only. The next save
+        stores that in both generations, before any number is given."""
+        self._state = self._state.beyond(incarnation=incarnation, stage=stage, epoch=epoch)
+        self._given.clear()
+
     def discard(self) -> None:
         """Start from epoch 0 on purpose; what was there is kept beside it under another name.
 
-        Numbers go on where a readable state left them.
+        Incarnations and stages go on where a readable state left them.
         """
         for name in (CURRENT, PREVIOUS, CRASHES):
             with suppress(FileNotFoundError):
                 os.replace(self.root / name, self.root / f"discarded-{name}")
-        state = StoredState(
+        self._state = StoredState(
             next_incarnation=self._state.next_incarnation, next_stage=self._state.next_stage
         )
-        self.save(state)
+        self.save(self._state)
         self.ended()
         self.warning = ""
         self._given.clear()
@@ -189,7 +200,7 @@ class StateStore:
         ceiling: int = getattr(self._state, key)
         number = self._given.get(kind, ceiling)
         if number >= ceiling:
-            raised: dict[str, Any] = {key: number + _NUMBER_STRIDE}
+            raised: dict[str, Any] = {key: number + NUMBER_STRIDE}
             self.save(replace(self._state, **raised))
         self._given[kind] = number + 1
         return number
@@ -225,14 +236,15 @@ class StateStore:
                 found[name] = str(e) or type(e).__name__
             else:
                 if found:
+                    state = state.fallen_back()
                     self.warn(
                         f"{CURRENT} cannot be used ({found[CURRENT]}); "
                         f"the previous generation (epoch {state.epoch}) is in force"
                     )
                 self._tell_interrupted(state.epoch)
                 return state
-        if set(found.values()) == {"missing"} and os.fstat(self._lock).st_size == 0:
-            return StoredState()  # a new folder: the lock file gets its mark with the first save
+        if set(found.values()) == {"missing"} and self._is_new():
+            return StoredState()
         raise SystemError_(
             "STATE_CORRUPT",
             f"no generation of the state can be read: {CURRENT}: {found[CURRENT]}; "
@@ -259,13 +271,30 @@ class StateStore:
         else:
             self.warn(f"{what}; it had not been stored, and epoch {epoch} is in force again")
 
-    def _current_is_good(self) -> bool:
-        """A broken current file must not push the good previous one out."""
+    def _copy_former(self, spare: Path) -> bool:
+        """Make ``spare`` the state before this save; False: there is none, the folder is new.
+
+        It is the current file (by a link: there is one at any moment), unless that has been broken
+        or exchanged meanwhile. A broken one must not push the good previous one out, nor must that
+        one stay: it would fall behind the numbers by more than one save.
+        """
+        with suppress(FileNotFoundError):
+            os.unlink(spare)
         try:
-            _read(self.root / CURRENT)
+            there = _read(self.root / CURRENT).numbers == self._state.numbers
         except (OSError, ValueError):
+            there = False
+        if there:
+            os.link(self.root / CURRENT, spare)
+        elif self._is_new():
             return False
+        else:
+            _write_synced(spare, seal(self._state.to_dict(), FORMAT))
         return True
+
+    def _is_new(self) -> bool:
+        """Nothing was ever stored here: the lock file gets its mark with the first save."""
+        return os.fstat(self._lock).st_size == 0
 
     def _sync_folder(self) -> None:
         folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -273,7 +302,7 @@ class StateStore:
             os.fsync(folder)
         finally:
             os.close(folder)
-        if os.fstat(self._lock).st_size == 0:
+        if self._is_new():
             os.write(self._lock, b"blockflow state\n")  # from now on missing files are a loss
             os.fsync(self._lock)
 
@@ -295,8 +324,8 @@ class StateStore:
 
 def _read(path: Path) -> StoredState:
     """One generation. Raises OSError or ValueError (which says what is wrong with it)."""
-    found, body = read_sealed(path, MAX_STATE_BYTES, (1, FORMAT))
-    return StoredState.from_format_1(body) if found == 1 else StoredState.from_dict(body)
+    found, body = read_sealed(path, MAX_STATE_BYTES, _READERS)
+    return _READERS[found](body)
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-FORMAT = 2
-"""Of the document on disk. Format 1 had no history; it is still read."""
+FORMAT = 3
+"""Of the document on disk. Format 1 had no history, 2 no ``next_epoch``; both are still read."""
 
 HISTORY = 20
 """Epochs that are remembered, the one in force among them."""
 
 HISTORY_BYTES = 4 * 1024 * 1024
 """And no more than so much of what was posted for them."""
+
+NUMBER_STRIDE = 4096
+"""So many incarnations or stages are reserved by one save at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class StoredState:
         epoch: number of the topology, 0 = none was ever applied.
         posted: the body as it was posted, for people.
         topology: its normalised form, which is deployed again; None at epoch 0.
-        next_incarnation, next_stage: numbers at and above these were never given out.
+        next_incarnation, next_stage, next_epoch: numbers at and above these were never given out.
         history: the latest epochs in order; the last one is that in force.
     """
 
@@ -64,12 +67,38 @@ class StoredState:
     topology: Mapping[str, Any] | None = None
     next_incarnation: int = 1
     next_stage: int = 1
+    next_epoch: int = 1
     history: tuple[PastEpoch, ...] = ()
 
     @property
     def digests(self) -> Mapping[str, str]:
         """The artifacts of the epoch in force; empty where that is not known."""
         return self.history[-1].digests if self.history else {}
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """All that must never go back."""
+        return self.epoch, self.next_incarnation, self.next_stage, self.next_epoch
+
+    def fallen_back(self) -> StoredState:
+        """This state in the place of a later one that was lost. That one was a single save later:
+        it may have reserved a stride of each number, or put an epoch in force. Nothing of that is
+        given out again."""
+        return replace(
+            self,
+            next_incarnation=self.next_incarnation + NUMBER_STRIDE,
+            next_stage=self.next_stage + NUMBER_STRIDE,
+            next_epoch=self.next_epoch + 1,
+        )
+
+    def beyond(self, *, incarnation: int, stage: int, epoch: int) -> StoredState:
+        """This state, knowing that these numbers, and perhaps lower ones, were given out."""
+        return replace(
+            self,
+            next_incarnation=max(self.next_incarnation, incarnation + 1),
+            next_stage=max(self.next_stage, stage + 1),
+            next_epoch=max(self.next_epoch, epoch + 1),
+        )
 
     def committed(self, past: PastEpoch, topology: Mapping[str, Any]) -> StoredState:
         """This state with ``past`` in force; the oldest epochs are forgotten."""
@@ -78,7 +107,12 @@ class StoredState:
         while len(history) > 1 and sum(sizes) > HISTORY_BYTES:
             del history[0], sizes[0]
         return replace(
-            self, epoch=past.epoch, posted=past.posted, topology=topology, history=tuple(history)
+            self,
+            epoch=past.epoch,
+            posted=past.posted,
+            topology=topology,
+            next_epoch=max(self.next_epoch, past.epoch + 1),
+            history=tuple(history),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +123,13 @@ class StoredState:
         """Inverse of :meth:`to_dict`. Raises ValueError on a missing field or a wrong type."""
         if set(data) != set(cls.__dataclass_fields__):
             raise ValueError(f"fields {sorted(data)}")
-        for name, least in (("epoch", 0), ("next_incarnation", 1), ("next_stage", 1)):
+        if type(data["epoch"]) is not int or data["epoch"] < 0:
+            raise ValueError(f"epoch is {data['epoch']!r}")
+        for name, least in (
+            ("next_incarnation", 1),
+            ("next_stage", 1),
+            ("next_epoch", data["epoch"] + 1),
+        ):
             if type(data[name]) is not int or data[name] < least:
                 raise ValueError(f"{name} is {data[name]!r}")
         for name in ("posted", "topology"):
@@ -106,9 +146,17 @@ class StoredState:
         return cls(**{**data, "history": history})
 
     @classmethod
+    def from_format_2(cls, data: Mapping[str, Any]) -> StoredState:
+        """The state of a release that took for its next epoch the one after that in force."""
+        if "next_epoch" in data:
+            raise ValueError("a later format than it says")
+        epoch = data.get("epoch")
+        return cls.from_dict({**data, "next_epoch": epoch + 1 if type(epoch) is int else epoch})
+
+    @classmethod
     def from_format_1(cls, data: Mapping[str, Any]) -> StoredState:
         """The state of a release that kept no history: it begins with the epoch in force."""
         epoch, posted = data.get("epoch"), data.get("posted") or {}
         known = epoch if type(epoch) is int and epoch > 0 else 0
         past = {"epoch": known, "how": "system-update", "when": "", "posted": posted, "digests": {}}
-        return cls.from_dict({**data, "history": [past] if known else []})
+        return cls.from_format_2({**data, "history": [past] if known else []})

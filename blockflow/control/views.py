@@ -85,7 +85,9 @@ class Views:
 
     def warnings(self, *others: str) -> list[str]:
         """What works and should be known nevertheless; empty texts are left out."""
-        return [*filter(None, others), *self._realm.cautions(self._realm.topology)]
+        realm = self._realm
+        told = [*realm.cautions(realm.topology), *realm.policies.refusals()]
+        return [*filter(None, others), *told]
 
     def totals(self) -> dict[str, float]:
         """cpu, memory and slots over workers and Dispatcher."""

@@ -19,7 +19,8 @@ class StageSpec:
     ``policy`` is the batching policy with its options, ``engine`` a registered engine or ``auto``,
     ``timeout_ms`` bounds one forward (0 = no bound), ``max_rows`` one batch. ``profile`` is a
     :meth:`~blockflow.core.profile.StageProfile.to_dict` of this block under this engine on this
-    machine; None where the repository holds no fresh one.
+    machine; None where the repository holds no fresh one. ``threads`` are the intra-op threads that
+    its policy predicts for; None: those that the worker starts with.
     """
 
     stage: int
@@ -31,6 +32,7 @@ class StageSpec:
     max_rows: int = 32
     timeout_ms: int = 0
     profile: Mapping[str, Any] | None = None
+    threads: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -43,6 +45,7 @@ class StageSpec:
             "max_rows": self.max_rows,
             "timeout_ms": self.timeout_ms,
             "profile": None if self.profile is None else dict(self.profile),
+            "threads": self.threads,
         }
 
     @classmethod

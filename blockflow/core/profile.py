@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
 from typing import Any
 
@@ -115,6 +115,10 @@ class StageProfile:
     def threads_measured(self) -> tuple[int, ...]:
         """Thread counts of the table, ascending."""
         return tuple(sorted({p.threads for p in self.points}))
+
+    def only(self, threads: int) -> StageProfile:
+        """The part of the table for one number of threads; no points where it was not measured."""
+        return replace(self, points=tuple(p for p in self.points if p.threads == threads))
 
     def lengths_measured(self, threads: int = 1) -> tuple[int, ...]:
         """Lengths of the table, ascending; empty for a block of fixed dims."""

@@ -170,7 +170,7 @@ class InFlightTable(Register):
 
     def cancel(self, client: bytes, request_id: bytes) -> list[Instruction]:
         """The client wants no answer any more; it still gets its one reply."""
-        entry = self._by_id.get((client, request_id))
+        entry = self.named(client, request_id)
         if entry is None:
             return [self._drop("cancel_unknown")]
         error = RequestError("CANCELLED", "cancelled by the client", where=request_id.hex())

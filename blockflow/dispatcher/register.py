@@ -65,9 +65,13 @@ class Register:
         entry = self._repeatable.get(request_id)
         return entry if entry is not None and entry.digest == digest else None
 
+    def named(self, client: bytes, request_id: bytes) -> Entry | None:
+        """The request in flight that this client calls so."""
+        return self._by_id.get((client, request_id))
+
     def check_new(self, client: bytes, request_id: bytes) -> None:
         """Raises RequestError DUPLICATE_REQUEST when this client has the id in flight."""
-        if (client, request_id) in self._by_id:
+        if self.named(client, request_id) is not None:
             raise RequestError(
                 "DUPLICATE_REQUEST",
                 f"request {request_id.hex()} is in flight",

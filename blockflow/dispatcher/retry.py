@@ -9,29 +9,34 @@ from __future__ import annotations
 MAX_ATTEMPTS = 3
 """Runs of one request, the first included."""
 
-SHARE = 0.1
-"""Re-runs per admitted request, in the long run."""
+REQUESTS_PER_RERUN = 10
+"""Admitted requests that one re-run is paid with: a tenth of the requests, in the long run."""
 
-_REFILL_NS = 60_000_000_000
-"""An idle system's budget is full again after this long."""
+REST_NS = 60_000_000_000
+"""After so long without a re-run one is always allowed."""
 
 
 class RetryBudget:
-    """A token bucket that admitted requests fill and, slowly, time.
+    """A token bucket that admitted requests fill.
 
     It holds two tokens per request that may be in flight, and starts full: one death with a full
     house can always be re-run, and the next one as well (a request that kills its workers kills two
-    before it is known).
+    before it is known). Time alone fills nothing: at a low load that would allow more re-runs than
+    there are requests. Only, who has used it up and then rested may have one re-run a minute, so
+    that a lone client is not denied its first one for hours.
+
+    So there are never more re-runs, from any moment on, than a tenth of the requests admitted since
+    then, and the capacity, and one a minute.
 
     Args:
         max_inflight: requests in flight at once.
     """
 
     def __init__(self, max_inflight: int) -> None:
-        self.capacity = float((MAX_ATTEMPTS - 1) * max_inflight)
-        self._tokens = self.capacity
+        self.capacity = (MAX_ATTEMPTS - 1) * max_inflight
+        self._paid = self.capacity * REQUESTS_PER_RERUN  # in requests, so that nothing is rounded
         self._admitted = 0
-        self._since_ns: int | None = None
+        self._last_ns: int | None = None
 
     def take(self, admitted: int, now_ns: int) -> bool:
         """May one request be run again now? If so, that is counted.
@@ -40,17 +45,16 @@ class RetryBudget:
             admitted: requests admitted since the start.
             now_ns: monotonic clock.
         """
-        since = now_ns if self._since_ns is None else self._since_ns
-        gained = SHARE * (admitted - self._admitted)
-        gained += self.capacity * max(0, now_ns - since) / _REFILL_NS
-        self._tokens = min(self.capacity, self._tokens + gained)
+        most = self.capacity * REQUESTS_PER_RERUN
+        self._paid = min(most, self._paid + admitted - self._admitted)
         self._admitted = admitted
-        self._since_ns = max(now_ns, since)
-        if self._tokens < 1.0:
+        if self._paid >= REQUESTS_PER_RERUN:
+            self._paid -= REQUESTS_PER_RERUN
+        elif self._last_ns is not None and now_ns - self._last_ns < REST_NS:
             return False
-        self._tokens -= 1.0
+        self._last_ns = now_ns
         return True
 
     def left(self) -> int:
         """Whole tokens, as of the last :meth:`take`."""
-        return int(self._tokens)
+        return self._paid // REQUESTS_PER_RERUN

@@ -4,7 +4,8 @@ A request that its client has cancelled, or whose client is gone, may still wait
 may the attempt before the present one, in the queues of workers that live. One
 message to each worker on its way, straight from the Dispatcher, lets them drop it on arrival or in
 the queue. Nothing depends on its delivery: what is not withdrawn comes back late and is dropped.
-A passed deadline needs no word, since every item carries the time that it has left.
+A passed deadline needs no word: every item carries the time that it had left when it was sent, and
+a worker counts from then on: it starts nothing that the Dispatcher has answered as too late.
 """
 
 from __future__ import annotations

@@ -6,9 +6,11 @@ of OpenMP and BLAS their sizes, before the first Python instruction.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 
@@ -20,8 +22,8 @@ class MallocTuning:
     pays page faults for all of it: measured 1.2x (batch 1) to 1.9x (batch 32) on a convolutional
     network. Here large blocks come from the heap (``mmap_max`` 0), whose top is kept
     (``trim_threshold``, ``top_pad`` in bytes: virtual until touched) and shared by all threads
-    (``arena_max`` 1). The price: freed memory stays with the process until a trim, which the worker
-    does once after loading.
+    (``arena_max`` 1). The price: freed memory stays with the process until a trim
+    (:func:`give_memory_back`), which the worker does once after loading.
     """
 
     mmap_max: int = 0
@@ -36,6 +38,12 @@ class MallocTuning:
             "MALLOC_TOP_PAD_": str(self.top_pad),
             "MALLOC_ARENA_MAX": str(self.arena_max),
         }
+
+
+def give_memory_back() -> None:
+    """Return the heap's free pages, which :class:`MallocTuning` has told the allocator to keep."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 _ONE_THREAD = (

@@ -20,10 +20,12 @@ from typing import Any
 
 from blockflow.core.engines import AUTO, Selection, select
 from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
+from blockflow.core.measuring import Subject
 from blockflow.core.model import BlockInfo
 from blockflow.core.profile import StageProfile
 from blockflow.repository.machine import describe, fingerprint
 from blockflow.repository.manifest import is_block_name
+from blockflow.repository.repository import BlockRepository
 
 SCHEMA_VERSION = 1
 FOLDER = "profiles"
@@ -59,14 +61,11 @@ class ProfileKey:
         """The block, or the chain's blocks with '+' between them."""
         return "+".join(self.blocks)
 
-    @property
-    def command(self) -> str:
-        """What a person types to measure it (again)."""
-        what = self.blocks[0] if len(self.blocks) == 1 else "--chain " + ",".join(self.blocks)
-        text = f"blockflow profile {what} --engines {self.engine} --precisions {self.precision}"
-        return text + "".join(
-            f" --option {k}={json.dumps(v)}" for k, v in sorted(self.options.items())
-        )
+    def subject(self, blocks: Sequence[str] = ()) -> Subject:
+        """What a person measures to have it (again); ``blocks`` as the command takes them, by
+        default their names."""
+        names = tuple(blocks) or self.blocks
+        return Subject(names, self.engine, self.precision, self.options, len(names) > 1)
 
     def file(self, machine: str) -> str:
         """Name of the file for a machine. Options and chains are in it by their digests."""
@@ -233,7 +232,7 @@ class ProfileStore:
                 "NO_PROFILE",
                 f"{key.name} was not profiled under {key.engine} {key.precision} on this machine",
                 where=key.name,
-                hint=f"measure it: {key.command}",
+                hint=f"measure it: {self._again(key, infos)}",
             )
         reasons = self._reasons(found, infos, selections)
         if reasons:
@@ -241,10 +240,20 @@ class ProfileStore:
                 "STALE_PROFILE",
                 f"the profile of {key.name} does not hold: {'; '.join(reasons)}",
                 where=key.name,
-                hint=f"measure it again: {key.command}",
+                hint=f"measure it again: {self._again(key, infos)}",
                 details={"reasons": reasons},
             )
         return found
+
+    def reference(self, info: BlockInfo) -> str:
+        """A block as commands take it: its name, with the version if another one is the current."""
+        with suppress(RepositoryError):
+            if BlockRepository(self.root).info(info.name).digest == info.digest:
+                return info.name
+        return f"{info.name}@{info.version}"
+
+    def _again(self, key: ProfileKey, infos: Sequence[BlockInfo]) -> str:
+        return key.subject([self.reference(i) for i in infos]).command()
 
     def reasons(self, record: ProfileRecord, lookup: Callable[[str], BlockInfo]) -> list[str]:
         """Why a stored record does not hold here and now; empty if it does.
@@ -352,7 +361,7 @@ class ProfileStore:
             "STALE_PROFILE",
             f"the profile of {block} cannot be read: {why}",
             where=str(self.root / block / FOLDER / name),
-            hint=f"measure it again: blockflow profile {block}",
+            hint=f"measure it again: {Subject((block,)).command()}",
         )
 
     @contextmanager

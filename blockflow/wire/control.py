@@ -109,6 +109,18 @@ class Drained(ControlMessage):
     version: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyRefused(ControlMessage):
+    """SetPolicy cannot be followed: ``stage`` keeps ``policy``. ``error`` is a
+    BlockFlowError.to_dict(). It comes before the RoutesApplied of routes that were sent later."""
+
+    KIND: ClassVar[str] = "policy-refused"
+    incarnation: int
+    stage: int
+    policy: dict[str, Any]
+    error: dict[str, Any]
+
+
 # --- to a worker or the Dispatcher
 # -----------------------------------------------------------------
 
@@ -173,11 +185,18 @@ class PeerGone(ControlMessage):
 
 @dataclass(frozen=True, slots=True)
 class SetPolicy(ControlMessage):
-    """Change the batching policy of a stage while it runs."""
+    """Change the batching policy of a stage while it runs, and what it predicts from.
+
+    ``threads`` are those of a forward once no update is under way: the number that the update was
+    accepted for. ``profile`` is a StageProfile.to_dict() with the points for them; empty where
+    there is none.
+    """
 
     KIND: ClassVar[str] = "set-policy"
     stage: int
     policy: dict[str, Any]
+    threads: int = 1
+    profile: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +219,7 @@ _KINDS: Mapping[str, type[ControlMessage]] = {
         Stats,
         RoutesApplied,
         Drained,
+        PolicyRefused,
         Routes,
         Ping,
         Drain,

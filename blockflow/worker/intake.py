@@ -26,6 +26,17 @@ class Arrival:
     withdrawn: tuple[tuple[bytes, int], ...] = ()
 
 
+def deadline_of(item: Item, sent_ns: int, now: int) -> int:
+    """When ``item`` is too late, by the monotonic clock that a host's processes have in common.
+
+    It counts from the sender's stamp: what a message spends in a socket, or before a process that
+    was stopped, is the request's own time. The sender has rounded the time left down to whole
+    milliseconds, so this is the Dispatcher's deadline or up to 1 ms per hop before it, never after.
+    A stamp ahead of ``now``, the time of the receipt, is of another clock and gives nothing.
+    """
+    return min(sent_ns, now) + item.remaining_ms * 1_000_000
+
+
 class Intake:
     """Decodes, opens and checks. Whatever the frames hold, it returns.
 
@@ -87,7 +98,7 @@ class Intake:
             buffer.release()
         desc = msg.tensor
         source = Source(desc.dtype, desc.dims[1:], fitting, buffer=buffer)
-        transit = max(0, now - msg.sent_ns)
+        sent = min(msg.sent_ns, now)
         row = 0
         for item in msg.items:
             stage = item.path.nodes[item.hop].stage
@@ -95,7 +106,6 @@ class Intake:
             if error is not None:
                 arrival.refused.append((item, error))
             else:
-                deadline = now + item.remaining_ms * 1_000_000
                 arrival.tickets.append(
                     Ticket(
                         self.new_key(),
@@ -106,8 +116,8 @@ class Intake:
                         now,
                         now,
                         now,
-                        deadline,
-                        transit,
+                        deadline_of(item, sent, now),
+                        now - sent,
                         item.task,
                     )
                 )

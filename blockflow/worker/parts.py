@@ -73,7 +73,7 @@ def open_parts(
     failpoints = FailPoints.from_environment(run_dir, launch.stages)
     scheduler = Scheduler(
         {s.stage: s.policy for s in launch.stages},
-        {s.stage: StageFacts.of(s, launch.threads) for s in launch.stages},
+        {s.stage: StageFacts.of(s, s.threads or launch.threads) for s in launch.stages},
     )
     memory = open_memory(
         run_dir,

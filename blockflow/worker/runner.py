@@ -7,7 +7,6 @@ socket and keeps no books.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import time
@@ -17,10 +16,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from blockflow.core.errors import BlockError, BlockFlowError
+from blockflow.core.errors import BlockError, BlockFlowError, RequestError
 from blockflow.core.launchspec import StageSpec
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.registry import create_engine
+from blockflow.launch.environment import give_memory_back
 from blockflow.repository.machine import fingerprint
 from blockflow.repository.padding import blank, cut, padded
 from blockflow.repository.repository import BlockRepository
@@ -215,6 +215,11 @@ class Runner:
         for ticket in batch.tickets:
             part = None if whole is None else whole[row : row + ticket.rows]
             row += ticket.rows
+            if ticket.deadline_ns <= time.monotonic_ns():  # the batch, and its mates, took time
+                late = f"expired before it could be run alone at {stage.name!r}"
+                batch.errors[ticket.key] = RequestError("DEADLINE_EXCEEDED", late)
+                results.append(None)
+                continue
             if self._at_work is not None:
                 self._at_work.restart(lane, batch.stage, [ticket.item])
             try:
@@ -298,8 +303,7 @@ def release_load_memory() -> None:
     """
     gc.collect()
     gc.freeze()
-    with suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    give_memory_back()
 
 
 def make_engines(specs: Sequence[StageSpec], device: str, threads: int) -> dict[int, Stage]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Container, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Any
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
 from blockflow.batching.shares import TaskShare
-from blockflow.core.errors import BlockFlowError
 from blockflow.core.routing import PathTree
 from blockflow.wire.data import Item
 from blockflow.worker.ticket import Batch, Ticket
@@ -59,11 +57,16 @@ class Scheduler:
         self._deadlines: list[tuple[int, int]] = []
         self._queued: dict[int, int] = dict.fromkeys(policies, 0)
         self._rows: dict[int, int] = dict.fromkeys(policies, 0)
-        self._regroup(self._specs)
+        self._regroup(self._specs, self._facts)
 
     def __len__(self) -> int:
         """Waiting tickets."""
         return len(self._tickets)
+
+    @property
+    def facts(self) -> Mapping[int, StageFacts]:
+        """What the policies may know of the stages."""
+        return self._facts
 
     @property
     def busy(self) -> Set[int]:
@@ -157,16 +160,32 @@ class Scheduler:
         tickets = list(self._tickets.values())
         for ticket in tickets:
             self._remove(ticket)
-        self._regroup(self._specs)
+        self._regroup(self._specs, self._facts)
         return tickets
 
-    def set_policy(self, stage: int, spec: Mapping[str, Any], now: int) -> None:
+    def policy(self, stage: int) -> Mapping[str, Any]:
+        """The policy in force at ``stage``, with its options."""
+        return self._specs[stage]
+
+    def set_policy(
+        self, stage: int, spec: Mapping[str, Any], now: int, facts: StageFacts | None = None
+    ) -> None:
         """Give ``stage`` another policy; what waits is handed over, nothing is lost.
 
+        Args:
+            stage: of this worker.
+            spec: the policy with its options.
+            now: the time.
+            facts: what it may know of the stage from now on; None = what it knew before.
+
         Raises:
-            TopologyError: the policy or its options are invalid; the old one stays.
+            TopologyError: the policy or its options are invalid, or cannot work with these facts;
+                policy and facts stay as they were.
         """
-        self._regroup({**self._specs, stage: dict(spec)})
+        known = self._facts if facts is None else {**self._facts, stage: facts}
+        if self._specs[stage] == spec and known == self._facts:
+            return  # a new instance would have forgotten what the old one has learned
+        self._regroup({**self._specs, stage: dict(spec)}, known)
         self._hand_over(now)
 
     def _hand_over(self, now: int) -> None:
@@ -179,29 +198,14 @@ class Scheduler:
         if tuple(shares) == self._shares:
             return
         self._shares = tuple(shares)
-        self._regroup(self._specs)
-        self._hand_over(now)
-
-    def set_threads(self, threads: int, now: int) -> None:
-        """What the stages compute with from now on, for policies that predict their times.
-
-        Raises:
-            TopologyError: a policy needs a profile for so many threads; all stays as it was.
-        """
-        before = self._facts
-        self._facts = {s: replace(f, threads=threads) for s, f in before.items()}
-        if self._facts == before:
-            return
-        try:
-            self._regroup(self._specs)
-        except BlockFlowError:
-            self._facts = before
-            raise
+        self._regroup(self._specs, self._facts)
         self._hand_over(now)
 
     # --- books -----------------------------------------------------------------------------------
 
-    def _regroup(self, specs: Mapping[int, dict[str, Any]]) -> None:
+    def _regroup(
+        self, specs: Mapping[int, dict[str, Any]], facts: Mapping[int, StageFacts]
+    ) -> None:
         groups: list[tuple[dict[str, Any], list[int]]] = []
         for stage, spec in specs.items():
             for known, members in groups:
@@ -210,10 +214,8 @@ class Scheduler:
                     break
             else:
                 groups.append((spec, [stage]))
-        policies = [
-            create_policy(spec, members, self._facts, self._shares) for spec, members in groups
-        ]
-        self._specs = dict(specs)
+        policies = [create_policy(spec, members, facts, self._shares) for spec, members in groups]
+        self._specs, self._facts = dict(specs), dict(facts)
         self._policies = policies
         self._by_stage = {stage: p for p in policies for stage in p.stages}
         self._ahead.clear()

@@ -112,10 +112,12 @@ class Turns:
         """Compute what comes, until :meth:`close`."""
         with self.lock:
             while not self._closing:
-                while self._jobs:
-                    self._aside(self._jobs.popleft())
                 batch, self._mine = self._mine, None
                 if batch is None:
+                    # Not before what was given: its deadline has been looked at, and a job may be
+                    # long. It is given only to who rests, so jobs have their turn after it.
+                    while self._jobs:
+                        self._aside(self._jobs.popleft())
                     batch = self._next()
                 if batch is not None:
                     self._spread()

@@ -15,6 +15,7 @@ import select
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import blockflow
 from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.launchspec import WorkerLaunch
+from blockflow.core.profile import StageProfile
 from blockflow.core.routing import RouteTable
 from blockflow.launch.process import EXIT_START_FAILED, Adoption
 from blockflow.repository.repository import BlockRepository
@@ -307,16 +309,31 @@ class Worker:
             case control.Monitor():
                 parts.monitor.set_rate(message.hz)
             case control.SetPolicy():
-                try:
-                    parts.scheduler.set_policy(message.stage, message.policy, time.monotonic_ns())
-                except (BlockFlowError, KeyError) as exc:
-                    _LOG.error("policy of stage %d stays: %s", message.stage, exc)
+                self._set_policy(parts, message)
             case control.SetThreads():
                 # Fewer at once; more when their threads are set, so that they never outnumber both.
                 parts.executor.lanes = min(parts.executor.lanes, message.lanes)
                 parts.turns.later(lambda: self._set_threads(parts, message))
             case _:
                 _LOG.warning("%s is not for %s", type(message).__name__, launch.name)
+
+    def _set_policy(self, parts: Parts, message: control.SetPolicy) -> None:
+        """Policies count on what the update was accepted for, not on the threads of this moment."""
+        scheduler, stage = parts.scheduler, message.stage
+        if stage not in scheduler.facts:
+            _LOG.error("there is no stage %d here to have another policy", stage)
+            return
+        try:
+            profile = StageProfile.from_dict(message.profile) if message.profile else None
+            facts = replace(scheduler.facts[stage], threads=message.threads, profile=profile)
+            scheduler.set_policy(stage, message.policy, time.monotonic_ns(), facts)
+        except (BlockFlowError, ValueError) as exc:
+            _LOG.error("policy of stage %d stays: %s", stage, exc)
+            error = exc if isinstance(exc, BlockFlowError) else SystemError_("INTERNAL", str(exc))
+            kept = dict(scheduler.policy(stage))
+            self._agent.send(
+                control.PolicyRefused(self._launch.incarnation, stage, kept, error.to_dict())
+            )
 
     def _set_threads(self, parts: Parts, message: control.SetThreads) -> None:
         """In the engine thread: the pools of torch belong to the thread that computes."""
@@ -326,10 +343,6 @@ class Worker:
         with parts.turns.lock:
             if parts.runner.concurrent:
                 parts.executor.lanes = min(message.lanes, len(self._launch.stages))
-            try:
-                parts.scheduler.set_threads(message.threads, time.monotonic_ns())
-            except BlockFlowError as exc:
-                _LOG.error("policies go on predicting as before: %s", exc)
         self._mailbox.put(Wake())  # for a lane that has no thread yet
 
     def _set_routes(self, parts: Parts, message: control.Routes) -> None:

@@ -25,6 +25,8 @@ from tests.engine_rig import CASES, SPEC, Stored, expected, model
 
 pytestmark = pytest.mark.contract
 threads = engine_rig.threads
+BITWISE = ("echo",)
+"""Engines that promise the same bits whatever the batch."""
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -62,6 +64,19 @@ def test_fills_the_slot_it_is_given(engine: Engine, rows: int) -> None:
     assert engine.run(x, out) is out
     torch.testing.assert_close(out, expected(engine, x), rtol=1e-4, atol=1e-5)
     assert engine.copies_out in (0, 1)
+
+
+@pytest.mark.parametrize("parts", [[1] * 8, [3, 5]], ids=["one by one", "in two"])
+def test_a_batch_gives_what_its_rows_give_alone(
+    stored: Stored, engine: Engine, parts: list[int]
+) -> None:
+    """Whom a request shares a batch with must not show in its result (docs/engines.md)."""
+    x = torch.randn(8, 3, 8, 8)
+    together = engine.run(x, torch.empty_like(x))
+    alone = torch.cat([engine.run(part, torch.empty_like(part)) for part in x.split(parts)])
+    if stored.case.engine in BITWISE:
+        assert torch.equal(together, alone)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
 
 
 def test_a_slot_is_a_view_of_foreign_memory(engine: Engine) -> None:

@@ -210,6 +210,51 @@ def test_unknown_options_are_found(name: str, options: Mapping[str, Any]) -> Non
     assert policy_problems({"policy": name, **options}, "$") == []
 
 
+# --- the order (docs/batching.md, "What holds for all of them") ----------------------------------
+
+FULL = 12
+"""Rows of a query that fills a batch by itself, so that runs show the order of queries."""
+
+
+def order(policy: Policy, queries: Sequence[Query]) -> list[int]:
+    """The keys as they run, after all of ``queries`` wait."""
+    now = max(q.arrival_ns for q in queries)
+    for q in queries:
+        policy.arrive(q, now)
+    return [key for run in run_out(policy, now) for key in run.keys]
+
+
+def test_the_earliest_deadline_goes_first(name: str, options: Mapping[str, Any]) -> None:
+    late = {1: 9000, 2: 3000, 3: 7000, 4: 5000}
+    queries = [query(k, 0, rows=FULL, deadline_ms=ms) for k, ms in late.items()]
+    assert order(make(name, options), queries) == [2, 4, 3, 1]
+
+
+def test_a_higher_priority_goes_first(name: str, options: Mapping[str, Any]) -> None:
+    """Whatever the deadlines; task 2 has the higher one."""
+    tasks = {1: 0, 2: 2, 3: 1, 4: 2}
+    queries = [query(k, 0, rows=FULL, task=t, deadline_ms=9000 - k) for k, t in tasks.items()]
+    assert order(make(name, options), queries)[:2] == [4, 2]
+
+
+def test_tasks_get_their_shares_while_both_wait(name: str, options: Mapping[str, Any]) -> None:
+    """Task 1 has twice the weight of task 0; who came first has no advantage."""
+    queries = [query(k, k, rows=FULL, task=k // 12, deadline_ms=9000) for k in range(24)]
+    ran = [key // 12 for key in order(make(name, options), queries)]
+    assert len(ran) == 24
+    for n in range(3, 18):
+        assert abs(ran[:n].count(1) - 2 * n / 3) <= 1
+
+
+def test_a_task_that_was_away_has_saved_nothing_up(name: str, options: Mapping[str, Any]) -> None:
+    policy = make(name, options)
+    before = [query(k, 0, rows=FULL, deadline_ms=9000) for k in range(6)]
+    assert order(policy, before) == list(range(6))
+    both = [query(k, MS, rows=FULL, task=k % 2, deadline_ms=9000) for k in range(10, 16)]
+    ran = [key % 2 for key in order(policy, both)]
+    assert sorted(ran[:3]) == [0, 1, 1]
+
+
 # --- any course of events ------------------------------------------------------------------------
 
 ARRIVAL = st.tuples(

@@ -51,7 +51,7 @@ from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
 from blockflow.wire import client as wire
 from blockflow.wire.codec import encode
-from blockflow.wire.control import Hello, Ready, Stats, encode_control
+from blockflow.wire.control import Hello, Ready, SetPolicy, Stats, encode_control
 from blockflow.wire.data import Data, encode_data
 from blockflow.wire.tensor import TensorDesc
 
@@ -191,11 +191,12 @@ def test_rubbish_from_the_controller(
     )
     controller = stage.system.manager.controller
     incarnation = stage.system.commands.worker(name)["incarnation"]
-    valid = encode({"v": 1, "k": "set-policy", "stage": 1, "policy": {"policy": "none"}})
+    valid = encode_control(SetPolicy(1, {"policy": "none"}))
     for frames in rubbish([valid], seed=4):
         controller.send(incarnation, Rubbish(frames[0]))
     for message in NONSENSE:
-        controller.send(incarnation, Rubbish(encode({"v": 1, **message})))
+        sent = encode({"v": limits.PROTOCOL_VERSION, **message})
+        controller.send(incarnation, Rubbish(sent))
     stage.system.commands.monitor(20.0)
     answers = stage.http.post("/v1/ping").json()  # behind all of it in the same queue
     assert answers["ok"], answers

@@ -23,7 +23,8 @@ from template_gate import Gate
 from up_rig import command, family, gone, up
 
 from blockflow.client.sync import Client
-from blockflow.control.journal import NAME
+from blockflow.control.journal import NAME, JournalFile
+from blockflow.control.store import CURRENT
 from blockflow.core.errors import BlockFlowError
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -195,7 +196,8 @@ def test_a_manager_that_hangs_has_a_successor_too(root: Path) -> None:
 
 
 def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
-    """A worker, the template and then the Dispatcher, each together with the manager."""
+    """A worker, the template and then the Dispatcher, each together with the manager. The second
+    time the state is torn as well: what the manager had given out since is not given again."""
     with started(root) as it:
         for restarts, name in enumerate(("b#0", "dispatcher"), start=1):
             before = it.status()
@@ -203,6 +205,7 @@ def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
             os.kill(members(before)[name][0], signal.SIGKILL)
             if name == "dispatcher":
                 os.kill(before["control"]["template"]["pid"], signal.SIGKILL)
+                (root / "state" / CURRENT).write_bytes(b"torn")
             os.kill(before["manager"]["pid"], signal.SIGKILL)
             after = it.until(lambda s, n=restarts: s["manager"]["restarts"] == n and s["ready"])
             assert members(after)[name][1] > members(before)[name][1]
@@ -210,6 +213,13 @@ def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
             assert {n: members(after)[n] for n in kept} == {n: members(before)[n] for n in kept}
             with Client(it.address) as client:
                 assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
+        assert any("previous generation (epoch 1)" in w for w in after["warnings"])
+        journal = JournalFile(Path(it.ready["run_dir"]))
+        used = journal.read().highest()
+        it.post(AC)
+        (seat,) = [s for s in journal.read().seats if s.name == "c#0"]
+        assert min(seat.life.stages.values()) > used["stage"]
+        assert seat.life.incarnation > used["incarnation"]
         # Both at once, and nobody is left to look after the others.
         children = family(it.process.pid)
         for pid in (it.process.pid, after["manager"]["pid"]):

@@ -51,6 +51,23 @@ def test_the_script_stands_for_top(rest: FakeRest) -> None:
     assert done.stdout.startswith("BlockFlow 0.1.0: ready")
 
 
+def test_the_other_script_stands_for_export(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(
+        "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Linear(4, 2)).eval()\n"
+    )
+    words = ["tiny:net", "--input", "float32[rows,4]", "--name", "tiny", "--json"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "export_block.py", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)
+    assert (tmp_path / "blocks" / "tiny" / "manifest.json").is_file()
+
+
 def test_top_on_a_terminal_is_live_and_leaves_it_as_it_was(rest: FakeRest) -> None:
     command = [sys.executable, "-m", "blockflow.cli.main", "top", "-n", "0.1", "--url", rest.url]
     master, slave = pty.openpty()

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from blockflow.core.launchspec import StageSpec
-from blockflow.tensormq.atwork import AtWorkReader
 from blockflow.wire.control import (
     Drain,
     Drained,
@@ -28,7 +27,7 @@ from blockflow.wire.control import (
 )
 from blockflow.wire.data import Data, Failure
 from tests import worker_rig
-from tests.worker_rig import WAIT_S, Rig, echo
+from tests.worker_rig import WAIT_S, Rig, at_work, echo
 
 ROW_MS = 100
 LONG = 1000
@@ -48,16 +47,6 @@ def start(rig: Rig, slow: Sequence[int], quick: Sequence[int] = (), lanes: int =
     blocks |= {n: echo(rig, f"b{n}") for n in quick}
     rig.start(11, blocks, lanes=lanes)
     rig.publish()
-
-
-def at_work(rig: Rig, *stages: int) -> None:
-    """Wait until forwards of exactly these stages are under way."""
-    reader = AtWorkReader.open(rig.folder, 11)
-    assert reader is not None
-    end = time.monotonic() + WAIT_S
-    while (found := sorted(w.stage for w in reader.read())) != sorted(stages):
-        assert time.monotonic() < end, f"under way: {found}"
-        time.sleep(0.002)
 
 
 def queued(rig: Rig, stage: int, rows: int) -> None:

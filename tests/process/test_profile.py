@@ -23,6 +23,7 @@ from blockflow.bench.profiling.run import Wish, measure
 from blockflow.bench.results import ResultFile
 from blockflow.cli.main import main
 from blockflow.control.events import Launch
+from blockflow.control.fleet import Fleet
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.system import System
 from blockflow.core.engines import select
@@ -87,13 +88,15 @@ def test_a_block_is_measured_chosen_and_handed_to_workers(
     shelf = ProfileShelf(repository.root)
     stage = StageSpec(1, repository.info("front"), precision="auto").to_dict()
     order = Launch(1, "worker", "front#0", "m:f", {"stages": [stage], "device": "cpu"})
-    carried = StageSpec.from_dict(shelf.attach(order).spec["stages"][0]).profile
+    launch = shelf.attach(order, Fleet())
+    assert isinstance(launch, Launch)
+    carried = StageSpec.from_dict(launch.spec["stages"][0]).profile
     assert carried is not None
     table = StageProfile.from_dict(carried)
     assert table.rows_measured(1) == (1, 4)
     assert table.engine == choice["engine"]
-    other = {**order.spec, "device": "cuda:0"}
-    assert shelf.attach(Launch(1, "worker", "front#0", "m:f", other)).spec["stages"] == [stage]
+    other = Launch(1, "worker", "front#0", "m:f", {**order.spec, "device": "cuda:0"})
+    assert shelf.attach(other, Fleet()) == other
 
 
 def test_other_engines_are_measured_beside_the_reference(repository: BlockRepository) -> None:
@@ -253,6 +256,12 @@ def test_the_command_prints_stores_and_draws(
     err = capsys.readouterr().err
     assert "STALE_PROFILE" in err
     assert "torch: measured on 1.0" in err
+    assert main(["profile", "back", "-r", str(repository.root), "--show", "--json"]) == 2
+    printed = capsys.readouterr()
+    shown = json.loads(printed.out)  # one document: the stale table, and what is wrong with it
+    assert shown["blocks"][0]["profiles"][0]["fresh"] is False
+    assert shown["error"]["code"] == "STALE_PROFILE"
+    assert "STALE_PROFILE" in printed.err
     assert "blockflow profile back" in err
 
 

@@ -17,7 +17,7 @@ from blockflow.tensormq.janitor import data_socket_path
 from blockflow.wire.control import Monitor, Stats
 from blockflow.wire.data import Data, Item, Withdraw, encode_withdraw
 from tests import worker_rig
-from tests.worker_rig import DISPATCHER, WAIT_S, Rig, echo, some
+from tests.worker_rig import DISPATCHER, WAIT_S, Rig, at_work, echo, some
 
 rig = worker_rig.rig
 
@@ -150,6 +150,7 @@ def test_an_expired_request_is_not_started(rig: Rig) -> None:
     rig.start(11, {1: echo(rig, "slow", delay_ms=300)})
     rig.publish()
     (first,) = rig.send(some(), [1])
+    at_work(rig, 1)
     (late,) = rig.send(some(), [1], remaining_ms=20)
     failure = rig.failure()  # told at its deadline, while the first one still computes
     assert failure.error.code == "DEADLINE_EXCEEDED" and failure.items[0].request_id == late
@@ -222,6 +223,7 @@ def test_what_comes_during_a_computation_is_read_then(rig: Rig) -> None:
     rig.result()
     for _ in range(3):
         rig.send(some(), [1])
+    at_work(rig, 1)
     (late,) = rig.send(some(), [1], remaining_ms=50)
     failure = rig.failure()  # not after the computations before it
     assert failure.items[0].request_id == late and failure.error.code == "DEADLINE_EXCEEDED"

@@ -19,6 +19,7 @@ from blockflow.wire.control import (
     Monitor,
     PeerGone,
     Ping,
+    PolicyRefused,
     Pong,
     Ready,
     Routes,
@@ -185,6 +186,13 @@ def test_bad_control_messages_change_nothing(rig: Rig) -> None:
     rig.tell(11, Routes({"version": 99, "epoch": "x"}))
     rig.tell(11, Routes({"version": 0, "epoch": 1, "stages": [], "tasks": []}))  # an old one
     rig.tell(11, SetPolicy(1, {"policy": "nope"}))
+    refused = rig.expect(PolicyRefused, 11)
+    assert (refused.stage, refused.policy) == (1, {"policy": "none"})
+    assert "unknown policy 'nope'" in str(refused.error)
+    rig.tell(11, SetPolicy(1, {"policy": "lbci", "t_opt_ms": 9}, 2))
+    assert "(2 threads)" in str(rig.expect(PolicyRefused, 11).error)
+    rig.tell(11, SetPolicy(1, {"policy": "window"}, 1, {"points": 3}))
+    assert rig.expect(PolicyRefused, 11).error["code"] == "INTERNAL"
     rig.tell(11, SetPolicy(77, {"policy": "none"}))
     rig.tell(11, SetThreads(0))
     rig.tell(11, Pong(3, 1, ""))

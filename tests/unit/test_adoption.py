@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
-from control_rig import World, info
+from control_rig import Counter, World, info
 
 from blockflow.control.adoption import plan_adoption, running_lookup, spec_of
 from blockflow.control.events import Kill, Launch, Send
 from blockflow.control.fleet import Role
-from blockflow.control.journal import Journal
+from blockflow.control.journal import Journal, JournalFile
+from blockflow.control.settings import ControlSettings
+from blockflow.control.stewardship import inherit
+from blockflow.control.store import CURRENT, StateStore
 from blockflow.control.update import Kind, Phase
 from blockflow.core.errors import RepositoryError
 from blockflow.core.lifecycle import State
 from blockflow.core.model import BlockInfo
 from blockflow.core.placement import desired_workers
+from blockflow.launch.ward import Ward
 from blockflow.wire.control import PeerGone, Routes, SetPolicy, Stop
 
 AB = {"t": ["a", "b"]}
@@ -210,8 +220,10 @@ def test_policies_of_a_committed_update_are_sent(world: World) -> None:
     world.apply([{"name": "a", "batching": policy}, "b"], AB)
     since = len(world.log)
     world.succeed(journal=journal)
-    (sent,) = world.sent(SetPolicy, since)
-    assert sent.incarnation == world.incarnation("a#0") and sent.message.policy["max_rows"] == 4
+    sent = {s.incarnation: s.message for s in world.sent(SetPolicy, since)}
+    assert sent[world.incarnation("a#0")].policy == policy
+    # The others, too: what a Manager has noted as told may have died with it on the way.
+    assert sent[world.incarnation("b#0")].policy == {"policy": "none"}
 
 
 def test_before_the_first_update_there_is_the_dispatcher() -> None:
@@ -243,6 +255,73 @@ def test_the_dead_are_mourned_before_new_routes_are_sent(world: World) -> None:
     world.succeed(killed=["b#0"])
     kinds = [type(i.message) for i in world.log[since:] if isinstance(i, Send)]
     assert kinds.index(PeerGone) < kinds.index(Routes)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+class Torn(Counter):
+    """Numbers of a real store, whose current state is torn whenever a Manager dies."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._store = StateStore(root)
+
+    def take_incarnation(self) -> int:
+        return self._store.take_incarnation()
+
+    def take_stage(self) -> int:
+        return self._store.take_stage()
+
+    def epoch_after(self, epoch: int) -> int:
+        return self._store.epoch_after(epoch)
+
+    def succeed(self, journal: Journal) -> None:
+        self._store.close()
+        (self._store.root / CURRENT).write_bytes(b"torn")
+        self._store = StateStore(self._store.root)
+        self._store.skip(**journal.highest())
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def test_no_number_is_given_twice_though_the_state_is_torn(tmp_path: Path) -> None:
+    numbers = Torn(tmp_path)
+    world = World(numbers=numbers).up()
+    world.apply(["a", "b"], AB)
+    first = world.stored
+    for tasks in (AC, AB, AC):
+        world.succeed(killed=["a#0"])
+        world.pass_time(1.0)
+        world.apply(["a", *tasks["t"][1:]], tasks)
+    launches = [i for i in world.log if isinstance(i, Launch)]
+    stages = [s["stage"] for i in launches for s in i.spec.get("stages", ())]
+    incarnations = [i.incarnation for i in launches]
+    assert len(stages) == 8 and stages == sorted(set(stages))
+    assert len(incarnations) == 9 and incarnations == sorted(set(incarnations))
+    # The last update is lost with the state: what it was called is not used again.
+    assert world.brain.realm.epoch == 4
+    world.stored = first
+    world.succeed()
+    assert world.brain.realm.epoch == 1
+    world.apply(["a", "b", "d"], {**AB, "u": ["d"]})
+    assert world.brain.realm.epoch == 5
+    numbers.close()
+
+
+def test_what_runs_has_its_numbers_whatever_the_state_says(world: World, tmp_path: Path) -> None:
+    """The folder was put back from an old backup while nobody was there."""
+    high = replace(world.journal(), epoch=7)
+    life = replace(high.seats[0].life, incarnation=90_000, stages={"a": 80_000})
+    high = replace(high, seats=(replace(high.seats[0], life=life),))
+    JournalFile(tmp_path).write(json.dumps(asdict(high)))
+    settings = ControlSettings(repository=tmp_path, state_dir=tmp_path / "state")
+    with StateStore(settings.state_dir) as store:
+        inherit(settings, store, cast(Ward, SimpleNamespace(run_dir=tmp_path)))
+        assert store.take_incarnation() == 90_001
+        assert store.take_stage() == 80_001
+        assert store.epoch_after(store.state.epoch) == 8
 
 
 # --- the decisions alone --------------------------------------------------------------------------

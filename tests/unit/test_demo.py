@@ -14,7 +14,9 @@ from blockflow.bench.demo import picture, report
 from blockflow.bench.demo.blocks import SHARED, one_worker_topology, separate_topology
 from blockflow.bench.demo.data import HELD_OUT, TASKS, labels, load_data
 from blockflow.bench.demo.measure import Deployment, JointFigures, Memory, TaskFigures, accuracy
-from blockflow.bench.demo.run import read_topology
+from blockflow.bench.demo.run import Outcome, read_topology
+from blockflow.bench.demo.server import Leftovers
+from blockflow.cli.main import main
 from blockflow.client.collector import BlockMeans
 from blockflow.core.errors import BlockFlowError
 
@@ -142,3 +144,27 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "demo.png"
     picture.draw(deployments(), "a machine", path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("left", [Leftovers((), ()), Leftovers(("trunk1 (7)",), ("slot",))])
+def test_what_is_left_behind_is_in_the_one_document(
+    left: Leftovers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Done:
+        def __init__(self, *_: object) -> None: ...
+
+        def run(self) -> Outcome:
+            return Outcome(deployments(), leftovers=left)
+
+    monkeypatch.setattr("blockflow.cli.demo.Demo", Done)
+    status = main(["demo", "--json"])
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert document["left_behind"] == [*left.processes, *left.files]
+    if left:
+        assert (status, document["error"]["code"]) == (1, "INTERNAL")
+        assert "left behind: trunk1 (7), slot" in printed.err
+        assert main(["demo"]) == 1
+        assert "left behind: trunk1 (7), slot" in capsys.readouterr().err
+    else:
+        assert status == 0 and "error" not in document

@@ -15,6 +15,7 @@ from blockflow.bench.faultsim.outcome import Found, run_seed
 from blockflow.control import crew
 from blockflow.control.heartbeat import Heartbeat
 from blockflow.control.supervision import RestartAt, RestartLedger
+from blockflow.core.placement import WorkerSpec
 from blockflow.dispatcher import inflight
 from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.entry import Drop, Entry
@@ -125,6 +126,20 @@ def never_expires(patch: Patch) -> None:
     patch.setattr(Scheduler, "next_deadline", lambda self: None)
 
 
+def counts_from_the_receipt(patch: Patch) -> None:
+    """What a message spends under way is given to the request once more."""
+
+    def deadline_of(item: Item, sent_ns: int, now: int) -> int:
+        return now + item.remaining_ms * 1_000_000
+
+    patch.setattr(worker, "deadline_of", deadline_of)
+
+
+def keeps_what_is_replaced(patch: Patch) -> None:
+    """An update does not notice that an artifact is another one."""
+    patch.setattr(WorkerSpec, "identity", lambda self: self.name)
+
+
 def refuses_what_could_wait(patch: Patch) -> None:
     patch.setattr(Planner, "way", Planner.plan)
 
@@ -179,6 +194,8 @@ DEFECTS: list[tuple[Callable[[Patch], None], str, tuple[str, ...]]] = [
     (blames_nobody, judge.KILLS_TWO, ("poison",)),
     (repeats_all, judge.ONCE, KILLS),
     (never_expires, judge.NOT_LATE, ("stuck forward", "stop")),
+    (counts_from_the_receipt, judge.NOT_LATE, ("late messages", "stop")),
+    (keeps_what_is_replaced, judge.ONE_EPOCH, ("update",)),
     (refuses_what_could_wait, judge.WAITS, ("kill idle",)),
     (restarts_at_once, judge.INTENSITY, ("kill idle",)),
     (condemns_the_slow, judge.NO_FALSE_DEATH, ("late messages",)),

@@ -25,6 +25,18 @@ def written(tmp_path: Path) -> bytes:
     return (tmp_path / NAME).read_bytes()
 
 
+def test_it_says_which_numbers_are_in_use(world: World) -> None:
+    journal = world.journal()
+    (seat,) = journal.seats
+    (stage,) = seat.life.stages.values()
+    known = {"incarnation": seat.life.incarnation, "stage": stage, "epoch": 1}
+    assert journal.highest() == known
+    world.hold_ready.add("a#0")
+    world.die("a#0")  # the dead one's, too: the next life has not begun yet
+    assert world.journal().highest() == known
+    assert World().journal().highest() == {"incarnation": 0, "stage": 0, "epoch": 0}
+
+
 def test_what_is_written_is_read(world: World, tmp_path: Path) -> None:
     world.hold_ready.add("b#0")
     world.apply(["a", "b"], {"t": ["a", "b"]})

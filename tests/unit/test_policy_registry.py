@@ -12,7 +12,12 @@ from policy_rig import facts_for, profile
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Query, Run
-from blockflow.batching.registry import create_policy, largest_batch, policy_problems
+from blockflow.batching.registry import (
+    create_policy,
+    largest_batch,
+    policy_problems,
+    ways_through,
+)
 from blockflow.core.errors import TopologyError
 
 PATH = "$.blocks[0].batching"
@@ -93,6 +98,34 @@ def test_an_impossible_bound_is_named() -> None:
     assert policy_problems({"policy": "lbci", "t_opt_ms": 45}, PATH, stages) == []
 
 
+def test_a_bound_is_held_against_the_dearest_way_through_a_tree() -> None:
+    """A trunk of 40 ms and eight heads of 10: each task takes 50, all blocks together 120."""
+    heads = [f"head{i}" for i in range(8)]
+    times = {"trunk": 40.0, **dict.fromkeys(heads, 10.0)}
+    stages = [StageFacts(b, 8, 1, profile({1: ms, 8: ms})) for b, ms in times.items()]
+    tasks = {h: [["trunk", h]] for h in heads}
+    ways = ways_through(list(times), tasks)
+    assert ways == [(0, i) for i in range(1, 9)]
+    assert policy_problems({"policy": "lbci", "t_opt_ms": 60}, PATH, stages, ways) == []
+    (problem,) = policy_problems({"policy": "lbci", "t_opt_ms": 49}, PATH, stages, ways)
+    assert "one sample takes 50 ms through trunk, head0" in problem.message
+    assert problem.hint == "at least 50"
+    spec = {"policy": "lbci", "t_opt_ms": 60}
+    create_policy(spec, range(9), dict(enumerate(stages)))  # who makes it knows no ways
+    with pytest.raises(TopologyError):
+        create_policy({**spec, "t_opt_ms": 39}, range(9), dict(enumerate(stages)))
+
+
+def test_ways_through_a_worker() -> None:
+    tasks = {
+        "all": [["x", "a", "b", "c"]],
+        "back": [["a", "x", "b"], ["a", "b", "c"]],  # its canary goes another way
+        "past": [["x"]],
+    }
+    assert ways_through(["a", "b", "c"], tasks) == [(0, 1, 2), (0,), (1,)]
+    assert policy_problems({"policy": "lbci", "t_opt_ms": 9}, PATH, [], []) == []
+
+
 @pytest.mark.parametrize(
     ("spec", "option"),
     [
@@ -122,15 +155,17 @@ def test_classes_need_a_variable_dim_that_may_be_padded() -> None:
         assert policy_problems({"policy": "window", "classes": classes}, PATH, [stage]) == []
 
 
-def test_none_runs_the_oldest_first_whatever_its_stage() -> None:
+def test_none_lets_what_is_under_way_leave_before_newcomers_start() -> None:
     policy = create_policy({}, (1, 2))  # none is the default
     policy.arrive(Query(5, 1, 1, 50, 50, 10**12), 50)
-    policy.arrive(Query(3, 2, 1, 30, 60, 10**12), 60)  # came earlier, is at its second stage
-    policy.arrive(Query(4, 1, 9, 40, 60, 10**12), 60)
-    assert [policy.decide(70) for _ in range(4)] == [
+    policy.arrive(Query(4, 1, 9, 40, 60, 10**12 + 1), 60)
+    for key, arrival in ((3, 45), (2, 30)):  # at their second stage
+        policy.arrive(Query(key, 2, 1, arrival, 60, 10**12, first=False), 60)
+    assert [policy.decide(70) for _ in range(5)] == [
+        Run(2, (2,)),
         Run(2, (3,)),
-        Run(1, (4,)),
         Run(1, (5,)),
+        Run(1, (4,)),
         None,
     ]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recovery_rig import SECOND, World, codes, done, message
 
 from blockflow.core.errors import BlockError, RequestError
@@ -357,13 +359,44 @@ def test_cancel_client_gone_and_the_end_reach_what_waits() -> None:
         assert w.left() == (0, 0, 0)
 
 
-def test_the_budget_fills_with_admissions_and_with_time() -> None:
+def test_the_budget_fills_with_admissions_and_not_with_time() -> None:
     budget = RetryBudget(10)
     assert [budget.take(0, 0) for _ in range(21)] == [True] * 20 + [False]
     assert budget.take(10, 0)  # a tenth of what was admitted
     assert not budget.take(19, 0)
     assert budget.take(20, 0)
-    assert not budget.take(20, 2 * SECOND)
-    assert budget.take(20, 4 * SECOND)  # a sixtieth of 20 tokens a second
+    assert not budget.take(20, 59 * SECOND)
+    assert budget.take(20, 60 * SECOND)  # the first one after a minute of rest
+    assert not budget.take(20, 119 * SECOND)
     assert budget.take(20, 3600 * SECOND)
+    assert not budget.take(20, 3600 * SECOND)
+    assert budget.take(10_000, 3600 * SECOND)
     assert budget.left() == 19
+
+
+@given(
+    max_inflight=st.integers(1, 6),
+    steps=st.lists(
+        st.tuples(st.sampled_from((0, 1, 20, 59, 60, 400)), st.integers(0, 40), st.integers(0, 9)),
+        max_size=60,
+    ),
+)
+def test_from_any_moment_on_the_budget_allows_a_tenth(
+    max_inflight: int, steps: list[tuple[int, int, int]]
+) -> None:
+    """Whatever comes when, and whatever dies: (seconds, requests admitted, re-runs wanted)."""
+    budget = RetryBudget(max_inflight)
+    now = admitted = granted = 0
+    before: list[tuple[int, int, int]] = []
+    for seconds, requests, wanted in steps:
+        before.append((now, admitted, granted))
+        now += seconds * SECOND
+        admitted += requests
+        rested = seconds >= 60
+        for nth in range(wanted):
+            allowed = budget.take(admitted, now)
+            assert allowed or not (rested and nth == 0)
+            granted += allowed
+        for then, had, was in before:
+            a_minute = (now - then) // (60 * SECOND) + 1
+            assert granted - was <= (admitted - had) / 10 + budget.capacity + a_minute

@@ -94,14 +94,19 @@ def test_the_best_of_those_tried_is_kept(
 # --- an update ------------------------------------------------------------------------------------
 
 
-def profile(repository: BlockRepository, costs: Mapping[str, tuple[float, float]]) -> None:
+def profile(
+    repository: BlockRepository,
+    costs: Mapping[str, tuple[float, float]],
+    threads: Sequence[int] = (1,),
+) -> None:
     """Store made-up times (ms of a batch, ms of each row) as if they were measured here."""
     store = ProfileStore(repository.root)
     for name, (fixed, each) in costs.items():
         info = repository.info(name)
         chosen = select(info, machine=store.machine)
         points = [
-            Point(1, b, None, 30, t, t, t, t, t, t, 0.01, 0)
+            Point(n, b, None, 30, t, t, t, t, t, t, 0.01, 0)
+            for n in threads
             for b in (1, 2, 4, 8, 16, 32)
             for t in [fixed + each * b]
         ]

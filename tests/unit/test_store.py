@@ -207,6 +207,7 @@ def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
         {"epoch": True},
         {"epoch": 0},
         {"next_stage": 0},
+        {"next_epoch": 1},
         {"topology": []},
         {"topology": None},
         {"more": 1},
@@ -226,6 +227,7 @@ def test_fields_are_checked(change: dict[str, object]) -> None:
         "topology": TOPOLOGY,
         "next_incarnation": 1,
         "next_stage": 1,
+        "next_epoch": 2,
         "history": [PAST],
     }
     StoredState.from_dict(good)
@@ -258,24 +260,32 @@ def test_a_history_of_large_updates_stays_small() -> None:
     assert StoredState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
 
 
-def test_the_state_of_a_release_without_history_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fmt", "lacks"), [(1, ["history", "next_epoch"]), (2, ["next_epoch"])])
+def test_the_state_of_an_earlier_release_is_read(
+    tmp_path: Path, fmt: int, lacks: list[str]
+) -> None:
     filled(tmp_path)
     for name in (CURRENT, PREVIOUS):
         document = json.loads((tmp_path / name).read_bytes())
-        del document["body"]["history"]
+        for field in lacks:
+            del document["body"][field]
         packed = json.dumps(document["body"], sort_keys=True, separators=(",", ":")).encode()
-        document |= {"format": 1, "sha256": hashlib.sha256(packed).hexdigest()}
+        document |= {"format": fmt, "sha256": hashlib.sha256(packed).hexdigest()}
         (tmp_path / name).write_text(json.dumps(document))
     with StateStore(tmp_path) as store:
         assert (store.state.epoch, store.warning) == (2, "")
-        assert [(p.epoch, p.posted) for p in store.state.history] == [(2, {"posted": 2})]
+        past = [(2, {"posted": 2})] if fmt == 1 else [(1, {"posted": 1}), (2, {"posted": 2})]
+        assert [(p.epoch, p.posted) for p in store.state.history] == past
+        assert store.epoch_after(2) == 3
         store.commit(3, {}, TOPOLOGY)
     with StateStore(tmp_path) as store:
-        assert [p.epoch for p in store.state.history] == [2, 3]
+        assert [p.epoch for p in store.state.history] == [e for e, _ in past] + [3]
 
 
-def test_a_new_folder_of_a_release_without_history() -> None:
+def test_a_new_folder_of_an_earlier_release() -> None:
     old = StoredState().to_dict()
+    del old["next_epoch"]
+    assert StoredState.from_format_2(old) == StoredState()
     del old["history"]
     assert StoredState.from_format_1(old) == StoredState()
 

@@ -65,15 +65,20 @@ class Bench:
         self.runner = Runner(stages, FailPoints("", Path()))
         self.producer = InlineProducer()
 
-    def compute(self, *parts: list[list[float]], slot: bool, shared: bool = False) -> Batch:
-        """One batch of a ticket per part; ``shared``: all of them lie in one source."""
+    def compute(
+        self, *parts: list[list[float]], slot: bool, shared: bool = False, late: int | None = None
+    ) -> Batch:
+        """One batch of a ticket per part; ``shared``: all of them lie in one source. The ticket
+        with the key ``late`` is past its deadline when its batch begins."""
         rows = [torch.tensor(p, dtype=torch.float32) for p in parts]
         whole = Source("float32", (2,), len(parts), tensor=torch.cat(rows))
         tickets, start = [], 0
         for key, x in enumerate(rows):
             item = Item(os.urandom(16), 1, 1, merge_paths([[1]])[0], 0, len(x), 1000)
             source = whole if shared else Source("float32", (2,), 1, tensor=x)
-            tickets.append(Ticket(key, item, 1, source, start if shared else 0, 0, 0, 0, 10**12, 0))
+            deadline = 0 if key == late else 2**62
+            at = start if shared else 0
+            tickets.append(Ticket(key, item, 1, source, at, 0, 0, 0, deadline, 0))
             start += len(x)
         batch = Batch(1, tuple(tickets))
         if slot:
@@ -159,6 +164,17 @@ def test_alone_it_fails_alone(bench: Bench, slot: bool) -> None:
 
 def test_all_of_a_batch_fail(bench: Bench) -> None:
     assert set(bench.compute([[13, 0]], [[14, 0]], slot=False).errors) == {0, 1}
+
+
+def test_what_has_expired_is_not_run_again_alone(bench: Bench) -> None:
+    """The batch ran in time; when its bad item is found out, a mate's time is up."""
+    batch = bench.compute([[13, 0]], [[1, 2]], [[5, 6]], slot=True, late=1)
+    assert {k: e.code for k, e in batch.errors.items()} == {
+        0: "BLOCK_FAILED",
+        1: "DEADLINE_EXCEEDED",
+    }
+    assert rows_of(batch)[2] == [10, 12]
+    assert bench.engine.calls == [3, 1, 1]
 
 
 def test_a_result_of_other_dims_is_not_copied(bench: Bench) -> None:

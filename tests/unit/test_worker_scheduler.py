@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,19 +141,28 @@ def facts(*threads: int) -> StageFacts:
     return StageFacts("b", 8, 1, StageProfile("b", "0" * 64, "echo", "fp32", "test", points))
 
 
-def test_policies_predict_for_the_threads_in_use() -> None:
+def test_policies_predict_from_the_facts_that_they_were_given() -> None:
     """Two rows take 12 ms on one thread and 6 on two; of ten the bound lets only the latter."""
-    s = Scheduler({1: {"policy": "lbci", "t_opt_ms": 11}}, {1: facts(1, 2)})
+    policy = {"policy": "lbci", "t_opt_ms": 11}
+    s = Scheduler({1: policy}, {1: facts(1, 2)})
+
+    def on(threads: int) -> StageFacts:
+        return replace(facts(1, 2), threads=threads)
+
     for key in range(4):
         s.arrive(ticket(key), 0)
-    s.set_threads(2, 1)
+    s.set_policy(1, policy, 1, on(2))
     assert drain(s, 2) == [[0, 1, 2, 3]]
     for key in range(4, 6):
         s.arrive(ticket(key), 3)
-    s.set_threads(1, 4)
+    s.set_policy(1, policy, 4, on(1))
     assert drain(s, 5) == [[4], [5]]
     with pytest.raises(TopologyError, match=r"invalid"):
-        s.set_threads(3, 6)
+        s.set_policy(1, policy, 6, on(3))
+    assert s.facts[1] == on(1) and s.policy(1) == policy
+    before = s._by_stage[1]
+    s.set_policy(1, dict(policy), 6, on(1))
+    assert s._by_stage[1] is before  # nothing is new: what it has learned stays
     s.arrive(ticket(6), 7)
     assert drain(s, 8) == [[6]]
 

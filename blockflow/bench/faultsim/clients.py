@@ -12,6 +12,7 @@ from blockflow.wire import client as wire
 from blockflow.wire.tensor import TensorDesc
 
 if TYPE_CHECKING:
+    from blockflow.bench.faultsim.dispatcher import SimDispatcher
     from blockflow.bench.faultsim.world import World
 
 MOST_TRIES = 4
@@ -126,32 +127,28 @@ class Clients:
             asked.request_id, asked.tasks, asked.deadline_ms, desc, None, asked.tries
         )
         frames = [wire.encode_to_dispatcher(request), ROW.pack(asked.number, 0, 0, 0) * asked.rows]
-        self._to(dispatcher.incarnation, client, frames)
+        self._to(dispatcher, client, asked, frames)
 
-    def _to(self, incarnation: int, client: Client, frames: Sequence[bytes]) -> None:
-        process = self._world.dispatcher
-        if process is not None and process.incarnation == incarnation:
-            self._world.network.send(
-                client.identity, incarnation, process.ask, (client.identity, frames)
-            )
+    def _to(
+        self, dispatcher: SimDispatcher, client: Client, asked: Asked, frames: Sequence[bytes]
+    ) -> None:
+        message = client.identity, asked.request_id, frames
+        self._world.network.send(client.identity, dispatcher.incarnation, dispatcher.ask, message)
 
     def _cancel(self, now: int, what: tuple[Client, Asked]) -> None:
         client, asked = what
         dispatcher = self._world.dispatcher
         if not asked.outcome and dispatcher is not None:
             header = wire.encode_to_dispatcher(wire.Cancel(asked.request_id))
-            self._to(dispatcher.incarnation, client, [header])
+            self._to(dispatcher, client, asked, [header])
 
     # --- what comes back
 
-    def answered(self, now: int, what: tuple[bytes, Sequence[bytes]]) -> None:
+    def answered(self, now: int, what: tuple[bytes, wire.Reply]) -> None:
         """A reply has come by a connection; one that is gone carries nothing."""
-        identity, frames = what
+        identity, reply = what
         client = self._by_identity.get(identity)
         if client is None:
-            return
-        reply = wire.decode_to_client(frames[0])
-        if not isinstance(reply, wire.Reply):
             return
         number = int.from_bytes(reply.request_id, "big")
         asked = client.waiting.get(reply.request_id)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import zmq
 
 from blockflow.bench.faultsim.arena import Arena, SlotConsumer, SlotProducer
-from blockflow.bench.faultsim.process import Hang, Links, SimProcess
+from blockflow.bench.faultsim.process import Hang, Links, Message, SimProcess
 from blockflow.control.events import Launch
 from blockflow.core.routing import RouteTable
 from blockflow.dispatcher.admission import Admission
@@ -130,18 +130,22 @@ class SimDispatcher(SimProcess):
             return
         self._after(now)
 
-    def receive(self, now: int, frames: Sequence[bytes]) -> None:
+    def receive(self, now: int, parcel: tuple[Message, Sequence[bytes]]) -> None:
         """A worker's message."""
-        if self.when_well(now, self.receive, frames):
-            self.world.judge.returned(self.incarnation, frames[0], now)
+        if self.when_well(now, self.receive, parcel):
+            message, frames = parcel
+            self.world.judge.returned(self.incarnation, message)
             self.exchange.on_return([zmq.Frame(f) for f in frames])
             self._after(now)
 
-    def ask(self, now: int, message: tuple[bytes, Sequence[bytes]]) -> None:
-        """A client's message."""
+    def ask(self, now: int, message: tuple[bytes, bytes, Sequence[bytes]]) -> None:
+        """A client's message: whose it is, which request it is about, and its frames."""
         if self.when_well(now, self.ask, message):
-            client, frames = message
+            client, request_id, frames = message
             self.exchange.on_client(client, [zmq.Frame(f) for f in frames])
+            entry = self.exchange.table.named(client, request_id)
+            if entry is not None:
+                self.world.judge.accepted(int.from_bytes(request_id, "big"), entry.ticket, now)
             self._after(now)
 
     def client_left(self, now: int, client: bytes) -> None:

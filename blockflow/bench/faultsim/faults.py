@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from blockflow.bench.faultsim.plant import Design, renewed, varied
 from blockflow.bench.faultsim.process import Hang, SimProcess
 from blockflow.control.brain import Brain
 from blockflow.control.update import Kind
@@ -41,6 +42,8 @@ _WEIGHTS = {
     "drain": 1,
 }
 KINDS = tuple(_WEIGHTS)
+DESIGN = "design"
+"""Key of a posted body: the number of what it asks for."""
 
 
 class Faults:
@@ -111,7 +114,7 @@ class Faults:
         if not self._poisons:
             return ""
         self._poisons -= 1
-        return self._world.rng.choice(sorted(self._world.plant.counts))
+        return self._block()
 
     def load_fails(self) -> bool:
         """Whether the worker that loads now cannot."""
@@ -157,7 +160,7 @@ class Faults:
         return True
 
     def _kill_after_output(self, now: int) -> bool:
-        self._after_output = self._world.rng.choice(sorted(self._world.plant.counts))
+        self._after_output = self._block()
         return True
 
     def _victim(self) -> SimProcess | None:
@@ -256,22 +259,25 @@ class Faults:
         self._world.manager.call(now, command)
         return True
 
-    def _update(self, now: int) -> bool:
+    def _post(self, now: int, design: Design) -> bool:
         plant = self._world.plant
-        plant.version += 1
-        topology = plant.topology()
-        return self._command(now, lambda brain, at: brain.apply(topology, {"sim": 1}, at))
+        number = plant.add(design)
+        topology = plant.topology(number)
+        return self._command(now, lambda brain, at: brain.apply(topology, {DESIGN: number}, at))
+
+    def _update(self, now: int) -> bool:
+        return self._post(now, varied(self._world.design, self._world.rng))
 
     def _update_fails(self, now: int) -> bool:
         self._load_failures = 1
-        return self._update(now)
+        return self._post(now, renewed(self._world.design))
 
     def _disk_full(self, now: int) -> bool:
         self._world.manager.disk_full = True
         return self._update(now)
 
     def _block(self) -> str:
-        return self._world.rng.choice(sorted(self._world.plant.counts))
+        return self._world.rng.choice(self._world.design.blocks)
 
     def _restart(self, now: int) -> bool:
         block = self._block()

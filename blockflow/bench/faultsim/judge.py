@@ -7,9 +7,11 @@ Every rule has a name, and raises at the very event that breaks it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from blockflow.bench.faultsim.process import Hang
+from blockflow.bench.faultsim.plant import BLOCKS
+from blockflow.bench.faultsim.process import Hang, Message
 from blockflow.bench.faultsim.rows import ROW
 from blockflow.bench.simulation.watch import InvariantBroken
 from blockflow.control.supervision import WORKER_POLICY, RestartLedger
@@ -18,7 +20,7 @@ from blockflow.dispatcher.recovery import DEADLY
 from blockflow.tensormq.atwork import Work
 from blockflow.wire import client as wire
 from blockflow.wire.control import PeerGone
-from blockflow.wire.data import REQUEST_ID_BYTES, Data, Item, decode_data_plane
+from blockflow.wire.data import REQUEST_ID_BYTES, Data, Item
 from blockflow.wire.tensor import Handle
 from blockflow.worker.ticket import Batch
 
@@ -82,6 +84,7 @@ class Judge:
 
     def _clear(self) -> None:
         self._number: dict[bytes, int] = {}
+        self._due: dict[bytes, int] = {}
         self._attempt: dict[bytes, int] = {}
         self._valid: dict[int, set[tuple[int, int]]] = {}
         self._epochs: dict[tuple[bytes, int], int] = {}
@@ -94,6 +97,12 @@ class Judge:
         return InvariantBroken(rule, now, what)
 
     # --- requests
+
+    def accepted(self, number: int, ticket: bytes, now: int) -> None:
+        """A request is in flight under this ticket; the first time it is seen there, it has just
+        been received, and its time runs from then on, whatever the cores say of it."""
+        asked = self._world.clients.requests[number]
+        self._due.setdefault(ticket, now + asked.deadline_ms * 1_000_000)
 
     def sent(self, dispatcher: SimDispatcher, data: Data) -> None:
         """An input has left the Dispatcher: an attempt begins."""
@@ -116,8 +125,9 @@ class Judge:
     def starts(self, worker: SimWorker, batch: Batch, now: int) -> None:
         """A forward begins."""
         for ticket in batch.tickets:
-            if ticket.deadline_ns <= now:
-                late = (now - ticket.deadline_ns) / 1e6
+            due = self._due[ticket.item.request_id]
+            if due <= now:
+                late = (now - due) / 1e6
                 raise self._broken(NOT_LATE, now, f"{worker.name} starts {late:.3f} ms late")
             if worker.block in self._world.once:
                 key = ticket.item.request_id, worker.block
@@ -126,9 +136,8 @@ class Judge:
                     raise self._broken(ONCE, now, what)
                 self._ran_once.add(key)
 
-    def returned(self, dispatcher: int, header: bytes, now: int) -> None:
+    def returned(self, dispatcher: int, message: Message) -> None:
         """A worker's message is at the Dispatcher: may it count?"""
-        message = decode_data_plane(header)
         if not isinstance(message, Data) or (dispatcher, message.sender) in self._gone:
             return
         for item in message.items:
@@ -157,35 +166,39 @@ class Judge:
         if asked.must:
             raise self._broken(READY_AGAIN, now, f"request {number} failed after all: {error}")
 
-    def replies(self, dispatcher: SimDispatcher, frames: list[bytes], now: int) -> None:
+    def replies(
+        self, dispatcher: SimDispatcher, reply: wire.Reply, tensors: Sequence[bytes], now: int
+    ) -> None:
         """A reply leaves the Dispatcher: whose results are in it?"""
-        reply = wire.decode_to_client(frames[0])
-        if not isinstance(reply, wire.Reply):
-            return
         number = int.from_bytes(reply.request_id, "big")
-        rest = iter(frames[1:])
-        versions = set()
+        rest = iter(tensors)
+        designs: set[int] | None = None
         for result in reply.results:
             if result.error is not None:
                 self._refused(dispatcher, number, result.error, now)
                 continue
-            got, attempt, both, sender = ROW.unpack_from(next(rest))
-            versions |= {both & 0xFFFFFFFF, both >> 32}
+            got, attempt, versions, sender = ROW.unpack_from(next(rest))
             if got != number:
                 what = f"request {number} has the answer of {got}"
                 raise self._broken(RIGHT_ANSWER, now, what)
             if (attempt, sender) not in self._valid.get(number, ()):
                 what = f"request {number}: attempt {attempt} of incarnation {sender} was accepted"
                 raise self._broken(FENCED, now, what)
-        if len(versions) > 1:
-            what = f"request {number} was answered by versions {sorted(versions)}"
+            made_by = self._world.plant.made_by(result.task, versions)
+            designs = made_by if designs is None else designs & made_by
+            if not designs:
+                what = f"no update asked for what request {number} was answered by"
+                raise self._broken(ONE_EPOCH, now, what)
+        asked = self._world.clients.requests[number]
+        if asked.must and designs is not None and self._world.in_force not in designs:
+            what = f"request {number} is answered by what an earlier update asked for"
             raise self._broken(ONE_EPOCH, now, what)
 
     def _refused(
         self, dispatcher: SimDispatcher, number: int, error: BlockFlowError, now: int
     ) -> None:
         """No request ends because a worker is being replaced, before its time is up."""
-        if error.code != "BLOCK_UNAVAILABLE" or error.where not in self._world.plant.counts:
+        if error.code != "BLOCK_UNAVAILABLE" or error.where not in BLOCKS:
             return
         if not dispatcher.exchange.planner.down(error.where):
             what = f"request {number} is refused, but {error.where} will come back"

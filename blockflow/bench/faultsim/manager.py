@@ -52,7 +52,7 @@ _GRACE_NS = 500_000_000
 
 
 class _Numbers:
-    """Incarnations and stages, from 1."""
+    """Incarnations, stages and epochs, from 1."""
 
     def __init__(self) -> None:
         self._incarnation = 0
@@ -65,6 +65,9 @@ class _Numbers:
     def take_stage(self) -> int:
         self._stage += 1
         return self._stage
+
+    def epoch_after(self, epoch: int) -> int:
+        return epoch + 1
 
 
 class SimManager:
@@ -170,9 +173,9 @@ class SimManager:
         due = self.brain.deadline()
         if due is not None and due <= now:
             self.brain.tick(now)
+            due = self.brain.deadline()
         for what in self.brain.take():
             self._carry_out(what, now)
-        due = self.brain.deadline()
         if due is not None:
             self._arm(max(due, now + 1))
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from blockflow.bench.simulation.loop import EventLoop
 
-_DELAY_NS = (20_000, 400_000)
+_LEAST_NS = 20_000
+_SPREAD_NS = 380_000
 """A hop on one host, from a socket to the other side's loop."""
 
 Peer = int | bytes
@@ -48,7 +49,8 @@ class Network:
 
     def send(self, source: Peer, target: Peer, call: Callable[[int, Any], None], arg: Any) -> None:
         """``call(arrival, arg)`` when the message is there."""
-        at = self._loop.now + self._rng.randint(*_DELAY_NS)
+        # randint would take as long as all the rest here.
+        at = self._loop.now + _LEAST_NS + int(self._rng.random() * _SPREAD_NS)
         at = max(at, self._late.get(source, 0), self._latest.get((source, target), 0))
         self._latest[source, target] = at
         self._loop.plan(at, call, arg)

@@ -13,9 +13,13 @@ from blockflow.launch.vitals import Vitals
 from blockflow.tensormq.atwork import Work
 from blockflow.tensormq.push import Unsent
 from blockflow.wire.control import ControlMessage, Hello, Ping, Pong
+from blockflow.wire.data import Data, Failure, Withdraw
 
 if TYPE_CHECKING:
     from blockflow.bench.faultsim.world import World
+
+Message = Data | Failure | Withdraw
+"""A data message as its receiver reads it."""
 
 _BUSY_CPU = 0.25
 """Of a core, on average, for a process that is well."""

@@ -10,12 +10,12 @@ from random import Random
 from blockflow.bench.faultsim.arena import Arenas
 from blockflow.bench.faultsim.clients import Clients
 from blockflow.bench.faultsim.dispatcher import SimDispatcher
-from blockflow.bench.faultsim.faults import KINDS, Faults
+from blockflow.bench.faultsim.faults import DESIGN, KINDS, Faults
 from blockflow.bench.faultsim.judge import READY_AGAIN, Judge
 from blockflow.bench.faultsim.manager import SimManager
 from blockflow.bench.faultsim.network import Network
-from blockflow.bench.faultsim.plant import Plant
-from blockflow.bench.faultsim.process import Hang, SimProcess
+from blockflow.bench.faultsim.plant import Design, Plant
+from blockflow.bench.faultsim.process import Hang, Message, SimProcess
 from blockflow.bench.faultsim.worker import SimWorker
 from blockflow.bench.simulation.loop import EventLoop
 from blockflow.bench.simulation.watch import InvariantBroken
@@ -23,6 +23,7 @@ from blockflow.control.brain import Brain
 from blockflow.control.update import Kind
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.tensormq.atwork import Work
+from blockflow.wire.client import Reply, decode_to_client
 from blockflow.wire.data import Data, decode_data_plane
 
 SECOND = 1_000_000_000
@@ -69,7 +70,7 @@ class World:
         self._end_ns = int(hours * HOUR)
         self._load_until = 0
         self._mend_until = 0
-        self._must: int | None = None
+        self._must = False
 
     @property
     def now(self) -> int:
@@ -88,6 +89,17 @@ class World:
     def workers(self) -> list[SimWorker]:
         """All that live."""
         return [p for p in self.processes.values() if isinstance(p, SimWorker) and p.alive]
+
+    @property
+    def design(self) -> Design:
+        """What is in force."""
+        return self.plant.designs[self.in_force]
+
+    @property
+    def in_force(self) -> int:
+        """Its number: the first one's until something is."""
+        posted = self.manager.brain.realm.posted
+        return 0 if posted is None else int(posted[DESIGN])
 
     def run(self) -> None:
         """From an empty machine to the end of the last episode.
@@ -112,8 +124,8 @@ class World:
     # --- episodes
 
     def _first(self, now: int, _: object) -> None:
-        topology = self.plant.topology()
-        self.manager.call(now, lambda brain, at: brain.apply(topology, {"sim": 1}, at))
+        topology = self.plant.topology(0)
+        self.manager.call(now, lambda brain, at: brain.apply(topology, {DESIGN: 0}, at))
         self._begin(now + 3 * SECOND)
 
     def _begin(self, at: int) -> None:
@@ -137,7 +149,7 @@ class World:
             self.loop.plan(at, self._come, rate)
 
     def _come(self, now: int, rate: float) -> None:
-        self.clients.ask(self.rng.choice(self.plant.asked), now, poison=self.faults.poison())
+        self.clients.ask(self.rng.choice(self.design.asked), now, poison=self.faults.poison())
         self._ask(now, rate)
 
     def _calm(self, now: int, _: object) -> None:
@@ -148,18 +160,18 @@ class World:
     def _mend(self, now: int, _: object) -> None:
         """Operators do what is theirs until all is well; then every task must serve once more."""
         brain = self.manager.brain
-        if self._must is not None and not self.clients.waiting:
+        if self._must and not self.clients.waiting:
             self._rest(now)
             return
         reasons = brain.realm.reasons_not_ready()
-        if self._must is None and not self.clients.waiting and self._all_ready() and not reasons:
-            self._must = len(self.plant.asked)
-            for tasks in self.plant.asked:
+        if not self._must and not self.clients.waiting and self._all_ready() and not reasons:
+            self._must = True
+            for tasks in self.design.asked:
                 self.clients.ask(tasks, now, must=True)
         elif now > self._mend_until:
             why = "; ".join(reasons) or "not every replica is ready, or a request still waits"
             raise InvariantBroken(READY_AGAIN, now, why)
-        elif self._must is None and brain.runner.current is None:
+        elif not self._must and brain.runner.current is None:
             for replica in brain.crew.fleet.active():
                 if replica.given_up:
                     block = replica.spec.blocks[0]
@@ -175,7 +187,7 @@ class World:
         return (
             brain.runner.current is None
             and all(r.life.state == "ready" and not r.given_up for r in fleet)
-            and len(fleet) == self.plant.replicas
+            and len(fleet) == self.design.replicas
             # Who hangs may not have been found out yet: what he has then is rightly lost, if a
             # block must not run twice.
             and all(p.hang is Hang.NO for p in self.processes.values() if p.alive)
@@ -183,7 +195,7 @@ class World:
         )
 
     def _rest(self, now: int) -> None:
-        self._must = None
+        self._must = False
         self.loop.plan(now + _LOOK_NS, self._at_rest)
 
     def _at_rest(self, now: int, _: object) -> None:
@@ -238,7 +250,9 @@ class World:
         target = self.processes.get(int(endpoint.rpartition("/")[2]))
         if target is None or not target.alive:
             return False
+        # Read once, for everybody that looks on: the wire is what costs most in a run.
         message = decode_data_plane(frames[0])
+        parcel = source, target, message, frames
         sender = self.processes.get(source)
         if isinstance(message, Data):
             if isinstance(sender, SimDispatcher):
@@ -248,25 +262,29 @@ class World:
                 if message.tensor.handle is not None:
                     self.judge.lost(message.tensor.handle)
                 return True
-        self.network.send(source, target.incarnation, self._arrive, (source, target, frames))
+        self.network.send(source, target.incarnation, self._arrive, parcel)
         to_dispatcher = isinstance(message, Data) and isinstance(target, SimDispatcher)
         if to_dispatcher and self.network.doubled():
             self.note(f"doubled: {source} to {target.name}")
-            self.network.send(source, target.incarnation, self._arrive, (source, target, frames))
+            self.network.send(source, target.incarnation, self._arrive, parcel)
         return True
 
-    def _arrive(self, now: int, what: tuple[int, SimProcess, list[bytes]]) -> None:
-        source, target, frames = what
+    def _arrive(self, now: int, parcel: tuple[int, SimProcess, Message, list[bytes]]) -> None:
+        source, target, message, frames = parcel
         sender = self.processes.get(source)
         if (sender is None or not sender.alive) and self.rng.random() < 0.5:
             return  # it was still in the dead process's socket
         if isinstance(target, SimWorker | SimDispatcher) and target.alive:
-            target.receive(now, frames)
+            target.receive(now, (message, frames))
 
     def reply(self, dispatcher: SimDispatcher, client: bytes, frames: Sequence[bytes]) -> None:
         """A reply leaves the Dispatcher."""
-        self.judge.replies(dispatcher, list(frames), self.now)
-        self.network.send(dispatcher.incarnation, client, self.clients.answered, (client, frames))
+        reply = decode_to_client(frames[0])
+        if isinstance(reply, Reply):
+            self.judge.replies(dispatcher, reply, frames[1:], self.now)
+            self.network.send(
+                dispatcher.incarnation, client, self.clients.answered, (client, reply)
+            )
 
 
 def _restart(block: str, brain: Brain, now: int) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from blockflow.bench.profiling.report import profile_table
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
+from blockflow.core.measuring import Subject
 from blockflow.repository.profiles import ProfileRecord, ProfileStore
 from blockflow.repository.repository import BlockRepository
 
@@ -106,13 +107,13 @@ def problem(shelves: Sequence[Shelf]) -> BlockFlowError | None:
                 "NO_PROFILE",
                 f"{shelf.block} was not profiled",
                 where=shelf.block,
-                hint=f"measure it: blockflow profile {shelf.block}",
+                hint=f"measure it: {Subject((shelf.block,)).command()}",
             )
         record, reasons = shelf.records[0]
         return RepositoryError(
             "STALE_PROFILE",
             f"no profile of {shelf.block} holds: {'; '.join(reasons)}",
             where=shelf.block,
-            hint=f"measure it again: {record.key.command}",
+            hint=f"measure it again: {record.key.subject().command()}",
         )
     return None

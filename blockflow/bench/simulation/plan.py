@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from blockflow.batching.registry import policy_problems
+from blockflow.batching.registry import policy_problems, ways_through
 from blockflow.batching.sliced import slicing_problems
 from blockflow.bench.simulation.arrivals import Arrivals, Closed, Recorded, parse_arrivals
 from blockflow.bench.simulation.experiment import Experiment, capacity
@@ -138,9 +138,10 @@ def check_policies(system: SystemModel, specs: Sequence[Mapping[str, Any]]) -> N
         for worker in system.workers if spec else ():
             facts = [s.facts(worker.threads) for s in worker.stages]
             where = f"--policy {spec['policy']}"
-            found = policy_problems(spec, where, facts)
+            blocks = [s.block for s in worker.stages]
+            found = policy_problems(spec, where, facts, ways_through(blocks, ways))
             if not found:
-                found = slicing_problems(spec, [s.block for s in worker.stages], ways, where)
+                found = slicing_problems(spec, blocks, ways, where)
             problems |= dict.fromkeys(found)
     if problems:
         raise TopologyError("INVALID_TOPOLOGY", "a policy does not fit", problems=list(problems))

@@ -15,6 +15,7 @@ from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel
 from blockflow.bench.simulation.text import Options, nonsense
 from blockflow.core.engines import select
 from blockflow.core.errors import Problem, TopologyError
+from blockflow.core.measuring import Subject
 from blockflow.core.placement import desired_workers, plan_workers
 from blockflow.core.profile import StageProfile
 from blockflow.core.topology import Topology, parse_topology
@@ -292,6 +293,7 @@ def _checked(
             try:
                 stage.profile.ms(1, worker.threads)
             except ValueError as e:
-                hint = f"blockflow profile {stage.profile.block} --threads {worker.threads}"
+                of = stage.profile
+                hint = Subject((of.block,), of.engine, of.precision).command([worker.threads])
                 raise nonsense(str(e), f"block {stage.block}", hint) from e
     return SystemModel(workers, tasks, costs.cores, costs.hop_ms, costs.turn_ms, costs.credits)

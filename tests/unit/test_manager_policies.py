@@ -1,0 +1,149 @@
+"""Policies of running processes: told with the facts that count, and a refusal is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from control_rig import AB, World
+
+from blockflow.control.events import Launch, Received
+from blockflow.control.kpis import KpiBook
+from blockflow.control.update import Phase, Update
+from blockflow.control.views import Views
+from blockflow.core.errors import Problem, TopologyError
+from blockflow.wire.control import Hello, PolicyRefused, SetPolicy, SetThreads
+
+WINDOW = {"policy": "window", "max_rows": 4}
+REFUSED = TopologyError(
+    "INVALID_TOPOLOGY",
+    "the batching policy is invalid",
+    problems=[Problem("$.batching", "policy 'window' needs a profile", "run: blockflow profile a")],
+)
+
+
+@pytest.fixture
+def world() -> World:
+    return World(cores=2).up()
+
+
+def apply(world: World, **a: Any) -> Update:
+    return world.apply([{"name": "a", **a}], {"t": ["a"]})
+
+
+def told(world: World, since: int = 0) -> list[tuple[Any, int]]:
+    return [(s.message.policy, s.message.threads) for s in world.sent(SetPolicy, since)]
+
+
+def warnings(world: World) -> list[str]:
+    return Views(world.brain, KpiBook(), {}, world.now).warnings()
+
+
+def test_a_policy_comes_with_the_threads_of_its_own_update(world: World) -> None:
+    """It is sent before the threads grow, and must not be judged by those of before."""
+    apply(world, threads=1)
+    at = len(world.log)
+    apply(world, threads=2, batching=WINDOW)
+    assert told(world, at) == [(WINDOW, 2)]
+    assert [s.message.threads for s in world.sent(SetThreads, at)] == [2]
+    at = len(world.log)
+    apply(world, threads=1)
+    assert told(world, at) == [({"policy": "none"}, 1)]
+
+
+def test_other_threads_alone_bring_the_policy_its_new_facts(world: World) -> None:
+    apply(world, threads=1, batching=WINDOW)
+    at = len(world.log)
+    apply(world, threads=2, batching=WINDOW)
+    assert told(world, at) == [(WINDOW, 2)]
+
+
+def test_threads_that_are_lent_for_the_time_of_an_update_concern_no_policy(world: World) -> None:
+    """The old worker makes room for the new one, which starts with fewer threads than it will have:
+    policies are for the threads of afterwards."""
+    apply(world, batching=WINDOW)
+    launches = [i for i in world.log if isinstance(i, Launch) and i.role == "worker"]
+    assert [(o.spec["threads"], o.spec["stages"][0]["threads"]) for o in launches] == [(2, 2)]
+    at = len(world.log)
+    apply(world, batching=WINDOW, max_rows=8)  # another worker
+    (new,) = [i for i in world.log[at:] if isinstance(i, Launch)]
+    assert (new.spec["threads"], new.spec["stages"][0]["threads"]) == (1, 2)
+    assert told(world, at) == []
+    assert world.computing() == {"a#1": 2}
+
+
+def test_a_successor_is_born_with_the_facts_of_the_latest_update(world: World) -> None:
+    apply(world, threads=1)
+    apply(world, threads=2, batching=WINDOW)
+    at = len(world.log)
+    world.die("a#0")
+    world.pass_time(1)
+    (new,) = [i for i in world.log[at:] if isinstance(i, Launch)]
+    (stage,) = new.spec["stages"]
+    assert (stage["policy"], stage["threads"]) == (WINDOW, 2)
+    assert told(world, at) == []
+
+
+def test_who_was_launched_before_the_update_is_told_when_it_can_hear(world: World) -> None:
+    world.apply(*AB)
+    world.die("a#0")
+    world.mute.add("a#0")
+    world.pass_time(1)
+    new = world.incarnation("a#0")
+    at = len(world.log)
+    update = world.apply([{"name": "a", "batching": WINDOW}, "b"], AB[1])
+    assert update.phase is Phase.DONE and told(world, at) == []
+    world.mute.clear()
+    world.tell(Received(new, Hello("worker", "a#0", new, 1, "1")))
+    assert told(world, at) == [(WINDOW, world.brain.realm.planned(update.target)["a"])]
+
+
+def test_a_refusal_is_in_the_notes_and_warnings_and_told_again(world: World) -> None:
+    apply(world)
+    world.refuses["a#0"] = REFUSED
+    update = apply(world, batching=WINDOW)
+    line = (
+        "a#0 keeps the batching policy 'none' for block 'a': policy 'window' needs a profile "
+        "(run: blockflow profile a)"
+    )
+    assert update.phase is Phase.DONE and update.notes == [line]
+    assert warnings(world) == [line]
+    (worker,) = Views(world.brain, KpiBook(), {}, world.now).workers()
+    assert [s["batching"] for s in worker["stages"]] == [{"policy": "none"}]
+    assert apply(world, batching=WINDOW).notes == [line]  # it is not taken for unchanged
+    world.refuses.clear()
+    at = len(world.log)
+    assert apply(world, batching=WINDOW).notes == [] == warnings(world)
+    assert told(world, at) == [(WINDOW, 2)]
+    assert apply(world, batching=WINDOW).phase is Phase.UNCHANGED
+
+
+def test_a_refusal_is_known_before_the_update_is_done(world: World) -> None:
+    """It comes before the same worker's RoutesApplied, for which the flip waits."""
+    apply(world)
+    world.mute.add("a#0")
+    update = apply(world, batching=WINDOW)
+    assert update.phase is Phase.PUBLISHING
+    i = world.incarnation("a#0")
+    stage = world.brain.crew.fleet.active()[0].life.stages["a"]
+    world.tell(Received(i, PolicyRefused(i, stage, {"policy": "none"}, REFUSED.to_dict())))
+    assert len(update.notes) == 1 and not update.final
+    world.pass_time(3)  # no longer than that is it waited for
+    assert update.phase is Phase.DONE and len(warnings(world)) == 1
+
+
+def test_a_successor_has_refused_nothing(world: World) -> None:
+    apply(world)
+    world.refuses["a#0"] = REFUSED
+    apply(world, batching=WINDOW)
+    world.die("a#0")
+    world.pass_time(1)
+    assert warnings(world) == []
+
+
+def test_a_refusal_of_a_stage_that_is_not_there_is_a_stray(world: World) -> None:
+    apply(world)
+    i, before = world.incarnation("a#0"), world.brain.crew.strays
+    for who, stage in ((i, 99), (world.incarnation("dispatcher"), 1)):
+        world.tell(Received(who, PolicyRefused(who, stage, {}, {})))
+    assert world.brain.crew.strays == before + 2 and warnings(world) == []
