@@ -280,13 +280,17 @@ class RouteTable:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> RouteTable:
-        stages = [StageRoute.from_dict(x) for x in d["stages"]]
-        tasks = [TaskRoute.from_dict(x) for x in d["tasks"]]
-        return cls(
-            int(d["epoch"]),
-            int(d["version"]),
-            {s.stage: s for s in stages},
-            {t.name: t for t in tasks},
-            tuple(d["shares"]),
-            {str(block): str(why) for block, why in d["down"].items()},
-        )
+        """Inverse of :meth:`to_dict`. Raises ValueError on nonsense."""
+        try:
+            stages = [StageRoute.from_dict(x) for x in d["stages"]]
+            tasks = [TaskRoute.from_dict(x) for x in d["tasks"]]
+            return cls(
+                int(d["epoch"]),
+                int(d["version"]),
+                {s.stage: s for s in stages},
+                {t.name: t for t in tasks},
+                tuple(d["shares"]),
+                {str(block): str(why) for block, why in d["down"].items()},
+            )
+        except (LookupError, TypeError, AttributeError, OverflowError) as e:
+            raise ValueError(f"not a route table: {type(e).__name__}: {e}") from e

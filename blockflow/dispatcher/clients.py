@@ -10,9 +10,6 @@ for it is freed.
 from __future__ import annotations
 
 import errno
-import math
-import os
-import resource
 import socket as std_socket
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +20,10 @@ from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
+
+from blockflow.dispatcher.descriptors import end_connection, inode, last_descriptor
+from blockflow.dispatcher.reading import FrameReader
+from blockflow.dispatcher.watch import Watch
 
 SLOW_CLIENT_BYTES = 8 * 1024 * 1024
 """A client that lets more bytes of replies than this pile up is cut off."""
@@ -39,8 +40,8 @@ TRACKED_BYTES = 64 * 1024
 _SLOWEST_NS_PER_BYTE = 250
 """A large frame may take a second more for every 4 MB: to a distant client it is one write."""
 
-_SPARE_DESCRIPTORS = 256
-"""So many are not for clients' connections; of a small limit, a quarter."""
+_MOST_FRAMES = 3
+"""Of a message: who sent it, its header, and a tensor."""
 
 _DOUBT_NS = 10_000_000_000
 _RETRY_MS = 5
@@ -56,22 +57,6 @@ class Sent(Enum):
     LATER = "waits for the client to read"
     GONE = "no such client"
     SLOW = "the client is given up"
-
-
-def receive_frames(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
-    """The frames of the next message, not copied; empty when there is none now.
-
-    ``recv_multipart`` asks the socket whether more follows (20 us a message); the frame knows.
-    """
-    try:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return []
-    frames = [frame]
-    while frame.more:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-        frames.append(frame)
-    return frames
 
 
 def is_local(frame: zmq.Frame) -> bool:
@@ -144,6 +129,7 @@ class ClientPort:
             :meth:`on_departures`.
         evicted: clients that were cut off.
         turned_away: connections that were ended at once, because of their number.
+        watch: over messages without an end.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
@@ -153,20 +139,28 @@ class ClientPort:
         )
         self.evicted = 0
         self.turned_away = 0
+        self.watch = Watch()
+        self._reader = FrameReader(socket, _MOST_FRAMES)
         self._debts: dict[bytes, _Debt] = {}
         self._owed = 0
         self._links: dict[bytes, _Link] = {}
         self._by_fd: dict[int, bytes] = {}
         self._doubts: dict[bytes, int] = {}
-        self._last_fd = _last_descriptor()
+        self._last_fd = last_descriptor()
 
     def receive(self) -> tuple[bytes, list[zmq.Frame]] | None:
-        """(client, its frames) of the next message, or None when there is none now."""
-        frames = receive_frames(self.socket)
+        """(client, its frames) of the next message, or None when there is none now.
+
+        Of more than two frames, the third stands for all others.
+        """
+        frames = self._reader.read()
         if not frames:
             return None
         client = frames[0].bytes
-        self._learn(client, frames[0])
+        self._learn(client, frames)
+        if self._reader.skipping:  # a thousand frames and more are no mistake
+            self._cut_off(client)
+            return None
         return client, frames[1:]
 
     def send(self, client: bytes, frames: Sequence[Any], now_ns: int) -> Sent:
@@ -215,11 +209,14 @@ class ClientPort:
         """Connections have come, or ended: :meth:`flush` will say which clients are gone."""
         while self.departures.poll(0):
             event = parse_monitor_message(self.departures.recv_multipart(zmq.NOBLOCK))
+            fd = int(event["value"])
             if event["event"] == zmq.EVENT_ACCEPTED:
-                if int(event["value"]) > self._last_fd:
-                    self._turn_away(int(event["value"]))
+                if fd > self._last_fd:
+                    self._turn_away(fd)
+                self.watch.began(fd)
                 continue
-            client = self._by_fd.get(int(event["value"]))
+            self.watch.gone(fd)
+            client = self._by_fd.get(fd)
             if client is not None:
                 self._doubts[client] = now_ns + _DOUBT_NS
 
@@ -238,10 +235,17 @@ class ClientPort:
         return len(self._debts) + len(self._doubts)
 
     def next_look_ms(self) -> int | None:
-        """How soon :meth:`flush` shall be called again; None = nothing is to be done."""
+        """How soon :meth:`flush` and :meth:`look` shall be called again; None = at any event."""
         if self._doubts or any(d.waiting for d in self._debts.values()):
             return _RETRY_MS
-        return _LOOK_MS if self._debts else None
+        watch_ms = self.watch.next_ms()
+        return watch_ms if watch_ms is not None or not self._debts else _LOOK_MS
+
+    def look(self, now_ns: int, held: int) -> None:
+        """Cut off whose message has no end. ``held``: bytes of inputs that are kept elsewhere."""
+        if self.watch.due(now_ns):
+            drained = not self.socket.poll(0)
+            self.watch.look(now_ns, held + self._owed, drained=drained)
 
     def backlog_bytes(self) -> int:
         """Bytes that clients have not taken yet, here and in ZeroMQ (there, of large frames)."""
@@ -249,6 +253,7 @@ class ClientPort:
 
     def close(self) -> None:
         self._debts.clear()
+        self.watch.close()
         self.socket.disable_monitor()
         self.departures.close(0)
         self.socket.close()
@@ -301,18 +306,19 @@ class ClientPort:
 
     # --- connections -----------------------------------------------------------------------------
 
-    def _learn(self, client: bytes, frame: zmq.Frame) -> None:
+    def _learn(self, client: bytes, frames: Sequence[zmq.Frame]) -> None:
         """Remember which connection ``client`` has."""
         try:
-            fd = int(frame.get(zmq.SRCFD))
+            fd = int(frames[0].get(zmq.SRCFD))
         except zmq.ZMQError:  # a transport without descriptors
             return
+        self.watch.delivered(fd, sum(map(len, frames)))
         known = self._links.get(client)
         if known is not None and known.fd == fd and client not in self._doubts:
             return
-        inode = _inode(fd)
+        node = inode(fd)
         other = self._by_fd.get(fd)
-        if inode is None or (known is not None and known.inode == inode):
+        if node is None or (known is not None and known.inode == node):
             return
         # Whoever chooses its identity itself may be back, even with the same descriptor.
         self._doubts.pop(client, None)
@@ -320,7 +326,7 @@ class ClientPort:
             self._doubts[other] = 0  # its descriptor has been given to this one
         if known is not None and self._by_fd.get(known.fd) == client:
             del self._by_fd[known.fd]
-        self._links[client] = _Link(fd, inode)
+        self._links[client] = _Link(fd, node)
         self._by_fd[fd] = client
 
     def _departed(self, now_ns: int) -> list[tuple[bytes, Sent]]:
@@ -334,7 +340,7 @@ class ClientPort:
             taken = link is not None and self._by_fd.get(link.fd) != client
             if link is None:
                 del self._doubts[client]
-            elif taken or _inode(link.fd) != link.inode:
+            elif taken or inode(link.fd) != link.inode:
                 self.forget(client)
                 lost.append((client, Sent.GONE))
             elif now_ns > until_ns:
@@ -358,35 +364,9 @@ class ClientPort:
         self.evicted += 1
         link = self._links.get(client)
         self.forget(client)
-        if link is None:
-            return
-        try:
-            # A copy of the descriptor cannot become another connection while we look at it.
-            copy = os.dup(link.fd)
-        except OSError:
-            return
-        if _inode(copy) != link.inode:
-            os.close(copy)
-            return
-        with std_socket.socket(fileno=copy) as mine, suppress(OSError):  # it may have ended itself
-            mine.shutdown(std_socket.SHUT_RDWR)
+        if link is not None:
+            end_connection(link.fd, link.inode)
 
 
 def _size(frame: Any) -> int:
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)
-
-
-def _last_descriptor() -> float:
-    """The highest descriptor that a client's connection may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return math.inf
-    return soft - min(_SPARE_DESCRIPTORS, soft // 4)
-
-
-def _inode(fd: int) -> int | None:
-    """Of the file behind a descriptor of this process; None when it is closed."""
-    try:
-        return os.fstat(fd).st_ino
-    except OSError:
-        return None

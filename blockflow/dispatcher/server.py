@@ -16,10 +16,11 @@ from blockflow.core.errors import RequestError
 from blockflow.core.launchspec import DispatcherLaunch
 from blockflow.core.routing import RouteTable
 from blockflow.dispatcher.admission import Admission
-from blockflow.dispatcher.clients import ClientPort, receive_frames
+from blockflow.dispatcher.clients import ClientPort
 from blockflow.dispatcher.exchange import Exchange
 from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.monitor import Snapshot, StatsThread
+from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.repeats import ResultMemory
 from blockflow.dispatcher.tensors import TensorDesk
 from blockflow.tensormq.agent import Mailbox
@@ -57,6 +58,9 @@ that replaces another gets them at once, and need not tell its predecessor's cli
 
 _CLIENT_HWM = 64
 _RETURN_HWM = 1024
+_RETURN_FRAMES = 2
+"""Of a result: its header, and the tensor where that is not in a slot."""
+
 _INLINE_BYTES = 1 << 30
 
 State = str
@@ -127,6 +131,7 @@ class DispatcherServer:
             undo.callback(self._returns.close, 0)
             producer = _producer(launch, run_dir)
             undo.pop_all()
+        self._reader = FrameReader(self._returns, _RETURN_FRAMES)
         self._push = PushCache(context, self._poller, protect=link.connect)
         self._clients = ClientPort(router)
         side = grant_socket_path(run_dir, launch.incarnation)
@@ -182,6 +187,7 @@ class DispatcherServer:
         if self._push.sockets_waiting():
             self._push.flush()
         self.exchange.tick()
+        self._clients.look(self._clock(), self.exchange.table.charged)
         self._grants.tick(self._clock())
         self._report_drained()
         if self._opens_ns is not None:
@@ -214,7 +220,7 @@ class DispatcherServer:
 
     def _serve_returns(self) -> None:
         for _ in range(_RETURNS_AT_ONCE):
-            frames = receive_frames(self._returns)
+            frames = self._reader.read()
             if not frames:
                 return
             try:
@@ -267,8 +273,8 @@ class DispatcherServer:
     def _on_routes(self, note: Routes) -> None:
         try:
             table = RouteTable.from_dict(note.table)
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            _LOG.error("route table refused: %r", exc)
+        except ValueError as exc:
+            _LOG.error("route table refused: %s", exc)
             return
         if table.version < self.exchange.planner.version:
             _LOG.error("route table %d is older than the present one", table.version)
@@ -319,6 +325,7 @@ class DispatcherServer:
             "backlog_bytes": self._clients.backlog_bytes(),
             "evicted": self._clients.evicted,
             "turned_away": self._clients.turned_away,
+            "endless": self._clients.watch.ended,
             "admission": exchange.admission.figures(),
             "withdrawn": exchange.withdrawals.sent,
             "legs": self._desk.legs.to_dict(),

@@ -21,7 +21,12 @@ from typing import Any, NoReturn
 from blockflow.core import limits
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import LIFELINE_ENV
-from blockflow.launch.process import close_descriptors, give_up_privileges, set_process_name
+from blockflow.launch.process import (
+    close_descriptors,
+    drop_capabilities,
+    give_up_privileges,
+    set_process_name,
+)
 from blockflow.wire.codec import decode, encode
 
 CRASH_STATUS = 1
@@ -76,6 +81,7 @@ def _prepare(order: Order, lifeline_fd: int) -> None:
         signal.signal(sig, signal.SIG_IGN if sig == signal.SIGPIPE else signal.SIG_DFL)
     give_up_privileges()
     _redirect(str(order.spec.get("log_path", "")))
+    drop_capabilities()
     set_process_name(f"bf:{order.name}")
     cores = order.spec.get("cores")
     if cores:

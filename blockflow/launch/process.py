@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import select
@@ -13,7 +14,15 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITY_WORDS = 6
+"""Effective, permitted and inheritable, twice 32 of each."""
+
+_MOST_CAPABILITIES = 64
 
 DESCRIPTORS = 65_536
 """File descriptors of one process, where it may have so many."""
@@ -25,10 +34,16 @@ EXIT_UNKNOWN = 255
 """Reported for a process that is certainly dead, but whose status somebody else collected."""
 
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
 def _prctl(option: int, value: int | bytes) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     arg = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
-    if libc.prctl(option, arg, 0, 0, 0) != 0:
+    _check(_LIBC.prctl(option, arg, 0, 0, 0))
+
+
+def _check(status: int) -> None:
+    if status != 0:
         err = ctypes.get_errno()
         raise OSError(err, os.strerror(err))
 
@@ -82,6 +97,29 @@ def give_up_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.umask(0o077)
+
+
+def drop_capabilities() -> None:
+    """Give up what root may do beyond the files that it owns, and whatever else was granted.
+
+    Called while the process has one thread: the kernel keeps capabilities per thread. What it opens
+    afterwards it must be able to open as its user: a file of somebody else by that file's mode.
+    """
+    for capability in range(_MOST_CAPABILITIES):
+        # So that root does not have them back with the next program that it executes: no_new_privs
+        # says so as well, this holds by itself.
+        try:
+            _prctl(_PR_CAPBSET_DROP, capability)
+        except OSError as exc:
+            # The kernel has no more of them; or this is not root, who alone gets any by executing.
+            if exc.errno in (errno.EINVAL, errno.EPERM):
+                break
+            raise
+    with suppress(OSError):  # EINVAL: before Linux 4.3 there were none of these
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    none = (ctypes.c_uint32 * _CAPABILITY_WORDS)()
+    _check(_LIBC.capset(header, none))
 
 
 def raise_descriptor_limit() -> None:
@@ -199,6 +237,7 @@ __all__ = [
     "collect_own_child",
     "descendants",
     "die_with",
+    "drop_capabilities",
     "give_up_privileges",
     "has_exited",
     "kill_process",

@@ -221,7 +221,7 @@ def _document(path: Path, hint: str = "") -> Mapping[str, Any]:
     raw = read_private(path, "the key file", _MAX_FILE_BYTES, hint)
     try:
         document = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise unfit(path, "the key file", "is not one", hint)

@@ -10,6 +10,7 @@ import os
 import socket as std_socket
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -36,6 +37,9 @@ _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 1000
 _MAX_PORT = 65535
 
+_ZERO_COPY_RECV = 10
+"""Of a context (``zmq.h``); pyzmq has no name for it."""
+
 
 def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
     """A context of this process; make it after a fork, never before.
@@ -50,7 +54,12 @@ def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
             f"libzmq {version} is older than {OLDEST_LIBZMQ}",
             hint="install a current pyzmq; its wheels bring libzmq along",
         )
-    return zmq.Context(io_threads)
+    context = zmq.Context(io_threads)
+    # Else each small frame keeps the whole buffer that it was read with: a peer that sends 40 bytes
+    # at a time takes 200 times as much memory as it sends.
+    with suppress(zmq.ZMQError):
+        context.set(_ZERO_COPY_RECV, 0)
+    return context
 
 
 def bind_pull(
@@ -171,6 +180,7 @@ def _socket(
     sock.set(zmq.LINGER, LINGER_MS)
     sock.set(zmq.SNDTIMEO, 0)
     # The limit is per frame; the largest one carries a tensor, or is a header or control message.
+    # How many frames a message has, nothing here bounds: see dispatcher/unfinished.py.
     sock.set(zmq.MAXMSGSIZE, max(max_bytes, limits.MAX_HEADER_BYTES))
     sock.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
     sock.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)

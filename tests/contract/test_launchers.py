@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import time
@@ -130,6 +131,11 @@ def test_child_gives_up_what_it_does_not_need(launcher: Launcher, tmp_path: Path
     assert facts["umask"] == 0o077
     assert facts["core"] == [0, 0]
     assert "NoNewPrivs:\t1\n" in facts["status"]
+    sets = dict(re.findall(r"^Cap(\w+):\t(\w+)$", facts["status"], re.MULTILINE))
+    assert sets.keys() == {"Inh", "Prm", "Eff", "Bnd", "Amb"}
+    if os.geteuid() != 0:  # who has no right to change it, and gains nothing by it
+        del sets["Bnd"]
+    assert {int(bits, 16) for bits in sets.values()} == {0}
     assert facts["self_is_ours"]  # verified artifacts are opened through /proc/self/fd
     assert child.wait(WAIT_S) == 0
 

@@ -19,6 +19,7 @@ def test_every_socket_survives_malformed_frames(tmp_path: Path) -> None:
         "clients, tcp",
         "clients, ipc",
         "handshake",
+        "endless messages",
         "results",
         "worker",
         "controller",

@@ -20,6 +20,7 @@ import zmq
 from control_rig import echo_repository
 from zmq.utils.monitor import recv_monitor_message
 
+from blockflow.bench.fuzz.sockets import ClientTarget, HandshakeTarget
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.main import main
 from blockflow.client import Client
@@ -29,7 +30,14 @@ from blockflow.core.errors import BlockFlowError
 from blockflow.launch.local import TemplateLauncher
 from blockflow.monitor.rest import RestClient
 from blockflow.tensormq.curve import LINK_FILE, Gatekeeper, as_client
-from blockflow.tensormq.keys import ClientKeys, KeyPair, Keyring, read_key_file, write_key_file
+from blockflow.tensormq.keys import (
+    ClientKeys,
+    KeyPair,
+    Keyring,
+    client_keys,
+    read_key_file,
+    write_key_file,
+)
 from blockflow.tensormq.sockets import new_context
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -110,6 +118,23 @@ def outcome(address: str, **kw: Any) -> str:
 def test_an_authorised_client_is_served(secured: Secured) -> None:
     assert secured.tcp.startswith("tcp://127.0.0.1:")
     assert outcome(secured.tcp, client_keys=secured.key_file("alice", authorised=True)) == "OK"
+
+
+def test_malformed_frames_before_and_behind_the_handshake(secured: Secured) -> None:
+    host, _, port = secured.tcp.removeprefix("tcp://").rpartition(":")
+    key_file = secured.key_file("fuzzer", authorised=True)
+    pids = {w["name"]: w["pid"] for w in secured.system.commands.workers()}
+    keys = as_client(client_keys(key_file))
+    targets = [
+        HandshakeTarget(host, int(port), 20),
+        ClientTarget(secured.tcp, 20, "clients, CURVE", keys),
+    ]
+    for target in targets:
+        with closing(target):
+            for frame in target.mutator.frames(200):
+                target.send(frame)
+    assert outcome(secured.tcp, client_keys=key_file) == "OK"
+    assert pids == {w["name"]: w["pid"] for w in secured.system.commands.workers()}
 
 
 def test_on_the_unix_socket_no_key_is_needed(secured: Secured) -> None:

@@ -76,6 +76,14 @@ def code_of(client: Client, task: str) -> str:
     return e.value.code
 
 
+def test_no_worker_keeps_roots_rights(system: System) -> None:
+    system.apply({"blocks": ["a"], "tasks": {"t": ["a"]}})
+    for pid in pids(system).values():
+        status = Path(f"/proc/{pid}/status").read_text()
+        assert f"CapEff:\t{0:016x}\nCapBnd" in status
+        assert "NoNewPrivs:\t1\n" in status
+
+
 def test_an_update_changes_only_what_differs(system: System, client: Client) -> None:
     system.apply({"blocks": ["a", "b", "c"], "tasks": {"t": ["a", "b"], "u": ["a", "c"]}})
     assert np.array_equal(client.infer("t", X).value, X)

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from blockflow.bench.fuzz.decoders import Decoder, decoders
+from blockflow.bench.fuzz.decoder import Decoder
+from blockflow.bench.fuzz.decoders import decoders
 from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.bench.fuzz.run import GROWTH_BYTES, Report, fuzz_decoders, judge
 from blockflow.core.errors import WireError

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from bans import banned
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "blockflow"
@@ -46,19 +47,6 @@ TORCH_LAZY_ROOMS = frozenset({"client"})
 
 CLIENT_THIRD_PARTY = frozenset({"zmq", "msgpack", "numpy"})
 
-# Whatever turns bytes into code or objects, unpacks archives into files, or fetches from the
-# network. (A zip archive is read by engine/program.py: records by name, none is ever extracted.)
-BANNED_MODULES = frozenset(
-    "pickle _pickle cPickle cloudpickle dill joblib marshal shelve copyreg code codeop runpy imp "
-    "tarfile zipimport zipapp urllib.request urllib3 requests ftplib smtplib telnetlib "
-    "xmlrpc multiprocessing.connection multiprocessing.managers multiprocessing.reduction "
-    "torch.hub torch.package yaml".split()
-)
-BANNED_METHODS = frozenset(
-    "recv_pyobj send_pyobj read_pickle to_pickle unpack_archive extract extractall urlopen "
-    "urlretrieve load_state_dict_from_url load_url download_url_to_file".split()
-)
-BANNED_CALLS = frozenset({"eval", "exec", "compile", "__import__", "urlopen"})
 MAX_LINES = 400
 
 
@@ -168,37 +156,6 @@ def purity_violations(imports: Iterator[Import]) -> list[tuple[int, str]]:
             out.append((imp.line, f"pure code imports {imp.module}"))
         if imp.module.startswith("numpy.random"):
             out.append((imp.line, "pure code imports numpy.random"))
-    return out
-
-
-def banned(tree: ast.AST) -> list[tuple[int, str]]:
-    out = []
-    for imp in imports_of(tree):
-        parts = imp.module.split(".")
-        if any(".".join(parts[:n]) in BANNED_MODULES for n in range(1, len(parts) + 1)):
-            out.append((imp.line, f"imports {imp.module}"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in BANNED_METHODS:
-            out.append((node.lineno, f"uses .{node.attr}"))
-        if isinstance(node, ast.Assert):
-            out.append((node.lineno, "asserts: a check that python -O leaves out"))
-        if not isinstance(node, ast.Call):
-            continue
-        func = node.func
-        keywords = {k.arg: k.value for k in node.keywords}
-        if isinstance(func, ast.Name) and func.id in BANNED_CALLS:
-            out.append((node.lineno, f"calls {func.id}()"))
-        for flag in ("shell", "allow_pickle"):
-            value = keywords.get(flag)
-            if value is not None and not (isinstance(value, ast.Constant) and value.value is False):
-                out.append((node.lineno, f"passes {flag}="))
-        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
-            call = f"{func.value.id}.{func.attr}"
-            if call in {"os.system", "os.popen"}:
-                out.append((node.lineno, f"calls {call}()"))
-            only = keywords.get("weights_only")
-            if call == "torch.load" and not (isinstance(only, ast.Constant) and only.value is True):
-                out.append((node.lineno, "torch.load without weights_only=True"))
     return out
 
 
@@ -355,6 +312,39 @@ def test_planted_impurity_is_found(source: str) -> None:
         "torch.load(path)",
         "torch.load(path, weights_only=False)",
         "np.load(path, allow_pickle=True)",
+        # by another name
+        "import torch\ntorch.load(path)",
+        "from torch import load\nload(path)",
+        "import torch as t\nt.load(path, weights_only=False)",
+        "import torch\ntorch.serialization.load(path)",
+        "from torch.serialization import load as read\nread(path)",
+        "import torch\nread = torch.load",
+        "import torch\ndef f(read=torch.load): ...",
+        "from os import system\nsystem('ls')",
+        "import os as o\no.popen('ls')",
+        "import os\nrun = os.system",
+        "import os\ngetattr(os, 'system')('ls')",
+        "import builtins\nbuiltins.eval('1')",
+        "from builtins import exec as go\ngo('1')",
+        "__builtins__.eval('1')",
+        "__builtins__['eval']('1')",
+        "run = eval",
+        "list(map(eval, lines))",
+        "import importlib\nimportlib.import_module('pickle').loads(data)",
+        "from importlib import import_module as load\nload('torch.hub')",
+        "import importlib\nimportlib.import_module('os').system('ls')",
+        "import sys\nsys.modules['pickle'].loads(data)",
+        "__import__('pickle')",
+        "from shutil import unpack_archive as open_it\nopen_it(path)",
+        "from os import *",
+        "import subprocess\nsubprocess.run(['sh', '-c', command])",
+        "import subprocess as s\ns.Popen(('/bin/bash', '-c', command))",
+        "from subprocess import check_output\ncheck_output(args=['/usr/bin/env', 'sh', command])",
+        "import subprocess\nsubprocess.run(command, **{'shell': True})",
+        "import subprocess\nsubprocess.getoutput(command)",
+        "import asyncio\nasyncio.create_subprocess_shell(command)",
+        "import asyncio\nasyncio.create_subprocess_exec('bash', '-c', command)",
+        "import os\nos.execvp('sh', ['sh', '-c', command])",
     ],
 )
 def test_a_planted_ban_is_found(source: str) -> None:
@@ -370,6 +360,13 @@ def test_a_planted_ban_is_found(source: str) -> None:
         "from urllib.parse import urlsplit",
         "torch.compile(model)",
         "re.compile(text)",
+        "import torch\ntorch.load(path, weights_only=True)",
+        "from torch import load\nload(path, weights_only=True)",
+        "import json\njson.load(file)",
+        "import subprocess\nsubprocess.run(['make', '-s', 'finish'])",
+        "import importlib\nimportlib.import_module(name)",
+        "import importlib\nimportlib.import_module('json')",
+        "import re\npattern = re.compile",
     ],
 )
 def test_what_is_not_banned_passes(source: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from blockflow.bench.fuzz.decoder import Decoder
+from blockflow.bench.fuzz.documents import BLOCK, document_decoders
 from blockflow.control.rest.body import parse_json
 from blockflow.core.errors import BlockFlowError
-from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.model import BlockInfo
 from blockflow.core.routing import merge_paths
 from blockflow.core.topology import parse_topology
 from blockflow.launch.child import Order
@@ -18,17 +20,8 @@ from blockflow.wire import client, control, data, grants
 from blockflow.wire.tensor import Handle, TensorDesc
 
 DIMS = (1, 4)
-_SPEC = TensorSpec("float32", ("rows", 4))
 _ORDER = Order("a.b:c", {"cores": [0]}, "a#0")
 _BODY = {"blocks": ["a", {"name": "b", "replicas": 2}], "tasks": {"t": ["a", "b"]}}
-
-
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    """A function that takes bytes, and frames that it takes without a complaint."""
-
-    decode: Callable[[bytes], object]
-    valid: Sequence[bytes]
 
 
 def item(stage: int = 1) -> data.Item:
@@ -107,6 +100,7 @@ def decoders() -> Mapping[str, Decoder]:
         "manifest": Decoder(_manifest, [_MANIFEST]),
         "REST body": Decoder(parse_json, body_frames()),
         "topology": Decoder(_topology, body_frames()[:1]),
+        **document_decoders(),
     }
 
 
@@ -123,7 +117,7 @@ def _topology(raw: bytes) -> object:
 
 
 def _lookup(name: str) -> BlockInfo:
-    return BlockInfo(name, "1", "0" * 64, "echo", Contract(_SPEC, _SPEC), 0, 0)
+    return replace(BLOCK, name=name)
 
 
 def _tensor() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from typing import Any
 
 import zmq
 
+from blockflow.bench.fuzz import zmtp
 from blockflow.bench.fuzz.decoders import (
     body_frames,
     control_frames,
@@ -20,6 +22,7 @@ from blockflow.bench.fuzz.decoders import (
     side_frames,
 )
 from blockflow.bench.fuzz.mutate import Mutator
+from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.janitor import grant_socket_path
 
 SEND_S = 30.0
@@ -28,8 +31,8 @@ SEND_S = 30.0
 _PATHS = ("/v1/system-update", "/v1/monitor", "/v1/kpis/store", "/v1/blocks/a/ping", "/v1/ping")
 _JSON = {"Content-Type": "application/json"}
 _ELEMENTS = bytes(16)
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
-"""Of ZMTP 3.1; the mechanism and 32 zero bytes follow."""
+_MANY = 2000
+"""Frames of a message that has too many, or no end."""
 
 
 class Target(ABC):
@@ -67,7 +70,7 @@ class ZmqTarget(Target):
 
     kind = zmq.PUSH
 
-    def __init__(self, endpoint: str, seed: int, name: str) -> None:
+    def __init__(self, endpoint: str, seed: int, name: str, protect: Protect | None = None) -> None:
         super().__init__(seed)
         self.name = name
         self._count = 0
@@ -75,6 +78,8 @@ class ZmqTarget(Target):
         self._socket = self._context.socket(self.kind)
         self._socket.set(zmq.LINGER, int(SEND_S * 1000))
         self._socket.set(zmq.SNDTIMEO, int(SEND_S * 1000))
+        if protect is not None:
+            protect(self._socket)
         self._socket.connect(endpoint)
 
     def send(self, frame: bytes) -> None:
@@ -127,14 +132,56 @@ class HandshakeTarget(Target):
         self._address = host, port
 
     def valid(self) -> list[bytes]:
-        null, curve = (_GREETING + m.ljust(20, b"\0") + bytes(32) for m in (b"NULL", b"CURVE"))
-        ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
         hello = b"\x05HELLO\x01\x00" + bytes(192)
-        return [m + b"\x04" + bytes([len(c)]) + c for m in (null, curve) for c in (ready, hello)]
+        return [
+            zmtp.greeting(mechanism) + zmtp.command(body)
+            for mechanism in (b"NULL", b"CURVE")
+            for body in (zmtp.READY, hello)
+        ]
 
     def send(self, frame: bytes) -> None:
         with socket.create_connection(self._address, SEND_S) as sock, suppress(ConnectionError):
             sock.sendall(frame)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class TlsTarget(HandshakeTarget):
+    """REST's port before TLS's handshake."""
+
+    name = "TLS"
+
+    def valid(self) -> list[bytes]:
+        hello = ssl.MemoryBIO()
+        talk = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="x")
+        with suppress(ssl.SSLWantReadError):
+            talk.do_handshake()
+        return [hello.read()]
+
+
+class EndlessTarget(Target):
+    """The clients' tcp port: a message without an end, or with far too many frames."""
+
+    name = "endless messages"
+    weight = 0.01
+
+    def __init__(self, host: str, port: int, seed: int) -> None:
+        super().__init__(seed)
+        self._address = host, port
+        self._count = 0
+
+    def valid(self) -> list[bytes]:
+        return request_frames()
+
+    def send(self, frame: bytes) -> None:
+        self._count += 1
+        filler = bytes(self._count % 3 * 40)
+        frames = zmtp.frame(frame, more=True) + zmtp.frame(filler, more=True) * _MANY
+        end = zmtp.frame(filler, more=False) if self._count % 2 else b""
+        # It may be cut off before all of it has been sent.
+        with zmtp.connect(*self._address, SEND_S) as sock, suppress(ConnectionError):
+            sock.sendall(frames + end)
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -224,6 +271,7 @@ def targets(status: Mapping[str, Any], seed: int) -> Iterator[list[Target]]:
             if kind == "tcp":
                 name, _, number = address.rpartition(":")
                 made.append(HandshakeTarget(name, int(number), seed))
+                made.append(EndlessTarget(name, int(number), seed))
         made.append(DataTarget(dispatcher["endpoint"], seed, "results"))
         made.append(DataTarget(worker["endpoint"], seed, "worker"))
         made.append(ControllerTarget(f"ipc://{run_dir}/control.sock", seed, "controller"))

@@ -1,0 +1,94 @@
+"""Messages without an end, and with far too many frames, from a peer that speaks ZMTP by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from dispatcher_rig import PATIENCE_S, Rig, X, rig, task, wait_until
+
+from blockflow.bench.fuzz import zmtp
+from blockflow.dispatcher import unfinished
+from blockflow.dispatcher.descriptors import OwnMemory
+from blockflow.tensormq.janitor import run_root
+
+MIB = 1024 * 1024
+BOUND = 16 * MIB
+MUCH = 2048 * MIB
+
+
+@pytest.fixture
+def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """With small bounds: the large ones need gigabytes to be shown."""
+    monkeypatch.setattr(unfinished, "MESSAGE_BYTES", BOUND)
+    monkeypatch.setattr(unfinished, "UNEXPLAINED_BYTES", BOUND)
+    with rig(run_root()) as r:
+        r.worker(11, {1: "e"})
+        r.publish(task("t", ["e"]))
+        yield r
+
+
+def send_until_cut_off(up: Rig, frame: bytes) -> None:
+    """A message of such frames without an end, while others are served."""
+    host, _, port = up.server.client_endpoints[1].removeprefix("tcp://").rpartition(":")
+    piece = frame * (64 * 1024 // len(frame) + 1)
+    sent = 0
+    with zmtp.connect(host, int(port), PATIENCE_S) as sock:
+
+        def send() -> None:
+            nonlocal sent
+            with suppress(ConnectionError):
+                while sent < MUCH:
+                    sock.sendall(piece)
+                    sent += len(piece)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        witness = up.client()
+        while thread.is_alive():
+            np.testing.assert_array_equal(witness.infer("t", X)[0], X + 1)
+        thread.join()
+    assert 0 < sent < MUCH
+
+
+@pytest.mark.parametrize("body", [bytes(65536), b"", bytes(40)], ids=["large", "empty", "small"])
+def test_a_message_without_an_end_is_cut_off(up: Rig, body: bytes) -> None:
+    client = up.client(1)  # of the same port: it stays
+    client.infer("t", X)
+    memory = OwnMemory()
+    before = memory.read()
+    for times in (1, 2):
+        send_until_cut_off(up, zmtp.frame(body, more=True))
+        assert up.server._gauges()["endless"] == times
+    # ZeroMQ frees it, and the Dispatcher gives it back.
+    wait_until(lambda: memory.read() - before < 32 * MIB)
+    memory.close()
+    np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
+    wait_until(up.idle)
+
+
+def test_a_message_of_too_many_frames_is_thrown_away_as_it_is_read(up: Rig) -> None:
+    host, _, port = up.server.client_endpoints[1].removeprefix("tcp://").rpartition(":")
+    witness = up.client(1)
+    witness.infer("t", X)
+    with zmtp.connect(host, int(port), PATIENCE_S) as sock:
+        sock.sendall(zmtp.frame(b"", more=True) * 100_000 + zmtp.frame(b"", more=False))
+        np.testing.assert_array_equal(witness.infer("t", X)[0], X + 1)
+        wait_until(lambda: up.server._clients.evicted)
+        with suppress(ConnectionError):
+            while sock.recv(65536):
+                pass
+    assert not up.exchange.stats.events["defects"]
+    np.testing.assert_array_equal(witness.infer("t", X)[0], X + 1)
+
+
+def test_a_few_frames_too_many_are_a_malformed_message(up: Rig) -> None:
+    client = up.client(1)
+    for extra in (1, 20, 900):
+        client.send(b"x", *[b"y"] * (1 + extra))
+    wait_until(lambda: up.exchange.stats.events["malformed_client"] == 3)
+    np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
+    assert not up.server._clients.evicted

@@ -1,0 +1,157 @@
+"""Messages without an end: who is cut off, and who never is."""
+
+from __future__ import annotations
+
+from blockflow.core import limits
+from blockflow.dispatcher import unfinished
+from blockflow.dispatcher.unfinished import Unfinished
+
+MIB = 1024 * 1024
+SECOND = 1_000_000_000
+HELD = 0
+OVER = unfinished.MESSAGE_BYTES + MIB
+
+
+class Links:
+    """A book, and what its connections have brought."""
+
+    def __init__(self, *fds: int) -> None:
+        self.book = Unfinished()
+        self.received = dict.fromkeys(fds, 0)
+        self.private = 50 * MIB
+        self.now = 0
+        for fd in fds:
+            self.book.began(fd)
+        assert self.look() == []
+
+    def look(self, *, drained: bool = True) -> list[int]:
+        self.now += SECOND // 20
+        return self.book.look(self.now, self.received, self.private, HELD, drained=drained)
+
+    def bring(self, fd: int, nbytes: int, memory: int | None = None) -> None:
+        self.received[fd] += nbytes
+        self.private += nbytes if memory is None else memory
+
+
+def test_the_largest_message_may_come_slowly_and_be_followed_by_another() -> None:
+    links = Links(7)
+    for _ in range(64):
+        links.bring(7, limits.MAX_MESSAGE_BYTES // 64)
+        assert links.look() == []
+    links.book.delivered(7, limits.MAX_MESSAGE_BYTES)
+    links.private -= limits.MAX_MESSAGE_BYTES
+    links.bring(7, 200 * MIB)
+    assert links.look() == links.look() == []
+    assert not links.book.suspects
+
+
+def test_more_than_a_message_is_cut_off_at_the_second_look() -> None:
+    links = Links(7, 8)
+    links.bring(7, OVER)
+    assert (links.look(), links.book.suspects) == ([], 1)
+    assert links.look() == [7]
+    links.book.ended(7)
+    assert links.look() == []
+
+
+def test_whole_messages_that_wait_are_no_offence() -> None:
+    links = Links(7, 8)
+    links.bring(7, 2 * limits.MAX_MESSAGE_BYTES)
+    assert links.look(drained=False) == links.look(drained=False) == []
+    links.book.delivered(7, limits.MAX_MESSAGE_BYTES)
+    links.private -= limits.MAX_MESSAGE_BYTES
+    assert links.look() == links.look() == []
+
+
+def test_a_flood_of_others_messages_is_no_hiding_place() -> None:
+    links = Links(7, 8)
+    links.bring(7, OVER)
+    assert links.look(drained=False) == []
+    for _ in range(4):  # the others have had their turns, twice
+        links.book.delivered(8, 100)
+    assert links.look(drained=False) == [7]
+
+
+def test_nor_is_a_message_that_takes_long_to_be_read() -> None:
+    links = Links(7, 8)
+    links.bring(7, OVER)
+    assert [links.look(drained=False) for _ in range(6)] == [[], [], [], [], [], [7]]
+
+
+def test_all_together_are_bounded() -> None:
+    links = Links(*range(10, 20))
+    for fd in links.received:
+        links.bring(fd, (100 + fd) * MIB)
+    assert links.look() == []
+    assert links.look() == [19]
+    links.book.ended(19)
+    del links.received[19]
+    for _ in range(3):
+        for fd in links.look():
+            links.book.ended(fd)
+            del links.received[fd]
+    assert sum(links.received.values()) <= unfinished.TOTAL_BYTES
+
+
+def test_frames_that_take_more_memory_than_bytes() -> None:
+    links = Links(7, 8)
+    for _ in range(4):
+        links.bring(7, MIB, memory=32 * MIB)
+        links.bring(8, MIB // 2)
+        assert links.look() == []
+    links.bring(7, MIB, memory=32 * MIB)
+    assert links.look() == [] and links.book.unexplained
+    assert links.look() == [7]
+
+
+def test_what_others_bring_is_explained_and_who_is_gone_is_forgotten() -> None:
+    links = Links(7, 8)
+    links.bring(7, 5 * MIB)
+    for _ in range(4):
+        links.bring(8, 60 * MIB)
+        assert links.look() == [] and not links.book.suspects
+    links.private -= links.received.pop(8)
+    assert links.look() == [] and not links.book.suspects
+
+
+def test_one_that_sends_many_messages_at_once_does_not_blame_the_slow() -> None:
+    links = Links(7, 8)
+    links.bring(8, 400 * MIB)  # forty messages, of which one is delivered now and then
+    for _ in range(20):
+        links.bring(7, MIB)
+        links.book.delivered(8, 10 * MIB)
+        links.private -= 10 * MIB
+        assert links.look(drained=False) == [] and not links.book.suspects
+
+
+def test_memory_that_was_given_back_in_between_convicts_nobody() -> None:
+    links = Links(7)
+    links.bring(7, MIB, memory=200 * MIB)
+    assert links.look() == [] and links.book.unexplained
+    links.private -= 150 * MIB
+    assert links.look() == [] and not links.book.unexplained
+
+
+def test_what_is_held_elsewhere_is_no_clients_fault() -> None:
+    book = Unfinished()
+    book.began(7)
+    book.look(0, {7: 0}, 0, 0, drained=True)
+    for now in (1, 2, 3):
+        assert book.look(now, {7: MIB}, 500 * MIB, 450 * MIB, drained=True) == []
+
+
+def test_heartbeats_of_years_are_no_message() -> None:
+    links = Links(7)
+    for year in range(1, 11):
+        links.now = year * 365 * 86_400 * SECOND
+        links.bring(7, 80 * 365 * 86_400, memory=0)
+        assert links.look() == links.look() == []
+
+
+def test_a_descriptor_that_is_used_again_begins_anew() -> None:
+    links = Links(7)
+    links.bring(7, OVER)
+    links.look()
+    links.book.began(7)
+    links.received[7] = 5
+    assert links.look() == links.look() == []
