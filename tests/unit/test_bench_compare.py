@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import re
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -352,9 +350,9 @@ def test_a_background_command_goes_on_ignoring_ctrl_c() -> None:
 
 
 def send(number: signal.Signals) -> None:
-    """To this process; Python runs the handler before it goes on."""
-    os.kill(os.getpid(), number)
-    time.sleep(0.01)
+    """To this very thread, whose handler runs before this returns: ``kill`` may choose another
+    thread, whose turn comes when the test is over."""
+    signal.raise_signal(number)
 
 
 def test_what_the_disk_refuses_is_a_typed_error_and_other_errors_pass() -> None:

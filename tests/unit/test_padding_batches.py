@@ -31,6 +31,7 @@ from blockflow.worker.parting import plan_parts
 from blockflow.worker.runner import Runner
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Batch, Source, Ticket
+from blockflow.worker.turns import NEVER_NS
 from tests.padding_rig import LENGTH, VECTORS
 
 
@@ -113,7 +114,7 @@ class Bench:
 def ticket(key: int, x: Tensor, path: tuple[int, ...] = (1, 2)) -> Ticket:
     item = Item(os.urandom(16), 1, 1, merge_paths([path])[0], 0, len(x), 1000)
     source = Source("float32", tuple(x.shape[1:]), 1, tensor=x)
-    return Ticket(key, item, path[0], source, 0, 0, 0, 0, 10**12, 0)
+    return Ticket(key, item, path[0], source, 0, 0, 0, 0, NEVER_NS, 0)
 
 
 def mixed(path: tuple[int, ...] = (1, 2)) -> list[Ticket]:
@@ -149,7 +150,7 @@ def followers(batch: Batch) -> tuple[Ticket, ...]:
     source = Source("float32", tuple(batch.result.shape[1:]), 4, tensor=batch.result)
     _, stays = plan_parts(batch, {1, 2})
     return tuple(
-        Ticket(t.key, t.item, 2, source, start, 0, 0, 0, 10**12, 0, 0, batch.cuts.get(t.key))
+        Ticket(t.key, t.item, 2, source, start, 0, 0, 0, NEVER_NS, 0, 0, batch.cuts.get(t.key))
         for t, _, start in stays
     )
 
