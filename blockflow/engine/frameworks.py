@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -47,6 +48,17 @@ def openvino() -> ModuleType:
             del sys.modules[_TOOLS]
 
 
+@cache
+def openvino_core() -> Any:
+    """This process's one ``openvino.Core``; not to be made before a fork.
+
+    Its CPU plugin gives the thread that loads it a signal stack of its own, for AMX, and takes it
+    back when it goes. With several plugins the stack of one that has gone is put back by another
+    (2026.4.1), and the next signal ends the process with SIGSEGV.
+    """
+    return openvino().Core()
+
+
 def installed(package: str) -> bool:
     """Whether a package can be imported; it is not imported."""
     try:
@@ -60,9 +72,9 @@ def openvino_lacks(precision: str, core: Any | None = None) -> bool:
 
     Args:
         precision: as a topology says it.
-        core: an ``openvino.Core``; None makes one.
+        core: an ``openvino.Core``; None = this process's.
     """
     if precision not in _CAPABILITIES:
         return False
-    found = (core or openvino().Core()).get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    found = (core or openvino_core()).get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return _CAPABILITIES[precision] not in found

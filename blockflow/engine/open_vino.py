@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockflow.engine.frameworks import openvino, openvino_lacks
+from blockflow.engine.frameworks import openvino, openvino_core, openvino_lacks
 from blockflow.engine.native import Compute, NativeEngine
 from blockflow.engine.registry import precision_lacking
 
@@ -33,8 +33,8 @@ class OpenVinoEngine(NativeEngine):
     _request: Any = None
 
     def _open(self, path: Path, threads: int) -> Compute:
-        core = ov.Core()
-        if openvino_lacks(self.options.precision, core):
+        core = openvino_core()
+        if openvino_lacks(self.options.precision):
             raise precision_lacking(self.block, self.options.precision)
         compiled = core.compile_model(core.read_model(str(path)), "CPU", self._config(threads))
         request = compiled.create_infer_request()

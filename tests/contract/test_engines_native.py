@@ -1,6 +1,9 @@
 """Engines outside torch: memory is used where it lies, and given back."""
 
 import os
+import subprocess
+import sys
+import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +65,41 @@ def test_closing_frees_the_model(native: Stored) -> None:
     del held
     made.close()
     assert alive() is None
+
+
+def test_signals_are_survived_after_engines_have_gone_in_any_order() -> None:
+    """OpenVINO gives threads a signal stack; what a signal is written to must still be there."""
+    code = """
+import faulthandler, signal, sys
+from pathlib import Path
+faulthandler.enable()  # it has a signal stack, too
+from tests.engine_rig import CASES, SPEC, Stored, model
+from blockflow.engine.base import EngineOptions
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+repo = BlockRepository(Path(sys.argv[1]))
+for name in sys.argv[2:]:
+    case = CASES[name]
+    stored = Stored(case, repo, case.store(repo, LoadedModel(model(), "test", SPEC), name))
+    engines = [stored.load(stored.create()) for _ in range(3)]
+    for engine in engines:
+        engine.close()
+del engine, engines
+heard = []
+signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+signal.raise_signal(signal.SIGTERM)
+assert heard == [signal.SIGTERM]
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", code, folder, *NATIVE],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_more_threads_compute_than_asked_for(native: Stored) -> None:
