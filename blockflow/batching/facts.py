@@ -18,7 +18,7 @@ class StageFacts:
         block: its name, for findings.
         max_rows: rows of the largest batch that the worker is laid out for; None = not known.
         threads: intra-op threads that it runs with (which column of the profile counts).
-        profile: measured times; None when the repository holds no fresh ones.
+        profile: times measured with these threads; None when the repository holds no fresh ones.
         length_dims: where the variable dim (a sequence's length) stands in a query's shape: the
             one that the block may be padded along, else its first; empty for fixed dims.
         lengths: its smallest and largest value.
@@ -37,7 +37,8 @@ class StageFacts:
 
     @classmethod
     def of(cls, spec: StageSpec, threads: int = 1) -> StageFacts:
-        """From a launch's stage.
+        """From a launch's stage. Of its profile only the part for ``threads`` is taken: all that a
+        change of the policy brings, too, so that facts that are the same are seen to be.
 
         Raises:
             ValueError: the attached profile is not one.
@@ -46,13 +47,15 @@ class StageFacts:
         name = taken.dynamic[0] if taken.dynamic else None
         if padding is not None:
             name = padding.dim
-        profile = None if spec.profile is None else StageProfile.from_dict(spec.profile)
+        profile = None
+        if spec.profile is not None:
+            profile = StageProfile.from_dict(spec.profile).only(threads)
         anything = (1, limits.MAX_DIM)
         return cls(
             block=spec.block.name,
             max_rows=spec.max_rows,
             threads=threads,
-            profile=profile,
+            profile=profile if profile is not None and profile.points else None,
             length_dims=tuple(i for i, d in enumerate(taken.dims[1:]) if d == name),
             lengths=anything if name is None else taken.ranges.get(name, anything),
             pads=padding is not None,

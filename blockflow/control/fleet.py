@@ -72,7 +72,8 @@ class Life:
     nothing to do with what it was executing. ``probe_ms`` is what its readiness probe took.
     ``started`` tells its process from others that may bear its ``pid``.
     ``threads`` are the intra-op threads that it was told to use, ``lanes`` its forwards at once;
-    ``planned`` are the threads that its policies were told to predict for (0: not known).
+    ``planned`` are the threads that its policies were told to predict for (0: not known, or one of
+    them was refused).
     """
 
     name: str

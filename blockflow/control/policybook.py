@@ -38,8 +38,8 @@ class PolicyBook:
         replica.refused = {}
 
     def refused(self, life: Life, message: PolicyRefused) -> str:
-        """A process keeps a policy that it should have changed. What is in force is noted, so that
-        the next update tells it again.
+        """A process keeps a policy, or its facts, that it should have changed. What is in force is
+        noted, so that the next update tells it again.
 
         Returns:
             What to tell people; "" for a stray.
@@ -50,7 +50,12 @@ class PolicyBook:
             self._crew.strays += 1
             return ""
         block = plan.spec.name
-        replica.policies = {**replica.policies, block: message.policy}
+        wanted = replica.spec.policies()[block], replica.planned
+        if (message.policy, message.threads) != wanted:
+            self._crew.strays += 1  # it comes late: the process was told something else since
+            return ""
+        replica.policies = {**replica.policies, block: message.kept}
+        life.planned = 0  # where the policy is the same, it still counts on what it knew before
         replica.refused = {**replica.refused, block: from_dict(message.error)}
         return refusal(replica, block)
 
@@ -64,6 +69,8 @@ def refusal(replica: Replica, block: str) -> str:
     error = replica.refused[block]
     problem = next(iter(getattr(error, "problems", ())), None)
     why, hint = (error.message, error.hint) if problem is None else (problem.message, problem.hint)
-    kept = replica.policies[block].get("policy", "?")
-    text = f"{replica.name} keeps the batching policy {kept!r} for block {block!r}: {why}"
+    kept = replica.policies[block]
+    name = kept.get("policy", "?")
+    how = " as it was" if kept == replica.spec.policies()[block] else ""
+    text = f"{replica.name} keeps the batching policy {name!r} for block {block!r}{how}: {why}"
     return f"{text} ({hint})" if hint else text

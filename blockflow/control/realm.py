@@ -62,6 +62,8 @@ class Realm:
             and not self.closed
             and self.topology is not None
             and self.topology.to_dict() == topology.to_dict()
+            # A refusal may be of new facts for a policy that stays: the plan does not show it.
+            and not any(r.refused for r in self.crew.fleet.active())
         )
 
     def told(self, topology: Topology, plan: Plan) -> dict[str, Any]:

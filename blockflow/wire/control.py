@@ -111,13 +111,16 @@ class Drained(ControlMessage):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRefused(ControlMessage):
-    """SetPolicy cannot be followed: ``stage`` keeps ``policy``. ``error`` is a
-    BlockFlowError.to_dict(). It comes before the RoutesApplied of routes that were sent later."""
+    """The SetPolicy of ``policy`` for ``threads`` cannot be followed: ``stage`` keeps the policy
+    ``kept``. ``error`` is a BlockFlowError.to_dict(). It comes before the RoutesApplied of routes
+    that were sent later."""
 
     KIND: ClassVar[str] = "policy-refused"
     incarnation: int
     stage: int
     policy: dict[str, Any]
+    threads: int
+    kept: dict[str, Any]
     error: dict[str, Any]
 
 

@@ -330,9 +330,15 @@ class Worker:
         except (BlockFlowError, ValueError) as exc:
             _LOG.error("policy of stage %d stays: %s", stage, exc)
             error = exc if isinstance(exc, BlockFlowError) else SystemError_("INTERNAL", str(exc))
-            kept = dict(scheduler.policy(stage))
             self._agent.send(
-                control.PolicyRefused(self._launch.incarnation, stage, kept, error.to_dict())
+                control.PolicyRefused(
+                    self._launch.incarnation,
+                    stage,
+                    message.policy,
+                    message.threads,
+                    dict(scheduler.policy(stage)),
+                    error.to_dict(),
+                )
             )
 
     def _set_threads(self, parts: Parts, message: control.SetThreads) -> None:

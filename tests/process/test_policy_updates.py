@@ -180,3 +180,21 @@ def test_a_worker_that_keeps_its_policy_is_seen(
     assert update["state"] == "done" and "notes" not in update
     assert system.status()["warnings"] == []
     assert batches(system) < BURST
+
+
+@two_cores
+def test_a_worker_that_keeps_its_facts_is_seen_and_told_by_the_same_update(
+    system: System, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The profile for its new threads goes between the acceptance and the change."""
+    store(root, 1, 2)
+    system.apply(body(LBCI))
+    with monkeypatch.context() as patch:
+        patch.setattr(system.manager, "_profiles", ProfileShelf(tmp_path))
+        (note,) = system.apply(body(LBCI, threads=2))["update"]["notes"]
+    assert note.startswith("slow#0 keeps the batching policy 'lbci' for block 'slow' as it was:")
+    assert system.status()["warnings"] == [note]
+    update = system.apply(body(LBCI, threads=2))["update"]
+    assert update["state"] == "done" and "notes" not in update
+    assert system.status()["warnings"] == []
+    assert system.apply(body(LBCI, threads=2))["update"]["state"] == "unchanged"

@@ -15,6 +15,7 @@ from blockflow.core.errors import Problem, TopologyError
 from blockflow.wire.control import Hello, PolicyRefused, SetPolicy, SetThreads
 
 WINDOW = {"policy": "window", "max_rows": 4}
+NONE = {"policy": "none"}
 REFUSED = TopologyError(
     "INVALID_TOPOLOGY",
     "the batching policy is invalid",
@@ -33,6 +34,14 @@ def apply(world: World, **a: Any) -> Update:
 
 def told(world: World, since: int = 0) -> list[tuple[Any, int]]:
     return [(s.message.policy, s.message.threads) for s in world.sent(SetPolicy, since)]
+
+
+def refuse(world: World, policy: dict[str, Any], threads: int, kept: dict[str, Any]) -> None:
+    """``a#0`` says that it does not follow a SetPolicy."""
+    i = world.incarnation("a#0")
+    (replica,) = world.brain.crew.fleet.active()
+    stage = replica.life.stages["a"]
+    world.tell(Received(i, PolicyRefused(i, stage, policy, threads, kept, REFUSED.to_dict())))
 
 
 def warnings(world: World) -> list[str]:
@@ -118,15 +127,68 @@ def test_a_refusal_is_in_the_notes_and_warnings_and_told_again(world: World) -> 
     assert apply(world, batching=WINDOW).phase is Phase.UNCHANGED
 
 
+AS_IT_WAS = (
+    "a#0 keeps the batching policy 'window' for block 'a' as it was: policy 'window' needs a "
+    "profile (run: blockflow profile a)"
+)
+
+
+@pytest.mark.parametrize("task", ["t", "another"])
+def test_refused_facts_of_a_policy_that_stays_are_told_again(world: World, task: str) -> None:
+    """By the same update and by another one alike."""
+    apply(world, threads=1, batching=WINDOW)
+    apply(world, threads=2, batching=WINDOW)
+    refuse(world, WINDOW, 2, kept=WINDOW)  # the profile for two threads has gone meanwhile
+    assert warnings(world) == [AS_IT_WAS]
+    for again in (True, False):
+        at = len(world.log)
+        update = world.apply([{"name": "a", "threads": 2, "batching": WINDOW}], {task: ["a"]})
+        assert update.phase is Phase.DONE
+        assert told(world, at) == [(WINDOW, 2)] and warnings(world) == []
+        if again:
+            refuse(world, WINDOW, 2, kept=WINDOW)
+            assert warnings(world) == [AS_IT_WAS]
+    update = world.apply([{"name": "a", "threads": 2, "batching": WINDOW}], {task: ["a"]})
+    assert update.phase is Phase.UNCHANGED
+
+
+OTHER = {"policy": "window", "max_rows": 8}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"threads": 2, "batching": WINDOW}, {"threads": 2, "batching": OTHER}),
+        ({"threads": 1, "batching": WINDOW}, {"threads": 2, "batching": WINDOW}),
+    ],
+    ids=["another policy", "other threads"],
+)
+def test_a_refusal_of_what_was_told_before_the_latest_is_out_of_date(
+    world: World, first: dict[str, Any], then: dict[str, Any]
+) -> None:
+    """A process was stalled over two updates: it refuses the first one's policy and takes the
+    second's."""
+    apply(world)
+    world.mute.add("a#0")
+    for batching in (first, then):
+        update = apply(world, **batching)
+        world.pass_time(3)  # no longer than that is it waited for
+        assert update.phase is Phase.DONE
+    before = world.brain.crew.strays
+    refuse(world, first["batching"], first["threads"], kept=NONE)
+    assert warnings(world) == [] and world.brain.crew.strays == before + 1
+    assert apply(world, **then).phase is Phase.UNCHANGED
+    refuse(world, then["batching"], then["threads"], kept=NONE)
+    assert len(warnings(world)) == 1
+
+
 def test_a_refusal_is_known_before_the_update_is_done(world: World) -> None:
     """It comes before the same worker's RoutesApplied, for which the flip waits."""
     apply(world)
     world.mute.add("a#0")
     update = apply(world, batching=WINDOW)
     assert update.phase is Phase.PUBLISHING
-    i = world.incarnation("a#0")
-    stage = world.brain.crew.fleet.active()[0].life.stages["a"]
-    world.tell(Received(i, PolicyRefused(i, stage, {"policy": "none"}, REFUSED.to_dict())))
+    refuse(world, WINDOW, 2, kept=NONE)
     assert len(update.notes) == 1 and not update.final
     world.pass_time(3)  # no longer than that is it waited for
     assert update.phase is Phase.DONE and len(warnings(world)) == 1
@@ -145,5 +207,5 @@ def test_a_refusal_of_a_stage_that_is_not_there_is_a_stray(world: World) -> None
     apply(world)
     i, before = world.incarnation("a#0"), world.brain.crew.strays
     for who, stage in ((i, 99), (world.incarnation("dispatcher"), 1)):
-        world.tell(Received(who, PolicyRefused(who, stage, {}, {})))
+        world.tell(Received(who, PolicyRefused(who, stage, {}, 1, {}, {})))
     assert world.brain.crew.strays == before + 2 and warnings(world) == []

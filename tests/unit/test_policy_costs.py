@@ -131,10 +131,15 @@ def test_facts_of_a_stage_that_is_launched() -> None:
     spec = TensorSpec("int64", ("rows", "length"), {"length": (1, 512)})
     contract = Contract(spec, TensorSpec("float32", ("rows", 16)))
     info = BlockInfo("encoder", "1", "0" * 64, "pt2", contract, 1, 4, padding=Padding("length"))
-    found = StageFacts.of(StageSpec(3, info, max_rows=8, profile=profile({1: 2.0}).to_dict()), 2)
+    table = replace(
+        profile({1: 2.0}), points=profile({1: 2.0}).points + profile({1: 1.5}, threads=2).points
+    )
+    found = StageFacts.of(StageSpec(3, info, max_rows=8, profile=table.to_dict()), 2)
     assert (found.block, found.max_rows, found.threads) == ("encoder", 8, 2)
     assert found.length_dims == (0,) and found.lengths == (1, 512) and found.pads
-    assert found.profile == profile({1: 2.0})
+    assert found.profile == profile({1: 1.5}, threads=2), "no more than set-policy brings"
+    found = StageFacts.of(StageSpec(3, info, profile=table.to_dict()), 3)
+    assert found.profile is None
     found = StageFacts.of(StageSpec(3, replace(info, padding=None)))
     assert found.length_dims == (0,) and not found.pads
     fixed = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))

@@ -15,6 +15,8 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Run
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, TopologyError
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.routing import merge_paths
 from blockflow.tensormq.channel import Payload
@@ -165,6 +167,21 @@ def test_policies_predict_from_the_facts_that_they_were_given() -> None:
     assert s._by_stage[1] is before  # nothing is new: what it has learned stays
     s.arrive(ticket(6), 7)
     assert drain(s, 8) == [[6]]
+
+
+def test_who_is_told_what_it_was_born_with_forgets_nothing() -> None:
+    """A launch brings the whole profile, a SetPolicy (that of a new Manager, say) the points for
+    its threads."""
+    tensor = TensorSpec("float32", ("rows", 4))
+    info = BlockInfo("b", "1", "0" * 64, "pt2", Contract(tensor, tensor), 1, 4)
+    table = facts(1, 2).profile
+    assert table is not None
+    policy = {"policy": "lbci", "t_opt_ms": 11}
+    born = StageFacts.of(StageSpec(1, info, profile=table.to_dict()), 2)
+    s = Scheduler({1: policy}, {1: born})
+    before = s._by_stage[1]
+    s.set_policy(1, policy, 1, replace(s.facts[1], threads=2, profile=table.only(2)))
+    assert s._by_stage[1] is before
 
 
 def test_take_all() -> None:
