@@ -22,6 +22,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from blockflow.dispatcher.descriptors import end_connection, inode, last_descriptor
+from blockflow.dispatcher.past import Past, came_after, is_given
 from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.watch import Watch
 
@@ -146,6 +147,7 @@ class ClientPort:
         self._links: dict[bytes, _Link] = {}
         self._by_fd: dict[int, bytes] = {}
         self._doubts: dict[bytes, int] = {}
+        self._past = Past()
         self._last_fd = last_descriptor()
 
     def receive(self) -> tuple[bytes, list[zmq.Frame]] | None:
@@ -157,9 +159,12 @@ class ClientPort:
         if not frames:
             return None
         client = frames[0].bytes
+        if self._past.cut_off(client):
+            return None
         self._learn(client, frames)
         if self._reader.skipping:  # a thousand frames and more are no mistake
-            self._cut_off(client)
+            if client not in self._past:  # else it may be of an earlier connection
+                self._end(client)
             return None
         return client, frames[1:]
 
@@ -227,22 +232,25 @@ class ClientPort:
             self._owed -= debt.owed
         self._doubts.pop(client, None)
         link = self._links.pop(client, None)
-        if link is not None and self._by_fd.get(link.fd) == client:
-            del self._by_fd[link.fd]
+        if link is not None:
+            self._past.add(client, cut_off=False)
+            if self._by_fd.get(link.fd) == client:
+                del self._by_fd[link.fd]
 
     def waiting(self) -> int:
         """Clients that :meth:`flush` has something to do for."""
         return len(self._debts) + len(self._doubts)
 
-    def next_look_ms(self) -> int | None:
-        """How soon :meth:`flush` and :meth:`look` shall be called again; None = at any event."""
+    def next_look_ms(self, *, watching: bool) -> int | None:
+        """How soon :meth:`flush` (``watching``: and :meth:`look`) is due; None = at any event."""
         if self._doubts or any(d.waiting for d in self._debts.values()):
             return _RETRY_MS
-        watch_ms = self.watch.next_ms()
+        watch_ms = self.watch.next_ms() if watching else None
         return watch_ms if watch_ms is not None or not self._debts else _LOOK_MS
 
     def look(self, now_ns: int, held: int) -> None:
-        """Cut off whose message has no end. ``held``: bytes of inputs that are kept elsewhere."""
+        """Cut off whose message has no end; only while messages are received, as whole ones pile
+        up else. ``held``: bytes of inputs that are kept elsewhere."""
         if self.watch.due(now_ns):
             drained = not self.socket.poll(0)
             self.watch.look(now_ns, held + self._owed, drained=drained)
@@ -307,18 +315,29 @@ class ClientPort:
     # --- connections -----------------------------------------------------------------------------
 
     def _learn(self, client: bytes, frames: Sequence[zmq.Frame]) -> None:
-        """Remember which connection ``client`` has."""
+        """Remember which connection ``client`` has.
+
+        What is left of a connection that has ended names a descriptor that is closed by now, or is
+        another connection's, which must not be taken for this client's.
+        """
+        if self._past.is_over(client):
+            return
         try:
             fd = int(frames[0].get(zmq.SRCFD))
         except zmq.ZMQError:  # a transport without descriptors
             return
         self.watch.delivered(fd, sum(map(len, frames)))
         known = self._links.get(client)
-        if known is not None and known.fd == fd and client not in self._doubts:
+        if known is not None and (
+            is_given(client) or (known.fd == fd and client not in self._doubts)
+        ):
             return
         node = inode(fd)
         other = self._by_fd.get(fd)
         if node is None or (known is not None and known.inode == node):
+            return
+        if other is not None and self._links[other].inode == node and not came_after(client, other):
+            self._past.add(client, cut_off=False)  # its own connection was the one before
             return
         # Whoever chooses its identity itself may be back, even with the same descriptor.
         self._doubts.pop(client, None)
@@ -361,10 +380,15 @@ class ClientPort:
 
     def _cut_off(self, client: bytes) -> None:
         """End the client's connection and forget it."""
+        self._end(client)
+        self.forget(client)
+
+    def _end(self, client: bytes) -> None:
+        """End the client's connection; when ZeroMQ says that it has ended, the client is lost."""
         self.evicted += 1
         link = self._links.get(client)
-        self.forget(client)
         if link is not None:
+            self._past.add(client, cut_off=True)
             end_connection(link.fd, link.inode)
 
 

@@ -187,7 +187,8 @@ class DispatcherServer:
         if self._push.sockets_waiting():
             self._push.flush()
         self.exchange.tick()
-        self._clients.look(self._clock(), self.exchange.table.charged)
+        if self._opens_ns is None:  # else nobody reads what clients have sent
+            self._clients.look(self._clock(), self._desk.framed)
         self._grants.tick(self._clock())
         self._report_drained()
         if self._opens_ns is not None:
@@ -212,7 +213,7 @@ class DispatcherServer:
     def _timeout_ms(self) -> int:
         dues = [self.exchange.table.next_deadline(), self._grants.next_due(), self._opens_ns]
         due = min((d for d in dues if d is not None), default=None)
-        look = self._clients.next_look_ms()
+        look = self._clients.next_look_ms(watching=self._opens_ns is None)
         if due is None:
             return -1 if look is None else look
         left = max(0, -((self._clock() - due) // 1_000_000))  # rounded up: not a moment too early

@@ -44,11 +44,13 @@ class RetainedInput:
 
     ``buffer`` is its slot (None where it travels as a whole tensor: then ``payload`` has the frame,
     and keeping that is all the retaining there is). ``parked``: nobody was ever given its handle.
+    ``framed``: bytes of the frame, if there is one.
     """
 
     payload: Payload
     buffer: OutBuffer | None
     parked: bool = False
+    framed: int = 0
 
 
 class Outgoing(NamedTuple):
@@ -74,6 +76,7 @@ class TensorDesk:
 
     Attributes:
         legs: what has travelled between clients and here, and how.
+        framed: bytes of inputs that are kept as frames, in this process's own memory.
     """
 
     def __init__(self, producer: Producer, consumer: Consumer, grants: GrantDesk) -> None:
@@ -81,6 +84,7 @@ class TensorDesk:
         self._consumer = consumer
         self._grants = grants
         self.legs = Legs()
+        self.framed = 0
 
     def elements(self, client: bytes, request: Request, frame: memoryview | None) -> memoryview:
         """The input where it has arrived: the message's frame, or the client's slot.
@@ -118,7 +122,8 @@ class TensorDesk:
             kept = memoryview(bytes(source)) if by_slot else source
             check_values(tensor, kept, check_finite)
             self.legs.arrived(tensor.nbytes, by_slot, copies=int(by_slot))
-            return RetainedInput(Payload(tensor, kept), None)
+            self.framed += tensor.nbytes
+            return RetainedInput(Payload(tensor, kept), None, framed=tensor.nbytes)
         try:
             buffer = self._producer.reserve(tensor.dtype, tensor.dims)
         except BlockFlowError as exc:
@@ -156,6 +161,8 @@ class TensorDesk:
                 return
         desc = TensorDesc(buffer.dtype, buffer.dims)
         retained.payload = Payload(desc, memoryview(bytes(buffer.memory)))
+        self.framed += desc.nbytes - retained.framed
+        retained.framed = desc.nbytes
 
     def unsent(self, payload: Payload) -> None:
         """A message with an input's handle never left: nobody will release it."""
@@ -164,6 +171,8 @@ class TensorDesk:
 
     def release(self, retained: RetainedInput) -> None:
         """The request has ended; the slot is free once the first stage has let go of it, too."""
+        self.framed -= retained.framed
+        retained.framed = 0
         buffer, retained.buffer = retained.buffer, None
         if buffer is None:
             return

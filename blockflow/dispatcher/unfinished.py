@@ -24,6 +24,10 @@ TOTAL_BYTES = 1024 * 1024 * 1024
 UNEXPLAINED_BYTES = 128 * 1024 * 1024
 """While a message is unfinished, this process may grow by so much more than is known of."""
 
+FRAME_BYTES_PER_BYTE = 64
+"""A byte on the wire takes no more memory than this: an empty frame, of 2 bytes, takes 64 here (32
+each; encrypted it is longer). As much again is for what is taken for heartbeats of these bytes."""
+
 IDLE_BYTES_S = 128
 """Heartbeats are no part of a message: 16 bytes a second, encrypted 80."""
 
@@ -43,9 +47,9 @@ class _Connection:
     Attributes:
         since_ns: when it was first looked at after its last message (or after it began).
         base: bytes that it had brought by then.
-        private: memory of this process then.
+        private: memory of this process then, without what is known to belong elsewhere.
         queued: bytes of all connections that had come and had not been delivered then.
-        brought: bytes since then; ``unfinished`` without heartbeats.
+        unfinished: bytes since then, without heartbeats.
         delivered: bytes of its messages, in all.
         suspected: when it was first found over a bound, and the messages of all that had been
             delivered by then.
@@ -55,7 +59,6 @@ class _Connection:
     base: int = 0
     private: int = 0
     queued: int = 0
-    brought: int = 0
     unfinished: int = 0
     delivered: int = 0
     suspected: tuple[int, int] | None = None
@@ -120,13 +123,12 @@ class Unfinished:
                 link.since_ns, link.base, link.suspected = now_ns, received[fd], None
                 if drained:  # what frames take on the wire besides their content
                     link.delivered = received[fd]
-            link.brought = received[fd] - link.base
             idle = IDLE_BYTES_S * (now_ns - link.since_ns) // _SECOND_NS
-            link.unfinished = max(0, link.brought - idle)
+            link.unfinished = max(0, received[fd] - link.base - idle)
             queued += max(0, received[fd] - link.delivered)
         for fd in self._fresh & self._connections.keys():
             link = self._connections[fd]
-            link.private, link.queued = private, queued
+            link.private, link.queued = private - held, queued
         self._fresh.clear()
         return self._convicted(self._over(private - held, queued), now_ns, drained)
 
@@ -136,16 +138,24 @@ class Unfinished:
         over = {fd for fd, link in links.items() if link.unfinished > MESSAGE_BYTES}
         if sum(link.unfinished for link in links.values()) > TOTAL_BYTES:
             over.add(max(links, key=lambda fd: links[fd].unfinished))
-        grown = [
-            fd
-            for fd, link in links.items()
-            if link.brought and private - link.private - (queued - link.queued) > UNEXPLAINED_BYTES
-        ]
+        grown = self._grown(private, queued)
         if grown:
-            over.add(max(grown, key=lambda fd: links[fd].brought))
+            over.add(max(grown, key=lambda fd: links[fd].unfinished))
         self.unexplained = bool(grown)
         self.suspects = len(over)
         return over
+
+    def _grown(self, private: int, queued: int) -> list[int]:
+        """Those during whose message this process has grown beyond the bound, and by no more than
+        what they have brought can take: memory grows for other reasons as well."""
+        growth = {
+            fd: private - link.private - (queued - link.queued)
+            for fd, link in self._connections.items()
+            if link.unfinished
+        }
+        grown = [fd for fd, nbytes in growth.items() if nbytes > UNEXPLAINED_BYTES]
+        most = FRAME_BYTES_PER_BYTE * sum(self._connections[fd].unfinished for fd in grown)
+        return [fd for fd in grown if growth[fd] <= most]
 
     def _convicted(self, over: set[int], now_ns: int, drained: bool) -> list[int]:
         out = []

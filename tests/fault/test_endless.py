@@ -92,3 +92,26 @@ def test_a_few_frames_too_many_are_a_malformed_message(up: Rig) -> None:
     wait_until(lambda: up.exchange.stats.events["malformed_client"] == 3)
     np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
     assert not up.server._clients.evicted
+
+
+def test_nobody_is_judged_while_nobody_reads() -> None:
+    """A new Dispatcher that has no routes yet: whole messages wait in the clients' socket."""
+    with rig(run_root()) as up:
+        server = up.server
+        up.stop()
+        server._opens_ns = server._clock() + 3_600_000_000_000
+        looks = 0
+
+        def look(now_ns: int, held: int, *, drained: bool) -> None:
+            nonlocal looks
+            looks += 1
+
+        server._clients.watch.look = look  # type: ignore[method-assign]
+        host, _, port = server.client_endpoints[1].removeprefix("tcp://").rpartition(":")
+        with zmtp.connect(host, int(port), PATIENCE_S):
+            wait_until(lambda: server.step(10) or server._clients.watch._inodes)
+            for _ in range(20):
+                server.step(10)
+            assert not looks and server._clients.next_look_ms(watching=False) is None
+            server._opens_ns = server._clock()
+            wait_until(lambda: server.step(min(50, server._timeout_ms())) or looks)

@@ -126,7 +126,7 @@ def test_one_that_sends_many_messages_at_once_does_not_blame_the_slow() -> None:
 
 def test_memory_that_was_given_back_in_between_convicts_nobody() -> None:
     links = Links(7)
-    links.bring(7, MIB, memory=200 * MIB)
+    links.bring(7, 5 * MIB, memory=200 * MIB)
     assert links.look() == [] and links.book.unexplained
     links.private -= 150 * MIB
     assert links.look() == [] and not links.book.unexplained
@@ -138,6 +138,33 @@ def test_what_is_held_elsewhere_is_no_clients_fault() -> None:
     book.look(0, {7: 0}, 0, 0, drained=True)
     for now in (1, 2, 3):
         assert book.look(now, {7: MIB}, 500 * MIB, 450 * MIB, drained=True) == []
+
+
+def test_what_is_let_go_of_elsewhere_does_not_count_as_growth() -> None:
+    book = Unfinished()
+    book.began(7)
+    book.look(0, {7: 0}, 500 * MIB, 200 * MIB, drained=True)
+    for now in (1, 2, 3):
+        assert book.look(now, {7: 4 * MIB}, 500 * MIB, 200 * MIB, drained=True) == []
+    assert not book.suspects
+    book.look(4, {7: 5 * MIB}, 500 * MIB, 0, drained=True)
+    assert book.unexplained
+
+
+def test_memory_that_heartbeats_cannot_take_cuts_nobody_off() -> None:
+    links = Links(*range(10, 40))
+    links.private += 150 * MIB
+    for _ in range(60):
+        for fd in links.received:
+            links.bring(fd, 80, memory=0)
+            links.now += SECOND // 30
+        assert links.look() == [] and not links.book.suspects
+    for _ in range(2):  # a few bytes of a message are no reason either
+        links.bring(20, 1000)
+        assert links.look() == [] and not links.book.suspects
+    links.bring(30, 5 * MIB, memory=160 * MIB)
+    assert links.look() == [] and links.book.unexplained
+    assert links.look() == [30]
 
 
 def test_heartbeats_of_years_are_no_message() -> None:

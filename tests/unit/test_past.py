@@ -1,0 +1,33 @@
+"""Clients that were lost: what of their messages still counts."""
+
+from __future__ import annotations
+
+from blockflow.dispatcher import past
+from blockflow.dispatcher.past import Past, came_after
+
+
+def name(count: int) -> bytes:
+    return b"\0" + (count % (1 << 32)).to_bytes(4)
+
+
+def test_the_later_name_has_the_connection() -> None:
+    assert came_after(name(8), name(7)) and not came_after(name(7), name(8))
+    assert came_after(name(1 << 32), name((1 << 32) - 1))  # the counter wraps
+    assert came_after(name(7), b"alice") and not came_after(b"alice", name(7))
+    assert not came_after(b"alice", b"bob")
+
+
+def test_who_was_cut_off_stays_so_and_who_named_itself_may_be_back() -> None:
+    book = Past()
+    for client in (name(7), b"alice"):
+        book.add(client, cut_off=True)
+        book.add(client, cut_off=False)
+    assert book.cut_off(name(7)) and book.is_over(name(7))
+    assert b"alice" in book and not book.cut_off(b"alice") and not book.is_over(b"alice")
+
+
+def test_it_is_bounded() -> None:
+    book = Past()
+    for count in range(past.REMEMBERED + 1):
+        book.add(name(count), cut_off=False)
+    assert name(0) not in book and name(1) in book and name(past.REMEMBERED) in book
