@@ -140,8 +140,12 @@ class ResultFile:
             ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(self.path.name + ".part")
-        part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        os.replace(part, self.path)
+        try:
+            part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+            os.replace(part, self.path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
         return len(lines)
 
     def read(self) -> list[dict[str, Any]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from blockflow.bench.results import (
@@ -40,6 +42,25 @@ def test_a_run_replaces_the_file_of_the_one_before(tmp_path: Path) -> None:
     assert line["value"] == 99.2
     assert "p99_ms" not in line
     assert [p.name for p in file.path.parent.iterdir()] == ["results.jsonl"]
+
+
+def test_a_full_disk_leaves_the_file_of_before_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ResultFile(tmp_path / "results.jsonl", "demo")
+    figures = [latency_figure("latency", "digit", 1, [1.0])]
+    file.write(figures)
+    before = file.path.read_bytes()
+
+    def full(path: Path, text: str, encoding: str) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        file.write([*figures, *figures])
+    assert file.path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["results.jsonl"]
 
 
 def test_the_fingerprint_names_machine_and_versions() -> None:
