@@ -199,6 +199,7 @@ class DeviceQueue:
         self._completions = completions
         self._depth = depth
         self._open: deque[tuple[int, int]] = deque()
+        self._done: deque[tuple[int, int]] = deque()  # filled by the completions' thread
         self._spare: deque[tuple[int, int]] = deque()
 
     @contextmanager
@@ -216,11 +217,12 @@ class DeviceQueue:
 
             def done() -> None:
                 record(self._api.event_elapsed_ns(start, stop))
-                self._spare.append(pair)
+                self._done.append(pair)
 
             self._completions.when(stop, done)
 
     def _begin(self) -> tuple[int, int]:
+        self._recycle()
         while len(self._open) >= self._depth:
             self._api.event_synchronize(self._open.popleft()[1])
         if self._spare:
@@ -232,7 +234,17 @@ class DeviceQueue:
         self._open.append(pair)
         return pair
 
+    def _recycle(self) -> None:
+        """What is done is under way no more: recorded anew while it counts as that, it would be
+        waited for as the younger batch that it then belongs to."""
+        while self._done:
+            pair = self._done.popleft()
+            if pair in self._open:
+                self._open.remove(pair)
+            self._spare.append(pair)
+
     def close(self) -> None:
+        self._recycle()
         for pair in self._spare:
             for event in pair:
                 self._api.event_destroy(event)

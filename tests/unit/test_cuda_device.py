@@ -82,7 +82,15 @@ def test_events_are_used_again(device: CudaDevice, api: FakeCuda) -> None:
     assert len(api.world.names("event")) <= 2
 
 
-def test_the_queue_bounds_what_is_ordered_ahead(device: CudaDevice, api: FakeCuda) -> None:
+@pytest.mark.parametrize("lone", [0, 1, 3])
+def test_the_queue_bounds_what_is_ordered_ahead(
+    device: CudaDevice, api: FakeCuda, lone: int
+) -> None:
+    """Two are under way, also after batches that were alone."""
+    for _ in range(lone):
+        with device.queue.batch(lambda ns: None):
+            pass
+        assert device.completions.wait_idle(10)
     gates = [threading.Event() for _ in range(4)]
     begun: list[int] = []
     times: list[int] = []
