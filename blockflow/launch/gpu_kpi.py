@@ -134,5 +134,11 @@ def _handle(nvml: Any, index: int, uuid: str, environment: Mapping[str, str]) ->
     if name.isdecimal():
         index = int(name)
     elif name:
-        return nvml.nvmlDeviceGetHandleByUUID(name)
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+        except nvml.NVMLError:
+            # The driver's number does not say that it is an instance's (MIG); NVML's name does.
+            if not name.startswith("GPU-"):
+                raise
+            return nvml.nvmlDeviceGetHandleByUUID("MIG-" + name.removeprefix("GPU-"))
     return nvml.nvmlDeviceGetHandleByIndex(index)

@@ -145,6 +145,16 @@ def thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def gpu_descriptors(devices: str = "/dev/nvidia") -> list[str]:
+    """Device files of a GPU that this process has open: with a CUDA context there are some, and
+    after a fork neither process can use it."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the folder's own descriptor is closed by now
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(path for path in found if path.startswith(devices))
+
+
 def start_time(pid: int) -> int:
     """When a process was started, in ticks since the machine's boot; 0 = there is none.
 

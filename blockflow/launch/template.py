@@ -38,6 +38,7 @@ from blockflow.launch.environment import child_command
 from blockflow.launch.logs import set_level
 from blockflow.launch.process import (
     collect_own_child,
+    gpu_descriptors,
     has_exited,
     set_process_name,
     thread_count,
@@ -119,6 +120,8 @@ class Template:
         threads = thread_count()
         if threads != 1:
             raise RuntimeError(f"the template has {threads} threads, a fork would be unsound")
+        if opened := gpu_descriptors():
+            raise RuntimeError(f"the template has opened {opened[0]}, a fork would be unsound")
         pid = os.fork()
         if pid == 0:
             os.setsid()  # a signal to the terminal's group is the manager's to handle
@@ -204,8 +207,8 @@ def main() -> None:
     set_process_name("bf:template")
     preload(config["preload"])
     rehearse(config["rehearsals"])
-    if config["rehearsals"] and thread_count() != 1:
-        _LOG.warning("a rehearsal has left threads behind: starting without")
+    if config["rehearsals"] and (thread_count() != 1 or gpu_descriptors()):
+        _LOG.warning("a rehearsal has left threads or an open GPU behind: starting without")
         bare = json.dumps({**config, "rehearsals": []})
         os.execv(sys.executable, child_command("blockflow.launch.template", bare))
     set_level()

@@ -21,7 +21,7 @@ from blockflow.launch.base import wait_any
 from blockflow.launch.environment import MallocTuning, child_environment
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import WORKER_MODULES
-from blockflow.launch.process import Adoption, become_subreaper
+from blockflow.launch.process import Adoption, become_subreaper, gpu_descriptors
 from tests.contract.test_launchers import ENTRY, report, spec_for
 from tests.template_gate import Gate
 from tests.worker_rig import private_folder
@@ -143,6 +143,32 @@ def test_an_attempt_waits_for_no_imports(tmp_path: Path, monkeypatch: pytest.Mon
         assert child is not None and child.wait(WAIT_S) == 6
     finally:
         launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("threading.Thread(target=threading.Event().wait, daemon=True).start()", "2 threads"),
+        ("sys.modules['__main__'].gpu_descriptors = lambda: ['/dev/nvidia0']", "/dev/nvidia0"),
+    ],
+)
+def test_it_forks_nothing_where_that_would_be_unsound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str
+) -> None:
+    (tmp_path / "breaks_the_rule.py").write_text(f"import sys, threading\n{code}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    launcher = TemplateLauncher(preload=["breaks_the_rule"])
+    try:
+        with pytest.raises(SystemError_, match=f"{why}, a fork would be unsound"):
+            launcher.launch(ENTRY, spec_for(tmp_path, 0), "w#0")
+    finally:
+        launcher.close()
+
+
+def test_open_device_files_are_seen(tmp_path: Path) -> None:
+    assert gpu_descriptors(str(tmp_path)) == []
+    with (tmp_path / "gpu0").open("w"):
+        assert gpu_descriptors(str(tmp_path)) == [str(tmp_path / "gpu0")]
 
 
 def start_a_thread(spec: dict[str, str]) -> None:

@@ -47,7 +47,7 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         self.asked.append(uuid)
-        return uuid
+        return self._get(uuid, uuid)
 
     def nvmlDeviceGetUtilizationRates(self, _: Any) -> Any:
         return SimpleNamespace(gpu=self._get("util", 87))
@@ -138,6 +138,14 @@ def test_the_right_card_is_asked(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     GpuProbe("cuda:1", uuid)
     assert nvml.asked == [asked]
+
+
+def test_an_instance_of_a_divided_gpu_is_found_by_its_own_name(nvml: FakeNvml) -> None:
+    nvml.lacks = {"GPU-c"}
+    assert GpuProbe("cuda:0", "GPU-c").sample(0, 0)["gpu_util_percent"] == 87
+    assert nvml.asked == ["GPU-c", "MIG-c"]
+    nvml.lacks = {"GPU-c", "MIG-c"}
+    assert GpuProbe("cuda:0", "GPU-c").sample(0, 0) == {}
 
 
 def test_without_nvml_there_are_no_figures(nvml: FakeNvml) -> None:
