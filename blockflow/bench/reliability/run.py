@@ -1,7 +1,7 @@
 """``make bench-reliability``: what the promises of docs/reliability.md come to on this machine.
 
 Real processes: workers are killed, stopped and made to hang; clients ask too much, too late, or do
-not read; a process of each kind is killed, and everything at once. About thirteen minutes, of which
+not read; a process of each kind is killed, and everything at once. About eight minutes, of which
 six are visits beside a client that does not read. What other commands measure (chaos, kills,
 overload, updates, malformed frames) stands beside it in the table of promises.
 """
