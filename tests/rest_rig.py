@@ -1,0 +1,60 @@
+"""A rig around REST of a running system, and what every answer of it has to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from control_rig import echo_repository
+from jsonschema import Draft202012Validator
+
+from blockflow.control.system import System
+from blockflow.core.errors import CODES
+
+BODY = {"blocks": ["a", "b", "c"], "tasks": {"t1": ["a", "b"], "t2": ["a", "c"]}}
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    root = tmp_path_factory.mktemp("rest")
+    echo_repository(root / "blocks", broken={"fail_on_load": 1})
+    with System(
+        repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(system: System) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=system.rest_url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def document(http: httpx.Client) -> dict[str, Any]:
+    return http.get("/openapi.json").json()
+
+
+@pytest.fixture
+def deployed(system: System) -> System:
+    system.apply(BODY)
+    return system
+
+
+def fits(document: dict[str, Any], answer: httpx.Response, method: str, path: str) -> Any:
+    """The answer is JSON and of the form that the document promises for its status."""
+    assert answer.headers["content-type"] == "application/json"
+    promised = document["paths"][path][method]["responses"][str(answer.status_code)]
+    schema = promised["content"]["application/json"]["schema"]
+    whole = {**schema, "components": document["components"]}
+    Draft202012Validator(whole).validate(answer.json())
+    return answer.json()
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert CODES[error["code"]].http == answer.status_code
+    return error
