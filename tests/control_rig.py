@@ -347,8 +347,8 @@ class World:
         if isinstance(message, SetPolicy) and order.name in self.refuses:
             error = self.refuses[order.name].to_dict()
             kept = {"policy": "none"}
-            told = message.stage, message.policy, message.threads
-            self._events.append(Received(i, PolicyRefused(i, *told, kept, error)))
+            refusal = PolicyRefused(i, message.stage, message.epoch, kept, error)
+            self._events.append(Received(i, refusal))
         if isinstance(message, Routes):
             version = message.table["version"]
             self._events.append(Received(i, RoutesApplied(i, version)))

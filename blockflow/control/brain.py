@@ -311,7 +311,8 @@ class Brain:
             crew.hello(life, message)
             replica = crew.fleet.by_incarnation(life.incarnation)
             if replica is not None and replica.role is Role.ACTIVE:
-                self.realm.policies.tell(replica)  # an update may have passed it on its way here
+                # An update may have passed it on its way here.
+                self.realm.policies.tell(replica, self.realm.epoch)
         elif isinstance(message, StartFailed):
             crew.start_failed(life, message, now_ns)
         elif isinstance(message, Ready):

@@ -73,7 +73,7 @@ class Life:
     ``started`` tells its process from others that may bear its ``pid``.
     ``threads`` are the intra-op threads that it was told to use, ``lanes`` its forwards at once;
     ``planned`` are the threads that its policies were told to predict for (0: not known, or one of
-    them was refused).
+    them was refused); ``asked`` maps a stage to the epoch of the last update that told it a policy.
     """
 
     name: str
@@ -83,6 +83,7 @@ class Life:
     threads: int = 1
     lanes: int = 1
     planned: int = 0
+    asked: dict[int, int] = field(default_factory=dict)
     state: State = State.LAUNCHING
     pid: int = 0
     started: int = 0

@@ -21,7 +21,7 @@ class PolicyBook:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
 
-    def tell(self, replica: Replica) -> None:
+    def tell(self, replica: Replica, epoch: int) -> None:
         """Give a process the policies of its spec, where it has others or counts on other threads.
 
         One that has not said Hello hears nothing yet: it is told then. A dead one's successor has
@@ -32,7 +32,9 @@ class PolicyBook:
             return
         for block, policy in wanted.items() if life.connected else ():
             if replica.policies.get(block) != policy or life.planned != replica.planned:
-                order = SetPolicy(life.stages[block], policy, replica.planned)
+                stage = life.stages[block]
+                order = SetPolicy(stage, policy, replica.planned, epoch=epoch)
+                life.asked[stage] = epoch
                 self._crew.out.append(Send(life.incarnation, order))
         replica.policies, life.planned = wanted, replica.planned
         replica.refused = {}
@@ -50,8 +52,7 @@ class PolicyBook:
             self._crew.strays += 1
             return ""
         block = plan.spec.name
-        wanted = replica.spec.policies()[block], replica.planned
-        if (message.policy, message.threads) != wanted:
+        if message.epoch != life.asked.get(message.stage):
             self._crew.strays += 1  # it comes late: the process was told something else since
             return ""
         replica.policies = {**replica.policies, block: message.kept}

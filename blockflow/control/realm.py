@@ -148,7 +148,7 @@ class Realm:
             if spec is None or replica.name in leaving:
                 continue
             replica.spec, replica.planned = spec, planned[spec.name]
-            self.policies.tell(replica)
+            self.policies.tell(replica, epoch)
 
     def publish(self, now_ns: int) -> None:
         """Make the routes of the present state known. Without a Dispatcher it waits for one."""

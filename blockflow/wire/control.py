@@ -111,15 +111,14 @@ class Drained(ControlMessage):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRefused(ControlMessage):
-    """The SetPolicy of ``policy`` for ``threads`` cannot be followed: ``stage`` keeps the policy
-    ``kept``. ``error`` is a BlockFlowError.to_dict(). It comes before the RoutesApplied of routes
-    that were sent later."""
+    """The SetPolicy of ``epoch`` cannot be followed: ``stage`` keeps the policy ``kept``. ``error``
+    is a BlockFlowError.to_dict(). It comes before the RoutesApplied of routes that were sent
+    later."""
 
     KIND: ClassVar[str] = "policy-refused"
     incarnation: int
     stage: int
-    policy: dict[str, Any]
-    threads: int
+    epoch: int
     kept: dict[str, Any]
     error: dict[str, Any]
 
@@ -192,7 +191,7 @@ class SetPolicy(ControlMessage):
 
     ``threads`` are those of a forward once no update is under way: the number that the update was
     accepted for. ``profile`` is a StageProfile.to_dict() with the points for them; empty where
-    there is none.
+    there is none. ``epoch`` is the update's, by which a refusal says what it refuses.
     """
 
     KIND: ClassVar[str] = "set-policy"
@@ -200,6 +199,7 @@ class SetPolicy(ControlMessage):
     policy: dict[str, Any]
     threads: int = 1
     profile: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

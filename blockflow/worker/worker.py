@@ -334,8 +334,7 @@ class Worker:
                 control.PolicyRefused(
                     self._launch.incarnation,
                     stage,
-                    message.policy,
-                    message.threads,
+                    message.epoch,
                     dict(scheduler.policy(stage)),
                     error.to_dict(),
                 )

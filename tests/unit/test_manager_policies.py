@@ -36,12 +36,11 @@ def told(world: World, since: int = 0) -> list[tuple[Any, int]]:
     return [(s.message.policy, s.message.threads) for s in world.sent(SetPolicy, since)]
 
 
-def refuse(world: World, policy: dict[str, Any], threads: int, kept: dict[str, Any]) -> None:
-    """``a#0`` says that it does not follow a SetPolicy."""
+def refuse(world: World, kept: dict[str, Any], which: int = -1) -> None:
+    """``a#0`` says that it does not follow a SetPolicy: the latest, or another that it was sent."""
     i = world.incarnation("a#0")
-    (replica,) = world.brain.crew.fleet.active()
-    stage = replica.life.stages["a"]
-    world.tell(Received(i, PolicyRefused(i, stage, policy, threads, kept, REFUSED.to_dict())))
+    order = world.sent(SetPolicy)[which].message
+    world.tell(Received(i, PolicyRefused(i, order.stage, order.epoch, kept, REFUSED.to_dict())))
 
 
 def warnings(world: World) -> list[str]:
@@ -138,7 +137,7 @@ def test_refused_facts_of_a_policy_that_stays_are_told_again(world: World, task:
     """By the same update and by another one alike."""
     apply(world, threads=1, batching=WINDOW)
     apply(world, threads=2, batching=WINDOW)
-    refuse(world, WINDOW, 2, kept=WINDOW)  # the profile for two threads has gone meanwhile
+    refuse(world, kept=WINDOW)  # the profile for two threads has gone meanwhile
     assert warnings(world) == [AS_IT_WAS]
     for again in (True, False):
         at = len(world.log)
@@ -146,7 +145,7 @@ def test_refused_facts_of_a_policy_that_stays_are_told_again(world: World, task:
         assert update.phase is Phase.DONE
         assert told(world, at) == [(WINDOW, 2)] and warnings(world) == []
         if again:
-            refuse(world, WINDOW, 2, kept=WINDOW)
+            refuse(world, kept=WINDOW)
             assert warnings(world) == [AS_IT_WAS]
     update = world.apply([{"name": "a", "threads": 2, "batching": WINDOW}], {task: ["a"]})
     assert update.phase is Phase.UNCHANGED
@@ -156,29 +155,31 @@ OTHER = {"policy": "window", "max_rows": 8}
 
 
 @pytest.mark.parametrize(
-    ("first", "then"),
+    "asked",
     [
-        ({"threads": 2, "batching": WINDOW}, {"threads": 2, "batching": OTHER}),
-        ({"threads": 1, "batching": WINDOW}, {"threads": 2, "batching": WINDOW}),
+        [{"threads": 2, "batching": WINDOW}, {"threads": 2, "batching": OTHER}],
+        [{"threads": 1, "batching": WINDOW}, {"threads": 2, "batching": WINDOW}],
+        [{"threads": 2, "batching": b} for b in (WINDOW, OTHER, WINDOW)],
     ],
-    ids=["another policy", "other threads"],
+    ids=["another policy", "other threads", "there and back"],
 )
 def test_a_refusal_of_what_was_told_before_the_latest_is_out_of_date(
-    world: World, first: dict[str, Any], then: dict[str, Any]
+    world: World, asked: list[dict[str, Any]]
 ) -> None:
-    """A process was stalled over two updates: it refuses the first one's policy and takes the
-    second's."""
+    """A process was stalled over some updates: it refuses the first one's policy and takes the
+    last one's."""
     apply(world)
+    at = len(world.sent(SetPolicy))
     world.mute.add("a#0")
-    for batching in (first, then):
+    for batching in asked:
         update = apply(world, **batching)
         world.pass_time(3)  # no longer than that is it waited for
         assert update.phase is Phase.DONE
     before = world.brain.crew.strays
-    refuse(world, first["batching"], first["threads"], kept=NONE)
+    refuse(world, kept=NONE, which=at)
     assert warnings(world) == [] and world.brain.crew.strays == before + 1
-    assert apply(world, **then).phase is Phase.UNCHANGED
-    refuse(world, then["batching"], then["threads"], kept=NONE)
+    assert apply(world, **asked[-1]).phase is Phase.UNCHANGED
+    refuse(world, kept=NONE)
     assert len(warnings(world)) == 1
 
 
@@ -188,7 +189,7 @@ def test_a_refusal_is_known_before_the_update_is_done(world: World) -> None:
     world.mute.add("a#0")
     update = apply(world, batching=WINDOW)
     assert update.phase is Phase.PUBLISHING
-    refuse(world, WINDOW, 2, kept=NONE)
+    refuse(world, kept=NONE)
     assert len(update.notes) == 1 and not update.final
     world.pass_time(3)  # no longer than that is it waited for
     assert update.phase is Phase.DONE and len(warnings(world)) == 1
@@ -207,5 +208,5 @@ def test_a_refusal_of_a_stage_that_is_not_there_is_a_stray(world: World) -> None
     apply(world)
     i, before = world.incarnation("a#0"), world.brain.crew.strays
     for who, stage in ((i, 99), (world.incarnation("dispatcher"), 1)):
-        world.tell(Received(who, PolicyRefused(who, stage, {}, 1, {}, {})))
+        world.tell(Received(who, PolicyRefused(who, stage, 1, {}, {})))
     assert world.brain.crew.strays == before + 2 and warnings(world) == []
