@@ -20,6 +20,7 @@ from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.channel import Consumer, OutBuffer, Payload, Producer
 from blockflow.tensormq.cuda import CudaProducer
 from blockflow.tensormq.cuda_book import make_book
+from blockflow.tensormq.cuda_verdict import VerdictBook
 from blockflow.tensormq.inline import InlineConsumer, InlineProducer
 from blockflow.tensormq.janitor import RunDir
 from blockflow.tensormq.mixed import MixedConsumer, MixedProducer
@@ -86,14 +87,17 @@ def device_first(run_dir: Path, capacity: int, slots: int) -> Producer:
     host = shm_producer(run_dir, capacity, slots)
     made = cuda_rig.DeviceFirst(device, host, cuda, run_dir)
     with ExitStack() as books:
-        for consumer in CONSUMERS:  # so that they count as able to open a slab
-            books.callback(make_book(run_dir, consumer, 1).close)
+        for consumer in CONSUMERS:
+            book = make_book(run_dir, consumer, 1)
+            books.callback(book.close)
+            VerdictBook(book).opened(OWNER)
         made.set_devices(dict.fromkeys(CONSUMERS, "cuda:0"))
     return made
 
 
-def mixed_consumer(run_dir: Path) -> Consumer:
-    device = cuda_rig.far_device(cuda_rig.double_folder(run_dir))
+def mixed_consumer(run_dir: Path, read_only_pins: bool = False) -> Consumer:
+    folder = cuda_rig.double_folder(run_dir)
+    device = cuda_rig.far_device(folder, read_only_pins=read_only_pins)
     cuda = cuda_rig.SettledConsumer(device, run_dir)
     return MixedConsumer(device, ShmConsumer(run_dir), cuda)
 
@@ -112,6 +116,7 @@ WAYS: dict[str, tuple[Callable[[Path, int, int], Producer], Callable[[Path], Con
     "cuda-peer": (cuda_producer, lambda run_dir: cuda_consumer(run_dir, 1)),
     "device-to-host": (mixed_producer, ShmConsumer),
     "host-to-device": (shm_producer, mixed_consumer),
+    "host-to-device-locked": (shm_producer, lambda run_dir: mixed_consumer(run_dir, True)),
     "device-to-device": (device_first, mixed_consumer),
 }
 

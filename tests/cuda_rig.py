@@ -6,6 +6,7 @@ GPU.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import secrets
@@ -54,9 +55,14 @@ def close_devices() -> None:
         assert _DEVICES.pop().close()
 
 
+def far_process() -> int:
+    """Another process for the double to play: this one's parent, since that lives."""
+    return os.getppid()
+
+
 def far_device(folder: Path, ordinal: int = 0, **options: Any) -> CudaDevice:
-    """A device as another process has it: this process's parent, since that lives."""
-    return fake_device(folder, ordinal, process=os.getppid(), **options)
+    """A device as another process has it."""
+    return fake_device(folder, ordinal, process=far_process(), **options)
 
 
 def make_api(where: str, ordinal: int = 0) -> CudaApi:
@@ -197,7 +203,8 @@ class Server:
     def __init__(self) -> None:
         self.devices: dict[tuple[str, int], CudaDevice] = {}
         self.consumers: list[CudaConsumer] = []
-        self.buffers: list[InBuffer] = []
+        self.buffers: dict[int, InBuffer] = {}
+        self.opened = 0
         self.producers: list[CudaProducer] = []
 
     def device(self, where: str, ordinal: int) -> CudaDevice:
@@ -211,8 +218,9 @@ class Server:
 
     def open(self, consumer: int, line: str, framed: bool) -> int:
         frame = b"" if framed else None
-        self.buffers.append(self.consumers[consumer].open(from_line(line), frame))
-        return len(self.buffers) - 1
+        self.opened += 1
+        self.buffers[self.opened] = self.consumers[consumer].open(from_line(line), frame)
+        return self.opened
 
     def order(self, number: int) -> None:
         """Order device work that reads it, and go on."""
@@ -228,9 +236,31 @@ class Server:
             return float(self.buffers[number].tensor().double().sum())
 
     def release(self, number: int, settle: bool = True) -> None:
-        self.buffers[number].release()
+        buffer = self.buffers.pop(number, None)
+        if buffer is not None:
+            buffer.release()
         if settle:
             self.settle()
+
+    def hop(self, consumer: int, lines: Sequence[str]) -> None:
+        """Open all of these, order work that reads them, and release them."""
+        numbers = [self.open(consumer, line, False) for line in lines]
+        for number in numbers:
+            self.order(number)
+            self.release(number, False)
+        self.settle()
+
+    def forget_releases(self) -> None:
+        """Plant a leak: from now on buffers are kept after their release."""
+        kept = self.__dict__.setdefault("kept", [])
+        real = self.open
+
+        def open_and_keep(consumer: int, line: str, framed: bool) -> int:
+            number = real(consumer, line, framed)
+            kept.append(self.buffers[number])
+            return number
+
+        self.open = open_and_keep  # type: ignore[method-assign]
 
     def producer(self, where: str, run_dir: str, incarnation: int, ordinal: int = 0) -> int:
         device = self.device(where, ordinal)
@@ -255,6 +285,13 @@ class Server:
                 tensor.fill_(value)
         buffer.finish()
         return to_line(made.publish(buffer, [21])[0].desc)
+
+    def send_some(self, producer: int, value: int, nbytes: int, most: int) -> list[str]:
+        """As many as there are slots, ``most`` at most."""
+        lines: list[str] = []
+        while len(lines) < most and (line := self.send(producer, value, nbytes)):
+            lines.append(line)
+        return lines
 
     def sweep(self, producer: int) -> int:
         self.producers[producer].sweep()
@@ -287,20 +324,47 @@ class Server:
         mine = [key for key in self.devices if key[0] == where]
         return all(device.close() for device in [self.devices.pop(key) for key in mine])
 
-    def device_bytes(self) -> int:
-        """What torch's pool and the slabs take on the device."""
-        pools = sum(device.api.pool_bytes()[1] for device in self.devices.values())
-        return pools + sum(producer.usage().committed for producer in self.producers)
-
     def counts(self) -> dict[str, int]:
-        """What the process holds: descriptors, memory, threads."""
+        """What the process holds: of the system, of Python, and of the driver as that counts it.
+
+        Memory is what is the process's alone (``RssAnon``): pages of tensors that are looked at for
+        the first time are no growth. ``device`` is the whole device's, in MiB.
+        """
+        gc.collect()
         status = Path("/proc/self/status").read_text()
         words = dict(line.split(":", 1) for line in status.splitlines())
+        held: dict[str, int] = {}
+        for device in self.devices.values():
+            held["device"] = device.api.memory_used() >> 20
+            if isinstance(device.api, FakeCuda):
+                held |= device.api.counts()
         return {
             "fds": len(os.listdir("/proc/self/fd")),
-            "rss_kib": int(words["VmRSS"].split()[0]),
+            "private_kib": int(words["RssAnon"].split()[0]),
             "threads": int(words["Threads"]),
+            "objects": len(gc.get_objects()),
+            **held,
         }
+
+
+LOOSE = {"private_kib": 4096, "objects": 200, "device": 32}
+"""What may come and go without being a leak: an allocator's pools, caches, a driver's own. All
+other counts have to stay what they were."""
+
+
+def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """What has grown by more than chance, between two :meth:`Server.counts` of a process."""
+    growth = {name: after[name] - before[name] for name in before}
+    return {name: more for name, more in growth.items() if more > LOOSE.get(name, 0)}
+
+
+def hops(owner: OtherEnd, reader: OtherEnd, count: int, nbytes: int = 4096) -> None:
+    """So many tensors from one end to the other, all slots' worth at a time."""
+    while count > 0:
+        lines = owner.ask("send_some", 0, count % 256, nbytes, min(count, 64))
+        assert lines, "no slot came back"
+        reader.ask("hop", 0, lines)
+        count -= len(lines)
 
 
 def serve(spec: Mapping[str, str]) -> int:

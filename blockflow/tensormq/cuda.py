@@ -24,6 +24,8 @@ from blockflow.tensormq.channel import OutBuffer, Payload
 from blockflow.tensormq.cuda_api import CudaError, EventKind
 from blockflow.tensormq.cuda_book import Export, await_closed, make_book, write_export
 from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.cuda_trial import TrialPiece
+from blockflow.tensormq.cuda_verdict import VerdictBook
 from blockflow.tensormq.extents import GRANULE
 from blockflow.tensormq.leases import Lease, LeaseError, LeaseTable
 from blockflow.tensormq.shm import ShmOutBuffer, ShmProducer
@@ -97,8 +99,8 @@ class CudaOutBuffer(ShmOutBuffer):
         if self._host is not None and not self._ordered and not self._uploaded:
             self._uploaded = True
             device = self._producer.device
-            device.upload(self.pointer, self._host)
-            device.keep(self._host)
+            if not device.upload(self.pointer, self._host):
+                device.keep(self._host)
             self.finish()
 
 
@@ -109,6 +111,10 @@ class CudaProducer(ShmProducer):
         device: of this process. run_dir: where the book lies. incarnation: of this worker.
         capacity: bytes for tensors; the slab for them is allocated by :meth:`open_slab`.
         slots: at most :data:`MAX_SLOTS`.
+
+    Attributes:
+        slab: its address; 0 while there is none.
+        verdicts: what this worker knows of others' device memory, in the same book.
 
     Raises:
         SystemError_: NO_SPACE, ALREADY_RUNNING: as for an arena.
@@ -123,6 +129,8 @@ class CudaProducer(ShmProducer):
         self._bytes: Tensor | None = None
         self._ready: list[int] = []
         super().__init__(make_book(run_dir, incarnation, min(slots, MAX_SLOTS)))
+        self.verdicts = VerdictBook(self._arena)
+        self._trial = TrialPiece(device.api, device.facts.uuid, self._arena)
 
     def _make_leases(self) -> LeaseTable:
         return LeaseTable(self._capacity, self._arena.slots, self._arena.lanes)
@@ -195,8 +203,7 @@ class CudaProducer(ShmProducer):
             self._closed = True
             slab, self.slab = self.slab, 0
             self._bytes = None
-            if slab:
-                self._free(slab)
+            self._free(slab)
             self._arena.close()
 
     def _free(self, slab: int) -> None:
@@ -206,9 +213,11 @@ class CudaProducer(ShmProducer):
             _LOG.warning("a consumer has the slab open still: the process's end frees it")
             return
         try:
-            self.device.api.stream_synchronize(self.device.stream)
-            self._destroy_events()
-            self.device.api.mem_free(slab)
+            self._trial.free()
+            if slab:
+                self.device.api.stream_synchronize(self.device.stream)
+                self._destroy_events()
+                self.device.api.mem_free(slab)
         except CudaError as exc:
             _LOG.warning("the slab goes with the process: %s", exc)
 

@@ -30,6 +30,8 @@ INVALID_HANDLE = 400
 NOT_READY = 600
 ILLEGAL_ADDRESS = 700
 ALREADY_REGISTERED = 712
+NOT_REGISTERED = 713
+NOT_SUPPORTED = 801
 """Status codes of the driver (CUresult) that are told apart here."""
 
 
@@ -101,6 +103,10 @@ class CudaApi(ABC):
     @abstractmethod
     def readable_by(self, ordinal: int) -> bool:
         """Whether another device can read this one's memory; False for one that is not here."""
+
+    @abstractmethod
+    def memory_used(self) -> int:
+        """Bytes of the device's memory that are in use, by whomever."""
 
     # --- memory ----------------------------------------------------------------------------------
 

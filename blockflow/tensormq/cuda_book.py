@@ -2,8 +2,14 @@
 
 A second, small arena beside the worker's own, named by its incarnation with :data:`DEVICE_BIT` set:
 generations and release marks are what they are for host memory. Its data area holds, instead of
-tensors, the *export*: IPC handles of the slab and of one READY event per slot. So no message
-carries them, and a consumer opens each once.
+tensors:
+
+* a head of words: whether the owner is *closing*, and how long the two exports are;
+* the owner's *verdicts*: whose device memory it can open itself (``cuda_verdict``);
+* the export of a small *trial* piece, there from the beginning (``cuda_trial``);
+* the *export* of the slab: its IPC handle, and one of a READY event per slot.
+
+So no message carries IPC handles, and a consumer opens each once.
 
 Closing before freeing (a rule of CUDA IPC): a consumer that has the slab open holds a shared flock
 on the book's file. An owner that wants to free its slab raises the *closing* word, which consumers
@@ -24,7 +30,17 @@ from blockflow.tensormq.arena import DEVICE_BIT, Arena, ArenaReader, arena_path
 from blockflow.tensormq.cuda_api import IPC_HANDLE_BYTES
 from blockflow.wire.codec import decode, encode
 
-_CLOSING, _LENGTH, _HEAD = 0, 1, 16
+VERDICTS = 128
+"""Owners that one worker can have a verdict on at once."""
+
+VERDICT_BYTES = 128
+"""A word, and a reason in the rest."""
+
+_HEAD = 64
+_CLOSING, _EXPORT_LENGTH, _TRIAL_LENGTH = range(3)
+_VERDICTS_END = _HEAD + VERDICTS * VERDICT_BYTES
+_TRIAL_ROOM = 512
+_EXPORT_AT = _VERDICTS_END + _TRIAL_ROOM
 _LOOK_S = 0.005
 
 
@@ -58,27 +74,35 @@ class Export:
         return cls(uuid, nbytes, memory, tuple(events[i : i + IPC_HANDLE_BYTES] for i in cuts))
 
 
-def has_book(run_dir: Path, incarnation: int) -> bool:
-    """Whether that process takes handles to device memory: every one that can makes its book."""
-    return arena_path(run_dir, incarnation | DEVICE_BIT).exists()
-
-
 def make_book(run_dir: Path, incarnation: int, slots: int, lanes: int = 32) -> Arena:
     """The owner's book, with nothing exported yet.
 
     Raises:
         SystemError_: NO_SPACE; ALREADY_RUNNING when the incarnation has one.
     """
-    room = _HEAD + 256 + (slots + 1) * IPC_HANDLE_BYTES
+    room = _EXPORT_AT + 256 + (slots + 1) * IPC_HANDLE_BYTES
     return Arena.create(run_dir, incarnation | DEVICE_BIT, room, slots, lanes, warm_bytes=room)
 
 
 def write_export(book: Arena, export: Export) -> None:
-    """To be called once, before the first handle is sent."""
+    """Of the slab. To be called once, before the first handle is sent."""
+    _write(book, export, _EXPORT_AT, _EXPORT_LENGTH)
+
+
+def write_trial(book: Arena, export: Export) -> None:
+    """Of the trial piece, with one event. To be called once, before anybody knows the worker."""
+    _write(book, export, _VERDICTS_END, _TRIAL_LENGTH)
+
+
+def _write(book: Arena, export: Export, at: int, length: int) -> None:
     data = export.to_bytes()
-    words = book.data[:_HEAD].cast("Q")
-    book.data[_HEAD : _HEAD + len(data)] = data
-    words[_LENGTH] = len(data)
+    book.data[at : at + len(data)] = data
+    book.data[:_HEAD].cast("Q")[length] = len(data)
+
+
+def verdict_rows(data: memoryview) -> memoryview:
+    """Where the owner's verdicts lie in a book's data area."""
+    return data[_HEAD:_VERDICTS_END]
 
 
 def await_closed(book: Arena, timeout_s: float) -> bool:
@@ -98,7 +122,10 @@ def await_closed(book: Arena, timeout_s: float) -> bool:
 
 
 class BookReader:
-    """A consumer's side: ``marks`` is the mapped arena, ``export`` what to open.
+    """A consumer's side; it holds the shared lock until :meth:`unlock`.
+
+    Attributes:
+        marks: the mapped arena.
 
     Raises:
         RequestError: WORKER_LOST: the owner is gone or about to go.
@@ -107,39 +134,49 @@ class BookReader:
 
     def __init__(self, run_dir: Path, incarnation: int) -> None:
         number = incarnation | DEVICE_BIT
+        self._incarnation = incarnation
         self._fd = -1
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(arena_path(run_dir, number), flags)
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self.marks = ArenaReader.open(run_dir, number)
-            words = self.marks.region()[:_HEAD].cast("Q")
-            if words[_CLOSING] or not words[_LENGTH]:
-                raise self._lost(incarnation)
-            self._words = words
-            self.export = Export.from_bytes(
-                bytes(self.marks.region()[_HEAD : _HEAD + words[_LENGTH]])
-            )
+            self._words = self.marks.region()[:_HEAD].cast("Q")
+            if self.closing:
+                raise self._lost()
         except BlockFlowError:
             self.unlock()
             raise
         except OSError as exc:
             self.unlock()
-            raise self._lost(incarnation) from exc
+            raise self._lost() from exc
 
     @property
     def closing(self) -> bool:
         """The owner wants to free its slab."""
         return bool(self._words[_CLOSING])
 
+    def export(self) -> Export | None:
+        """Of the slab; None while there is none. Raises WireError."""
+        return self._read(_EXPORT_AT, _EXPORT_LENGTH)
+
+    def trial(self) -> Export | None:
+        """Of the trial piece; None where the owner could make none. Raises WireError."""
+        return self._read(_VERDICTS_END, _TRIAL_LENGTH)
+
+    def _read(self, at: int, length: int) -> Export | None:
+        nbytes = self._words[length]
+        if not nbytes:
+            return None
+        return Export.from_bytes(bytes(self.marks.region()[at : at + nbytes]))
+
     def unlock(self) -> None:
-        """The slab and its events are closed here. Idempotent."""
+        """What was opened is closed here. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
-    @staticmethod
-    def _lost(incarnation: int) -> RequestError:
+    def _lost(self) -> RequestError:
         return RequestError(
-            "WORKER_LOST", f"the device memory of incarnation {incarnation} is gone"
+            "WORKER_LOST", f"the device memory of incarnation {self._incarnation} is gone"
         )

@@ -1,25 +1,33 @@
 """CudaConsumer: opens handles to other workers' device memory.
 
-Each owner's slab and events are opened once and kept. A tensor is used where it lies if that is
-this worker's device, and is copied over by this worker if it is a peer: the reader knows when it
-needs the bytes, and the owner needs no context on the reader's device.
+Each owner's slab is opened once and kept, its events as long as there is room for them. A tensor is
+used where it lies if that is this worker's device, and is copied over by this worker if it is a
+peer: the reader knows when it needs the bytes, and the owner needs no context on the reader's
+device.
+
+What cannot be opened is no handle's fault: owners are told by this worker's verdicts, and send
+their tensors over the host from then on.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blockflow.core.errors import RequestError, SystemError_, WireError
+from blockflow.core.errors import BlockFlowError, RequestError, WireError
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.channel import Consumer, InBuffer, span_bytes
 from blockflow.tensormq.cuda_api import CudaError
 from blockflow.tensormq.cuda_book import BookReader
 from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.cuda_events import MAX_IMPORTED, ImportedEvents
+from blockflow.tensormq.cuda_trial import try_owners
+from blockflow.tensormq.cuda_verdict import VerdictBook
 from blockflow.tensormq.views import typed
 from blockflow.wire.tensor import Handle, TensorDesc
 
@@ -40,41 +48,58 @@ class CudaMapping:
 
     Attributes:
         owner: incarnation. users: buffers that are open. gone: the owner is proven dead.
-        closed: by this process. waits: handles whose event this device was told to wait for, until
-            it is past them.
+        closed: by this process. slots: of the slab.
+        waits: handles whose event this device was told to wait for, each with its wait's number,
+            until it is past them.
+
+    Raises:
+        RequestError: WORKER_LOST: the owner is gone, about to go, or has exported nothing.
+        WireError: MALFORMED_MESSAGE: its book is none.
+        CudaError: its memory cannot be opened here.
     """
 
-    def __init__(self, device: CudaDevice, run_dir: Path, owner: int) -> None:
+    def __init__(
+        self, device: CudaDevice, events: ImportedEvents, run_dir: Path, owner: int
+    ) -> None:
         self.device = device
         self.owner = owner
         self.users = 0
         self.gone = self.closed = False
-        self.waits: set[Handle] = set()
+        self.waits: dict[Handle, int] = {}
+        self._events = events
         self.book = BookReader(run_dir, owner)
-        self._events: dict[int, int] = {}
-        export = self.book.export
-        self.peer = export.uuid != device.facts.uuid
-        self.nbytes = export.nbytes
-        api = device.api
         try:
-            self.pointer = api.mem_import(export.memory)
-        except CudaError as exc:
+            export = self.book.export()
+            if export is None:
+                raise RequestError(
+                    "WORKER_LOST", f"incarnation {owner} has no device memory to open"
+                )
+            self.pointer = device.api.mem_import(export.memory)
+        except BlockFlowError:
             self.book.unlock()
-            raise SystemError_(
-                "INTERNAL",
-                f"the device memory of incarnation {owner} cannot be opened: {exc.message}",
-                where=device.name,
-                hint="set the blocks' mode to zeromq to pass tensors over the host",
-            ) from exc
-        self._bytes = None if self.peer else api.tensor(self.pointer, self.nbytes)
+            raise
+        self._handles = export.events
+        self.slots = len(export.events)
+        self.nbytes = export.nbytes
+        peer = export.uuid != device.facts.uuid
+        self._bytes = None if peer else device.api.tensor(self.pointer, self.nbytes)
 
-    def event(self, slot: int) -> int:
-        """The slot's READY event, opened when it is first needed."""
-        found = self._events.get(slot)
-        if found is None:
-            found = self.device.api.event_import(self.book.export.events[slot])
-            self._events[slot] = found
-        return found
+    def order_behind(self, handle: Handle) -> None:
+        """This device's stream comes behind the owner's work on a slot, once it gets there.
+
+        Raises:
+            CudaError: the slot's event cannot be opened.
+        """
+        key = self.owner, handle.slot
+        wait = self._events.order_behind(key, self._handles[handle.slot])
+        if wait:
+            self.waits[handle] = wait
+
+    def passed(self, handle: Handle) -> None:
+        """The device is past all that was ordered for a buffer."""
+        wait = self.waits.pop(handle, 0)
+        if wait:
+            self._events.passed((self.owner, handle.slot), wait)
 
     def bytes_at(self, offset: int, nbytes: int) -> Tensor:
         """The slab's bytes on this device: a view, or a copy queued in the stream."""
@@ -92,12 +117,9 @@ class CudaMapping:
         """No work that uses it may be under way: all users have been released *and marked*."""
         self.closed = True
         self._bytes = None
-        api = self.device.api
         try:
-            for event in self._events.values():
-                api.event_destroy(event)
-            self._events.clear()
-            api.mem_close(self.pointer)
+            self._events.close_owner(self.owner)
+            self.device.api.mem_close(self.pointer)
         except CudaError as exc:
             _LOG.warning("slab of incarnation %d: %s", self.owner, exc)
         self.book.unlock()
@@ -142,11 +164,9 @@ class CudaInBuffer(InBuffer):
             raise RequestError(
                 "WORKER_LOST", f"incarnation {mapping.owner} died while its tensor waited here"
             )
-        api, event = mapping.device.api, mapping.event(self._handle.slot)
-        if not api.event_query(event):
-            api.stream_wait(mapping.device.stream, event)
-            mapping.waits.add(self._handle)
-        self._used = True
+        if not self._used:
+            self._consumer.order(mapping, self._handle)
+            self._used = True
         return mapping
 
     def release(self) -> None:
@@ -162,15 +182,34 @@ class CudaConsumer(Consumer):
 
     Args:
         device: of this process. run_dir: where books lie.
+        verdicts: of this worker, in its own book; None tells nobody.
+        incarnation: of this worker.
+        most_events: of others that may be open here at once.
     """
 
-    def __init__(self, device: CudaDevice, run_dir: Path) -> None:
+    def __init__(
+        self,
+        device: CudaDevice,
+        run_dir: Path,
+        verdicts: VerdictBook | None = None,
+        incarnation: int = 0,
+        most_events: int = MAX_IMPORTED,
+    ) -> None:
         self._device = device
         self._run_dir = run_dir
+        self._verdicts = verdicts
+        self._incarnation = incarnation
+        self._events = ImportedEvents(device.api, device.stream, most_events)
         self._mappings: dict[int, CudaMapping] = {}
         self._gone: set[int] = set()
         self._lock = threading.Lock()
         device.tend = self.tend
+
+    def meet(self, owners: Collection[int]) -> None:
+        """These workers may send handles: find out, before they do, whether they can be opened."""
+        if self._verdicts is not None:
+            others = {owner for owner in owners if owner != self._incarnation}
+            try_owners(self._device.api, self._run_dir, self._verdicts, others)
 
     def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
         handle = desc.handle
@@ -185,16 +224,41 @@ class CudaConsumer(Consumer):
             mapping = self._mappings.get(owner) or self._map(owner)
             if not mapping.book.marks.current(handle.slot, handle.lane, handle.generation):
                 raise _bad(desc, "the handle is stale or names no slot")
-            if handle.offset + span_bytes(desc) > mapping.nbytes or handle.slot >= len(
-                mapping.book.export.events
-            ):
+            if handle.offset + span_bytes(desc) > mapping.nbytes or handle.slot >= mapping.slots:
                 raise _bad(desc, "the handle points outside the slab")
             mapping.users += 1
         return CudaInBuffer(desc, handle, mapping, self)
 
     def _map(self, owner: int) -> CudaMapping:
-        made = self._mappings[owner] = CudaMapping(self._device, self._run_dir, owner)
+        try:
+            made = CudaMapping(self._device, self._events, self._run_dir, owner)
+        except CudaError as exc:
+            raise self._refused(owner, exc) from exc
+        self._mappings[owner] = made
         return made
+
+    def order(self, mapping: CudaMapping, handle: Handle) -> None:
+        """Order this device's work behind the owner's, in the engine thread."""
+        try:
+            mapping.order_behind(handle)
+        except CudaError as exc:
+            raise self._refused(mapping.owner, exc) from exc
+
+    def _refused(self, owner: int, exc: CudaError) -> RequestError:
+        """Note that the owner's memory cannot be used here, and say so.
+
+        An owner that has just died looks the same from here, so the code is the one by which the
+        Dispatcher runs the request again as soon as that death is proven.
+        """
+        if self._verdicts is not None:
+            self._verdicts.refused(owner, exc.message)
+        _LOG.warning("device memory of incarnation %d cannot be opened: %s", owner, exc.message)
+        return RequestError(
+            "WORKER_LOST",
+            f"the device memory of incarnation {owner} cannot be opened: {exc.message}",
+            where=self._device.name,
+            hint="send it again: its tensors go over the host from now on",
+        )
 
     def released(self, mapping: CudaMapping, handle: Handle, used: bool) -> None:
         """A buffer is given back: mark its lane when the device work that read it is done."""
@@ -203,7 +267,7 @@ class CudaConsumer(Consumer):
             mapping.book.marks.release(handle.slot, handle.lane, handle.generation)
             with self._lock:
                 mapping.users -= 1
-                mapping.waits.discard(handle)
+                mapping.passed(handle)
                 self._close_if_idle(mapping)
 
         if used:
@@ -232,7 +296,7 @@ class CudaConsumer(Consumer):
         if mapping is not None and mapping.waits:
             before = set(mapping.waits)
             why = f"it waits for work of incarnation {incarnation}, which is dead"
-            self._device.watch(DEATH_GRACE_S, lambda: bool(before & mapping.waits), why)
+            self._device.watch(DEATH_GRACE_S, lambda: bool(before & mapping.waits.keys()), why)
 
     def close(self) -> None:
         """Close all slabs once this worker's own work is done; after a time-out leave them.

@@ -15,11 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from blockflow.tensormq.cuda_api import CudaApi, CudaError, DeviceFacts, EventKind
+from blockflow.tensormq.cuda_host import SMALL_BYTES, Pins, Staging, address_of
 
 _LOG = logging.getLogger("blockflow.cuda")
 _TEND_S = 0.2
@@ -35,6 +33,18 @@ class CopyCounts:
     d2h_bytes: int = 0
     d2d_copies: int = 0
     d2d_bytes: int = 0
+
+
+@dataclass(slots=True)
+class UploadWays:
+    """Those of the copies to the device that did not come straight from page-locked memory:
+    ``staged`` were copied within the host first, into page-locked memory of this process;
+    ``pageable`` were left to the driver."""
+
+    h2d_staged_copies: int = 0
+    h2d_staged_bytes: int = 0
+    h2d_pageable_copies: int = 0
+    h2d_pageable_bytes: int = 0
 
 
 class Completions:
@@ -131,58 +141,6 @@ class Completions:
             _LOG.exception("work after the device's failed")
 
 
-class Pins:
-    """Page-locked host regions: each one wholly or not at all, as copies require.
-
-    A region grows while its address stays (an arena commits memory as it is needed): the old
-    registration is then replaced, which waits for the stream. Where the system registers nothing,
-    copies go through the driver's own staging buffer, slower and otherwise the same; ``failed``
-    then says why, by whether the region was read-only.
-    """
-
-    def __init__(self, api: CudaApi, stream: int) -> None:
-        self._api = api
-        self._stream = stream
-        self._regions: dict[int, tuple[int, memoryview]] = {}
-        self._lock = threading.Lock()
-        self.failed: dict[bool, str] = {}
-
-    def cover(self, region: memoryview, read_only: bool) -> bool:
-        """See that all of ``region`` is page-locked; False where that cannot be had."""
-        address = address_of(region)
-        known = self._regions.get(address)
-        if known is not None and known[0] >= len(region):
-            return True
-        if read_only in self.failed:
-            return False
-        with self._lock:
-            self._drop(address)
-            try:
-                self._api.host_register(address, len(region), read_only)
-            except CudaError as exc:
-                self.failed[read_only] = str(exc)
-                _LOG.warning("host memory is not page-locked, copies take longer: %s", exc)
-                return False
-            # The view keeps the mapping: it must not vanish while it is registered.
-            self._regions[address] = len(region), region
-        return True
-
-    def drop(self, region: memoryview) -> None:
-        """Undo :meth:`cover`, when no copy of the region is wanted any more."""
-        with self._lock:
-            self._drop(address_of(region))
-
-    def close(self) -> None:
-        with self._lock:
-            for address in list(self._regions):
-                self._drop(address)
-
-    def _drop(self, address: int) -> None:
-        if self._regions.pop(address, None) is not None:
-            self._api.stream_synchronize(self._stream)
-            self._api.host_unregister(address)
-
-
 class DeviceQueue:
     """Bounds what the engine thread may put into the stream ahead of the device, and times it.
 
@@ -256,7 +214,8 @@ class CudaDevice:
 
     Attributes:
         api: its calls. facts: what it is. name: ``cuda:N``. stream: where all work goes.
-        copies: counted here and nowhere else. completions, pins, queue: see the classes.
+        copies, ways: counted here and nowhere else.
+        completions, pins, staging, queue: see the classes.
         broken: why it cannot be used any more; '' while it can.
 
     Args:
@@ -270,10 +229,11 @@ class CudaDevice:
         self.facts: DeviceFacts = api.facts()
         self.name = f"cuda:{api.ordinal}"
         self.stream = api.stream_create()
-        self.copies = CopyCounts()
+        self.copies, self.ways = CopyCounts(), UploadWays()
         self.tend: Callable[[], None] = lambda: None
         self.completions = Completions(api, lambda: self.tend(), self._break)
         self.pins = Pins(api, self.stream)
+        self.staging = Staging(api, self.stream)
         self.queue = DeviceQueue(api, self.stream, self.completions)
         self._clock: tuple[int, int] | None = None
         self._clock_lock = threading.Lock()
@@ -290,12 +250,32 @@ class CudaDevice:
         timer.daemon = True
         timer.start()
 
-    def upload(self, target: int, memory: memoryview) -> None:
-        """Queue a copy from host memory; keep ``memory`` alive until it is done."""
-        if memory.nbytes:
-            self.api.copy_h2d(target, address_of(memory), memory.nbytes, self.stream)
-            self.copies.h2d_copies += 1
-            self.copies.h2d_bytes += memory.nbytes
+    def upload(self, target: int, memory: memoryview) -> bool:
+        """Queue a copy from host memory.
+
+        Returns:
+            Whether ``memory`` has been read; if not, keep it as it is until the stream is past
+            this.
+        """
+        nbytes = memory.nbytes
+        if not nbytes:
+            return True
+        self.copies.h2d_copies += 1
+        self.copies.h2d_bytes += nbytes
+        locked = self.pins.hold(memory)
+        if not locked and nbytes > SMALL_BYTES and self.staging.upload(target, memory):
+            self.ways.h2d_staged_copies += 1
+            self.ways.h2d_staged_bytes += nbytes
+            return True
+        self.api.copy_h2d(target, address_of(memory), nbytes, self.stream)
+        if not locked:
+            self.ways.h2d_pageable_copies += 1
+            self.ways.h2d_pageable_bytes += nbytes
+        return False
+
+    def forget_figures(self) -> None:
+        """Count copies from here on."""
+        self.copies, self.ways = CopyCounts(), UploadWays()
 
     def keep(self, *things: object) -> None:
         """Keep these alive until the stream is past what it holds now."""
@@ -334,6 +314,7 @@ class CudaDevice:
         if not self.completions.wait_idle(timeout_s):
             return False
         self.pins.close()
+        self.staging.close()
         if not self.completions.close(max(0.0, end - time.monotonic()) + 2 * _TEND_S):
             return False
         self.queue.close()
@@ -343,11 +324,6 @@ class CudaDevice:
             self.api.stream_destroy(self.stream)
             self.api.close()
         return True
-
-
-def address_of(memory: Any) -> int:
-    """Where a buffer begins."""
-    return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
 def _let_go(_: object) -> None:

@@ -68,6 +68,7 @@ _BLOCKING: dict[str, tuple[Any, ...]] = {
     "cuDeviceCanAccessPeer": (POINTER(c_int), _DEVICE, _DEVICE),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), _DEVICE),
     "cuDevicePrimaryCtxRelease_v2": (_DEVICE,),
+    "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
     "cuMemAlloc_v2": (POINTER(_DEVICEPTR), c_size_t),
     "cuMemFree_v2": (_DEVICEPTR,),
     "cuIpcGetMemHandle": (POINTER(_IpcHandle), _DEVICEPTR),
@@ -223,6 +224,11 @@ class CudaDriver(CudaApi):
             return False
         self._lib.call("cuDeviceCanAccessPeer", byref(able), self._device_of(ordinal), self._device)
         return bool(able.value)
+
+    def memory_used(self) -> int:
+        free, total = c_size_t(), c_size_t()
+        self._call("cuMemGetInfo_v2", byref(free), byref(total))
+        return total.value - free.value
 
     # --- memory ----------------------------------------------------------------------------------
 

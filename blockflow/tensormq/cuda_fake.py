@@ -14,7 +14,6 @@ under way when a message arrives.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockflow.tensormq import cuda_api
-from blockflow.tensormq.cuda_api import CudaApi, CudaError, DeviceFacts, EventKind
-from blockflow.tensormq.cuda_fake_world import Access, Memory, RuleBroken, Stream, World
+from blockflow.tensormq.cuda_api import CudaApi, DeviceFacts, EventKind
+from blockflow.tensormq.cuda_fake_host import READ_ONLY, LockedHost
+from blockflow.tensormq.cuda_fake_world import Access, Memory, RuleBroken, Stream, World, failed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +46,11 @@ class FakeCuda(CudaApi):
             in ``islands``.
         total_bytes: of a device's memory; OUT_OF_MEMORY beyond.
         eager: see the module.
-        lacks: facts of :class:`DeviceFacts` that shall be missing (``ipc_events``, ...), and
-            ``registering`` for a system that page-locks nothing.
+        lacks: facts of :class:`DeviceFacts` that shall be missing (``ipc_events``, ...), besides
+            ``registering`` for a system that page-locks nothing, and ``opening`` for a process that
+            can open no other's memory. A file ``lacks`` in the folder adds to them, in every
+            process.
+        read_only_pins: memory that may only be read can be page-locked, which few systems can.
         process: play this (living) process instead of one's own, so that two ends of a channel can
             be tested in one.
     """
@@ -62,10 +65,11 @@ class FakeCuda(CudaApi):
         total_bytes: int = 1 << 30,
         eager: bool = True,
         lacks: Iterable[str] = (),
+        read_only_pins: bool = False,
         process: int = 0,
     ) -> None:
         if not 0 <= ordinal < devices:
-            raise _failed("cuDeviceGet", 101)
+            raise failed("cuDeviceGet", 101)
         self.ordinal = ordinal
         self.torch_device = "cpu"
         self.world = World(folder, process or os.getpid())
@@ -74,28 +78,45 @@ class FakeCuda(CudaApi):
         self._islands = frozenset(islands)
         self._total = total_bytes
         self._lacks = frozenset(lacks)
+        self._read_only_pins = read_only_pins
         self._real_pid = os.getpid()
         self._memories: dict[int, Memory] = {}
         self._gone: list[Memory] = []  # kept mapped, so that no address comes twice
         self._events: dict[int, tuple[str, EventKind, bool]] = {}
         self._streams: dict[int, Stream] = {}
-        self._pinned: dict[int, tuple[int, bool]] = {}
+        self.host = LockedHost()
         self._lock = threading.RLock()
 
     def facts(self) -> DeviceFacts:
-        has = {n: n not in self._lacks for n in ("unified_addressing", "ipc_events")}
+        has = {n: not self._lacking(n) for n in ("unified_addressing", "ipc_events")}
         return DeviceFacts(
             "FakeCuda",
             f"GPU-fake-{self.ordinal}",
             self._total,
             **has,
-            exclusive="sharing" in self._lacks,
-            read_only_pins="read_only_pins" not in self._lacks,
+            exclusive=self._lacking("sharing"),
+            read_only_pins=self._read_only_pins,
         )
+
+    def _lacking(self, what: str) -> bool:
+        return what in self._lacks or what in self.world.lacks()
 
     def readable_by(self, ordinal: int) -> bool:
         near = {self.ordinal, ordinal}.isdisjoint(self._islands)
         return 0 <= ordinal < self._devices and ordinal != self.ordinal and near
+
+    def memory_used(self) -> int:
+        """Of all devices of the double, without torch's own, which is the host's here."""
+        return self.world.held_bytes()
+
+    def counts(self) -> dict[str, int]:
+        """What this process holds of the driver: a leak shows here, whatever its size."""
+        return {
+            "memories": len(self._memories),
+            "events": len(self._events),
+            "streams": len(self._streams),
+            "locked": len(self.host),
+        }
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -104,7 +125,7 @@ class FakeCuda(CudaApi):
         with self._lock:
             used = sum(m.nbytes for m in self._memories.values() if m.own)
             if used + nbytes > self._total:
-                raise _failed("cuMemAlloc_v2", cuda_api.OUT_OF_MEMORY)
+                raise failed("cuMemAlloc_v2", cuda_api.OUT_OF_MEMORY)
             name = self.world.new("mem", nbytes)
             return self._map(name, own=True)
 
@@ -131,10 +152,12 @@ class FakeCuda(CudaApi):
         self._check()
         call = "cuIpcOpenMemHandle_v2"
         name, pid = self.world.read_handle(handle, call)
+        if self._lacking("opening"):
+            raise failed(call, cuda_api.NOT_SUPPORTED)
         if pid == self.world.pid:
-            raise _failed(call, cuda_api.INVALID_CONTEXT)
+            raise failed(call, cuda_api.INVALID_CONTEXT)
         if not self.world.alive(name):
-            raise _failed(call, cuda_api.INVALID_HANDLE)
+            raise failed(call, cuda_api.INVALID_HANDLE)
         with self._lock:
             for memory in self._memories.values():
                 if memory.name == name:
@@ -157,19 +180,12 @@ class FakeCuda(CudaApi):
             self.world.closed(memory.name)
 
     def host_register(self, address: int, nbytes: int, read_only: bool) -> None:
-        call = "cuMemHostRegister_v2"
-        if "registering" in self._lacks or nbytes <= 0 or address % mmap.PAGESIZE:
-            raise _failed(call, cuda_api.INVALID_VALUE)
-        with self._lock:
-            for start, (size, _) in self._pinned.items():
-                if address < start + size and start < address + nbytes:
-                    raise _failed(call, cuda_api.ALREADY_REGISTERED)
-            self._pinned[address] = nbytes, read_only
+        if self._lacking("registering") or (read_only and not self._read_only_pins):
+            raise failed("cuMemHostRegister_v2", cuda_api.NOT_SUPPORTED)
+        self.host.register(address, nbytes, read_only)
 
     def host_unregister(self, address: int) -> None:
-        with self._lock:
-            if self._pinned.pop(address, None) is None:
-                raise _failed("cuMemHostUnregister", 713)
+        self.host.unregister(address)
 
     # --- events and streams ----------------------------------------------------------------------
 
@@ -187,7 +203,7 @@ class FakeCuda(CudaApi):
     def event_export(self, event: int) -> bytes:
         name, kind, _ = self._event(event, "cuIpcGetEventHandle")
         if kind is not EventKind.READY:
-            raise _failed("cuIpcGetEventHandle", cuda_api.INVALID_HANDLE)
+            raise failed("cuIpcGetEventHandle", cuda_api.INVALID_HANDLE)
         return self.world.handle(name)
 
     def event_import(self, handle: bytes) -> int:
@@ -195,9 +211,9 @@ class FakeCuda(CudaApi):
         call = "cuIpcOpenEventHandle"
         name, pid = self.world.read_handle(handle, call)
         if pid == self.world.pid:
-            raise _failed(call, cuda_api.INVALID_CONTEXT)
+            raise failed(call, cuda_api.INVALID_CONTEXT)
         if not self.world.alive(name):
-            raise _failed(call, cuda_api.INVALID_HANDLE)
+            raise failed(call, cuda_api.INVALID_HANDLE)
         if sum(not own for _, _, own in self._events.values()) >= _MAX_IMPORTED_EVENTS:
             raise self._broken(f"more than {_MAX_IMPORTED_EVENTS} imported events")
         self.world.opened(name)
@@ -233,9 +249,9 @@ class FakeCuda(CudaApi):
         for event in (start, stop):
             name, kind, _ = self._event(event, call)
             if kind is not EventKind.CLOCK:
-                raise _failed(call, cuda_api.INVALID_HANDLE)
+                raise failed(call, cuda_api.INVALID_HANDLE)
             if not self.world.has_come(name):
-                raise _failed(call, cuda_api.NOT_READY)
+                raise failed(call, cuda_api.NOT_READY)
             names.append(name)
         return self.world.came_ns(names[1]) - self.world.came_ns(names[0])
 
@@ -286,14 +302,14 @@ class FakeCuda(CudaApi):
     # --- copies ----------------------------------------------------------------------------------
 
     def copy_h2d(self, target: int, address: int, nbytes: int, stream: int) -> None:
-        pinned = self._host(address, nbytes)
+        locked = self.host.locked(address, nbytes) is not None
         # What is not page-locked is read before the call returns.
-        source = address if pinned else ctypes.string_at(address, nbytes)
+        source = address if locked else ctypes.string_at(address, nbytes)
         writes = [(target, nbytes)] if self._known(target) else []
         self.launch(stream, partial(_move, target, source, nbytes), writes=writes)
 
     def copy_d2h(self, address: int, source: int, nbytes: int, stream: int) -> None:
-        if self._host(address, nbytes) and self._pin_at(address)[1]:
+        if self.host.locked(address, nbytes) == READ_ONLY:
             raise self._broken("a copy into memory that was page-locked for reading")
         reads = [(source, nbytes)] if self._known(source) else []
         self.launch(stream, partial(_move, address, source, nbytes), reads=reads)
@@ -305,19 +321,6 @@ class FakeCuda(CudaApi):
             reads=[(source, nbytes)] if self._known(source) else [],
             writes=[(target, nbytes)] if self._known(target) else [],
         )
-
-    def _host(self, address: int, nbytes: int) -> bool:
-        """Whether a host region is page-locked; it must be so wholly or not at all."""
-        with self._lock:
-            for start, (size, _) in self._pinned.items():
-                if address < start + size and start < address + nbytes:
-                    if start <= address and address + nbytes <= start + size:
-                        return True
-                    raise _failed("cuMemcpyAsync", cuda_api.INVALID_VALUE)
-        return False
-
-    def _pin_at(self, address: int) -> tuple[int, bool]:
-        return next(p for start, p in self._pinned.items() if start <= address < start + p[0])
 
     # --- torch -----------------------------------------------------------------------------------
 
@@ -345,7 +348,7 @@ class FakeCuda(CudaApi):
 
     def _check(self) -> None:
         if os.getpid() != self._real_pid:
-            raise _failed("cuda in a forked process", cuda_api.NOT_INITIALIZED)
+            raise failed("cuda in a forked process", cuda_api.NOT_INITIALIZED)
 
     def _put(self, stream: int, work: Callable[[], None]) -> None:
         self._check()
@@ -355,7 +358,7 @@ class FakeCuda(CudaApi):
         self._check()
         found = self._events.get(event)
         if found is None:
-            raise _failed(call, cuda_api.INVALID_HANDLE)
+            raise failed(call, cuda_api.INVALID_HANDLE)
         if not found[2] and not self.world.exists(found[0]):
             raise self._broken(f"{call} on {found[0]}, which its maker has destroyed")
         return found
@@ -363,7 +366,7 @@ class FakeCuda(CudaApi):
     def _memory(self, pointer: int, call: str, own: bool) -> Memory:
         memory = self._memories.get(pointer)
         if memory is None or memory.own != own:
-            raise _failed(call, cuda_api.INVALID_VALUE)
+            raise failed(call, cuda_api.INVALID_VALUE)
         return memory
 
     def _forget(self, memory: Memory) -> None:
@@ -384,14 +387,10 @@ class FakeCuda(CudaApi):
                 if pointer <= start and start + nbytes <= pointer + memory.nbytes:
                     return Access(memory.name, start - pointer, nbytes, kind)
         self._known(start)
-        raise _failed("launch", cuda_api.ILLEGAL_ADDRESS)
+        raise failed("launch", cuda_api.ILLEGAL_ADDRESS)
 
     def _broken(self, rule: str) -> RuleBroken:
         return self.world.broken(rule)
-
-
-def _failed(call: str, status: int) -> CudaError:
-    return CudaError(call, status, "status of the double")
 
 
 def _move(target: int, source: int | bytes, nbytes: int) -> None:

@@ -28,7 +28,7 @@ from blockflow.tensormq.cuda_api import IPC_HANDLE_BYTES, CudaError
 
 _RECORDED, _COME, _CAME_NS = range(3)
 _POLL_S = 0.0002
-_ACCESSES, _BROKEN = "accesses", "broken"
+_ACCESSES, _BROKEN, _LACKS = "accesses", "broken", "lacks"
 
 
 class RuleBroken(AssertionError):
@@ -118,6 +118,25 @@ class World:
         """Living processes that have it open."""
         pids = [int(p.name.rpartition(".")[2]) for p in self.folder.glob(f"{name}.open.*")]
         return [pid for pid in pids if running(pid)]
+
+    def held_bytes(self) -> int:
+        """Of all memory whose maker lives, or that some process has open: what a driver keeps."""
+        names = [n for n in self.names("mem") if self.alive(n) or self.importers(n)]
+        sizes = [self._size(name) for name in names]
+        return sum(sizes)
+
+    def _size(self, name: str) -> int:
+        try:
+            return (self.folder / name).stat().st_size
+        except FileNotFoundError:  # freed meanwhile
+            return 0
+
+    def lacks(self) -> frozenset[str]:
+        """What all processes' devices lack (see ``FakeCuda``)."""
+        try:
+            return frozenset((self.folder / _LACKS).read_text(encoding="utf-8").split())
+        except FileNotFoundError:
+            return frozenset()
 
     def names(self, kind: str) -> list[str]:
         """What there is of a kind (``mem``, ``event``): for tests that look for leaks."""
@@ -271,6 +290,11 @@ def running(pid: object) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def failed(call: str, status: int) -> CudaError:
+    """What a call of the double raises."""
+    return CudaError(call, status, "status of the double")
 
 
 def _maker(name: str) -> int:

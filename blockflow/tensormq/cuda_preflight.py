@@ -1,8 +1,7 @@
 """Whether this worker can share device memory with others, and if not, why not.
 
-The answer is found by doing: small things are made and exported, as the slab will be. What one
-process cannot see (whether another one may open them) is decided by the same machine's rules, and
-the few that are known are named here.
+The answer is found by doing: small things are made and exported, as the slab will be. Whether
+another process can open them shows there alone: see ``cuda_trial``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from blockflow.tensormq.channel import Consumer, Producer
 from blockflow.tensormq.cuda import CudaProducer
 from blockflow.tensormq.cuda_api import CudaApi
 from blockflow.tensormq.cuda_consumer import CudaConsumer
-from blockflow.tensormq.cuda_device import CopyCounts, CudaDevice
+from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_preflight import preflight
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.mixed import MixedConsumer, MixedProducer
@@ -69,10 +69,16 @@ class TensorMemory:
         }
 
     def extra(self) -> dict[str, Any]:
-        """Further figures by name: of the slab, and why there is none."""
-        if self.device is None:
+        """Further figures by name: of the device's memory, of the slab or why there is none, and
+        of uploads that did not come straight from page-locked memory."""
+        device = self.device
+        if device is None:
             return {}
-        out: dict[str, Any] = {"device_fallback": self.fallback}
+        out: dict[str, Any] = {
+            "device_fallback": self.fallback,
+            "device_memory_used": device.api.memory_used(),
+            **asdict(device.ways),
+        }
         if isinstance(self.slots, MixedProducer):
             out["device_fallback"] = self.slots.obstacle or self.fallback
             if self.slots.cuda is not None:
@@ -105,7 +111,7 @@ class TensorMemory:
         """Count copies and device times from here on; while nothing is computed."""
         self.device_times.clear()
         if self.device is not None:
-            self.device.copies = CopyCounts()
+            self.device.forget_figures()
 
     def close(self) -> None:
         """Orderly: consumers close before owners free. Idempotent."""
@@ -148,6 +154,7 @@ def open_memory(
         if gpu is None:
             return TensorMemory(host, frames, consumer)
         cuda: CudaProducer | None = None
+        opener: CudaConsumer | None = None
         fallback = ""
         if host is None:
             fallback = "the worker's mode is zeromq"
@@ -158,12 +165,13 @@ def open_memory(
                 _LOG.info("%s", note)
             if found.able:
                 cuda = CudaProducer(gpu, run_dir, incarnation, arena_bytes, slots)
+                opener = CudaConsumer(gpu, run_dir, cuda.verdicts, incarnation)
         if fallback:
             _LOG.warning("tensors of %s go over the host: %s", gpu.name, fallback)
         return TensorMemory(
-            None if host is None else MixedProducer(gpu, host, cuda, run_dir),
+            None if host is None else MixedProducer(gpu, host, cuda, run_dir, opener),
             MixedProducer(gpu, frames, None, run_dir),
-            MixedConsumer(gpu, consumer, None if cuda is None else CudaConsumer(gpu, run_dir)),
+            MixedConsumer(gpu, consumer, opener),
             gpu.api.torch_device,
             gpu,
             fallback,

@@ -8,7 +8,6 @@ the other way: what comes from the host is copied to the device when the engine 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,9 @@ from blockflow.core.model import tensor_bytes
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.channel import Consumer, InBuffer, OutBuffer, Payload, Producer, Usage
 from blockflow.tensormq.cuda import CudaOutBuffer, CudaProducer
-from blockflow.tensormq.cuda_book import has_book
 from blockflow.tensormq.cuda_consumer import CudaConsumer
 from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.cuda_reach import DeviceReach
 from blockflow.tensormq.leases import LeaseError
 from blockflow.tensormq.shm import ShmConsumer, ShmInBuffer, ShmProducer
 from blockflow.tensormq.views import typed
@@ -28,8 +27,6 @@ from blockflow.wire.tensor import TensorDesc
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_LOG = logging.getLogger("blockflow.cuda")
 
 
 class MixedOutBuffer(OutBuffer):
@@ -95,75 +92,56 @@ class MixedProducer(Producer):
         device: of this process. host: slots of its arena, or frames.
         cuda: its slab; None when device memory cannot be shared (and then all goes over the host).
         run_dir: where consumers' books lie.
+        opener: this worker's other end, which is to know who may send to it.
     """
 
     by_consumer = True
 
     def __init__(
-        self, device: CudaDevice, host: Producer, cuda: CudaProducer | None, run_dir: Path
+        self,
+        device: CudaDevice,
+        host: Producer,
+        cuda: CudaProducer | None,
+        run_dir: Path,
+        opener: CudaConsumer | None = None,
     ) -> None:
         self._device = device
         self._host = host
         self.cuda = cuda
-        self._run_dir = run_dir
-        self._on_device: dict[int, bool] = {}
-        self._told: set[str] = set()
-        self._no_slab = self._last = ""
+        self._opener = opener
+        own = 0 if cuda is None else cuda.incarnation & ~DEVICE_BIT
+        self._reach = DeviceReach(device, run_dir, own)
         self._region = host.region if isinstance(host, ShmProducer) else None
 
     @property
     def obstacle(self) -> str:
-        """Why the last tensor that could have stayed on a device went over the host; '' if none."""
-        return self._last
-
-    # --- who can take what -----------------------------------------------------------------------
+        """Why tensors for some consumer on a device go over the host; '' where none do."""
+        return self._reach.obstacle
 
     def set_devices(self, devices: Mapping[int, str]) -> None:
-        self._on_device = {
-            incarnation: not (why := self._obstacle(incarnation, device)) or self._tell(device, why)
-            for incarnation, device in devices.items()
-        }
-
-    def _obstacle(self, incarnation: int, device: str) -> str:
-        """Why a consumer cannot be given device memory; '' if it can, ``-`` where that is no news:
-        it is on the CPU, or this worker cannot share any (which was said when it started)."""
-        kind, _, number = device.partition(":")
-        if kind != "cuda" or self.cuda is None:
-            return "-"
-        if self._no_slab:
-            return self._no_slab
-        if not has_book(self._run_dir, incarnation):
-            return f"incarnation {incarnation} cannot open device memory"
-        if device == self._device.name or self._device.api.readable_by(int(number)):
-            return ""
-        return f"{self._device.name} and {device} are no peers"
-
-    def _tell(self, device: str, why: str) -> bool:
-        if why != "-":
-            self._last = why
-            if why not in self._told:
-                self._told.add(why)
-                _LOG.warning("tensors to %s go over the host: %s", device, why)
-        return False
+        placed = {n: device for n, device in devices.items() if device.startswith("cuda")}
+        if self._opener is not None:
+            self._opener.meet(placed)
+        if self.cuda is not None:  # else nobody is given any, which was said at the start
+            self._reach.set_consumers(placed)
 
     def reaches(self, buffer: OutBuffer, consumer: int) -> bool:
         own = _own(buffer)
-        return own.host is not None or self._on_device.get(consumer, False)
+        return own.host is not None or self._reach.takes(consumer)
+
+    # --- the interface ---------------------------------------------------------------------------
 
     def _slab_open(self) -> bool:
         """Opens the slab when it is first needed; without memory for it, never."""
-        if self.cuda is None or self._no_slab:
+        if self.cuda is None:
             return False
         try:
             self.cuda.open_slab()
         except BlockFlowError as exc:
             # What others send can be opened all the same, so the book stays.
-            self._no_slab = f"no slab on {self._device.name}: {exc.message}"
-            self._on_device = dict.fromkeys(self._on_device, self._tell("others", self._no_slab))
+            self._reach.give_up(f"no slab on {self._device.name}: {exc.message}")
             return False
         return True
-
-    # --- the interface ---------------------------------------------------------------------------
 
     @property
     def max_consumers(self) -> int:
@@ -173,7 +151,8 @@ class MixedProducer(Producer):
         self, dtype: str, dims: Sequence[int], consumers: Collection[int] = ()
     ) -> MixedOutBuffer | None:
         """A slab slot if any of the consumers can open one, host memory if any cannot."""
-        kinds = {self._on_device.get(c, False) for c in consumers}
+        self._reach.look(consumers)
+        kinds = {self._reach.takes(c) for c in consumers}
         slot: CudaOutBuffer | None = None
         host: OutBuffer | None = None
         cuda = self.cuda if True in kinds and self._slab_open() else None
@@ -207,7 +186,7 @@ class MixedProducer(Producer):
 
     def _chosen(self, own: MixedOutBuffer, consumer: int) -> Producer:
         cuda = self.cuda
-        on_device = own.slot is not None and self._on_device.get(consumer, False)
+        on_device = own.slot is not None and self._reach.takes(consumer)
         if cuda is not None and on_device:
             return cuda
         if own.host is None:
@@ -261,7 +240,7 @@ class MixedProducer(Producer):
         return sum(p.sweep() for p in self._all())
 
     def peer_gone(self, incarnation: int) -> int:
-        self._on_device.pop(incarnation, None)
+        self._reach.forget(incarnation)
         return sum(p.peer_gone(incarnation) for p in self._all())
 
     def outstanding(self) -> int:
@@ -296,8 +275,7 @@ class UploadedInBuffer(InBuffer):
         if reader is not None and device.facts.read_only_pins:
             device.pins.cover(reader.region(), True)
         raw = device.api.scratch(self.memory.nbytes)
-        device.upload(int(raw.data_ptr()), self.memory)
-        self._used = True
+        self._used = not device.upload(int(raw.data_ptr()), self.memory)
         return typed(raw, self.desc.dtype, self.desc.dims, self.desc.strides)
 
     def release(self) -> None:

@@ -15,9 +15,11 @@ from blockflow.launch.base import Launcher
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.cuda_fake_world import World
 from blockflow.tensormq.janitor import RunDir, remove_leavings
-from tests.cuda_rig import OtherEnd, double_folder, other_end, warm_launcher
+from tests.cuda_rig import OtherEnd, double_folder, grown, hops, other_end, warm_launcher
 
 OWNER, CONSUMER, NEXT = 11, 21, 12
+HOPS = int(os.environ.get("BLOCKFLOW_HOPS", "2000"))
+"""100,000 by hand take a minute."""
 
 
 class Scene:
@@ -58,6 +60,11 @@ def scene(launcher: Launcher, tmp_path: Path) -> Iterator[Scene]:
         for path in made.double.iterdir():
             path.unlink()
         made.double.rmdir()
+
+
+def importers(world: World) -> list[int]:
+    """Processes that have any memory of another one open."""
+    return [pid for name in world.names("mem") for pid in world.importers(name)]
 
 
 def test_two_processes_pass_a_tensor_and_close_in_order(scene: Scene) -> None:
@@ -106,7 +113,7 @@ def test_a_killed_owners_tensors_are_lost_and_the_reader_lives_on(
             ask()
         assert info.value.code == "WORKER_LOST"
     scene.reader.ask("release", held)
-    assert scene.world.importers(scene.world.names("mem")[0]) == [], "it was let go"
+    assert importers(scene.world) == [], "it was let go"
     assert scene.reader.ask("broken") == ""
     assert sorted(os.listdir(scene.run_dir)) == ["lock"]
     with other_end(launcher, tmp_path) as successor:
@@ -155,21 +162,31 @@ def test_nothing_is_left_when_both_are_killed(scene: Scene) -> None:
 
 
 def test_many_hops_grow_nothing(scene: Scene) -> None:
-    """Memory, events and descriptors of both ends stay what they were after the first hops."""
+    """Memory, objects, events and descriptors of both ends stay what they were after the first
+    hops, and so does the device's memory."""
     scene.begin()
+    ends = (scene.owner, scene.reader)
+    hops(*ends, 200)
+    files = scene.world.names("event"), scene.world.names("mem")
+    before = [end.ask("counts") for end in ends]
+    hops(*ends, HOPS)
+    after = [end.ask("counts") for end in ends]
+    assert [grown(*pair) for pair in zip(before, after, strict=True)] == [{}, {}]
+    assert (scene.world.names("event"), scene.world.names("mem")) == files
+    assert scene.owner.ask("sweep", 0) == 0
 
-    def hops(count: int) -> None:
-        for value in range(count):
-            number = scene.opened(scene.owner.ask("send", 0, value % 256, 4096))
-            scene.reader.ask("order", number)
-            scene.reader.ask("release", number)
 
-    hops(50)
-    events = scene.world.names("event")
-    before = [end.ask("counts") for end in (scene.owner, scene.reader)]
-    hops(300)
-    after = [end.ask("counts") for end in (scene.owner, scene.reader)]
-    assert scene.world.names("event") == events and len(scene.world.names("mem")) == 1
-    for first, last in zip(before, after, strict=True):
-        assert (last["fds"], last["threads"]) == (first["fds"], first["threads"])
-        assert last["rss_kib"] < first["rss_kib"] + 4096
+def test_the_look_for_growth_sees_a_leak(scene: Scene) -> None:
+    """Buffers that somebody keeps, and an event and a piece of memory that nobody closes."""
+    scene.begin()
+    ends = (scene.owner, scene.reader)
+    hops(*ends, 200)
+    before = [end.ask("counts") for end in ends]
+    scene.reader.ask("forget_releases")
+    scene.owner.ask("producer", str(scene.double), str(scene.run_dir), NEXT)
+    hops(*ends, HOPS // 4)
+    of_owner, of_reader = (
+        grown(first, end.ask("counts")) for first, end in zip(before, ends, strict=True)
+    )
+    assert of_owner["memories"] == 1 and of_owner["events"] == 1
+    assert of_reader["objects"] >= HOPS // 4

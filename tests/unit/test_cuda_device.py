@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections.abc import Iterator
@@ -12,13 +11,11 @@ import pytest
 
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.cuda_api import IPC_HANDLE_BYTES, CudaError
-from blockflow.tensormq.cuda_book import BookReader, Export, has_book, make_book, write_export
+from blockflow.tensormq.cuda_book import BookReader, Export, make_book, write_export, write_trial
 from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.cuda_preflight import expandable_segments, preflight
 from blockflow.tensormq.janitor import RunDir, remove_leavings
-
-PAGE = mmap.PAGESIZE
 
 
 @pytest.fixture
@@ -138,31 +135,6 @@ def test_copies_are_made_and_counted(device: CudaDevice, api: FakeCuda) -> None:
     api.mem_free(pointer)
 
 
-def test_a_regions_growth_is_page_locked_as_a_whole(device: CudaDevice, api: FakeCuda) -> None:
-    whole = memoryview(mmap.mmap(-1, 4 * PAGE))
-    pointer = api.mem_alloc(4 * PAGE)
-    for pages in (1, 1, 3):
-        assert device.pins.cover(whole[: pages * PAGE], False)
-        device.upload(pointer, whole[: pages * PAGE])  # a partly locked region would be refused
-    device.pins.drop(whole[:PAGE])
-    device.upload(pointer, whole)
-    api.stream_synchronize(device.stream)
-    api.mem_free(pointer)
-
-
-def test_without_page_locking_copies_work_all_the_same(tmp_path: Path) -> None:
-    device = CudaDevice(FakeCuda(tmp_path, lacks=["registering"]))
-    region = memoryview(mmap.mmap(-1, PAGE))
-    assert not device.pins.cover(region, False)
-    assert not device.pins.cover(region, False), "and is not tried again"
-    assert "cuMemHostRegister" in device.pins.failed[False] and True not in device.pins.failed
-    pointer = device.api.mem_alloc(PAGE)
-    device.upload(pointer, region)
-    device.download(region, pointer)
-    device.api.mem_free(pointer)
-    assert device.close()
-
-
 def test_a_stuck_device_is_called_broken(device: CudaDevice) -> None:
     device.watch(0.0, lambda: False, "never")
     device.watch(0.01, lambda: True, "it waits for the dead")
@@ -227,20 +199,20 @@ def test_expandable_segments_are_noted_and_do_no_harm(
 
 def test_an_export_goes_through_the_book_once() -> None:
     export = Export("GPU-1", 4 << 20, b"m" * IPC_HANDLE_BYTES, (b"e" * 64, b"f" * 64))
+    trial = Export("GPU-1", 2 << 20, b"t" * IPC_HANDLE_BYTES, (b"g" * 64,))
     with RunDir.create() as run_dir:
         book = make_book(run_dir.path, 7, slots=2)
-        assert has_book(run_dir.path, 7) and not has_book(run_dir.path, 8)
-        with pytest.raises(Exception, match="WORKER_LOST"):
-            BookReader(run_dir.path, 7)  # nothing is exported yet
-        write_export(book, export)
         reader = BookReader(run_dir.path, 7)
-        assert reader.export == export
+        assert (reader.export(), reader.trial()) == (None, None)
+        write_trial(book, trial)
+        assert (reader.export(), reader.trial()) == (None, trial)
+        write_export(book, export)
+        assert (reader.export(), reader.trial()) == (export, trial)
         assert (reader.marks.slots, reader.marks.incarnation) == (2, 7 | DEVICE_BIT)
         assert not reader.closing
         reader.unlock()
         reader.unlock()
         remove_leavings(run_dir.path, 7)
-        assert not has_book(run_dir.path, 7)
         with pytest.raises(Exception, match="WORKER_LOST"):
             BookReader(run_dir.path, 7)
 

@@ -33,6 +33,7 @@ class StandIn:
             "cuDeviceGetAttribute": 1,
             "cuDeviceCanAccessPeer": 1,
             "cuDevicePrimaryCtxRetain": 0xC0,
+            "cuMemGetInfo_v2": (40 << 30, 141 << 30),
             "cuMemAlloc_v2": 0x7F0000000000,
             "cuIpcOpenMemHandle_v2": 0x7E0000000000,
             "cuIpcOpenEventHandle": 0xE1,
@@ -52,6 +53,9 @@ class StandIn:
                 ctypes.memmove(args[0], HANDLE, 64)
             elif name == "cuDeviceGetUuid_v2":
                 ctypes.memmove(args[0], bytes(range(16)), 16)
+            elif isinstance(self.outputs.get(name), tuple):
+                for place, value in zip(args, self.outputs[name], strict=True):
+                    place[0] = value
             elif name in self.outputs:
                 args[0][0] = self.outputs[name]
             return self.status.get(name, 0)
@@ -98,6 +102,7 @@ def test_memory_and_its_handles(library: StandIn, driver: CudaDriver) -> None:
     assert driver.mem_export(0x7F0000000000) == HANDLE
     assert driver.mem_import(HANDLE) == 0x7E0000000000
     assert library.args("cuIpcOpenMemHandle_v2") == (HANDLE, 1), "by value, peers enabled"
+    assert driver.memory_used() == 101 << 30, "free comes first, then all"
     driver.mem_close(0x7E0000000000)
     assert library.args("cuIpcCloseMemHandle") == (0x7E0000000000,)
     driver.host_register(4096, 8192, False)

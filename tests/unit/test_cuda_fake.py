@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.tensormq import cuda_api
+from blockflow.tensormq import cuda_api, cuda_fake_world
 from blockflow.tensormq.cuda_api import CudaError, EventKind
-from blockflow.tensormq.cuda_device import address_of
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.cuda_fake_world import RuleBroken
+from blockflow.tensormq.cuda_host import address_of
 
 KIB = 1024
 
@@ -212,9 +212,18 @@ def test_host_regions_are_page_locked_wholly_or_not_at_all(mine: FakeCuda) -> No
     partly()
     with pytest.raises(CudaError):
         mine.host_unregister(address)
-    mine.host_register(address, mmap.PAGESIZE, True)
+
+
+def test_page_locked_for_reading_is_for_reading_and_for_few(tmp_path: Path) -> None:
+    host = memoryview(mmap.mmap(-1, mmap.PAGESIZE))
+    address = address_of(host)
+    common, rare = FakeCuda(tmp_path), FakeCuda(tmp_path, read_only_pins=True)
+    assert not common.facts().read_only_pins and rare.facts().read_only_pins
+    refused = status_of(lambda: common.host_register(address, mmap.PAGESIZE, True))
+    assert refused == cuda_api.NOT_SUPPORTED
+    rare.host_register(address, mmap.PAGESIZE, True)
     with pytest.raises(RuleBroken, match="page-locked for reading"):
-        mine.copy_d2h(address, pointer, 8, stream)
+        rare.copy_d2h(address, rare.mem_alloc(64), 8, rare.stream_create())
 
 
 def test_pageable_memory_is_read_before_the_call_returns(mine: FakeCuda) -> None:
@@ -236,6 +245,34 @@ def test_the_device_has_an_end(tmp_path: Path) -> None:
     small.mem_free(small.mem_alloc(8 * KIB))
     with pytest.raises(CudaError):
         FakeCuda(tmp_path, 2)
+
+
+def test_what_is_used_and_held_is_counted(
+    mine: FakeCuda, theirs: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory lives on while anybody has it open, also after its maker's death."""
+    nothing = {"memories": 0, "events": 0, "streams": 0, "locked": 0}
+    assert (mine.counts(), mine.memory_used()) == (nothing, 0)
+    pointer = mine.mem_alloc(64 * KIB)
+    mapped = theirs.mem_import(mine.mem_export(pointer))
+    ready = mine.event_create(EventKind.READY)
+    theirs.event_import(mine.event_export(ready))
+    mine.stream_create()
+    assert mine.counts() == theirs.counts() | {"streams": 1}
+    assert theirs.counts() == nothing | {"memories": 1, "events": 1}
+    assert mine.memory_used() == theirs.memory_used() == 64 * KIB
+    alive = cuda_fake_world.running
+    monkeypatch.setattr(cuda_fake_world, "running", lambda pid: pid != os.getpid() and alive(pid))
+    assert theirs.memory_used() == 64 * KIB
+    theirs.mem_close(mapped)
+    assert theirs.memory_used() == 0
+
+
+def test_a_file_says_what_all_processes_lack(mine: FakeCuda, theirs: FakeCuda) -> None:
+    handle = mine.mem_export(mine.mem_alloc(64))
+    (mine.world.folder / "lacks").write_text("opening ipc_events\n")
+    assert status_of(lambda: theirs.mem_import(handle)) == cuda_api.NOT_SUPPORTED
+    assert not theirs.facts().ipc_events
 
 
 def test_a_forked_child_has_no_device(mine: FakeCuda) -> None:

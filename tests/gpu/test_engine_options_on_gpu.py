@@ -1,0 +1,133 @@
+"""CUDA graphs and torch.compile as engine options: right results, really used, and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blockflow.client.sync import Client
+from blockflow.control.system import System
+from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.registry import create_engine
+from blockflow.engine.replay import GRAPHS_KEPT
+from blockflow.repository.export import export_model
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.memory import open_device
+from tests.engine_rig import SPEC, model
+from tests.gpu import test_paths_on_gpu as suite
+from tests.gpu.rig import REAL
+from tests.gpu.test_paths_on_gpu import WAIT_S, X, block, expected
+
+pytestmark = pytest.mark.skipif(not REAL, reason="the double computes on the CPU, without either")
+
+layer, system = suite.layer, suite.system
+OPTIONS: Mapping[str, dict[str, Any]] = {
+    "cuda_graph": {"cuda_graph": True},
+    "compile": {"compile": True},
+    "both": {"cuda_graph": True, "compile": True},
+}
+TOLERANCE = 2e-3
+"""A GPU may use TF32."""
+
+
+@pytest.fixture(params=list(OPTIONS))
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return OPTIONS[request.param]
+
+
+@pytest.fixture
+def device() -> Iterator[CudaDevice]:
+    made = CudaDevice(open_device("cuda:0"))
+    with torch.inference_mode(), made.api.engine_scope(made.stream):
+        yield made
+    assert made.close()
+
+
+@pytest.fixture
+def engine(options: dict[str, Any], device: CudaDevice, tmp_path: Path) -> Iterator[Engine]:
+    """As a worker has it: loaded and run in its own stream, while another thread waits for the
+    device (which a capture must bear)."""
+    repo = BlockRepository(tmp_path)
+    export_model(LoadedModel(model(), "conv", SPEC), repo, names=["conv"])
+    made = create_engine(repo.info("conv"), EngineOptions("cuda:0", 1, "fp32", options), "exported")
+    with repo.artifact("conv") as path:
+        made.load(path)
+    yield made
+    made.close()
+
+
+def run(engine: Engine, device: CudaDevice, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(result, what the model gives on the CPU), with work of the completions' thread beside."""
+    x = torch.randn(rows, 3, 8, 8, generator=torch.Generator().manual_seed(rows))
+    device.completions.after(device.stream, lambda: None)
+    y = engine.run(x.to("cuda:0"))
+    return y.cpu(), model()(x)
+
+
+@pytest.mark.timeout(600)
+def test_results_are_the_plain_ones_at_every_batch_size(
+    engine: Engine, device: CudaDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rows in (1, 2, 8, 32, 1, 8):  # some by what was prepared for them before
+        got, want = run(engine, device, rows)
+        assert got.shape == want.shape
+        assert (got - want).abs().max() <= TOLERANCE * max(1.0, float(want.abs().max())), rows
+    assert "runs eagerly" not in caplog.text, "the option was used, and did not fall back"
+
+
+@pytest.mark.timeout(600)
+def test_what_a_run_returned_is_not_written_again(engine: Engine, device: CudaDevice) -> None:
+    """A recorded graph writes to the same memory at every replay."""
+    first, want = run(engine, device, 4)
+    kept = engine.run(torch.zeros(4, 3, 8, 8, device="cuda:0"))
+    before = kept.clone()
+    engine.run(torch.ones(4, 3, 8, 8, device="cuda:0"))
+    assert torch.equal(kept, before)
+    assert (first - want).abs().max() <= TOLERANCE * max(1.0, float(want.abs().max()))
+
+
+def test_graphs_are_bounded(
+    device: CudaDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    repo = BlockRepository(tmp_path)
+    export_model(LoadedModel(model(), "conv", SPEC), repo, names=["conv"])
+    made = create_engine(
+        repo.info("conv"), EngineOptions("cuda:0", 1, "fp32", OPTIONS["cuda_graph"]), "exported"
+    )
+    with repo.artifact("conv") as path:
+        made.load(path)
+    for rows in range(1, GRAPHS_KEPT + 3):
+        got, want = run(made, device, rows)
+        assert (got - want).abs().max() <= TOLERANCE * max(1.0, float(want.abs().max())), rows
+    assert f"{GRAPHS_KEPT} are kept" in caplog.text
+    torch.cuda.synchronize()
+    reserved = device.api.pool_bytes()[1]
+    for _ in range(3):
+        for rows in range(1, GRAPHS_KEPT + 1):
+            run(made, device, rows)
+    torch.cuda.synchronize()
+    assert device.api.pool_bytes()[1] == reserved, "replays take no further memory"
+    made.close()
+
+
+@pytest.mark.timeout(600)
+def test_blocks_with_options_pass_tensors_by_handle(
+    options: dict[str, Any], system: System, layer: torch.nn.Module
+) -> None:
+    """What a graph reads and writes lies in other workers' slabs, at addresses that change."""
+    blocks = [block(n, "cuda:0", engine="exported", options=options) for n in ("p", "q")]
+    system.apply({"blocks": blocks, "tasks": {"t": ["p", "q"]}})
+    with Client(system.client_endpoint) as client:
+        for rows in (1, 3, 1, 2, 3, 1):
+            got = client.infer("t", X[:rows], deadline_s=2 * WAIT_S).value
+            assert np.allclose(got, expected(layer, 2)[:rows], atol=TOLERANCE)
+    assert suite.settled(system, "p", "h2d_copies", 6)
+    assert suite.settled(system, "q", "d2h_copies", 6)
+    assert suite.counts(system, "p", "d2h_copies") == suite.counts(system, "q", "h2d_copies") == 0

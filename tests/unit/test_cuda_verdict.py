@@ -1,0 +1,164 @@
+"""Verdicts in books, and the trial that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blockflow.tensormq.arena import Arena
+from blockflow.tensormq.cuda import CudaProducer
+from blockflow.tensormq.cuda_api import CudaError
+from blockflow.tensormq.cuda_book import VERDICTS, make_book
+from blockflow.tensormq.cuda_fake import FakeCuda
+from blockflow.tensormq.cuda_trial import TRIAL_BYTES, TrialPiece, try_owners
+from blockflow.tensormq.cuda_verdict import VerdictBook, VerdictView
+from blockflow.tensormq.janitor import RunDir
+from tests import cuda_rig
+
+READER, OWNER, OTHER = 7, 11, 12
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    with RunDir.create() as made:
+        yield made.path
+        cuda_rig.close_devices()
+        double = cuda_rig.double_folder(made.path)
+        assert {p.name for p in double.iterdir()} <= {"accesses"}
+        (double / "accesses").unlink(missing_ok=True)
+        double.rmdir()
+
+
+@pytest.fixture
+def book(run_dir: Path) -> Iterator[Arena]:
+    made = make_book(run_dir, READER, 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def theirs(run_dir: Path) -> FakeCuda:
+    """The reader's device; the owner is this process."""
+    api = cuda_rig.far_device(cuda_rig.double_folder(run_dir)).api
+    assert isinstance(api, FakeCuda)
+    return api
+
+
+def seen(run_dir: Path, owner: int) -> tuple[bool, str | None]:
+    view = VerdictView.of(run_dir, READER, owner)
+    assert view is not None
+    return view.opened, view.refusal()
+
+
+def test_each_owner_reads_what_is_said_of_itself(run_dir: Path, book: Arena) -> None:
+    known = VerdictBook(book)
+    assert seen(run_dir, OWNER) == (False, None)
+    known.opened(OWNER)
+    known.refused(OTHER, "no such namespace")
+    assert seen(run_dir, OWNER) == (True, None)
+    assert seen(run_dir, OTHER) == (False, "no such namespace")
+    assert known.known(OWNER) and not known.known(99)
+
+
+def test_a_look_stays_true_while_rows_change_hands(run_dir: Path, book: Arena) -> None:
+    known = VerdictBook(book)
+    known.opened(OWNER)
+    view = VerdictView.of(run_dir, READER, OWNER)
+    assert view is not None and view.opened
+    known.refused(OWNER, "x" * 500)
+    assert not view.opened and view.refusal() == "x" * 120
+    known.keep([])
+    assert (view.opened, view.refusal()) == (False, None)
+    known.opened(OTHER)  # takes the same row
+    assert (view.opened, view.refusal()) == (False, None)
+    known.opened(OWNER)
+    assert view.opened and seen(run_dir, OTHER) == (True, None)
+
+
+def test_where_there_is_no_row_left_nothing_is_said(run_dir: Path, book: Arena) -> None:
+    known = VerdictBook(book)
+    for owner in range(100, 100 + VERDICTS + 1):
+        known.opened(owner)
+    last = 100 + VERDICTS
+    assert seen(run_dir, last - 1) == (True, None)
+    assert seen(run_dir, last) == (False, None) and not known.known(last)
+    known.keep([last])
+    known.opened(last)
+    assert seen(run_dir, last) == (True, None)
+
+
+def test_who_has_no_book_takes_no_device_memory(run_dir: Path) -> None:
+    assert VerdictView.of(run_dir, READER, OWNER) is None
+
+
+# --- the trial -----------------------------------------------------------------------------------
+
+
+def owner_of(run_dir: Path, incarnation: int = OWNER) -> CudaProducer:
+    device = cuda_rig.fake_device(cuda_rig.double_folder(run_dir))
+    return CudaProducer(device, run_dir, incarnation, 4096, 2)
+
+
+def test_a_trial_leaves_nothing_open(run_dir: Path, book: Arena, theirs: FakeCuda) -> None:
+    owner, known, before = owner_of(run_dir), VerdictBook(book), theirs.counts()
+    try_owners(theirs, run_dir, known, {OWNER, OTHER})
+    assert seen(run_dir, OWNER) == (True, None)
+    assert not known.known(OTHER), "there is no such owner"
+    assert theirs.counts() == before
+    owner.close()
+    assert theirs.world.names("mem") == []
+
+
+@pytest.mark.parametrize("what", ["mem_import", "event_import"])
+def test_a_trial_that_fails_is_noted_with_its_reason(
+    run_dir: Path, book: Arena, theirs: FakeCuda, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def refuse(handle: bytes) -> int:
+        raise CudaError("cuIpcOpen", 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED")
+
+    monkeypatch.setattr(theirs, what, refuse)
+    owner, known, before = owner_of(run_dir), VerdictBook(book), theirs.counts()
+    try_owners(theirs, run_dir, known, [OWNER])
+    want = "cuIpcOpen failed: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED (217)"
+    assert seen(run_dir, OWNER) == (False, want)
+    assert theirs.counts() == before
+    monkeypatch.undo()
+    try_owners(theirs, run_dir, known, [OWNER])
+    assert seen(run_dir, OWNER) == (False, want), "it stands as long as both live"
+    owner.close()
+
+
+def test_a_slab_that_is_there_is_what_is_tried(
+    run_dir: Path, book: Arena, theirs: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A successor must not believe of a small piece what its predecessor met with the slab."""
+    owner = owner_of(run_dir)
+    owner.open_slab()
+    tried: list[bytes] = []
+    real = theirs.mem_import
+    monkeypatch.setattr(theirs, "mem_import", lambda h: tried.append(h) or real(h))  # type: ignore[func-returns-value]
+    try_owners(theirs, run_dir, VerdictBook(book), [OWNER])
+    assert tried == [owner.device.api.mem_export(owner.slab)]
+    owner.close()
+
+
+def test_without_memory_for_a_trial_there_is_none(
+    run_dir: Path, book: Arena, theirs: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = cuda_rig.fake_device(theirs.world.folder, total_bytes=TRIAL_BYTES - 1)
+    piece = TrialPiece(device.api, "GPU-1", book)
+    piece.free()
+    assert "nobody can try" in caplog.text
+    assert theirs.world.names("mem") == []
+
+
+def test_a_damaged_book_is_a_refusal(run_dir: Path, book: Arena, theirs: FakeCuda) -> None:
+    wrong = make_book(run_dir, OWNER, 1)
+    wrong.data[:64].cast("Q")[2] = 5  # the length of a trial that was never written
+    known = VerdictBook(book)
+    try_owners(theirs, run_dir, known, [OWNER])
+    opened, why = seen(run_dir, OWNER)
+    assert not opened and why is not None and "device export" in why
+    wrong.close()
