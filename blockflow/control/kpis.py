@@ -28,6 +28,8 @@ _SUMS = (
     "rows_per_s",
     "bytes_out",
     "copies_out",
+    "bytes_copied_in",
+    "copies_in",
     "elements_in",
     "elements_padded",
 )

@@ -128,8 +128,10 @@ class StageKpi:
     lam/mu the load (thesis, eq. 4.2). ``wait``, ``overhead`` and ``compute`` are
     :meth:`Histogram.summary` maps. ``device`` is such a map for the time on a GPU, where work goes
     on when the host has ordered it (``compute``); empty on the CPU. Of the ``elements_in`` that the
-    engine was given ``elements_padded`` only made inputs equally long. ``engine`` and ``precision``
-    are what really runs.
+    engine was given ``elements_padded`` only made inputs equally long. ``copies_in`` and
+    ``copies_out`` count whole tensors that were copied (docs/engines.md), ``bytes_copied_in`` those
+    of the inputs, ``bytes_out`` what was published. ``engine`` and ``precision`` are what really
+    runs.
     """
 
     stage: int
@@ -152,6 +154,8 @@ class StageKpi:
     device: Mapping[str, float] = field(default_factory=dict)
     bytes_out: int = 0
     copies_out: int = 0
+    bytes_copied_in: int = 0
+    copies_in: int = 0
     elements_in: int = 0
     elements_padded: int = 0
     engine: str = ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.core.model import BlockInfo
+from blockflow.engine.copies import RunCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Engine(ABC):
     Attributes:
         name: of the engine in the registry.
         variant: which form of the artifact :meth:`load` wants; None is the reference artifact.
+        copied: what the last run has copied, good until the next one begins. :meth:`run` resets it.
     """
 
     name: str = ""
@@ -45,6 +47,7 @@ class Engine(ABC):
     def __init__(self, block: BlockInfo, options: EngineOptions) -> None:
         self.block = block
         self.options = options
+        self.copied = RunCopies()
 
     @abstractmethod
     def load(self, artifact: Path) -> None:

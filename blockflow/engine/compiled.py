@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from blockflow.engine.copies import RunCopies
 from blockflow.engine.torch_engine import TorchEngine
 
 _MODEL = "model"
@@ -27,17 +28,20 @@ class CompiledEngine(TorchEngine):
         # the compiler takes. Arguments: one runner, on the CPU; one thread calls it.
         loader = torch._C._aoti.AOTIModelPackageLoader(str(artifact), _MODEL, True, 1, -1)
         _remove_unpacked()
-        return _Package(loader)
+        return _Package(loader, self.copied)
 
 
 class _Package(nn.Module):
-    def __init__(self, loader: torch._C._aoti.AOTIModelPackageLoader) -> None:
+    def __init__(self, loader: torch._C._aoti.AOTIModelPackageLoader, copied: RunCopies) -> None:
         super().__init__()
         self._loader = loader
+        self._copied = copied
 
     def forward(self, x: Tensor) -> Tensor:
-        # strides are compiled in and not checked
-        (y,) = self._loader.boxed_run([x.contiguous()])
+        if not x.is_contiguous():  # strides are compiled in and not checked
+            x = x.contiguous()
+            self._copied.inputs += 1
+        (y,) = self._loader.boxed_run([x])
         return y
 
 

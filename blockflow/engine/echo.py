@@ -69,6 +69,7 @@ class EchoEngine(Engine):
         settings = self._settings
         if settings is None:
             raise self._failed("LOAD_FAILED", "the engine is not loaded")
+        self.copied.reset()
         dtype = str(x.dtype).removeprefix("torch.")
         binding = self.block.contract.input.bind(dtype, x.shape, where=self.block.name)
         rows = int(x.shape[0])
@@ -95,6 +96,7 @@ class EchoEngine(Engine):
             raise self._wrong_slot(out)
         else:
             out[...] = x
+            self.copied.outputs += 1
         if "add" in settings:
             out += settings["add"]
         return out

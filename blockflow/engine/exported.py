@@ -54,7 +54,7 @@ class ExportedEngine(TorchEngine):
             if not self.options.device.startswith("cuda"):
                 raise ValueError("cuda_graph and compile need a CUDA device")
             forward: Forward = compiled(module) if use.get("compile") else module
-            return graphed(forward) if use.get("cuda_graph") else forward, None
+            return graphed(forward, self.copied) if use.get("cuda_graph") else forward, None
         into = writer(module)
         for made in (module, into):
             forget(made)

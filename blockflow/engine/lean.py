@@ -10,6 +10,7 @@ from the unfolded one by rounding (measured on ResNet-50: 6e-7 of the largest ou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,12 +68,17 @@ def lean(module: nn.Module) -> nn.Module:
     return fx.GraphModule(holder, graph).eval()
 
 
+class OutRefused(Exception):
+    """An operator does not write into the tensor that it was given; all before it went well."""
+
+
 def writer(module: nn.Module) -> fx.GraphModule | None:
     """The same function as ``f(x, out)`` that writes its result into ``out``, without a copy.
 
     Only the last operator changes, to its variant with an output argument; weights are shared with
     ``module``. None where the graph ends in an operator that has no such variant, or has one that
-    computes aside and copies.
+    computes aside and copies. The function raises :class:`OutRefused` where that operator fails,
+    and whatever the others raise.
 
     Args:
         module: what :func:`lean` gives.
@@ -126,7 +132,7 @@ def _written(graph: fx.Graph, last: fx.Node, out: fx.Node) -> fx.Node | None:
         return None
     variant = _OUT_VARIANTS.get(last.target)
     if variant is not None:
-        return graph.call_function(variant, last.args, {**last.kwargs, "out": out})
+        return graph.call_function(_write, (variant, *last.args), {**last.kwargs, "out": out})
     if last.target in (_aten.relu.default, _aten.relu_.default):
         before = last.args[0]
         if (
@@ -138,12 +144,19 @@ def _written(graph: fx.Graph, last: fx.Node, out: fx.Node) -> fx.Node | None:
             inner = _written(graph, before, out)
             return graph.call_function(_aten.relu_.default, (inner,))
         # relu.out computes aside and copies; clamp_min does not, and keeps NaN as relu does
-        return graph.call_function(_aten.clamp_min.out, (before, 0), {"out": out})
+        return graph.call_function(_write, (_aten.clamp_min.out, before, 0), {"out": out})
     if last.target is _aten.linear.default and len(last.args) == 3 and _is_matrix(last.args[0]):
         x, weight, bias = last.args
         turned = graph.call_function(_aten.t.default, (weight,))
-        return graph.call_function(_aten.addmm.out, (bias, x, turned), {"out": out})
+        return graph.call_function(_write, (_aten.addmm.out, bias, x, turned), {"out": out})
     return None
+
+
+def _write(variant: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    try:
+        return variant(*args, **kwargs)
+    except Exception as e:
+        raise OutRefused(str(e)) from e
 
 
 def _is_matrix(node: Any) -> bool:

@@ -54,6 +54,7 @@ class NativeEngine(Engine):
         compute = self._compute
         if compute is None:
             raise BlockError("LOAD_FAILED", "the engine is not loaded", where=self.block.name)
+        self.copied.reset()
         contract = self.block.contract
         dtype = str(x.dtype).removeprefix("torch.")
         dims = contract.output_dims(contract.input.bind(dtype, x.shape, where=self.block.name))
@@ -63,6 +64,7 @@ class NativeEngine(Engine):
             raise self._mismatch(f"the slot is {out.dtype}{list(out.shape)}, not {list(dims)}")
         if not x.is_contiguous():
             x = x.contiguous()
+            self.copied.inputs += 1
         try:
             compute(x, out)
         except Exception as e:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from blockflow.engine.copies import RunCopies
 from blockflow.engine.torch_engine import Forward
 
 _LOG = logging.getLogger("blockflow.engine")
@@ -78,9 +80,9 @@ class Replay:
         return made
 
 
-def graphed(forward: Forward) -> Replay:
-    """By CUDA graphs, one per input dims."""
-    return Replay("cuda_graph", forward, record_graph, _dims)
+def graphed(forward: Forward, copied: RunCopies) -> Replay:
+    """By CUDA graphs, one per input dims; ``copied`` gets to know what a replay copies."""
+    return Replay("cuda_graph", forward, partial(record_graph, copied=copied), _dims)
 
 
 def compiled(module: nn.Module) -> Replay:
@@ -88,8 +90,12 @@ def compiled(module: nn.Module) -> Replay:
     return Replay("compile", module, compile_once, lambda x: x.dtype)
 
 
-def record_graph(forward: Forward, example: Tensor) -> Forward:
-    """Capture one forward. The result is cloned: the next replay writes to the same memory."""
+def record_graph(forward: Forward, example: Tensor, copied: RunCopies) -> Forward:
+    """Capture one forward.
+
+    Its kernels read and write memory of the graph's own: the input is copied there, and the result
+    is cloned, because the next replay writes to the same place.
+    """
     given = example.clone()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -106,6 +112,8 @@ def record_graph(forward: Forward, example: Tensor) -> Forward:
     def replay(x: Tensor) -> Tensor:
         given.copy_(x)
         graph.replay()
+        copied.inputs += 1
+        copied.outputs += 1
         return result.clone()
 
     return replay

@@ -6,6 +6,7 @@ output slot are here.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,9 +18,13 @@ from torch import Tensor, nn
 from blockflow.core.errors import BlockError
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.lean import OutRefused
+
+_LOG = logging.getLogger("blockflow.engine")
 
 Forward = Callable[[Tensor], Tensor]
 Into = Callable[[Tensor, Tensor], Tensor]
+"""``f(x, out)`` fills ``out``; OutRefused: only the writing failed, so the plain way may do it."""
 
 PRECISIONS: Mapping[str, torch.dtype | None] = {
     "fp32": None,
@@ -44,13 +49,16 @@ def _option(table: Mapping[str, Any], key: str, what: str) -> Any:
 class TorchEngine(Engine):
     """A torch module on one device.
 
-    The output is copied into ``out`` once, unless the format offers a function that writes there.
+    The output is copied into ``out`` once, unless the format offers a function that writes there,
+    or the result has to be converted to the contract's dtype: that is done on the way into ``out``.
     """
 
     def __init__(self, block: BlockInfo, options: EngineOptions) -> None:
         super().__init__(block, options)
         self._forward: Forward | None = None
         self._into: Into | None = None
+        self._refusal = ""
+        self._converts = False
         self._cast: torch.dtype | None = None
         self._dtype: torch.dtype = getattr(torch, block.contract.output.dtype)
 
@@ -101,10 +109,12 @@ class TorchEngine(Engine):
         contract = self.block.contract
         binding = contract.input.bind(_dtype_name(x), x.shape, where=self.block.name)
         dims = contract.output_dims(binding)
-        if out is not None and self._write(x, out, dims):
-            return out
+        self.copied.reset()
+        self._refusal = ""
         try:
             with torch.inference_mode():
+                if out is not None and self._write(x, out, dims):
+                    return out
                 y = forward(x if self._cast is None else self._lower(x))
         except Exception as e:
             raise BlockError(
@@ -118,7 +128,17 @@ class TorchEngine(Engine):
             raise self._mismatch(f"dims are {list(y.shape)}, the contract says {list(dims)}")
         if y.dtype != self._dtype and self._cast is None:
             raise self._mismatch(f"dtype is {y.dtype}, the contract says {self._dtype}")
-        return self._deliver(x, y, out)
+        self._converts = y.dtype != self._dtype
+        result = self._deliver(x, y, out)
+        if self._refusal:
+            # Not the block's fault, then. It would fail again, and cost a forward each time.
+            _LOG.warning(
+                "block %r does not write into its slot from now on, its output is copied: %s",
+                self.block.name,
+                self._refusal,
+            )
+            self._into = None
+        return result
 
     def _write(self, x: Tensor, out: Tensor, dims: tuple[int, ...]) -> bool:
         """Compute into ``out``. False: not done, the plain way will do it or say what is wrong."""
@@ -126,9 +146,9 @@ class TorchEngine(Engine):
         if into is None or tuple(out.shape) != dims or out.dtype != self._dtype:
             return False
         try:
-            with torch.inference_mode():
-                into(x, out)
-        except Exception:
+            into(x, out)
+        except OutRefused as e:
+            self._refusal = str(e)  # the exception itself would hold the slot's memory
             return False
         # a result of other dims has resized the view: a mismatch, not a result
         return tuple(out.shape) == dims
@@ -141,17 +161,20 @@ class TorchEngine(Engine):
                         f"the slot is {out.dtype}{list(out.shape)}, "
                         f"the result {y.dtype}{list(y.shape)}"
                     )
+                self.copied.outputs += not self._converts
                 return out.copy_(y)
             if y.dtype != self._dtype:
                 return y.to(self._dtype)
             # a block of views only (flatten) returns the input slot, which is soon released
             if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                self.copied.outputs += 1
                 return y.clone()
             return y
 
     @property
     def copies_out(self) -> int:
-        return 1 if self._into is None else 0
+        # whether results are converted is known after the first run, which warms up
+        return 0 if self._into is not None or self._converts else 1
 
     def close(self) -> None:
         self._forward = self._into = None

@@ -220,6 +220,7 @@ class Delivery:
             # Nobody takes the buffer as it is (the routes have changed, or every ticket failed).
             if stays:
                 batch.result = batch.result.clone()
+                batch.copies += 1
             copies = self._copies(copied, out, batch)
             batch.out = None
             if not held:

@@ -72,7 +72,7 @@ class Executor:
         self._failpoints = failpoints
         self._running: dict[Batch, _Forward] = {}
         self._stalled: Batch | None = None
-        self._holding: dict[int, Source] = {}
+        self._holding: dict[int, tuple[Stage, Source]] = {}
         self._wait_until_ns: int | None = None
         self._given_up = WithdrawnRequests()
         self.withdrawn = 0
@@ -277,9 +277,9 @@ class Executor:
             # What waits here may itself hold the slots, and would wait for this batch for ever.
             # What is being computed is read in another lane, and lets go by itself.
             read = {id(t.source) for b in self._running for t in b.tickets}
-            for key, source in list(self._holding.items()):
-                if key not in read:
-                    source.detach()
+            for key, (stage, source) in list(self._holding.items()):
+                if key not in read and source.detach():
+                    stage.meter.copies_out += 1
             self._stalled = batch
             return None
         batch.out = out
@@ -323,7 +323,7 @@ class Executor:
             on_release=None if held is None else let_go,
         )
         if held is not None:
-            self._holding[id(source)] = source
+            self._holding[id(source)] = self._stages[batch.stage], source
         seen: set[int] = set()
         for ticket, hop, start in users:
             item = next_item(ticket, batch, hop, now)

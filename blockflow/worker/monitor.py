@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockflow.core.launchspec import StageSpec
+from blockflow.core.metrics import StageKpi
 from blockflow.launch.process_kpi import ProcessSampler
 from blockflow.tensormq.channel import Producer, Usage
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.wire.control import Stats
+from blockflow.worker.copies import InputCopies
 from blockflow.worker.stage import StageSnapshot
 
 MAX_HZ = 100.0
@@ -43,6 +45,7 @@ class KpiMonitor:
     Args:
         incarnation: of this worker.
         specs: its stages.
+        copied: of its stages' inputs; shown with their figures.
         device: for GPU figures.
         producer: whose memory is shown; None without an arena.
         memory: adds a device's figures; None on the CPU.
@@ -54,6 +57,7 @@ class KpiMonitor:
         self,
         incarnation: int,
         specs: Mapping[int, StageSpec],
+        copied: Mapping[int, InputCopies],
         device: str,
         producer: Producer | None,
         ask: Callable[[], None],
@@ -62,6 +66,7 @@ class KpiMonitor:
     ) -> None:
         self._incarnation = incarnation
         self._specs = specs
+        self._copied = copied
         self._device = device
         self._producer = producer
         self._ask = ask
@@ -152,7 +157,7 @@ class KpiMonitor:
                 "slots_used": usage.slots_used,
             }
             extra |= {"arena_committed": usage.committed, "slot_stalls": usage.stalls}
-        kpis = {n: s.kpi(self._specs[n]) for n, s in snapshot.stages.items()}
+        kpis = {n: self._kpi(n, s) for n, s in snapshot.stages.items()}
         if self._memory is not None:
             extra |= self._memory.extra()
             figures |= self._memory.figures()
@@ -165,3 +170,11 @@ class KpiMonitor:
         process = sampler.sample(now, rows=rows, **figures)
         stages = [k.to_dict() for k in kpis.values()]
         return Stats(self._incarnation, now, stages, process.to_dict(), extra)
+
+    def _kpi(self, stage: int, snapshot: StageSnapshot) -> StageKpi:
+        copied = self._copied[stage]
+        return replace(
+            snapshot.kpi(self._specs[stage]),
+            copies_in=copied.copies,
+            bytes_copied_in=copied.nbytes,
+        )

@@ -112,6 +112,7 @@ def open_parts(
     monitor = KpiMonitor(
         launch.incarnation,
         {n: s.spec for n, s in stages.items()},
+        runner.copied,
         launch.device,
         memory.slots,
         lambda: mail(AskKpi()),

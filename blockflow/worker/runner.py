@@ -27,6 +27,7 @@ from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.atwork import NO_LANE, AtWork
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.worker import failpoints
+from blockflow.worker.copies import InputCopies
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.parting import targets
 from blockflow.worker.stage import Stage
@@ -55,6 +56,7 @@ class Runner:
 
     Attributes:
         threads: the intra-op threads in use, of each lane.
+        copied: by stage, what was copied of its inputs.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Runner:
         self._at_work = at_work
         self._stages = stages
         self._failpoints = points
+        self.copied = {number: InputCopies() for number in stages}
         self.threads = max((s.engine.options.threads for s in stages.values()), default=1)
 
     def load(self, repository: BlockRepository) -> Loaded:
@@ -176,20 +179,22 @@ class Runner:
         self, stage: Stage, batch: Batch, tickets: Sequence[Ticket], out: torch.Tensor | None
     ) -> None:
         """One forward of ``tickets``; the result is in ``out``, or in ``batch.result`` without."""
-        x = _input(tickets, batch.pad_to, 0 if stage.padding is None else stage.padding.value)
+        value = 0 if stage.padding is None else stage.padding.value
+        x, joined = _input(tickets, batch.pad_to, value)
         engine = stage.engine
         if not batch.probe:
+            self.copied[stage.number].add(joined, x.nbytes)
             self._failpoints.hit("before_forward", stage.name)
         if not batch.compute_from_ns:
             batch.compute_from_ns = time.monotonic_ns()
-        if out is not None and engine.copies_out == 0:
-            engine.run(x, out)
-            batch.compute_to_ns = time.monotonic_ns()
-            batch.result = out
-            return
-        y = engine.run(x)
+        written = out is not None and engine.copies_out == 0
+        y = engine.run(x, out) if written else engine.run(x)
         batch.compute_to_ns = time.monotonic_ns()
-        if out is None:
+        made = engine.copied
+        if not batch.probe:
+            self.copied[stage.number].add(made.inputs, x.nbytes)
+        batch.copies += made.outputs
+        if out is None or written:
             batch.result = y
             return
         # Copied here and not by the engine, so that the copy is accounted as overhead.
@@ -228,7 +233,10 @@ class Runner:
             except Exception as again:
                 batch.errors[ticket.key] = _as_error(stage, again)
                 results.append(None)
-        batch.result = whole if whole is not None else _joined(batch.tickets, results)
+        batch.result = whole
+        if whole is None and any(r is not None for r in results):
+            batch.result = _joined(batch.tickets, results)
+            batch.copies += 1
 
     def _blank(self, batch: Batch) -> None:
         """Zeros beyond each ticket's own length, if a stage here goes on with the padded tensor."""
@@ -247,13 +255,12 @@ def _whole(batch: Batch) -> torch.Tensor | None:
     return None if out is None else out.tensor()
 
 
-def _joined(
-    tickets: Sequence[Ticket], results: Sequence[torch.Tensor | None]
-) -> torch.Tensor | None:
-    """One tensor with every ticket's rows at its place; those of failed ones are zeros."""
-    good = next((r for r in results if r is not None), None)
-    if good is None:
-        return None
+def _joined(tickets: Sequence[Ticket], results: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """One tensor with every ticket's rows at its place; those of failed ones are zeros.
+
+    At least one has a result.
+    """
+    good = next(r for r in results if r is not None)
     return torch.cat(
         [
             good.new_zeros((t.rows, *good.shape[1:])) if r is None else r
@@ -262,10 +269,13 @@ def _joined(
     )
 
 
-def _input(tickets: Sequence[Ticket], pad_to: tuple[int, ...], value: float) -> torch.Tensor:
-    """The tickets' rows as one tensor: a view where they lie side by side, else one copy.
+def _input(
+    tickets: Sequence[Ticket], pad_to: tuple[int, ...], value: float
+) -> tuple[torch.Tensor, int]:
+    """The tickets' rows as one contiguous tensor, and how often they were copied for that: 0 or 1.
 
-    A batch that was padded for the stage before and stays together is such a view, too.
+    Rows that lie side by side are a view. So is a batch that was padded for the stage before and
+    stays together.
     """
     filled = pad_to if value == FILL else None
     parts: list[torch.Tensor] = []
@@ -283,8 +293,11 @@ def _input(tickets: Sequence[Ticket], pad_to: tuple[int, ...], value: float) -> 
         part = x if stop - start == x.shape[0] else x[start:stop]
         parts.append(part if as_it_is or cut_to is None else cut(part, cut_to))
     if pad_to and any(part.shape[1:] != pad_to for part in parts):
-        return padded(parts, pad_to, value)
-    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+        return padded(parts, pad_to, value), 1
+    if len(parts) > 1:
+        return torch.cat(parts), 1
+    (x,) = parts
+    return (x, 0) if x.is_contiguous() else (x.contiguous(), 1)
 
 
 def _as_error(stage: Stage, exc: Exception) -> BlockFlowError:

@@ -46,12 +46,18 @@ class Source:
             self._tensor = self._buffer.tensor()
         return self._tensor
 
-    def detach(self) -> None:
-        """Copy what lies in a slot that is held for it, and let go of the slot."""
+    def detach(self) -> bool:
+        """Copy what lies in a slot that is held for it, and let go of the slot.
+
+        Returns:
+            Whether there was one.
+        """
         let_go, self._on_release = self._on_release, None
-        if let_go is not None:
-            self._tensor = self._tensor.clone()
-            let_go()
+        if let_go is None:
+            return False
+        self._tensor = self._tensor.clone()
+        let_go()
+        return True
 
     def release(self) -> None:
         """One user less."""

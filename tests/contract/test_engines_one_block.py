@@ -16,6 +16,7 @@ from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockError, RepositoryError, RequestError
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.copies import RunCopies
 from blockflow.engine.registry import CLASSES, create_engine
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -63,7 +64,19 @@ def test_fills_the_slot_it_is_given(engine: Engine, rows: int) -> None:
     x, out = torch.randn(rows, 3, 8, 8), torch.full((rows, 3, 8, 8), 7.0)
     assert engine.run(x, out) is out
     torch.testing.assert_close(out, expected(engine, x), rtol=1e-4, atol=1e-5)
-    assert engine.copies_out in (0, 1)
+    assert engine.copied == RunCopies(0, engine.copies_out)
+    engine.run(x)  # nothing is to be copied into
+    assert engine.copied == RunCopies(0, 0)
+
+
+def test_an_input_with_strides_is_read_or_copied_once(stored: Stored, engine: Engine) -> None:
+    x, out = torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2), torch.empty(2, 3, 8, 8)
+    engine.run(x, out)
+    torch.testing.assert_close(out, expected(engine, x), rtol=1e-4, atol=1e-5)
+    copies = stored.case.native or stored.case.engine == "compiled"
+    assert engine.copied.inputs == copies
+    engine.run(x.contiguous(), out)
+    assert engine.copied.inputs == 0
 
 
 @pytest.mark.parametrize("parts", [[1] * 8, [3, 5]], ids=["one by one", "in two"])

@@ -129,6 +129,10 @@ def test_results_are_those_of_each_alone(
             width = 1 if n == 1 else 16
             assert block["elements_in"] == 7 * 8 * width
             assert block["elements_padded"] == (56 - 35) * width
+            # put together where it comes in; within the worker it goes on as it is
+            copies, size = int(n == stages[0]), 8 if n == 1 else 4
+            assert block["copies_in"] == copies
+            assert block["bytes_copied_in"] == copies * 56 * width * size
 
 
 def test_classes_do_not_mix(rig: Rig, encoder: tuple[BlockRepository, nn.Module]) -> None:

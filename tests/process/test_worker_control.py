@@ -165,6 +165,8 @@ def test_kpis(rig: Rig) -> None:
     assert one.compute["p50_ms"] >= 2.0 and one.lam > 0 and one.mu > 0 and one.rho > 0
     assert one.bytes_out == 0  # stayed in this worker
     assert two.bytes_out == 5 * 3 * 4 * 4 and two.copies_out == 5
+    # each came alone, and is read where it lies
+    assert (one.copies_in, one.bytes_copied_in, two.copies_in) == (0, 0, 0)
     process = stats.process
     assert process["pid"] == rig.children[11].pid and process["slots"] == 16
     assert process["threads"] >= 4 and process["uss"] > 0

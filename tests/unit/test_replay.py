@@ -12,6 +12,7 @@ from blockflow.core.errors import BlockError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.engine import exported
 from blockflow.engine.base import EngineOptions
+from blockflow.engine.copies import RunCopies
 from blockflow.engine.exported import ExportedEngine
 from blockflow.engine.replay import Replay, compiled, graphed
 from blockflow.engine.torch_engine import Forward
@@ -82,7 +83,7 @@ def test_without_a_gpu_both_fall_back() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has one")
     x = torch.ones(2, 2)
-    assert torch.equal(graphed(lambda x: x * 2)(x), x * 2)
+    assert torch.equal(graphed(lambda x: x * 2, RunCopies())(x), x * 2)
 
 
 def test_compile_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +99,7 @@ def test_the_engine_uses_what_its_options_say(monkeypatch: pytest.MonkeyPatch) -
     used: list[str] = []
 
     def stand_in(what: str) -> object:
-        return lambda forward: (used.append(what), forward)[1]
+        return lambda forward, *_: (used.append(what), forward)[1]
 
     for what in ("graphed", "compiled"):
         monkeypatch.setattr(exported, what, stand_in(what))

@@ -275,6 +275,7 @@ def test_a_slot_that_is_being_read_is_not_taken_away(monkeypatch: pytest.MonkeyP
     bench.arrive(2, 1)
     assert bench.start() is None
     assert reads.tickets[0].source.tensor() is held
+    assert bench.stages[1].meter.copies_out == 0
     bench.compute(reads)
     bench.compute(bench.expect(1))
     assert bench.sink.sent == [[1], [2]]
@@ -289,6 +290,7 @@ def test_a_slot_that_is_being_read_is_not_taken_away(monkeypatch: pytest.MonkeyP
     held = waits.tensor()
     assert bench.start() is None
     assert waits.tensor() is not held and bench.slots.free == 1
+    assert [s.meter.copies_out for s in bench.stages.values()] == [1, 0, 0]
     bench.compute(bench.expect(2))
     assert bench.sink.sent[-1] == [3]
 

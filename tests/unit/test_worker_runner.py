@@ -19,8 +19,9 @@ from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.views import as_torch
-from blockflow.wire.data import Item
+from blockflow.wire.data import PROBE_EPOCH, Item
 from blockflow.worker import runner
+from blockflow.worker.copies import InputCopies
 from blockflow.worker.failpoints import ENV, FailPoints
 from blockflow.worker.runner import Runner, make_engines
 from blockflow.worker.stage import Stage
@@ -61,8 +62,8 @@ class Bench:
         self.engine = Doubling(INFO, EngineOptions())
         self.engine.zero_copy = zero_copy
         self.engine.load(Path())
-        stages = {1: Stage(StageSpec(1, INFO), self.engine)}
-        self.runner = Runner(stages, FailPoints("", Path()))
+        self.stages = {1: Stage(StageSpec(1, INFO), self.engine)}
+        self.runner = Runner(self.stages, FailPoints("", Path()))
         self.producer = InlineProducer()
 
     def compute(
@@ -139,6 +140,54 @@ def test_a_batch_of_several(bench: Bench, slot: bool, shared: bool) -> None:
     assert rows_of(batch) == [[2, 4], [6, 8], [10, 12]]
     assert bench.engine.calls == [3] and not batch.errors
     assert batch.copies == (1 if slot and not bench.engine.zero_copy else 0)
+    # rows that lie side by side are a view; others are put together: 3 rows of 2 numbers
+    assert bench.runner.copied[1] == (InputCopies() if shared else InputCopies(1, 24))
+
+
+def test_a_lone_request_is_read_where_it_lies(bench: Bench) -> None:
+    for _ in range(3):
+        bench.compute([[1, 2], [3, 4]], slot=True)
+    assert bench.runner.copied[1] == InputCopies()
+
+
+def test_an_input_with_strides_is_straightened_and_counted(bench: Bench) -> None:
+    """What a block here has left with other strides, or a padded batch's rows, cut back."""
+    x = torch.arange(4.0).view(2, 2).t()
+    item = Item(os.urandom(16), 1, 1, merge_paths([[1]])[0], 0, 2, 1000)
+    source = Source("float32", (2,), 1, tensor=x)
+    batch = Batch(1, (Ticket(0, item, 1, source, 0, 0, 0, 0, 2**62, 0),))
+    bench.runner.compute(batch)
+    assert batch.result.tolist() == [[0, 4], [2, 6]]
+    assert bench.runner.copied[1] == InputCopies(1, 16)
+
+
+def test_the_readiness_probe_is_not_counted(bench: Bench) -> None:
+    rows = [torch.ones(1, 2), torch.ones(2, 2)]
+    tickets = []
+    for key, x in enumerate(rows):
+        item = Item(os.urandom(16), 1, PROBE_EPOCH, merge_paths([[1]])[0], 0, len(x), 1000)
+        source = Source("float32", (2,), 1, tensor=x)
+        tickets.append(Ticket(key, item, 1, source, 0, 0, 0, 0, 2**62, 0))
+    bench.runner.compute(Batch(1, tuple(tickets)))
+    assert bench.engine.calls == [3] and bench.runner.copied[1] == InputCopies()
+
+
+def test_what_an_engine_copies_itself_is_counted() -> None:
+    class Copying(Engine):
+        copies_out = 0  # type: ignore[assignment]
+
+        def load(self, artifact: Path) -> None: ...
+
+        def run(self, x: Any, out: Any | None = None) -> Any:
+            self.copied.inputs, self.copied.outputs = 1, 2
+            return torch.mul(x, 2, out=out)
+
+        def close(self) -> None: ...
+
+    bench = Bench(True)
+    bench.stages[1].engine = Copying(INFO, EngineOptions())
+    batch = bench.compute([[1, 2]], slot=True)
+    assert (batch.copies, bench.runner.copied[1]) == (2, InputCopies(1, 8))
 
 
 @pytest.mark.parametrize("slot", [False, True])
@@ -153,6 +202,8 @@ def test_batch_mates_of_a_bad_item_are_served(
     rows = rows_of(batch)
     assert rows[0] == [2, 4] and rows[2] == [10, 12]
     assert bench.engine.calls == [3, 1, 1, 1]
+    assert bench.runner.copied[1] == InputCopies(1, 24)
+    assert batch.copies == (0 if slot and bench.engine.zero_copy else 2 if slot else 1)
 
 
 @pytest.mark.parametrize("slot", [False, True])
