@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_dispatcher import FakeDispatcher
+from mlperf_rig import job_of
 from safetensors.numpy import save_file
 
 from blockflow.bench.mlperf.accuracy import measure
 from blockflow.bench.mlperf.batch_sizes import BatchWatch
-from blockflow.bench.mlperf.data import load_inputs
 from blockflow.bench.mlperf.document import make_document
-from blockflow.bench.mlperf.job import Job, save_inputs
 from blockflow.bench.mlperf.report import write_report
 from blockflow.bench.mlperf.run import run
 from blockflow.bench.mlperf.session import Plan, Session
-from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
+from blockflow.bench.mlperf.settings import Mode, Scenario
 from blockflow.bench.mlperf.tally import Counts
+from blockflow.bench.mlperf.verdict import WHOLE_QUERY
 from blockflow.cli.main import main
-from blockflow.client import Client
 from blockflow.control.system import System
-from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -88,6 +84,10 @@ def test_scenarios_end_in_a_verdict_and_a_report(
     assert single["metric"]["name"] == "p50 latency"
     assert single["metric"]["value"] > 0
     assert single["samples"]["answered"] == single["samples"]["issued"] >= 30
+    asked = {t["task"]: t["queries"] for t in single["tasks"]}
+    assert sum(asked.values()) == single["samples"]["issued"]
+    assert 0 < asked["b"] < asked["a"]
+    assert [t["queries"] for t in offline["tasks"]] == [1, 1]
     blocks = {b["block"]: b["count"] for b in single["blocks"]}
     assert blocks["trunk"] == single["samples"]["answered"]
     assert 0 < blocks["head"] < blocks["trunk"]
@@ -160,22 +160,6 @@ def test_bad_input_is_refused_before_a_run(
     assert not (tmp_path / "out").exists()
 
 
-def job_of(fake: FakeDispatcher, task: str, folder: Path, duration_s: float = 0.2) -> Job:
-    with Client(fake.endpoint) as client:
-        routes = {task: client.tasks()[task]}
-    data = folder / "data"
-    data.mkdir()
-    save_inputs(load_inputs("synthetic:1", routes, seed=1), data)
-    settings = make_settings(
-        Scenario.SINGLE_STREAM,
-        Mode.PERFORMANCE,
-        {task: Target(0.5)},
-        short=True,
-        duration_s=duration_s,
-    )
-    return Job(fake.endpoint, "", str(data), {task: 1}, {task: 1}, settings)
-
-
 def test_a_system_that_answers_nothing_does_not_hang_the_run(tmp_path: Path) -> None:
     with FakeDispatcher() as fake:
         job = job_of(fake, "silent", tmp_path)
@@ -224,51 +208,6 @@ def test_sigterm_ends_the_command_with_a_partial_report(
     assert "Verdicts of LoadGen" in capsys.readouterr().out
 
 
-def test_a_disk_that_fills_up_in_the_run_is_a_typed_error(tmp_path: Path) -> None:
-    with FakeDispatcher() as fake:
-        job = job_of(fake, "echo", tmp_path)
-        folder = tmp_path / "run"
-        folder.mkdir()
-        (folder / "driver.json.part").symlink_to("/dev/full")
-        found = run(job, folder, lambda counts: None)
-    assert found.error is not None
-    assert found.error.code == "NO_SPACE"
-    assert not found.verdict.valid
-    assert (folder / "mlperf_log_summary.txt").read_text()
-
-
-@contextmanager
-def files_of_at_most(nbytes: int) -> Iterator[None]:
-    """What this process and those that it starts write beyond that fails, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_loadgens_own_log_that_breaks_off_is_a_typed_error(tmp_path: Path) -> None:
-    with FakeDispatcher() as fake:
-        fake.delay_s = 0.01  # few samples: the driver's own files are small
-        job = job_of(fake, "slow", tmp_path)
-        with files_of_at_most(4 << 10):
-            found = run(job, tmp_path / "run", lambda counts: None)
-    assert found.error is not None
-    assert found.error.code == "NO_SPACE"
-    assert found.to_dict()["partial"]
-    assert found.counts.answered > 0
-    assert found.latencies["slow"]
-    assert not found.verdict.valid
-
-
-def test_a_report_that_cannot_be_written_is_a_typed_error(tmp_path: Path) -> None:
-    (tmp_path / "summary.json.part").symlink_to("/dev/full")
-    with pytest.raises(BlockFlowError) as caught:
-        write_report({"no": "matter"}, [], tmp_path)
-    assert caught.value.code == "NO_SPACE"
-
-
 def test_verdicts_are_shown_also_where_the_report_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,13 +236,20 @@ def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
     data = ("--data", "x.safetensors", "--preprocess", "own_hook:scale")
     asked = ("--task", "b", "--scenario", "multistream")
     modes = ("--mode", "performance", "--mode", "accuracy")
-    status = main(["bench", "--json", *where, *data, *asked, *modes, *SURE])
+    odd = ("--percentile", "55", "--target-latency-ms", "20000")  # LoadGen logs no 55th
+    status = main(["bench", "--json", *where, *data, *asked, *modes, *SURE, *odd])
     found = json.loads(capsys.readouterr().out)
     assert status == 0, found
     assert found["system"]["topology"]
     assert found["system"]["blocks"]["blocks"][0]["digest"]
     performance, accuracy = found["results"]
-    assert performance["samples"]["issued"] >= 8 * 30
+    samples = performance["samples"]
+    assert samples["issued"] >= 8 * 30
+    assert samples["queries"] == {"b": samples["issued"] / 8}
+    assert performance["metric"]["name"] == "p55 latency"
+    latency = performance["latency_ms"]
+    assert latency["50.00"] * 0.9 <= performance["metric"]["value"] <= latency["90.00"] * 1.1
+    assert [t["task"] for t in performance["tasks"]] == ["b", WHOLE_QUERY]
     assert accuracy["samples"]["issued"] == 8  # LoadGen fills up its one query
     expected = {"task": "b", "rows": 4, "missing": 0, "top1": 0.75, "top5": None}
     assert accuracy["accuracy"] == [expected]

@@ -120,7 +120,7 @@ def runner(system: Any, folder: Path, data: Path) -> Callable[[Job, str, str], R
         here.mkdir(parents=True)
         rows = read_inputs(Path(job.data), job.most)
         library = job.library({task: len(d.rows) for task, d in rows.items()})
-        tally = Tally(library.tasks)
+        tally = Tally(library.tasks, job.settings.deadline_s)
         complete = completer(job.settings.logs_answers)
         sut = Sut(system, library, rows, job.settings, tally, complete)
         drive(job.settings, len(library), sut, here)

@@ -1,15 +1,21 @@
-"""``blockflow bench``: counts, settings, library and verdict; no LoadGen."""
+"""``blockflow bench``: counts, settings and library; no LoadGen."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
-from blockflow.bench.mlperf.counts import early_stopping_count, query_count, rounded_count
+from blockflow.bench.mlperf.counts import (
+    count_for_share,
+    early_stopping_count,
+    query_count,
+    rounded_count,
+)
 from blockflow.bench.mlperf.job import Job
-from blockflow.bench.mlperf.library import Library
+from blockflow.bench.mlperf.library import MANY, Library, shares
 from blockflow.bench.mlperf.presets import PRESETS, numbers, parse_weights, per_task, presets
 from blockflow.bench.mlperf.settings import (
     Mode,
@@ -17,15 +23,11 @@ from blockflow.bench.mlperf.settings import (
     Scenario,
     Target,
     make_settings,
+    needed_queries,
     required_queries,
     targets_of,
 )
-from blockflow.bench.mlperf.tally import Counts
-from blockflow.bench.mlperf.verdict import is_whole, judge, read_log
 from blockflow.core.errors import BlockFlowError
-
-FREE = {"a": Target(0.9)}
-
 
 # --- counts --------------------------------------------------------------------------------------
 
@@ -106,8 +108,8 @@ def test_own_figures_go_over_the_preset() -> None:
     weights = {"a": 1, "b": 1, "c": 1}
     found = targets_of(Scenario.SERVER, weights, chosen, {"a": 20.0}, {"c": 95.0})
     assert found == {
-        "a": Target(0.99, 20.0, 0.99),
-        "b": Target(0.97, 250, 0.97),
+        "a": Target(0.99, 20.0, 0.99, 15),
+        "b": Target(0.97, 250, 0.97, 250),
         "c": Target(0.95, None, 0.99),
     }
     found = targets_of(Scenario.MULTISTREAM, weights, chosen, {}, {})
@@ -121,7 +123,10 @@ def test_own_figures_go_over_the_preset() -> None:
 def test_official_settings_and_what_makes_a_run_short() -> None:
     def made(scenario: Scenario, **kw: Any) -> RunSettings:
         targets = {"a": Target(0.97, 10), "b": Target(0.99, 15)}
-        return make_settings(scenario, Mode.PERFORMANCE, targets, **{"short": False, **kw})
+        both = {"a": 1.0, "b": 1.0}  # as if every query asked for both
+        return make_settings(
+            scenario, Mode.PERFORMANCE, targets, **{"short": False, "asked": both, **kw}
+        )
 
     counts = {s: made(s).min_queries for s in Scenario}
     assert counts == {
@@ -155,6 +160,19 @@ def test_a_percentile_below_the_rules_is_full_length_and_not_official(scenario: 
     assert single.official is (scenario is Scenario.SERVER)
 
 
+@pytest.mark.parametrize("scenario", [Scenario.SERVER, Scenario.MULTISTREAM])
+def test_a_bound_looser_than_the_presets_is_full_length_and_not_official(
+    scenario: Scenario,
+) -> None:
+    def made(bound_ms: float | None) -> str:
+        own = {} if bound_ms is None else {"a": bound_ms}
+        chosen = {"a": PRESETS["image-classification-light"]}
+        targets = targets_of(scenario, {"a": 1}, chosen, own, {})
+        return make_settings(scenario, Mode.PERFORMANCE, targets, short=False).kind
+
+    assert [made(b) for b in (None, 5.0, 60_000.0)] == ["official", "official", "full length"]
+
+
 def test_a_lone_stream_has_as_many_queries_as_its_percentile_needs() -> None:
     counts = [required_queries(Scenario.SINGLE_STREAM, p) for p in (0.5, 0.9, 0.99, 0.999)]
     assert counts[:3] == [1024] * 3
@@ -172,6 +190,69 @@ def test_confidence_sets_the_counts_and_less_of_it_is_not_official() -> None:
     assert not made(0.9).official
     assert made(0.999).min_queries > 270_336
     assert made(0.999).official
+
+
+# --- tasks that are mixed ------------------------------------------------------------------------
+
+
+def mixed(scenario: Scenario, weights: dict[str, int], **kw: Any) -> RunSettings:
+    targets = dict.fromkeys(weights, Target(0.99, 10.0))
+    asked = shares(weights, 8 if scenario is Scenario.MULTISTREAM else 1)
+    return make_settings(scenario, Mode.PERFORMANCE, targets, asked=asked, **{"short": False, **kw})
+
+
+def test_there_are_more_queries_than_the_mean_lest_chance_leave_a_task_short() -> None:
+    assert count_for_share(270_336, 1.0) == 270_336
+    chance = np.random.default_rng(1)
+    for count, share in ((1, 0.001), (64, 0.25), (1024, 0.5), (270_336, 1 / 3)):
+        queries = count_for_share(count, share)
+        seen = chance.binomial(queries, share, 100_000)
+        assert seen.min() >= count
+        assert queries < (count + 12 * (count + 5) ** 0.5 + 27) / share
+
+
+@pytest.mark.parametrize("scenario", [Scenario.SINGLE_STREAM, Scenario.SERVER])
+def test_the_rarest_task_is_asked_as_often_as_the_rules_want(scenario: Scenario) -> None:
+    needed = required_queries(scenario, 0.99)
+    lone, three = mixed(scenario, {"a": 7}), mixed(scenario, {"a": 2, "b": 1, "c": 1})
+    assert lone.min_queries == needed
+    assert three.min_queries == count_for_share(needed, 0.25) > 4 * needed
+    assert three.official
+    assert needed_queries(three, "b") == needed
+    # What was enough for the sum of them is not enough for each.
+    assert mixed(scenario, {"a": 2, "b": 1, "c": 1}, queries=needed).kind == "short"
+    assert mixed(scenario, {"a": 2, "b": 1, "c": 1}, queries=three.min_queries).official
+
+
+def test_a_short_run_leaves_no_task_out_and_offline_has_one_figure_for_all() -> None:
+    rare = {"a": 1000, "b": 1}
+    assert mixed(Scenario.SERVER, rare, short=True).min_queries > 20 * 1001
+    assert mixed(Scenario.SERVER, {"a": 2, "b": 1}, short=True).min_queries == 662
+    assert mixed(Scenario.OFFLINE, {"a": 2, "b": 1}).min_queries == 24_576
+    assert needed_queries(mixed(Scenario.OFFLINE, {"a": 2, "b": 1}), "b") == 1
+
+
+def test_a_task_that_is_asked_too_rarely_to_be_judged_is_refused() -> None:
+    with pytest.raises(BlockFlowError, match="'b'") as caught:
+        mixed(Scenario.SERVER, {"a": 1000, "b": 1})
+    assert caught.value.code == "INVALID_REQUEST"
+
+
+def test_queries_of_several_samples_ask_for_neighbours_of_a_shuffled_library() -> None:
+    """As LoadGen draws them: whole queries only, from anywhere on, around the end."""
+    chance = np.random.default_rng(1)
+    for weights in ({"a": 1, "b": 1}, {"a": 2, "b": 1, "c": 1}, {"a": 99, "b": 1}):
+        library = Library.weighted(dict.fromkeys(weights, 3), weights, 8)
+        assert len(library) % 8 == 0
+        assert len(library) >= MANY
+        for task, share in enumerate(shares(weights, 8).values()):
+            assert library.task.count(task) * sum(weights.values()) == (
+                list(weights.values())[task] * len(library)
+            )
+            has = chance.permutation(np.asarray(library.task) == task)
+            around = np.concatenate([has, has[:7]])
+            seen = np.lib.stride_tricks.sliding_window_view(around, 8).any(axis=1).mean()
+            assert 0.8 * seen < share <= seen
 
 
 def test_a_job_survives_json() -> None:
@@ -201,82 +282,3 @@ def test_samples_of_one_task_and_shape_travel_together() -> None:
     kinds = {"a": [0, 1, 0, 0], "b": [0, 0]}
     groups = list(library.groups([0, 1, 2, 3, 4, 5, 0], {"a": 2, "b": 8}, kinds))
     assert groups == [("a", [0, 2]), ("a", [3, 6]), ("a", [1]), ("b", [4, 5])]
-
-
-# --- the verdict ---------------------------------------------------------------------------------
-
-
-def log_of(**values: Any) -> dict[str, Any]:
-    entries = {"result_validity": "VALID", "num_errors": 0, **values}
-    lines = (":::MLLOG " + json.dumps({"key": k, "value": v}) for k, v in entries.items())
-    return read_log("\n".join(lines))
-
-
-def settings_of(scenario: Scenario = Scenario.SINGLE_STREAM, **targets: Target) -> RunSettings:
-    return make_settings(scenario, Mode.PERFORMANCE, targets or FREE, short=True)
-
-
-def test_a_valid_run_with_its_figure() -> None:
-    log = log_of(**{"result_90.00_percentile_latency_ns": 2_500_000})
-    found = judge(settings_of(), log, Counts(10, 10), {"a": [1.0] * 10})
-    assert found.valid
-    assert found.reasons == ()
-    assert found.metric is not None
-    assert (found.metric.value, found.metric.unit) == (2.5, "ms")
-    assert found.latency_ms == {"90.00": 2.5}
-
-
-@pytest.mark.parametrize(
-    "counts", [Counts(10, 9, 0, {"BLOCK_FAILED": 1}), Counts(10, 9), Counts(0, 0)]
-)
-def test_a_single_failed_or_lost_sample_makes_it_invalid(counts: Counts) -> None:
-    found = judge(settings_of(), log_of(), counts, {})
-    assert found.word == "INVALID"
-    assert len(found.reasons) == 1
-
-
-def test_a_task_that_misses_its_own_target_makes_it_invalid() -> None:
-    settings = settings_of(a=Target(0.9, 10.0), b=Target(0.5, 10.0))
-    slow = {"a": [1.0] * 8 + [11.0] * 2, "b": [1.0] * 8 + [11.0] * 2}
-    found = judge(settings, log_of(), Counts(20, 20), slow)
-    assert not found.valid
-    assert [r.partition(":")[0] for r in found.reasons] == ["a"]
-
-
-def test_multistream_s_bound_is_that_of_a_query_and_not_of_its_parts() -> None:
-    """Most requests are quick: but in 6% of the queries one of the eight is late."""
-    settings = settings_of(Scenario.MULTISTREAM, a=Target(0.99, 50.0))
-    parts = {"a": [5.0] * 7_940 + [100.0] * 60}
-    key = "result_99.00_percentile_per_query_latency_ns"
-    late = judge(settings, log_of(**{key: 100_000_000}), Counts(8_000, 8_000), parts)
-    assert late.reasons == ("p99 latency of a query is 100 ms, the bound is 50 ms",)
-    assert late.latency_ms == {"99.00": 100.0}
-    assert judge(settings, log_of(**{key: 50_000_000}), Counts(8_000, 8_000), parts).valid
-    free = settings_of(Scenario.MULTISTREAM, a=Target(0.99))
-    assert judge(free, log_of(**{key: 100_000_000}), Counts(8_000, 8_000), parts).valid
-
-
-def test_loadgens_invalid_is_told_with_its_reason() -> None:
-    log = log_of(
-        result_validity="INVALID",
-        result_min_duration_met=False,
-        result_perf_constraints_met=False,
-    )
-    found = judge(settings_of(), log, Counts(5, 5), {})
-    assert len(found.reasons) == 2
-    assert not found.too_short
-    log = log_of(result_validity="INVALID", result_min_duration_met=False)
-    assert judge(settings_of(), log, Counts(5, 5), {}).too_short
-    assert not judge(settings_of(), log, Counts(5, 4), {}).too_short
-
-
-def test_a_log_that_breaks_off_is_noticed() -> None:
-    text = ':::MLLOG {"key": "result_validity", "value": "VALID"}\n:::MLLOG {"key": "num_err'
-    log = read_log(text)
-    assert not is_whole(log, Mode.PERFORMANCE)
-    assert not judge(settings_of(), log, Counts(5, 5), {}).valid
-
-
-def test_a_run_that_broke_off_is_invalid_whatever_the_log_says() -> None:
-    found = judge(settings_of(), log_of(), Counts(5, 5), {}, "the system is gone")
-    assert found.reasons == ("the system is gone",)

@@ -1,108 +1,15 @@
-"""``blockflow bench``: the report, its pictures, batch sizes, and the figures for documents."""
+"""``blockflow bench``: the report, and batch sizes."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from mlperf_documents import document, result, searched, target
 
-from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.mlperf.batch_sizes import EVERY_S, BatchSizes, BatchWatch
-from blockflow.bench.mlperf.document import FORMAT
-from blockflow.bench.mlperf.figures import (
-    accuracy_grid,
-    block_grid,
-    gather,
-    main,
-    run_grid,
-    validation_grid,
-)
-from blockflow.bench.mlperf.report import SUMMARY, Table, Text, sections, to_html, to_markdown
-from blockflow.bench.results import Figure, ResultFile
-from blockflow.core.errors import BlockFlowError, make_error
-
-MACHINE = {"cpu": "a CPU", "cores": 2, "memory_gib": 4, "kernel": "6", "python": "3"}
-
-
-def result(scenario: str, **more: Any) -> dict[str, Any]:
-    return {
-        "scenario": scenario,
-        "mode": "performance",
-        "kind": "short",
-        "partial": False,
-        "verdict": "VALID",
-        "reasons": [],
-        "settings": {
-            "rate": 120.0,
-            "targets": {"a": {"percentile": 0.99, "latency_ms": 15.0}},
-            "min_duration_s": 5.0,
-            "min_queries": 662,
-        },
-        "metric": {"name": "p90 latency", "value": 2.5, "unit": "ms"},
-        "latency_ms": {"50.00": 2.0, "90.00": 2.5, "99.00": 3.0},
-        "samples": {"issued": 700, "failed": {"BLOCK_FAILED": 1}, "lost": 1},
-        "blocks": [
-            {
-                "block": "trunk",
-                "count": 700,
-                "transit_ms": 0.1,
-                "wait_ms": 0.2,
-                "overhead_ms": 0.3,
-                "compute_ms": 1.4,
-            }
-        ],
-        "batches": [
-            {"block": "trunk", "batches": 200, "rows": 700, "looks": [3.0, 4.0], "mean": 3.5}
-        ],
-        "accuracy": [],
-        "search": [],
-        **more,
-    }
-
-
-def document(**more: Any) -> dict[str, Any]:
-    top = {"task": "a", "rows": 360, "missing": 0, "top1": 0.975, "top5": None}
-    return {
-        "format": FORMAT,
-        "command": "blockflow bench --task a",
-        "date": "2026-01-02",
-        "official": False,
-        "full_length": False,
-        "partial": False,
-        "error": None,
-        "machine": MACHINE,
-        "fixed_work": {"begin_ms": 1.0, "end_ms": 1.02, "spread": 0.03},
-        "system": {},
-        "data": {"a": {"origin": "somewhere", "rows": 360, "labels": True}},
-        "plan": {"weights": {"a": 2, "b": 1}, "seed": 1},
-        "results": [
-            result("single-stream"),
-            result("server", accuracy=[top]),
-            result("server", mode="accuracy", accuracy=[top], blocks=[], batches=[]),
-        ],
-        "validation": [
-            {
-                "test": "accuracy",
-                "scenario": "server",
-                "outcome": "FAILED",
-                "why": "3 of 30 answers",
-                "compared": 30,
-                "differing": 3,
-            },
-            {
-                "test": "caching",
-                "scenario": "server",
-                "outcome": "PASSED",
-                "why": "as quick",
-                "ratio": {"value": 1.01, "low": 0.98, "high": 1.04, "n": 5},
-            },
-            {"test": "seeds", "scenario": "server", "outcome": "UNDECIDED", "why": "it broke off"},
-        ],
-        **more,
-    }
-
+from blockflow.bench.mlperf.report import Table, Text, sections, to_html, to_markdown
+from blockflow.core.errors import make_error
 
 # --- the report ----------------------------------------------------------------------------------
 
@@ -137,87 +44,55 @@ def test_a_report_says_what_its_rules_were() -> None:
 
     assert said().startswith("Short runs")
     assert "lower percentile" in said(full_length=True)
-    assert "percentiles of the rules" in said(full_length=True, official=True)
+    assert "percentiles and bounds of the rules" in said(full_length=True, official=True)
 
 
-# --- figures -------------------------------------------------------------------------------------
-
-
-def figures(tmp_path: Path) -> list[Figure]:
-    lines = ResultFile(tmp_path / "mlperf.jsonl", "mlperf").read()
-    return [Figure.from_dict(line) for line in lines]
-
-
-def write(folder: Path, found: dict[str, Any]) -> Path:
-    folder.mkdir()
-    (folder / SUMMARY).write_text(json.dumps(found))
-    return folder
-
-
-def test_summaries_become_figures_and_tables(tmp_path: Path) -> None:
-    other = document(validation=[], command="blockflow bench --task b")
-    outs = [write(tmp_path / "one", document()), write(tmp_path / "two", other)]
-    target = tmp_path / "mlperf.jsonl"
-    assert main([*map(str, outs), "--results", str(target)]) == 0
-    calls = ResultFile(target, "mlperf").runs()
-    assert [c.command for c in calls] == ["blockflow bench --task a", "blockflow bench --task b"]
-    assert {(c.date, c.machine["cpu"]) for c in calls} == {("2026-01-02", "a CPU")}
-    assert all(steadiness_of(c.figures) for c in calls)
-    found = figures(tmp_path)
-    runs = run_grid(found).rows
-    assert len(runs) == 4
-    assert runs[0][:6] == (
-        *("single-stream", "a=2, b=1", "VALID", "short", "p99 <= 15 ms: 3.00"),
-        "p90 latency 2.50 ms",
-    )
-    assert runs[1][5] == "offered 120 queries/s"
-    assert runs[0][-2:] == ("700", "2")
-    assert accuracy_grid(found).rows == [("a", "97.50", "", "360")]
-    assert [row[2:4] for row in validation_grid(found).rows] == [
-        ("FAILED", "90.0% the same"),
-        ("PASSED", "1.010 (0.980-1.04) as long"),
-        ("UNDECIDED", ""),
+def test_a_report_shows_each_tasks_own_target() -> None:
+    tasks = [target("a", 15.0, 3.0), target("b", None, None, verdict="never asked", queries=0)]
+    (run,) = [
+        part
+        for part in sections(document(results=[result("server", tasks=tasks)]))
+        if isinstance(part, Table) and part.title == "Each task's target"
     ]
-    assert block_grid(found).rows[0] == (
-        *("single-stream", "trunk", "0.100", "0.200", "0.300", "1.40"),
-        *("3.50", "700"),
-    )
+    assert run.rows == [
+        ("server", "a", "too few", "3.000", "99", "15", "700", "350", "662"),
+        ("server", "b", "never asked", "", "99", "", "700", "0", "662"),
+    ]
 
 
-def test_tables_without_figures_are_empty() -> None:
-    for grid in (run_grid, accuracy_grid, validation_grid, block_grid):
-        assert not grid([]).rows
-
-
-def test_a_run_that_broke_off_has_a_row_without_a_result(tmp_path: Path) -> None:
-    told = {"metric": None, "latency_ms": {}, "verdict": "INVALID", "kind": "partial"}
-    broken = document(results=[result("offline", **told)], fixed_work=None)
-    gather([write(tmp_path / "one", broken)], tmp_path / "mlperf.jsonl")
-    (row,) = run_grid(figures(tmp_path)).rows
-    assert row[2:6] == ("INVALID", "partial", "p99 <= 15 ms", "")
-
-
-def test_a_rate_stands_beside_the_lowest_that_was_not_valid(tmp_path: Path) -> None:
-    rates = {60.0: "VALID", 100.0: "INVALID", 160.0: "INVALID", 126.0: "INVALID"}
-    search = [{"rate": r, "verdict": v} for r, v in rates.items()]
-    (folder,) = [write(tmp_path / "one", document(results=[result("server", search=search)]))]
-    gather([folder], tmp_path / "mlperf.jsonl")
-    (row,) = run_grid(figures(tmp_path)).rows
-    assert row[5] == "offered 120 queries/s (INVALID at 126)"
-
-
-def test_what_is_no_summary_is_refused(tmp_path: Path) -> None:
-    target = tmp_path / "mlperf.jsonl"
-    (tmp_path / "none").mkdir()
-    other = write(tmp_path / "other", document(machine={**MACHINE, "cpu": "another"}))
-    old = write(tmp_path / "old", document(format=FORMAT - 1))
-    good = write(tmp_path / "good", document())
-    for outs in ([tmp_path / "none"], [old], [good, other]):
-        with pytest.raises(BlockFlowError) as caught:
-            gather(outs, target)
-        assert caught.value.code == "INVALID_REQUEST"
-        assert main([*map(str, outs), "--results", str(target)]) == 2
-    assert not target.exists()
+@pytest.mark.parametrize(
+    ("verdict", "told", "said"),
+    [
+        ("VALID", {}, "the highest VALID rate is 120 queries/s, to within 5%: 126 was INVALID"),
+        ("VALID", {"precise": False, "invalid_at": 200.0}, "200 was INVALID. The limit lies"),
+        (
+            "VALID",
+            {"bracketed": False, "precise": False, "invalid_at": None},
+            "no INVALID rate was found: 120 queries/s is not the highest",
+        ),
+        ("INVALID", {"bracketed": False, "precise": False}, "no rate was found VALID"),
+    ],
+)
+def test_a_report_says_what_a_search_has_found(
+    verdict: str, told: dict[str, Any], said: str
+) -> None:
+    run = result("server", verdict=verdict, **searched(**told))
+    parts = sections(document(results=[run]))
+    (text,) = [p.text for p in parts if isinstance(p, Text) and p.text.startswith("server")]
+    assert said in text
+    assert ("the highest VALID rate" in text) is (verdict == "VALID" and not told)
+    broken = result("server", verdict="INVALID", partial=True, **searched())
+    broken["search"] += [{**broken["search"][0], "rate": 60.0, "verdict": "VALID"}]
+    (text,) = [
+        p.text
+        for p in sections(document(results=[broken]))
+        if isinstance(p, Text) and p.text.startswith("server")
+    ]
+    assert text == "server: the search broke off; of its 2 runs 60 queries/s was VALID."
+    (runs,) = [p for p in parts if isinstance(p, Table) and "search" in p.title]
+    assert "highest" not in runs.title
+    assert runs.heads[4] == "p99 ms"
+    assert runs.rows == [("126", "INVALID", "short", "119", "17.500", "late", "server-01")]
 
 
 # --- batch sizes ---------------------------------------------------------------------------------

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blockflow.bench.mlperf.job import Job
-from blockflow.bench.mlperf.rates import CONFIRMATIONS, Run, search_rate
-from blockflow.bench.mlperf.run import RunResult
-from blockflow.bench.mlperf.search import RateSearch
+from blockflow.bench.mlperf.pictures import rate_points
+from blockflow.bench.mlperf.rates import Run, search_rate
+from blockflow.bench.mlperf.run import RunResult, ScenarioResult
+from blockflow.bench.mlperf.search import LEAST_SHARE, RateSearch
 from blockflow.bench.mlperf.session import Plan, Session
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
 from blockflow.bench.mlperf.tally import Counts
-from blockflow.bench.mlperf.verdict import RunVerdict
+from blockflow.bench.mlperf.verdict import Kept, Metric, RunVerdict, TaskVerdict
 from blockflow.core.errors import BlockFlowError, make_error
 
 
@@ -96,9 +98,115 @@ def test_a_rate_of_full_length_is_confirmed_by_such_runs() -> None:
     found = search_rate(server_job(short=False), RateSearch(50.0), run)
     confirmed = [(rate, whole) for name, rate, whole in seen if "full" in name]
     assert all(whole for _, whole in confirmed)
-    assert 1 < len(confirmed) <= CONFIRMATIONS
+    assert len(confirmed) == 3
     assert found.result.settings.rate == confirmed[-1][0] <= 93
-    assert not any(r.settings.full_length for r in found.search)
+    # Those that were INVALID are on record: they say how near the limit is.
+    assert [r.settings.rate for r in found.search if r.settings.full_length] == [
+        rate for rate, _ in confirmed
+    ]
+    assert found.invalid_at == confirmed[-2][0]
+    told = found.to_dict()
+    assert [run["folder"] for run in told["search"]] == [name for name, _, _ in seen]
+    assert [run["verdict"] for run in told["search"][-3:]] == ["INVALID", "INVALID", "VALID"]
+    assert told["search"][-1]["kind"] == "official"
+    assert told["search"][0]["kind"] == "short"
+
+
+def full_length(limit: float, job: Job, seen: list[float]) -> ScenarioResult:
+    """A search that finds 100, where runs of full length are VALID up to another rate."""
+    short, full = runner(100.0, []), runner(limit, [])
+
+    def run(job: Job, name: str, what: str) -> RunResult:
+        if job.settings.full_length:
+            seen.append(job.settings.rate)
+            return full(job, name, what)
+        return short(job, name, what)
+
+    return search_rate(job, RateSearch(100.0), run)
+
+
+@pytest.mark.parametrize("limit", [99.0, 80.0, 50.0, 12.1])
+def test_confirming_goes_on_in_larger_steps_until_a_rate_is_valid(limit: float) -> None:
+    rates: list[float] = []
+    found = full_length(limit, server_job(short=False), rates)
+    assert found.result.verdict.valid
+    assert limit / 2 < found.result.settings.rate <= limit
+    steps = [a / b for a, b in pairwise(rates)]
+    assert steps == sorted(steps)
+    assert steps[0] == pytest.approx(1.05)
+    assert all(step <= 2.0 for step in steps)
+    # Only the first step is as small as what was asked for, and nobody is told otherwise.
+    assert found.precise is (limit == 99.0)
+    assert found.to_dict()["found"]["bracketed"]
+
+
+def test_confirming_ends_at_the_floor() -> None:
+    rates: list[float] = []
+    found = full_length(0.0, server_job(short=False), rates)
+    assert not found.result.verdict.valid
+    assert found.result.settings.rate == rates[-1] == 100.0 * LEAST_SHARE
+    assert not found.to_dict()["found"]["bracketed"]
+
+
+@pytest.mark.parametrize(("code", "runs"), [("OVERLOADED", 2), ("CONNECTION_LOST", 1)])
+def test_a_run_of_full_length_that_is_given_up_for_its_rate_is_only_invalid(
+    code: str, runs: int
+) -> None:
+    seen: list[tuple[str, float, bool]] = []
+
+    def run(job: Job, name: str, what: str) -> RunResult:
+        result = runner(97.0 if job.settings.full_length else 100.0, seen)(job, name, what)
+        given_up = job.settings.full_length and not result.verdict.valid
+        return replace(result, error=make_error(code, "given up") if given_up else None)
+
+    found = search_rate(server_job(short=False), RateSearch(100.0), run)
+    assert sum(whole for _, _, whole in seen) == runs
+    assert found.result.verdict.valid is (code == "OVERLOADED")
+    assert (found.result.error is None) is (code == "OVERLOADED")
+
+
+@pytest.mark.parametrize(("runs", "bracketed", "precise"), [(2, False, False), (4, True, False)])
+def test_a_search_that_ends_early_says_what_it_does_not_know(
+    runs: int, bracketed: bool, precise: bool
+) -> None:
+    found = search_rate(server_job(short=True), RateSearch(20.0, runs=runs), runner(100.0, []))
+    assert found.result.verdict.valid
+    assert found.to_dict()["found"] == {
+        "bracketed": bracketed,
+        "precise": precise,
+        "precision": 0.05,
+        "invalid_at": 160.0 if bracketed else None,
+    }
+
+
+def test_the_plot_is_of_what_was_completed_and_of_the_percentile_that_is_judged() -> None:
+    def run(job: Job, name: str, what: str) -> RunResult:
+        rate = job.settings.rate
+        valid = rate <= (80.0 if job.settings.full_length else 100.0)
+        metric = Metric("completed", min(rate, 110.0), "queries/s")
+        known = None if rate > 180 else rate / 10
+        tasks = tuple(
+            TaskVerdict(task, 0.99, 10.0, seen, 1, 1, 1, Kept.KEPT)
+            for task, seen in (("a", known), ("b", 2 * rate))
+        )
+        verdict = RunVerdict(valid, (), metric, False, {"99.00": 0.0}, 0.0, tasks)
+        return RunResult(Path(name), job.settings, verdict, Counts(), (), {})
+
+    found = search_rate(server_job(short=False), RateSearch(50.0, runs=4), run)
+    offered = sorted(r.settings.rate for r in found.search)
+    points = rate_points(found)
+    assert [(x, ms) for x, ms, _ in points["a"]] == [
+        (min(rate, 110.0), rate / 10) for rate in offered if rate <= 180
+    ]
+    assert [(x, ms) for x, ms, _ in points["b"]] == [(min(r, 110.0), 2 * r) for r in offered]
+    assert [valid for _, _, valid in points["b"]] == [
+        r.verdict.valid for r in sorted(found.search, key=by_rate)
+    ]
+    assert sum(r.settings.full_length for r in found.search) > 1
+
+
+def by_rate(run: RunResult) -> float:
+    return run.settings.rate
 
 
 def test_a_search_without_a_valid_rate_shows_its_slowest_run() -> None:

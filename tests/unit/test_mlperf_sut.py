@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockflow.bench.mlperf import calibrate as calibrating
 from blockflow.bench.mlperf import run as running
-from blockflow.bench.mlperf.calibrate import Calibration, calibrate, check_bounds
+from blockflow.bench.mlperf.calibrate import FAILURES, Calibration, calibrate, check_bounds
+from blockflow.bench.mlperf.detail_log import DetailLog
 from blockflow.bench.mlperf.job import Job, disk
 from blockflow.bench.mlperf.library import Library
 from blockflow.bench.mlperf.settings import (
@@ -29,7 +31,7 @@ from blockflow.cli.main import main
 from blockflow.core.errors import BlockFlowError, make_error
 
 FREE = {"a": Target(0.9)}
-LOG = {"result_validity": "VALID", "num_errors": 0}
+LOG = DetailLog({"result_validity": "VALID", "num_errors": 0})
 
 
 # --- the system under test -----------------------------------------------------------------------
@@ -58,7 +60,7 @@ def sut_of(
 ) -> tuple[Sut, Tally, list[tuple[Sequence[int], Sequence[Any]]]]:
     rows = [np.full((1, 4), i, np.float32) for i in range(10)]
     done: list[tuple[Sequence[int], Sequence[Any]]] = []
-    tally = Tally(["a"])
+    tally = Tally(["a"], deadline_s=1.0)
     data = {"a": TaskData(rows, "float32", most)}
     settings = make_settings(scenario, Mode.PERFORMANCE, FREE, short=True, in_flight=2)
     sut = Sut(
@@ -79,7 +81,7 @@ def test_every_sample_gets_its_own_row_back() -> None:
     assert [n for _, n in client.sent] == [4, 4, 2]
     answers = {i: x for ids, outputs in done for i, x in zip(ids, outputs, strict=True)}
     assert {i: float(x[0]) for i, x in answers.items()} == {100 + i: i for i in range(10)}
-    assert tally.counts() == Counts(10, 10)
+    assert tally.counts() == Counts(10, 10, queries={"a": 1})
 
 
 def test_a_failing_system_completes_every_sample_and_counts_it() -> None:
@@ -89,7 +91,7 @@ def test_a_failing_system_completes_every_sample_and_counts_it() -> None:
         sut.issue([i], [i])
     assert [ids for ids, _ in done] == [[0], [1], [2], [3]]
     assert [outputs[0] is None for _, outputs in done] == [True, False, True, False]
-    assert tally.counts() == Counts(4, 2, 0, {"BLOCK_FAILED": 1, "INTERNAL": 1})
+    assert tally.counts() == Counts(4, 2, 0, {"BLOCK_FAILED": 1, "INTERNAL": 1}, {"a": 4})
     settings = make_settings(Scenario.SINGLE_STREAM, Mode.PERFORMANCE, FREE, short=True)
     assert not judge(settings, LOG, tally.counts(), tally.latencies()).valid
 
@@ -121,11 +123,37 @@ def test_offline_a_full_system_is_asked_again() -> None:
     sut, tally, done = sut_of(FakeClient(full, None, full), Scenario.OFFLINE)
     sut.issue([0, 1, 2], [0, 1, 2])
     assert sorted(i for ids, _ in done for i in ids) == [0, 1, 2]
-    assert tally.counts() == Counts(3, 3, 2)
+    assert tally.counts() == Counts(3, 3, 2, queries={"a": 1})
+
+
+def test_a_query_of_several_samples_ends_with_its_last_answer() -> None:
+    class Held(FakeClient):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[tuple[Future[Any], Any]] = []
+
+        def submit(self, tasks: str, x: Any, **kw: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            self.open.append((future, x))
+            return future
+
+    client = Held()
+    sut, tally, _ = sut_of(client, Scenario.MULTISTREAM, most=4)
+    sut.issue(range(8), list(range(8)))
+    (first, x), (second, _) = client.open
+    first.set_result(SimpleNamespace(value=x, timings=()))
+    assert tally.queries_ms() == []
+    second.set_exception(make_error("BLOCK_FAILED", "no"))  # it is late for its query all the same
+    (query_ms,) = tally.queries_ms()
+    assert query_ms == max(tally.latencies()["a"])
+    assert tally.counts().queries == {"a": 1}
+    sut, tally, _ = sut_of(FakeClient(), Scenario.SINGLE_STREAM)
+    sut.issue([0], [0])
+    assert tally.queries_ms() == []  # the sample says it
 
 
 def test_a_run_is_given_up_when_the_system_is_gone_or_fails_without_end() -> None:
-    tally = Tally(["a"])
+    tally = Tally(["a"], deadline_s=30.0)
     for _ in range(GIVE_UP_AFTER - 1):
         tally.failed("a", 1, 1.0, "BLOCK_FAILED", "no")
     assert not tally.given_up.is_set()
@@ -135,6 +163,28 @@ def test_a_run_is_given_up_when_the_system_is_gone_or_fails_without_end() -> Non
     tally.failed("a", 1, 1.0, "CONNECTION_LOST", "gone")
     assert tally.given_up.is_set()
     assert (tally.code, tally.reason) == ("CONNECTION_LOST", "gone")
+
+
+def test_a_run_is_given_up_when_nothing_was_answered_for_two_deadlines() -> None:
+    clock = [1000.0]
+
+    def late(tally: Tally) -> bool:
+        clock[0] += 30.0
+        tally.failed("a", 1, 30_000.0, "DEADLINE_EXCEEDED", "late")
+        return tally.given_up.is_set()
+
+    tally = Tally(["a"], 30.0, lambda: clock[0])
+    assert [late(tally) for _ in range(3)] == [False, False, True]
+    assert "3 failures in a row, no answer for 90 s; the first: late" in tally.reason
+    tally = Tally(["a"], 30.0, lambda: clock[0])
+    for _ in range(10):
+        assert not late(tally)
+        assert not late(tally)
+        tally.answered("a", 1, 1.0, ())
+    # Offline a request's time is that of the run so far, and says nothing about the last answer.
+    for _ in range(GIVE_UP_AFTER - 1):
+        tally.failed("a", 1, 900_000.0, "BLOCK_FAILED", "no")
+    assert not tally.given_up.is_set()
 
 
 # --- before the run ------------------------------------------------------------------------------
@@ -151,6 +201,29 @@ def test_calibration_measures_and_a_failure_is_raised() -> None:
     with pytest.raises(BlockFlowError) as caught:
         calibrate(failing, Library.once({"a": 1}), data, settings)
     assert caught.value.code == "BLOCK_FAILED"
+    assert len(failing.sent) == FAILURES  # each might take a deadline
+    # Rows that fail are the run's to judge: what was answered before says enough to begin.
+    some = FakeClient(None, *[make_error("BLOCK_FAILED", "no")] * FAILURES)
+    assert calibrate(some, Library.once({"a": 1}), data, settings).fastest_ms["a"] > 0
+
+
+def test_calibration_waits_for_no_second_answer_that_does_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+
+    class Silent(FakeClient):
+        def submit(self, tasks: str, x: Any, *, deadline_s: float, dtype: str | None) -> Any:
+            clock[0] += deadline_s
+            return super().submit(tasks, x, deadline_s=deadline_s, dtype=dtype)
+
+    monkeypatch.setattr(calibrating, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    data = {"a": TaskData([np.zeros((1, 4), np.float32)], "float32", 8)}
+    settings = make_settings(Scenario.OFFLINE, Mode.PERFORMANCE, FREE, short=True)
+    silent = Silent(*[make_error("DEADLINE_EXCEEDED", "late")] * 100)
+    with pytest.raises(BlockFlowError, match="late"):
+        calibrate(silent, Library.once({"a": 1}), data, settings)
+    assert clock[0] == settings.deadline_s
 
 
 def test_an_impossible_bound_is_refused_before_the_run() -> None:

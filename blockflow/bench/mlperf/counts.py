@@ -6,6 +6,7 @@ MLCommons' LoadGen, which short runs rest on.
 
 from __future__ import annotations
 
+from math import ceil, sqrt
 from statistics import NormalDist
 
 CONFIDENCE = 0.99
@@ -16,6 +17,10 @@ ROUNDING = 2**13
 
 SINGLE_STREAM_QUERIES = 1024
 OFFLINE_SAMPLES = 24_576
+
+_SPREAD = 5.0
+"""Standard deviations that a task's share of the queries may stay behind: once in 3 million runs.
+"""
 
 
 def margin(percentile: float) -> float:
@@ -68,6 +73,18 @@ def early_stopping_count(percentile: float, confidence: float = CONFIDENCE) -> i
         middle = (low + high) // 2
         low, high = (middle, high) if chance(middle) > 1 - confidence else (low, middle)
     return high
+
+
+def count_for_share(count: int, share: float) -> int:
+    """Queries of which ``count`` ask for a task, where each does with the chance ``share`` (0..1).
+
+    LoadGen draws at random: there are more than ``count / share``, lest chance leave a task short.
+    """
+    if share >= 1:
+        return count
+    # n share - 5 sqrt(n share (1 - share)) = count, solved for n share.
+    half = _SPREAD * sqrt(1 - share) / 2
+    return ceil((half + sqrt(half * half + count)) ** 2 / share)
 
 
 def _check(percentile: float, confidence: float) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from blockflow.bench.mlperf.job import (
     JOB,
     LATENCIES,
     OUTCOME,
+    QUERIES,
     READY_S,
+    TASK,
     Job,
     read_inputs,
+    whole_file,
     write_json,
 )
 from blockflow.bench.mlperf.settings import Mode, RunSettings, Scenario
@@ -49,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = Job.from_dict(json.loads((folder / JOB).read_text(encoding="utf-8")))
     data = read_inputs(Path(job.data), job.most)
     library = job.library({task: len(d.rows) for task, d in data.items()})
-    tally = Tally(library.tasks)
+    tally = Tally(library.tasks, job.settings.deadline_s)
     client = Client(job.address, connect_timeout_s=CONNECT_S, client_keys=job.client_keys or None)
     try:
         client.wait_ready(library.tasks, timeout_s=READY_S)
@@ -152,23 +156,33 @@ def _watch(folder: Path, tally: Tally, over: threading.Event) -> None:
     """
     parent = os.getppid()
     while not over.wait(HEARTBEAT_S):
-        alone = os.getppid() != parent
-        try:
-            sys.stdout.write(json.dumps(tally.counts().to_dict()) + "\n")
-            sys.stdout.flush()
-        except OSError:  # nobody reads it any more
-            alone = True
-        if tally.given_up.is_set() or alone:
-            leave(folder, tally)
-            os._exit(GIVEN_UP)
+        heard = _tell(tally) and os.getppid() == parent
+        if tally.given_up.is_set() or not heard:
+            os._exit(leave(folder, tally) or GIVEN_UP)
+
+
+def _tell(tally: Tally) -> bool:
+    """Say how far it is; False where nobody reads it any more."""
+    try:
+        sys.stdout.write(json.dumps(tally.counts().to_dict()) + "\n")
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def leave(folder: Path, tally: Tally) -> int:
-    """Write what the driver knows; the exit status."""
+    """Write what the driver knows; the exit status.
+
+    Where its files cannot be written the counts are told all the same, and why is said on standard
+    error: which may lie on the same full disk.
+    """
     try:
         # The prefix: a task may be called as one of numpy's own arguments.
-        arrays: dict[str, Any] = {f"task.{t}": np.asarray(x) for t, x in tally.latencies().items()}
-        np.savez(folder / LATENCIES, **arrays)
+        arrays: dict[str, Any] = {TASK + t: np.asarray(x) for t, x in tally.latencies().items()}
+        arrays[QUERIES] = np.asarray(tally.queries_ms())
+        with whole_file(folder / LATENCIES) as file:
+            np.savez(file, **arrays)
         write_json(
             folder / OUTCOME,
             {
@@ -179,10 +193,13 @@ def leave(folder: Path, tally: Tally) -> int:
             },
         )
     except OSError as exc:
-        sys.stderr.write(f"{exc}\n")
+        _tell(tally)
+        with suppress(OSError):
+            os.write(sys.stderr.fileno(), f"{exc}\n".encode())
         return UNUSABLE
     return GIVEN_UP if tally.given_up.is_set() else DONE
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    # At once: a last flush of a standard error without room would change the status.
+    os._exit(main())

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from blockflow.bench.results import Figure, ResultFile, Run
 from blockflow.core.errors import BlockFlowError, RequestError
 
 BENCHMARK = "mlperf"
-RUN, ACCURACY, VALIDATION, BLOCK, BATCH = (
+RUN, TARGET, ACCURACY, VALIDATION, BLOCK, BATCH = (
     "loadgen run",
+    "task's target",
     "accuracy",
     "validation test",
     "block",
@@ -36,7 +38,8 @@ Document = Mapping[str, Any]
 
 
 def figures_of(document: Document) -> list[Figure]:
-    """Everything of a summary that a document may show."""
+    """Everything of a summary that a document may show; of a call that broke off every figure says
+    so (:func:`_broken`)."""
     tasks = ", ".join(
         t if len(document["plan"]["weights"]) == 1 else f"{t}={w}"
         for t, w in document["plan"]["weights"].items()
@@ -44,7 +47,7 @@ def figures_of(document: Document) -> list[Figure]:
     found = []
     for r in document["results"]:
         if r["mode"] == "performance":
-            found += [_run(r, tasks), *_blocks(r), *_batches(r)]
+            found += [_run(r, tasks), *_targets(r, tasks), *_blocks(r), *_batches(r)]
         found += [
             Figure(
                 ACCURACY,
@@ -65,7 +68,12 @@ def figures_of(document: Document) -> list[Figure]:
         ]
     found += [_validation(v) for v in document["validation"]]
     work = document["fixed_work"]
-    return found if work is None else [*found, *calibration_figures(Steadiness(**work))]
+    if work is not None:
+        found += calibration_figures(Steadiness(**work))
+    if not document["partial"]:
+        return found
+    broken = {"partial": True, "error": document["error"]}
+    return [replace(f, labels={**f.labels, **broken}) for f in found]
 
 
 def _run(r: Mapping[str, Any], tasks: str) -> Figure:
@@ -73,9 +81,8 @@ def _run(r: Mapping[str, Any], tasks: str) -> Figure:
     name, value, unit = ("", 0.0, "") if metric is None else metric.values()
     if r["scenario"] == "server":  # its result is the rate that was offered
         name, value, unit = "offered", settings["rate"], "queries/s"
-    target = next(iter(settings["targets"].values()))
-    share = 100 * target["percentile"]
-    refused = [s["rate"] for s in r["search"] if s["verdict"] != "VALID" and s["rate"] > value]
+    target = _hardest(r["tasks"])
+    searched = r["found"] or {"bracketed": None, "precise": None, "invalid_at": None}
     return Figure(
         RUN,
         r["scenario"],
@@ -91,13 +98,52 @@ def _run(r: Mapping[str, Any], tasks: str) -> Figure:
             "metric": name,
             "verdict": r["verdict"],
             "kind": r["kind"],
-            "percentile": share,
-            "bound_ms": target["latency_ms"],
-            "seen_ms": latency.get(f"{share:.2f}"),
-            "invalid_at": min(refused, default=None),
+            "percentile": 100 * target["percentile"],
+            "bound_ms": target["bound_ms"],
+            "seen_ms": target["seen_ms"],
+            "of": target["task"] if len(r["tasks"]) > 1 else "",
+            "bracketed": searched["bracketed"],
+            "precise": searched["precise"],
+            "invalid_at": searched["invalid_at"],
             "failed": sum(r["samples"]["failed"].values()) + r["samples"]["lost"],
         },
     )
+
+
+def _hardest(tasks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The target that is nearest to its bound, or farthest above it."""
+
+    def share(task: Mapping[str, Any]) -> float:
+        if task["bound_ms"] is None:
+            return -1.0
+        return 0.0 if task["seen_ms"] is None else float(task["seen_ms"] / task["bound_ms"])
+
+    return max(tasks, key=share)
+
+
+def _targets(r: Mapping[str, Any], tasks: str) -> list[Figure]:
+    return [
+        Figure(
+            TARGET,
+            t["task"],
+            None,
+            None,
+            None,
+            0.0 if t["seen_ms"] is None else t["seen_ms"],
+            "" if t["seen_ms"] is None else "ms",
+            t["samples"],
+            labels={
+                "tasks": tasks,
+                "scenario": r["scenario"],
+                "percentile": 100 * t["percentile"],
+                "bound_ms": t["bound_ms"],
+                "queries": t["queries"],
+                "needed": t["needed"],
+                "verdict": t["verdict"],
+            },
+        )
+        for t in r["tasks"]
+    ]
 
 
 def _blocks(r: Mapping[str, Any]) -> list[Figure]:
@@ -159,10 +205,15 @@ def run_grid(figures: Sequence[Figure]) -> Grid:
         asked = "" if bound is None else f"p{f.labels['percentile']:g} <= {bound:g} ms"
         if asked and seen is not None:
             asked += f": {ms(seen)}"
+        if asked and f.labels.get("of"):
+            asked += f" ({f.labels['of']})"
         value = f"{f.labels['metric']} {digits(f.value)} {f.unit}" if f.unit else ""
         if f.labels["invalid_at"] is not None:
             value += f" (INVALID at {digits(f.labels['invalid_at'])})"
-        head = (f.mode, f.labels["tasks"], f.labels["verdict"], f.labels["kind"], asked, value)
+        elif f.labels.get("bracketed") is False and f.labels["verdict"] == "VALID":
+            value += " (no INVALID rate was found: not the highest)"
+        kind = f.labels["kind"] + _broken(f)
+        head = (f.mode, f.labels["tasks"], f.labels["verdict"], kind, asked, value)
         latencies = (ms(f.p50_ms), ms(f.p90_ms), ms(f.p99_ms))
         rows.append((*head, *latencies, str(f.n), str(f.labels["failed"])))
     text = ("scenario", "tasks", "verdict", "kind", "bound", "result")
@@ -170,11 +221,35 @@ def run_grid(figures: Sequence[Figure]) -> Grid:
     return Grid("LoadGen's verdicts", heads, rows, frozenset(text))
 
 
+def target_grid(figures: Sequence[Figure]) -> Grid:
+    """A row per run and task: its own bound, and what was seen of it."""
+    rows = [
+        (
+            f.labels["scenario"],
+            f.mode,
+            f.labels["verdict"] + _broken(f),
+            f"{f.labels['percentile']:g}",
+            "" if f.labels["bound_ms"] is None else f"{f.labels['bound_ms']:g}",
+            ms(f.value) if f.unit else "",
+            str(f.n),
+        )
+        for f in figures
+        if f.name == TARGET
+    ]
+    heads = ("scenario", "task", "verdict", "percentile", "bound ms", "seen ms", "samples")
+    return Grid("Each task's target", heads, rows, frozenset(heads[:3]))
+
+
+def _broken(f: Figure) -> str:
+    """What a reader has to know of a figure whose call broke off."""
+    return f" (partial: {f.labels['error']['code']})" if f.labels.get("partial") else ""
+
+
 def accuracy_grid(figures: Sequence[Figure]) -> Grid:
     """A row per task: top-1 and top-5."""
     rows = [
         (
-            f.mode,
+            f.mode + _broken(f),
             f"{f.value:.2f}",
             "" if f.labels["top5"] is None else f"{f.labels['top5']:.2f}",
             str(f.n),
@@ -195,7 +270,13 @@ def validation_grid(figures: Sequence[Figure]) -> Grid:
         if f.unit == "x":
             told = f"{with_bounds(f.value, f.low, f.high)} as long"
         rows.append(
-            (f.mode, f.labels["scenario"], f.labels["outcome"], told if f.n else "", str(f.n))
+            (
+                f.mode,
+                f.labels["scenario"],
+                f.labels["outcome"] + _broken(f),
+                told if f.n else "",
+                str(f.n),
+            )
         )
     heads = ("test", "scenario", "outcome", "found", "n")
     return Grid("Validation tests", heads, rows, frozenset(heads[:-1]))
@@ -209,7 +290,13 @@ def block_grid(figures: Sequence[Figure]) -> Grid:
         size = sizes.get((f.labels["scenario"], f.mode))
         parts = (ms(f.labels[part]) for part in PARTS)
         rows.append(
-            (f.labels["scenario"], f.mode, *parts, "" if size is None else f"{size:.2f}", str(f.n))
+            (
+                f.labels["scenario"] + _broken(f),
+                f.mode,
+                *parts,
+                "" if size is None else f"{size:.2f}",
+                str(f.n),
+            )
         )
     heads = ("scenario", "block", *(f"{p} ms" for p in PARTS), "rows per batch", "requests")
     return Grid("Per block", heads, rows, frozenset(heads[:2]))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from blockflow.bench.mlperf.settings import Mode, RunSettings
 from blockflow.bench.mlperf.sut import TaskData
 from blockflow.core.errors import make_error
 
+TASK, QUERIES = "task.", "queries"
+"""Names in the file of latencies: a task's, with its own name behind it, and whole queries'."""
+
 JOB, OUTCOME, LATENCIES, DRIVER_LOG = "job.json", "driver.json", "latencies.npz", "driver.log"
 SUMMARY_LOG, DETAIL_LOG = "mlperf_log_summary.txt", "mlperf_log_detail.txt"
 ACCURACY_LOG = "mlperf_log_accuracy.json"
@@ -26,6 +29,10 @@ ACCURACY_LOG = "mlperf_log_accuracy.json"
 CONNECT_S = 5.0
 READY_S = 10.0
 """A system that answered a moment ago is not waited for any longer."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PROBE = "room"
+_PROBE_BYTES = 1 << 16
 
 _ALL = "all"
 """In a file of rows that all have the same dims."""
@@ -70,7 +77,7 @@ class Job:
         """What the sample numbers stand for; ``rows`` counts each task's data."""
         if self.settings.mode is Mode.ACCURACY or self.settings.unique:
             return Library.once(rows)
-        return Library.weighted(rows, self.weights)
+        return Library.weighted(rows, self.weights, self.settings.per_query)
 
 
 def save_inputs(inputs: Mapping[str, Inputs], folder: Path) -> None:
@@ -114,9 +121,21 @@ def _rows(found: Mapping[str, Array]) -> list[Array]:
 
 def write_json(path: Path, document: Any) -> None:
     """Write it whole or not at all."""
+    with whole_file(path) as file:
+        file.write((json.dumps(document, indent=2) + "\n").encode())
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name when it is whole; what there was room for is removed else."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    try:
+        with part.open("wb") as file:
+            yield file
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
@@ -129,10 +148,20 @@ def disk(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         raise make_error(
-            "NO_SPACE" if full else "INVALID_REQUEST",
+            "NO_SPACE" if exc.errno in _FULL else "INVALID_REQUEST",
             f"cannot write: {exc.strerror or exc}",
             where=str(exc.filename or where),
             hint="make room, or name another folder with --out",
         ) from exc
+
+
+def is_full(folder: Path) -> bool:
+    """Whether a small file has no room there: a quota or a limit tells itself in no other way."""
+    try:
+        with whole_file(folder / _PROBE) as file:
+            file.write(bytes(_PROBE_BYTES))
+        (folder / _PROBE).unlink()
+    except OSError as exc:
+        return exc.errno in _FULL
+    return False

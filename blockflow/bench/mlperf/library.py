@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd, sqrt
+
+MANY = 1 << 16
+"""Entries of a library whose queries hold several samples: see :func:`shares`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +28,19 @@ class Library:
         return cls(tuple(rows), tuple(t for t, _ in pairs), tuple(r for _, r in pairs))
 
     @classmethod
-    def weighted(cls, rows: Mapping[str, int], weights: Mapping[str, int]) -> Library:
+    def weighted(
+        cls, rows: Mapping[str, int], weights: Mapping[str, int], per_query: int = 1
+    ) -> Library:
         """Entries in the proportion of the weights, every row at least once.
 
-        LoadGen draws samples uniformly, so that a task is asked as often as it has entries.
+        LoadGen draws samples uniformly, so that a task is asked as often as it has entries. It
+        leaves out what does not make a whole query of ``per_query`` samples: here that is nothing.
         """
+        total = sum(weights[task] for task in rows)
         rounds = max(-(-n // weights[task]) for task, n in rows.items())
+        if per_query > 1:
+            whole = per_query // gcd(per_query, total)
+            rounds = -(-max(rounds, -(-MANY // total)) // whole) * whole
         pairs = [
             (t, (turn * weights[task] + i) % n)
             for turn in range(rounds)
@@ -58,3 +69,20 @@ class Library:
                 yield name, open_.pop(key)
         for (task, _), group in open_.items():
             yield self.tasks[task], group
+
+
+def shares(weights: Mapping[str, int], per_query: int = 1) -> dict[str, float]:
+    """Share of the queries (0..1) that ask for each task, at the least.
+
+    A query of several samples asks for neighbours in LoadGen's shuffled library, from anywhere on.
+    How many of these places hold a task is a matter of that one shuffle: in a library of
+    :data:`MANY` entries it is what the weights say, but for three standard deviations.
+    """
+    total = sum(weights.values())
+    found = {}
+    for task, weight in weights.items():
+        share = weight / total
+        without = (1 - share) ** per_query
+        chance = 3 * sqrt(per_query * without * (1 - without) / MANY) if per_query > 1 else 0.0
+        found[task] = max(share, 1 - without - chance)
+    return found

@@ -21,7 +21,8 @@ _POINTS = 1001
 
 
 def draw(results: Sequence[ScenarioResult], out: Path) -> list[tuple[str, str]]:
-    """Latency by share of samples, p99 by rate where it was searched, time and batches per block.
+    """Latency by share of samples, latency by throughput where the rate was searched, time and
+    batches per block.
 
     Returns:
         title and file's name of each picture.
@@ -34,10 +35,10 @@ def draw(results: Sequence[ScenarioResult], out: Path) -> list[tuple[str, str]]:
     if any(r.result.latencies for r in timed):
         save_page(_latency_page(timed), out / "latency.png")
         found.append(("Latency: share of samples answered within", "latency.png"))
-    searched = [r for r in timed if r.search]
-    if searched:
-        save_page(_rate_page(searched), out / "rate.png")
-        found.append(("p99 latency by rate", "rate.png"))
+    for r in timed:
+        if r.search:  # the server scenario: there is one
+            save_page(_rate_page(r), out / "rate.png")
+            found.append(("Latency by throughput", "rate.png"))
     if any(r.result.blocks for r in timed):
         save_page(_block_page(timed), out / "blocks.png")
         found.append(("Time per block", "blocks.png"))
@@ -76,27 +77,40 @@ def _latency_page(results: Sequence[ScenarioResult]) -> Any:
     return page
 
 
-def _rate_page(results: Sequence[ScenarioResult]) -> Any:
+def rate_points(searched: ScenarioResult) -> dict[str, list[tuple[float, float, bool]]]:
+    """Of every run of a search, per task: queries per second that were completed of all tasks, ms
+    at the percentile by which the task is judged, and whether the run was VALID; in the order of
+    the offered rates.
+
+    Above what the system can do more is offered and no more completed: the curve turns upwards.
+    """
+    found: dict[str, list[tuple[float, float, bool]]] = {}
+    for r in sorted(searched.search, key=lambda r: r.settings.rate):
+        for task in r.verdict.tasks:
+            if r.verdict.metric is not None and task.seen_ms is not None:
+                point = (r.verdict.metric.value, task.seen_ms, r.verdict.valid)
+                found.setdefault(task.task, []).append(point)
+    return found
+
+
+def _rate_page(searched: ScenarioResult) -> Any:
     page = new_page(8, 4.5)
     axes = page.subplots()
-    for r in results:
-        runs = sorted(r.search, key=lambda run: run.settings.rate)
-        seen = [run for run in runs if "99.00" in run.verdict.latency_ms]
-        xs = [run.settings.rate for run in seen]
-        axes.plot(xs, [run.verdict.latency_ms["99.00"] for run in seen], "-", color="#bdbdbd")
-        for valid, colour, word in ((True, _COLOURS[0], "VALID"), (False, _COLOURS[1], "INVALID")):
-            some = [run for run in seen if run.verdict.valid is valid]
-            axes.plot(
-                [run.settings.rate for run in some],
-                [run.verdict.latency_ms["99.00"] for run in some],
-                "o",
-                color=colour,
-                label=word,
-            )
-        bound = r.result.settings.bound_ms
+    targets = searched.result.settings.targets
+    for (task, points), colour in zip(rate_points(searched).items(), cycle(_COLOURS), strict=False):
+        name = f"{task} p{100 * targets[task].percentile:g}"
+        axes.plot(
+            [x for x, _, _ in points], [y for _, y, _ in points], "-", color=colour, alpha=0.4
+        )
+        for valid, mark, word in ((True, "o", "VALID"), (False, "x", "INVALID")):
+            some = [(x, y) for x, y, was_valid in points if was_valid is valid]
+            xs, ys = [x for x, _ in some], [y for _, y in some]
+            axes.plot(xs, ys, mark, color=colour, label=f"{name}, {word}")
+        bound = targets[task].latency_ms
         if bound is not None:
-            axes.axhline(bound, color="black", linestyle=":", label=f"bound {bound:g} ms")
-    axes.set(xlabel="queries per second offered", ylabel="p99 ms", yscale="log")
+            label = f"{task} bound {bound:g} ms"
+            axes.axhline(bound, color=colour, linestyle=":", label=label)
+    axes.set(xlabel="queries per second completed", ylabel="ms", yscale="log")
     axes.grid(alpha=0.3)
     _legend(page, axes)
     return page

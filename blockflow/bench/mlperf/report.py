@@ -21,12 +21,12 @@ SHORT_NOTE = (
     "Not an MLPerf result."
 )
 FULL_NOTE = (
-    "Durations and query counts of the rules, but a lower percentile or another number of samples "
-    "per query: see what was asked. Not an MLPerf result."
+    "Durations and query counts of the rules, but a lower percentile, a looser bound or another "
+    "number of samples per query: see what was asked. Not an MLPerf result."
 )
 OFFICIAL_NOTE = (
-    "Durations, query counts and percentiles of the rules, a run per scenario. Not reviewed by "
-    "MLCommons: not an MLPerf result."
+    "Durations, query counts, percentiles and bounds of the rules, a run per scenario. Not "
+    "reviewed by MLCommons: not an MLPerf result."
 )
 
 
@@ -89,6 +89,9 @@ def sections(document: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> l
     if document["partial"]:
         found.append(Text(f"PARTIAL: {document['error']['code']}: {document['error']['message']}"))
     found.append(_verdicts(document))
+    found += [Text(_found(r)) for r in document["results"] if r["found"] is not None]
+    if any(r["tasks"] for r in document["results"]):
+        found.append(_targets(document))
     reasons = [(_name(r), reason) for r in document["results"] for reason in r["reasons"]]
     if reasons:
         found.append(Table("What stands against a verdict", ("run", "reason"), reasons))
@@ -147,22 +150,69 @@ def _verdicts(document: Mapping[str, Any]) -> Table:
     return Table("Verdicts of LoadGen", heads, rows)
 
 
+def _targets(document: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            _name(r),
+            t["task"],
+            t["verdict"],
+            _ms(t["seen_ms"]),
+            f"{100 * t['percentile']:g}",
+            "" if t["bound_ms"] is None else f"{t['bound_ms']:g}",
+            str(t["samples"]),
+            str(t["queries"]),
+            str(t["needed"]),
+        )
+        for r in document["results"]
+        for t in r["tasks"]
+    ]
+    numbers = ("percentile", "bound ms", "samples", "queries", "needed")
+    return Table("Each task's target", ("run", "task", "verdict", "seen ms", *numbers), rows)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _found(result: Mapping[str, Any]) -> str:
+    """What a search has found out, and what it has not."""
+    found, rate = result["found"], f"{result['settings']['rate']:.4g} queries/s"
+    if result["partial"]:
+        good = [run["rate"] for run in result["search"] if run["verdict"] == "VALID"]
+        best = f"{max(good):.4g} queries/s was VALID" if good else "none was VALID"
+        return f"{_name(result)}: the search broke off; of its {len(result['search'])} runs {best}."
+    if result["verdict"] != "VALID":
+        return f"{_name(result)}: no rate was found VALID; the result is a run at {rate}."
+    if not found["bracketed"]:
+        return (
+            f"{_name(result)}: no INVALID rate was found: {rate} is not the highest. Let the "
+            "search have more runs."
+        )
+    limit, within = f"{found['invalid_at']:.4g} was INVALID", f"{100 * found['precision']:.3g}%"
+    if found["precise"]:
+        return f"{_name(result)}: the highest VALID rate is {rate}, to within {within}: {limit}."
+    return (
+        f"{_name(result)}: the highest rate that was found VALID is {rate}; {limit}. The limit "
+        f"lies between them, and is not known to within {within} as asked."
+    )
+
+
 def _search(result: Mapping[str, Any]) -> Table:
     rows = [
         (
             f"{run['rate']:.4g}",
             run["verdict"],
-            f"{run['latency_ms']['99.00']:.3f}" if "99.00" in run["latency_ms"] else "",
+            run["kind"],
+            "" if run["metric"] is None else f"{run['metric']['value']:.4g}",
+            _ms(run["judged_ms"]),
             "; ".join(run["reasons"]),
             run["folder"],
         )
         for run in result["search"]
     ]
-    return Table(
-        "Search for the highest VALID rate",
-        ("queries/s", "verdict", "p99 ms", "reasons", "logs"),
-        rows,
-    )
+    share = min(t["percentile"] for t in result["settings"]["targets"].values())
+    heads = ("queries/s", "verdict", "kind", "completed/s", f"p{100 * share:g} ms")
+    return Table("Every run of the search", (*heads, "reasons", "logs"), rows)
 
 
 def _blocks(result: Mapping[str, Any]) -> Table:

@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from blockflow.bench.mlperf.accuracy import Accuracy
 from blockflow.bench.mlperf.batch_sizes import BatchSizes
+from blockflow.bench.mlperf.detail_log import DetailLog, read_log
 from blockflow.bench.mlperf.driver import DONE, GIVEN_UP, UNUSABLE
 from blockflow.bench.mlperf.job import (
     ACCURACY_LOG,
@@ -28,14 +30,17 @@ from blockflow.bench.mlperf.job import (
     JOB,
     LATENCIES,
     OUTCOME,
+    QUERIES,
     SUMMARY_LOG,
+    TASK,
     Job,
     disk,
+    is_full,
     write_json,
 )
 from blockflow.bench.mlperf.settings import RunSettings
 from blockflow.bench.mlperf.tally import Counts
-from blockflow.bench.mlperf.verdict import RunVerdict, is_whole, judge, read_log
+from blockflow.bench.mlperf.verdict import RunVerdict, judge
 from blockflow.client.collector import BlockMeans
 from blockflow.core.errors import BlockFlowError, make_error
 
@@ -50,6 +55,8 @@ LEAVE_S = 10.0
 
 POLL_S = 0.25
 """Of its output: progress is shown also while there is none."""
+
+_TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
 
 Progress = Callable[[Counts], None]
 
@@ -78,10 +85,15 @@ class RunResult:
     error: BlockFlowError | None = None
     batches: tuple[BatchSizes, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        """What a reader has to know of it: that it broke off, or by which rules it went."""
+        return "partial" if self.error is not None else self.settings.kind
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "folder": self.folder.name,
-            "kind": "partial" if self.error is not None else self.settings.kind,
+            "kind": self.kind,
             "official": self.settings.official,
             "partial": self.error is not None,
             "settings": self.settings.to_dict(),
@@ -95,11 +107,34 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """A scenario's result, the runs of the search that led to it, and its accuracy if asked."""
+    """A scenario's result and how it was come by.
+
+    Attributes:
+        result: its run.
+        search: every run that led to it, those of full length included; ``result`` among them.
+        accuracy: if asked.
+        precision: that the search was to reach, as a share.
+    """
 
     result: RunResult
     search: Sequence[RunResult] = ()
     accuracy: Sequence[Accuracy] = ()
+    precision: float = 0.0
+
+    @property
+    def invalid_at(self) -> float | None:
+        """The lowest rate above the result's that was found INVALID; None: nobody knows how much
+        more there might be."""
+        rate = self.result.settings.rate
+        found = (r.settings.rate for r in self.search if not r.verdict.valid)
+        return min((r for r in found if r > rate), default=None)
+
+    @property
+    def precise(self) -> bool:
+        """The result is the highest VALID rate, as closely as asked for."""
+        high, most = self.invalid_at, self.result.settings.rate * (1 + self.precision)
+        # A step of a search is as large as its precision, but for the last binary digit.
+        return self.result.verdict.valid and high is not None and high <= most * (1 + 1e-9)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -110,12 +145,23 @@ class ScenarioResult:
                 {
                     "folder": r.folder.name,
                     "rate": r.settings.rate,
+                    "kind": r.kind,
                     "verdict": r.verdict.word,
                     "reasons": list(r.verdict.reasons),
+                    "metric": None if r.verdict.metric is None else asdict(r.verdict.metric),
                     "latency_ms": dict(r.verdict.latency_ms),
+                    "judged_ms": r.verdict.judged_ms,
                 }
                 for r in self.search
             ],
+            "found": {
+                "bracketed": self.result.verdict.valid and self.invalid_at is not None,
+                "precise": self.precise,
+                "precision": self.precision,
+                "invalid_at": self.invalid_at,
+            }
+            if self.search
+            else None,
             "accuracy": [a.to_dict() for a in self.accuracy],
         }
 
@@ -256,10 +302,10 @@ def read_run(
     told = _outcome(folder)
     counts = Counts.from_dict(told["counts"]) if told else last
     blocks = tuple(BlockMeans(**b) for b in told.get("blocks", ()))
-    latencies = _latencies(folder)
+    latencies, queries_ms = _latencies(folder)
     error = _error(folder, settings, status, log, told, stopped)
     broken = "" if error is None else f"the run broke off: {error.message}"
-    verdict = judge(settings, log, counts, latencies, broken)
+    verdict = judge(settings, log, counts, latencies, broken, queries_ms)
     return RunResult(folder, settings, verdict, counts, blocks, latencies, error)
 
 
@@ -267,7 +313,7 @@ def _error(
     folder: Path,
     settings: RunSettings,
     status: int,
-    log: Mapping[str, Any],
+    log: DetailLog,
     told: Mapping[str, Any],
     stopped: Stopped,
 ) -> BlockFlowError | None:
@@ -285,11 +331,13 @@ def _error(
     if status == GIVEN_UP and told:
         why = told["given_up"]
         return make_error(str(why["code"]), f"given up: {why['why']}", where=where)
-    tail = _text(folder / DRIVER_LOG).splitlines()[-15:]
-    if status == UNUSABLE or (status == DONE and not is_whole(log, settings.mode)):
+    tail = _tail(folder / DRIVER_LOG)
+    log_broke_off = status == DONE and not log.is_whole(settings.mode)
+    if status == UNUSABLE or log_broke_off or (not told and is_full(folder)):
+        what = "LoadGen's log breaks off" if log_broke_off else "the run's files have no room"
         return make_error(
             "NO_SPACE",
-            "LoadGen's log breaks off: " + (" ".join(tail) or "it could not be written"),
+            f"{what}: " + (" ".join(tail) or "they could not be written"),
             where=where,
             hint="free some space, or name another folder with --out",
         )
@@ -312,6 +360,16 @@ def _text(path: Path) -> str:
         return ""
 
 
+def _tail(path: Path) -> list[str]:
+    """The last lines of what a process had to say, however much it was."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        return []
+
+
 def _outcome(folder: Path) -> dict[str, Any]:
     """The process's own account; empty if it left none."""
     try:
@@ -321,9 +379,15 @@ def _outcome(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _latencies(folder: Path) -> dict[str, list[float]]:
+def _latencies(folder: Path) -> tuple[dict[str, list[float]], list[float]]:
+    """Milliseconds per task, and of whole queries."""
     try:
         with np.load(folder / LATENCIES, allow_pickle=False) as found:
-            return {name.partition(".")[2]: found[name].tolist() for name in found.files}
-    except (OSError, ValueError, EOFError):
-        return {}
+            tasks = {
+                name.removeprefix(TASK): found[name].tolist()
+                for name in found.files
+                if name.startswith(TASK)
+            }
+            return tasks, found[QUERIES].tolist()
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile):
+        return {}, []

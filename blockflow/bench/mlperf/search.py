@@ -41,6 +41,7 @@ class RateSearch:
         if not (start > 0 and precision > 0 and runs > 0):
             raise ValueError(f"start {start}, precision {precision} and runs {runs} are positive")
         self._start = start
+        self.floor = start * LEAST_SHARE
         self.precision = precision
         self._runs = runs
         self.trials: list[Trial] = []
@@ -73,7 +74,7 @@ class RateSearch:
             return (low or self._start) * STEP
         if low is None:
             lower = high / STEP
-            return lower if lower >= self._start * LEAST_SHARE else None
+            return lower if lower >= self.floor else None
         return float((low * high) ** 0.5)
 
     def tell(self, rate: float, valid: bool) -> None:

@@ -17,7 +17,7 @@ from blockflow.bench.mlperf.calibrate import calibrate, check_bounds
 from blockflow.bench.mlperf.counts import CONFIDENCE
 from blockflow.bench.mlperf.data import Inputs, load_hook, load_inputs
 from blockflow.bench.mlperf.job import Job, read_inputs, save_inputs
-from blockflow.bench.mlperf.library import Library
+from blockflow.bench.mlperf.library import Library, shares
 from blockflow.bench.mlperf.presets import Preset
 from blockflow.bench.mlperf.rates import search_rate
 from blockflow.bench.mlperf.run import (
@@ -32,7 +32,9 @@ from blockflow.bench.mlperf.settings import (
     DEADLINE_S,
     SAMPLES_PER_QUERY,
     Mode,
+    RunSettings,
     Scenario,
+    Target,
     make_settings,
     targets_of,
 )
@@ -147,6 +149,7 @@ class Session:
         }
         for scenario in plan.scenarios:
             _check_server(scenario, plan, targets[scenario])
+        asked = {s: self._settings(s, targets[s]) for s in plan.scenarios}
         hook = load_hook(plan.preprocess) if plan.preprocess else None
         with (
             tempfile.TemporaryDirectory(prefix="blockflow-bench-") as folder,
@@ -165,7 +168,7 @@ class Session:
             begin = calibration.calibrate(seconds)
             with self._kept():
                 for scenario in plan.scenarios:
-                    self._scenario(client, routes, scenario, targets[scenario], Path(folder))
+                    self._scenario(client, routes, asked[scenario], Path(folder))
             self.steadiness = calibration.compare(begin, calibration.calibrate(seconds))
 
     @contextmanager
@@ -205,16 +208,11 @@ class Session:
 
     # --- one scenario ----------------------------------------------------------------------------
 
-    def _scenario(
-        self,
-        client: Client,
-        routes: Mapping[str, TaskRoute],
-        scenario: Scenario,
-        targets: Mapping[str, Any],
-        data: Path,
-    ) -> None:
+    def _settings(self, scenario: Scenario, targets: Mapping[str, Target]) -> RunSettings:
+        """As far as they are known before the system was asked anything."""
         plan = self._plan
-        first = make_settings(
+        several = plan.samples_per_query if scenario is Scenario.MULTISTREAM else 1
+        return make_settings(
             scenario,
             Mode.PERFORMANCE,
             targets,
@@ -222,18 +220,24 @@ class Session:
             duration_s=plan.duration_s,
             queries=plan.queries,
             confidence=plan.confidence,
+            asked=shares(plan.weights, several),
             samples_per_query=plan.samples_per_query,
             seed=plan.seed,
             deadline_s=plan.deadline_s,
             in_flight=plan.in_flight,
         )
+
+    def _scenario(
+        self, client: Client, routes: Mapping[str, TaskRoute], first: RunSettings, data: Path
+    ) -> None:
+        plan, scenario = self._plan, first.scenario
         many = scenario in (Scenario.OFFLINE, Scenario.MULTISTREAM)
         most = {t: rows_per_request(r, plan.rows) if many else 1 for t, r in routes.items()}
         rows = {task: len(i.rows) for task, i in self.inputs.items()}
         library = Library.weighted(rows, plan.weights)
         self._show(f"{scenario}: calibrating", None)
         found = calibrate(client, library, read_inputs(data, most), first)
-        check_bounds(found, targets)
+        check_bounds(found, first.targets)
         settings = replace(
             first,
             expected_ms=found.expected_ms,
@@ -350,7 +354,7 @@ def rows_per_request(route: TaskRoute, wanted: int) -> int:
     return max(1, min(wanted or route.max_rows, route.max_rows, fit))
 
 
-def _check_server(scenario: Scenario, plan: Plan, targets: Mapping[str, Any]) -> None:
+def _check_server(scenario: Scenario, plan: Plan, targets: Mapping[str, Target]) -> None:
     """Raise INVALID_REQUEST for a server scenario without a bound: then every rate is VALID."""
     if scenario is not Scenario.SERVER or Mode.PERFORMANCE not in plan.modes:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -11,10 +11,12 @@ from blockflow.bench.mlperf.counts import (
     CONFIDENCE,
     OFFLINE_SAMPLES,
     SINGLE_STREAM_QUERIES,
+    count_for_share,
     early_stopping_count,
     rounded_count,
 )
 from blockflow.bench.mlperf.presets import Preset
+from blockflow.core.errors import RequestError
 
 
 class Scenario(StrEnum):
@@ -40,6 +42,9 @@ SHORT_S = 5.0
 DEADLINE_S = 30.0
 """Of each request: an answer that is later counts as lost."""
 
+MOST_QUERIES = 10**8
+"""Of a run: LoadGen prepares them all beforehand, in memory."""
+
 SAMPLES_PER_QUERY = 8
 """Of a multistream query, as LoadGen's present rules have it."""
 
@@ -55,12 +60,22 @@ PERCENTILE = {
 class Target:
     """At least ``percentile`` (0..1) of a task's queries within ``latency_ms``; None: no bound.
 
-    ``ruled`` is the percentile that the rules ask for: with a lower one no run is official.
+    ``ruled`` and ``ruled_ms`` are the percentile and the bound of the rules (None: they have none):
+    with a lower percentile or a looser bound no run is official.
     """
 
     percentile: float
     latency_ms: float | None = None
     ruled: float = 0.0
+    ruled_ms: float | None = None
+
+    @property
+    def as_ruled(self) -> bool:
+        """It is not easier to keep than that of the rules."""
+        loose = self.ruled_ms is not None and (
+            self.latency_ms is None or self.latency_ms > self.ruled_ms
+        )
+        return self.percentile >= self.ruled and not loose
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +94,11 @@ class RunSettings:
         seed: LoadGen's own seeds follow from it.
         deadline_s: of each request.
         in_flight: offline, requests under way at once.
-        full_length: duration and counts are those of the rules.
-        official: percentiles and samples per query are, too.
+        full_length: duration and counts are those of the rules, for each task.
+        official: percentiles, bounds and samples per query are, too.
         logged: so many answers of a performance run, drawn by LoadGen at random, go into its log.
         unique: LoadGen asks for every sample once, and for none twice.
+        asked: task -> share of the queries that ask for it, at the least.
     """
 
     scenario: Scenario
@@ -100,6 +116,12 @@ class RunSettings:
     official: bool = False
     logged: int = 0
     unique: bool = False
+    asked: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def per_query(self) -> int:
+        """Samples of a query of LoadGen; offline its one query has them all, one by one."""
+        return self.samples_per_query if self.scenario is Scenario.MULTISTREAM else 1
 
     @property
     def kind(self) -> str:
@@ -160,6 +182,16 @@ def short_queries(scenario: Scenario, percentile: float) -> int:
     return 1 if scenario is Scenario.OFFLINE else early_stopping_count(percentile)
 
 
+def needed_queries(settings: RunSettings, task: str) -> int:
+    """Queries that have to ask for a task before a run's verdict says something about it."""
+    share = settings.targets[task].percentile
+    if settings.scenario is Scenario.OFFLINE:
+        return 1  # its figure is of all tasks together
+    if settings.full_length:
+        return required_queries(settings.scenario, share)
+    return short_queries(settings.scenario, share)
+
+
 def targets_of(
     scenario: Scenario,
     tasks: Mapping[str, int],
@@ -176,16 +208,17 @@ def targets_of(
     """
     found = {}
     for task in tasks:
-        bound, ruled = latency_ms.get(task), PERCENTILE[scenario]
+        ruled, ruled_ms = PERCENTILE[scenario], None
         preset = chosen.get(task)
-        if preset is not None and scenario is Scenario.SERVER:
-            bound = preset.server_ms if bound is None else bound
-            ruled = preset.percentile
-        if preset is not None and scenario is Scenario.MULTISTREAM:
-            bound = preset.multistream_ms if bound is None else bound
-            ruled = preset.percentile
+        if preset is not None and scenario in (Scenario.SERVER, Scenario.MULTISTREAM):
+            server = scenario is Scenario.SERVER
+            ruled, ruled_ms = (
+                preset.percentile,
+                preset.server_ms if server else preset.multistream_ms,
+            )
         share = percentile[task] / 100 if task in percentile else ruled
-        found[task] = Target(share, None if scenario is Scenario.OFFLINE else bound, ruled)
+        bound = None if scenario is Scenario.OFFLINE else latency_ms.get(task, ruled_ms)
+        found[task] = Target(share, bound, ruled, ruled_ms)
     return found
 
 
@@ -198,22 +231,52 @@ def make_settings(
     duration_s: float | None = None,
     queries: int | None = None,
     confidence: float = CONFIDENCE,
+    asked: Mapping[str, float] | None = None,
     **more: Any,
 ) -> RunSettings:
     """Official figures, or short ones, with the caller's own over either.
 
-    A run is of full length if it takes as long, and asks as often, as the rules want: with
-    :data:`~blockflow.bench.mlperf.counts.CONFIDENCE` or more. It is official if its percentiles and
-    its samples per query are those of the rules as well.
+    A run is of full length if it takes as long, and asks for each task as often, as the rules want:
+    with :data:`~blockflow.bench.mlperf.counts.CONFIDENCE` or more. It is official if its targets
+    and its samples per query are those of the rules as well. A short one asks as often as LoadGen
+    can judge all tasks together, and for none never.
+
+    Args:
+        asked: task -> share of the queries that ask for it; equal ones by default.
+
+    Raises:
+        RequestError: INVALID_REQUEST where a task is asked too rarely to be judged in one run.
     """
-    share = max(t.percentile for t in targets.values())  # the strictest needs the most queries
-    required = required_queries(scenario, share)
-    wanted = required_queries(scenario, share, confidence)
-    count = queries or (short_queries(scenario, share) if short else wanted)
+    asked = {task: 1 / len(targets) for task in targets} if asked is None else asked
+    once = max(count_for_share(1, asked[task]) for task in targets)
+    # Offline's one figure is of all tasks together.
+    often = dict.fromkeys(targets, 1.0) if scenario is Scenario.OFFLINE else asked
+
+    def counted(confidence: float) -> int:
+        needed = {
+            t: required_queries(scenario, x.percentile, confidence) for t, x in targets.items()
+        }
+        return max(once, *(count_for_share(n, often[task]) for task, n in needed.items()))
+
+    strictest = max(t.percentile for t in targets.values())
+    count = queries or (
+        max(once, short_queries(scenario, strictest)) if short else counted(confidence)
+    )
+    if count > MOST_QUERIES:
+        rarest = min(targets, key=lambda task: asked[task])
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"{count:,} queries would be needed until {rarest!r} was asked often enough; "
+            f"LoadGen prepares at most {MOST_QUERIES:,}",
+            where="--task",
+            hint="mix tasks by weights that are less apart, or measure this one on its own",
+        )
     seconds = duration_s or (SHORT_S if short else OFFICIAL_S)
-    full = seconds >= OFFICIAL_S and count >= required
-    found = RunSettings(scenario, mode, targets, seconds, count, full_length=full, **more)
-    ruled = all(t.percentile >= t.ruled for t in targets.values())
+    full = seconds >= OFFICIAL_S and count >= counted(CONFIDENCE)
+    found = RunSettings(
+        scenario, mode, targets, seconds, count, full_length=full, asked=asked, **more
+    )
+    ruled = all(t.as_ruled for t in targets.values())
     if scenario is Scenario.MULTISTREAM:
         ruled = ruled and found.samples_per_query == SAMPLES_PER_QUERY
     return replace(found, official=full and ruled)

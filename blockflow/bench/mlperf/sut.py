@@ -63,11 +63,19 @@ class TaskData:
 
 
 @dataclass(slots=True)
+class _Query:
+    """Of LoadGen: ``left`` of its requests have no outcome yet."""
+
+    begun_ns: int
+    left: int
+
+
+@dataclass(slots=True)
 class _Request:
     task: str
     ids: list[int]
     rows: list[int]
-    begun_ns: int
+    query: _Query
     tries: int = 0
     not_before: float = 0.0
 
@@ -111,17 +119,18 @@ class Sut:
         Offline, this returns when all are answered: no more than ``in_flight`` requests are under
         way at once. Otherwise it returns when they are sent.
         """
-        now = time.monotonic_ns()
-        self._tally.issued(len(ids))
+        query = _Query(time.monotonic_ns(), 0)
         requests = [
             _Request(
                 task,
                 [ids[p] for p in positions],
                 [self._library.row[indices[p]] for p in positions],
-                now,
+                query,
             )
             for task, positions in self._library.groups(indices, self._most, self._kinds)
         ]
+        query.left = len(requests)
+        self._tally.issued(len(ids), {r.task for r in requests})
         if self._settings.scenario is Scenario.OFFLINE:
             self._send_within_window(deque(requests))
         else:
@@ -178,7 +187,7 @@ class Sut:
             outputs = [np.ascontiguousarray(result.value[i]) for i in range(len(request.ids))]
         now = time.monotonic_ns()
         self._complete(request.ids, outputs)
-        latency_ms = (now - request.begun_ns) / 1e6
+        latency_ms = (now - request.query.begun_ns) / 1e6
         if error is None:
             self._tally.answered(request.task, len(request.ids), latency_ms, result.timings)
         else:
@@ -186,6 +195,9 @@ class Sut:
             code, why = ("INTERNAL", repr(error)) if told is None else (told.code, told.message)
             self._tally.failed(request.task, len(request.ids), latency_ms, code, why)
         with self._change:
+            request.query.left -= 1
+            if not request.query.left and self._settings.per_query > 1:
+                self._tally.ended(latency_ms)
             self._under_way -= 1
             self._change.notify_all()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,11 @@ from blockflow.client.result import BlockTiming
 GIVE_UP_AFTER = 200
 """Failures in a row after which a run, long since INVALID, is not worth going on with."""
 
+GIVE_UP_AFTER_S = 10.0
+"""And as long, or two deadlines of a request, without an answer: then a few are enough."""
+
+A_FEW = 3
+
 GONE = frozenset({"CONNECTION_LOST", "NOT_RUNNING", "UNAUTHORIZED"})
 """Codes after one of which it is given up at once: nobody is there to measure."""
 
@@ -22,12 +28,14 @@ _PARTS = ("transit_ms", "wait_ms", "overhead_ms", "compute_ms")
 
 @dataclass(slots=True)
 class Counts:
-    """Samples: ``issued`` by LoadGen, ``answered``, ``failed`` by code, ``retried`` when full."""
+    """Samples: ``issued`` by LoadGen, ``answered``, ``failed`` by code, ``retried`` when full; and
+    LoadGen's ``queries`` that asked for each task."""
 
     issued: int = 0
     answered: int = 0
     retried: int = 0
     failed: dict[str, int] = field(default_factory=dict)
+    queries: dict[str, int] = field(default_factory=dict)
 
     @property
     def failures(self) -> int:
@@ -45,6 +53,7 @@ class Counts:
             "failed": dict(self.failed),
             "lost": self.lost,
             "retried": self.retried,
+            "queries": dict(self.queries),
         }
 
     @classmethod
@@ -55,6 +64,7 @@ class Counts:
             int(data["answered"]),
             int(data["retried"]),
             {str(code): int(n) for code, n in data["failed"].items()},
+            {str(task): int(n) for task, n in data["queries"].items()},
         )
 
 
@@ -63,22 +73,36 @@ class Tally:
 
     Args:
         tasks: their names; latencies are kept per task.
+        deadline_s: of each request.
+        now: the clock, in seconds.
     """
 
-    def __init__(self, tasks: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        deadline_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._patience_s = max(GIVE_UP_AFTER_S, 2 * deadline_s)
+        self._now = now
         self._lock = threading.Lock()
         self._counts = Counts()
         self._latencies = {task: array("d") for task in tasks}
+        self._queries_ms = array("d")
         self._blocks: dict[str, list[float]] = {}
         self._in_a_row = 0
+        self._answered_at = self._failing_since = float("-inf")
         self.first_error = ""
         self.code = ""
         self.given_up = threading.Event()
         self.reason = ""
 
-    def issued(self, samples: int) -> None:
+    def issued(self, samples: int, tasks: Iterable[str]) -> None:
+        """A query of LoadGen asks for so many samples of these tasks."""
         with self._lock:
             self._counts.issued += samples
+            for task in tasks:
+                self._counts.queries[task] = self._counts.queries.get(task, 0) + 1
 
     def refused(self) -> None:
         """A request was refused for want of room and goes again."""
@@ -90,6 +114,7 @@ class Tally:
     ) -> None:
         with self._lock:
             self._in_a_row = 0
+            self._answered_at = self._now()
             self._counts.answered += samples
             self._latencies[task].extend([latency_ms] * samples)
             for t in timings:
@@ -104,12 +129,26 @@ class Tally:
             failed[code] = failed.get(code, 0) + samples
             self._latencies[task].extend([latency_ms] * samples)
             self.first_error = self.first_error or why
+            if not self._in_a_row:
+                # Offline a request's time begins with the run: it says nothing about the last ones.
+                self._failing_since = max(self._now() - latency_ms / 1e3, self._answered_at)
             self._in_a_row += 1
+            unanswered_s = self._now() - self._failing_since
             if code in GONE:
                 self._give_up(code, why)
-            elif self._in_a_row >= GIVE_UP_AFTER:
-                first = self.first_error
-                self._give_up(code, f"{GIVE_UP_AFTER} failures in a row; the first: {first}")
+            elif self._in_a_row >= GIVE_UP_AFTER or (
+                self._in_a_row >= A_FEW and unanswered_s >= self._patience_s
+            ):
+                self._give_up(
+                    code,
+                    f"{self._in_a_row} failures in a row, no answer for {unanswered_s:.3g} s; "
+                    f"the first: {self.first_error}",
+                )
+
+    def ended(self, query_ms: float) -> None:
+        """A query of several samples has its last answer, or failure."""
+        with self._lock:
+            self._queries_ms.append(query_ms)
 
     def give_up(self, code: str, why: str) -> None:
         """Nothing more can be measured."""
@@ -138,3 +177,8 @@ class Tally:
         """Milliseconds from LoadGen's call to the response, per task, failures included."""
         with self._lock:
             return {task: list(found) for task, found in self._latencies.items()}
+
+    def queries_ms(self) -> list[float]:
+        """Milliseconds of each query of several samples, to its last response."""
+        with self._lock:
+            return list(self._queries_ms)

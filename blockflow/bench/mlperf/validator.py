@@ -253,7 +253,7 @@ class Validator:
         save_inputs(own, folder)
         samples, settings = sum(len(r) for r in rows.values()), self._job.settings
         # LoadGen ends when it has asked for each sample once.
-        queries = samples // _per_query(settings)
+        queries = samples // settings.per_query
         asked = replace(
             self._settings(), min_duration_s=0.0, min_queries=queries, unique=True, seed=seed
         )
@@ -262,7 +262,7 @@ class Validator:
     def _fresh_counts(self) -> dict[str, int]:
         """Samples per task, in the proportion of the weights, and whole queries of them."""
         settings, weights = self._job.settings, self._job.weights
-        per_query = _per_query(settings)
+        per_query = settings.per_query
         if settings.scenario in (Scenario.SERVER, Scenario.OFFLINE):
             rate = settings.rate
         else:
@@ -356,10 +356,6 @@ def cost_ms(result: RunResult, weights: Mapping[str, int]) -> float:
     seen = {task: w for task, w in weights.items() if result.latencies.get(task)}
     total = sum(percentile(result.latencies[task], QUARTILE) * w for task, w in seen.items())
     return total / sum(seen.values())
-
-
-def _per_query(settings: RunSettings) -> int:
-    return settings.samples_per_query if settings.scenario is Scenario.MULTISTREAM else 1
 
 
 def _log(result: RunResult) -> str:

@@ -1,20 +1,65 @@
-"""What a run says: LoadGen's own log, read and joined with what it cannot see. Pure."""
+"""What a run says: LoadGen's own log, joined with what it cannot see. Pure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
-from blockflow.bench.mlperf.settings import Mode, RunSettings, Scenario
+from blockflow.bench.mlperf.detail_log import DetailLog
+from blockflow.bench.mlperf.settings import (
+    Mode,
+    RunSettings,
+    Scenario,
+    Target,
+    needed_queries,
+)
 from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.statistics import percentile
 
-_MARK = ":::MLLOG "
-_SUFFIXES = ("_percentile_per_query_latency_ns", "_percentile_latency_ns")
-_LAST = {Mode.PERFORMANCE: "num_errors", Mode.ACCURACY: "power_end"}
-"""LoadGen's last entry: a log without it broke off."""
+WHOLE_QUERY = "(whole query)"
+"""In the place of a task: multistream's bound is that of a query, whatever it asks for."""
+
+
+class Kept(StrEnum):
+    """How a task stands to its target."""
+
+    KEPT = "kept"
+    MISSED = "missed"
+    FREE = "no bound"
+    FEW = "too few"
+    """Kept, or no bound, by fewer queries than can tell."""
+    UNASKED = "never asked"
+    UNANSWERED = "no answer"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskVerdict:
+    """One task's own target, and what was seen of it.
+
+    Attributes:
+        task: its name, or :data:`WHOLE_QUERY`.
+        percentile: 0..1.
+        bound_ms: at this percentile; None: there is none.
+        seen_ms: at this percentile, from LoadGen's call to the response; None: nothing was seen.
+        samples: behind ``seen_ms``.
+        queries: of LoadGen that asked for it.
+        needed: queries before its verdict says something.
+        verdict: how it stands.
+    """
+
+    task: str
+    percentile: float
+    bound_ms: float | None
+    seen_ms: float | None
+    samples: int
+    queries: int
+    needed: int
+    verdict: Kept
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "verdict": str(self.verdict)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +76,13 @@ class RunVerdict:
     """VALID or INVALID, and why.
 
     Attributes:
-        valid: LoadGen says VALID, nothing failed, and every task keeps its target.
+        valid: LoadGen says VALID, nothing failed, and every task was asked and keeps its target.
         reasons: what stands against it; empty if valid.
         metric: None where the run broke off.
         too_short: the only thing against it is that LoadGen had prepared too few queries.
         latency_ms: percentile ("50.00") -> LoadGen's own figure.
+        judged_ms: latency of all tasks at LoadGen's one percentile; None where nothing was seen.
+        tasks: each one's own verdict, in performance mode.
     """
 
     valid: bool
@@ -43,6 +90,8 @@ class RunVerdict:
     metric: Metric | None
     too_short: bool
     latency_ms: Mapping[str, float]
+    judged_ms: float | None = None
+    tasks: tuple[TaskVerdict, ...] = ()
 
     @property
     def word(self) -> str:
@@ -54,43 +103,28 @@ class RunVerdict:
             "reasons": list(self.reasons),
             "metric": None if self.metric is None else asdict(self.metric),
             "latency_ms": dict(self.latency_ms),
+            "judged_ms": self.judged_ms,
+            "tasks": [t.to_dict() for t in self.tasks],
         }
-
-
-def read_log(text: str) -> dict[str, Any]:
-    """LoadGen's detail log as key -> last value; lines that broke off are passed over."""
-    found: dict[str, Any] = {}
-    for line in text.splitlines():
-        if not line.startswith(_MARK):
-            continue
-        try:
-            entry = json.loads(line.removeprefix(_MARK))
-            found[str(entry["key"])] = entry["value"]
-        except (ValueError, KeyError, TypeError):
-            continue
-    return found
-
-
-def is_whole(log: Mapping[str, Any], mode: Mode) -> bool:
-    """LoadGen has written its log to the end."""
-    return _LAST[mode] in log
 
 
 def judge(
     settings: RunSettings,
-    log: Mapping[str, Any],
+    log: DetailLog,
     counts: Counts,
     latencies: Mapping[str, Sequence[float]],
     broken: str = "",
+    queries_ms: Sequence[float] = (),
 ) -> RunVerdict:
     """The verdict of a run.
 
     Args:
         settings: of the run.
-        log: of :func:`read_log`.
+        log: LoadGen's.
         counts: of its samples.
         latencies: ms per task.
         broken: why the run broke off, if it did.
+        queries_ms: ms of each query, where a query has several samples.
     """
     reasons = [broken] if broken else []
     if counts.failures:
@@ -100,85 +134,147 @@ def judge(
         reasons.append(f"{counts.lost} of {counts.issued} samples have no answer")
     if not counts.issued:
         reasons.append("LoadGen asked for nothing")
-    if not broken and not is_whole(log, settings.mode):
+    if not broken and not log.is_whole(settings.mode):
         reasons.append("LoadGen's log breaks off before its end")
-    percentiles = _percentiles(log)
     if settings.mode is Mode.ACCURACY:
-        return RunVerdict(not reasons, tuple(reasons), None, False, percentiles)
-    metric = _metric(settings, log)
-    reasons += [*_late(settings, latencies), *_late_queries(settings, metric)]
+        reasons += [f"LoadGen: error: {text}" for text in log.complaints]
+        return RunVerdict(not reasons, tuple(reasons), None, False, log.latency_ms)
+    judged_ms = _judged_ms(settings, log, latencies, queries_ms)
+    metric = _metric(settings, log, judged_ms) if log.is_whole(settings.mode) else None
+    tasks = _tasks(settings, counts, latencies)
+    if settings.scenario is Scenario.MULTISTREAM:
+        tasks = (*tasks, _whole_query(settings, counts, judged_ms))
+    reasons += [_missed(t) for t in tasks if t.verdict is Kept.MISSED]
+    if metric is None and not broken and log.is_whole(settings.mode):
+        reasons.append("LoadGen's log has no figure of this scenario")
     own = len(reasons)
+    if not broken and counts.issued:
+        reasons += _too_rare(settings, tasks)
     reasons += _loadgen(log)
-    short = own == 0 and log.get("result_min_duration_met") is False
     others = ("result_perf_constraints_met", "early_stopping_met")
-    too_short = short and all(log.get(key) is not False for key in others)
-    return RunVerdict(not reasons, tuple(reasons), metric, too_short, percentiles)
+    too_short = (
+        own == 0
+        and log.values.get("result_min_duration_met") is False
+        and all(log.values.get(key) is not False for key in others)
+        and log.only_ran_out
+    )
+    return RunVerdict(
+        not reasons, tuple(reasons), metric, too_short, log.latency_ms, judged_ms, tasks
+    )
 
 
-def _loadgen(log: Mapping[str, Any]) -> list[str]:
-    """What LoadGen holds against the run."""
-    if log.get("result_validity", "VALID") == "VALID":
-        return []
+def _loadgen(log: DetailLog) -> list[str]:
+    """What LoadGen holds against the run. A log that says nothing is no VALID one."""
+    found = [f"LoadGen: error: {text}" for text in log.complaints]
+    validity = log.values.get("result_validity")
+    if validity == "VALID":
+        return found
+    if validity is None:
+        return [*found, "LoadGen's log has no verdict"]
     told = {
         "result_perf_constraints_met": "the latency bound is not kept",
         "result_min_duration_met": "the run was too short",
         "result_min_queries_met": "there were too few queries",
         "early_stopping_met": "too many queries were late for so few of them (early stopping)",
     }
-    found = [f"LoadGen: {why}" for key, why in told.items() if log.get(key) is False]
-    return found or ["LoadGen: INVALID, see its log"]
+    said = [f"LoadGen: {why}" for key, why in told.items() if log.values.get(key) is False]
+    return [*(said or ["LoadGen: INVALID, see its log"]), *found]
 
 
-def _late(settings: RunSettings, latencies: Mapping[str, Sequence[float]]) -> list[str]:
-    """Tasks that miss their own target; LoadGen knows one for all of them, and not always that."""
-    found = []
-    for task, target in settings.targets.items():
-        samples = latencies.get(task, ())
-        if target.latency_ms is None or not samples:
-            continue
-        seen = percentile(samples, target.percentile * 100)
-        if seen > target.latency_ms:
-            found.append(
-                f"{task}: p{target.percentile * 100:g} is {seen:.3g} ms, "
-                f"the bound is {target.latency_ms:g} ms"
-            )
+# --- each task -----------------------------------------------------------------------------------
+
+
+def _tasks(
+    settings: RunSettings, counts: Counts, latencies: Mapping[str, Sequence[float]]
+) -> tuple[TaskVerdict, ...]:
+    """Every task and its own target; LoadGen knows one for all of them, and not always that."""
+    return tuple(
+        _stand(
+            task,
+            target,
+            percentile(samples, target.percentile * 100) if samples else None,
+            len(samples),
+            counts.queries.get(task, 0),
+            needed_queries(settings, task),
+        )
+        for task, target in settings.targets.items()
+        for samples in (latencies.get(task, ()),)
+    )
+
+
+def _whole_query(settings: RunSettings, counts: Counts, seen_ms: float | None) -> TaskVerdict:
+    """Multistream's query may part into several requests; LoadGen measures it, but knows no
+    bound."""
+    queries = counts.issued // settings.samples_per_query
+    needed = min(needed_queries(settings, task) for task in settings.targets)
+    target = Target(settings.percentile, settings.bound_ms)
+    return _stand(WHOLE_QUERY, target, seen_ms, counts.issued, queries, needed)
+
+
+def _stand(
+    task: str, target: Target, seen_ms: float | None, samples: int, queries: int, needed: int
+) -> TaskVerdict:
+    bound_ms = target.latency_ms
+    if not queries:
+        stands = Kept.UNASKED
+    elif seen_ms is None:
+        stands = Kept.UNANSWERED
+    elif bound_ms is not None and seen_ms > bound_ms:
+        stands = Kept.MISSED
+    elif queries < needed:
+        stands = Kept.FEW
+    else:
+        stands = Kept.FREE if bound_ms is None else Kept.KEPT
+    return TaskVerdict(task, target.percentile, bound_ms, seen_ms, samples, queries, needed, stands)
+
+
+def _missed(task: TaskVerdict) -> str:
+    name = "a whole query" if task.task == WHOLE_QUERY else task.task
+    return (
+        f"{name}: p{task.percentile * 100:g} is {task.seen_ms:.3g} ms, "
+        f"the bound is {task.bound_ms:g} ms"
+    )
+
+
+def _too_rare(settings: RunSettings, tasks: Sequence[TaskVerdict]) -> list[str]:
+    """Tasks that the run says nothing about; in a short run few queries are no fault."""
+    found = [f"{t.task}: never asked" for t in tasks if t.verdict is Kept.UNASKED]
+    found += [f"{t.task}: no answer was timed" for t in tasks if t.verdict is Kept.UNANSWERED]
+    if settings.full_length:
+        found += [
+            f"{t.task}: {t.queries} queries asked for it, p{t.percentile * 100:g} needs {t.needed}"
+            for t in tasks
+            if t.verdict is Kept.FEW
+        ]
     return found
 
 
-def _late_queries(settings: RunSettings, metric: Metric | None) -> list[str]:
-    """Multistream's bound is that of a query, which may part into several requests; LoadGen
-    measures queries there, but knows no bound."""
-    bound = settings.bound_ms
-    if settings.scenario is not Scenario.MULTISTREAM or bound is None or metric is None:
-        return []
-    if metric.value <= bound:
-        return []
-    return [f"{metric.name} of a query is {metric.value:.3g} ms, the bound is {bound:g} ms"]
+# --- the figure ----------------------------------------------------------------------------------
 
 
-def _percentiles(log: Mapping[str, Any]) -> dict[str, float]:
-    # Multistream's are a query's.
-    suffix = next(
-        (s for s in _SUFFIXES if any(k.startswith("result_") and k.endswith(s) for k in log)),
-        _SUFFIXES[-1],
-    )
-    return {
-        key.removeprefix("result_").removesuffix(suffix): float(value) / 1e6
-        for key, value in log.items()
-        if key.startswith("result_") and key.endswith(suffix) and key[7:8].isdigit()
-    }
-
-
-def _metric(settings: RunSettings, log: Mapping[str, Any]) -> Metric | None:
+def _judged_ms(
+    settings: RunSettings,
+    log: DetailLog,
+    latencies: Mapping[str, Sequence[float]],
+    queries_ms: Sequence[float],
+) -> float | None:
+    """LoadGen's latency at the percentile that it was given, and our own where it logs none."""
     share = settings.percentile * 100
-    tail = f"result_{share:.2f}_percentile"
-    key, name, unit, scale = {
-        Scenario.OFFLINE: ("result_samples_per_second", "throughput", "samples/s", 1.0),
-        Scenario.SERVER: ("result_completed_samples_per_sec", "completed", "queries/s", 1.0),
-        Scenario.SINGLE_STREAM: (f"{tail}_latency_ns", f"p{share:g} latency", "ms", 1e-6),
-        Scenario.MULTISTREAM: (f"{tail}_per_query_latency_ns", f"p{share:g} latency", "ms", 1e-6),
-    }[settings.scenario]
-    value = log.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return Metric(name, float(value) * scale, unit)
+    found = log.percentile_ms(share)
+    if found is not None:
+        return found
+    one_by_one = settings.per_query == 1
+    seen = [ms for of_task in latencies.values() for ms in of_task] if one_by_one else queries_ms
+    return percentile(seen, share) if seen else None
+
+
+def _metric(settings: RunSettings, log: DetailLog, judged_ms: float | None) -> Metric | None:
+    match settings.scenario:
+        case Scenario.OFFLINE:
+            value, name, unit = log.number("result_samples_per_second"), "throughput", "samples/s"
+        case Scenario.SERVER:
+            key = "result_completed_samples_per_sec"
+            value, name, unit = log.number(key), "completed", "queries/s"
+        case Scenario.SINGLE_STREAM | Scenario.MULTISTREAM:
+            value, name, unit = judged_ms, f"p{settings.percentile * 100:g} latency", "ms"
+    return None if value is None else Metric(name, value, unit)

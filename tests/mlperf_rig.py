@@ -1,0 +1,28 @@
+"""One run of LoadGen's process against a fake Dispatcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fake_dispatcher import FakeDispatcher
+
+from blockflow.bench.mlperf.data import load_inputs
+from blockflow.bench.mlperf.job import Job, save_inputs
+from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
+from blockflow.client import Client
+
+
+def job_of(fake: FakeDispatcher, task: str, folder: Path, duration_s: float = 0.2) -> Job:
+    with Client(fake.endpoint) as client:
+        routes = {task: client.tasks()[task]}
+    data = folder / "data"
+    data.mkdir()
+    save_inputs(load_inputs("synthetic:1", routes, seed=1), data)
+    settings = make_settings(
+        Scenario.SINGLE_STREAM,
+        Mode.PERFORMANCE,
+        {task: Target(0.5)},
+        short=True,
+        duration_s=duration_s,
+    )
+    return Job(fake.endpoint, "", str(data), {task: 1}, {task: 1}, settings)

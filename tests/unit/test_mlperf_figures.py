@@ -1,0 +1,147 @@
+"""``blockflow bench``: summaries become figures, and figures the tables of documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlperf_documents import MACHINE, document, result, searched, target
+
+from blockflow.bench.calibration import steadiness_of
+from blockflow.bench.mlperf.document import FORMAT
+from blockflow.bench.mlperf.figures import (
+    accuracy_grid,
+    block_grid,
+    gather,
+    main,
+    run_grid,
+    target_grid,
+    validation_grid,
+)
+from blockflow.bench.mlperf.report import SUMMARY
+from blockflow.bench.results import Figure, ResultFile
+from blockflow.core.errors import BlockFlowError, make_error
+
+
+def figures(tmp_path: Path) -> list[Figure]:
+    lines = ResultFile(tmp_path / "mlperf.jsonl", "mlperf").read()
+    return [Figure.from_dict(line) for line in lines]
+
+
+def write(folder: Path, found: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / SUMMARY).write_text(json.dumps(found))
+    return folder
+
+
+def test_summaries_become_figures_and_tables(tmp_path: Path) -> None:
+    other = document(validation=[], command="blockflow bench --task b")
+    outs = [write(tmp_path / "one", document()), write(tmp_path / "two", other)]
+    target = tmp_path / "mlperf.jsonl"
+    assert main([*map(str, outs), "--results", str(target)]) == 0
+    calls = ResultFile(target, "mlperf").runs()
+    assert [c.command for c in calls] == ["blockflow bench --task a", "blockflow bench --task b"]
+    assert {(c.date, c.machine["cpu"]) for c in calls} == {("2026-01-02", "a CPU")}
+    assert all(steadiness_of(c.figures) for c in calls)
+    found = figures(tmp_path)
+    runs = run_grid(found).rows
+    assert len(runs) == 4
+    assert runs[0][:6] == (
+        *("single-stream", "a=2, b=1", "VALID", "short", "p99 <= 15 ms: 3.00"),
+        "p90 latency 2.50 ms",
+    )
+    assert runs[1][5] == "offered 120 queries/s"
+    assert runs[0][-2:] == ("700", "2")
+    assert accuracy_grid(found).rows == [("a", "97.50", "", "360")]
+    assert [row[2:4] for row in validation_grid(found).rows] == [
+        ("FAILED", "90.0% the same"),
+        ("PASSED", "1.010 (0.980-1.04) as long"),
+        ("UNDECIDED", ""),
+    ]
+    assert block_grid(found).rows[0] == (
+        *("single-stream", "trunk", "0.100", "0.200", "0.300", "1.40"),
+        *("3.50", "700"),
+    )
+
+
+def test_tables_without_figures_are_empty() -> None:
+    for grid in (run_grid, target_grid, accuracy_grid, validation_grid, block_grid):
+        assert not grid([]).rows
+
+
+def test_a_run_that_broke_off_has_a_row_without_a_result(tmp_path: Path) -> None:
+    told = {
+        "metric": None,
+        "latency_ms": {},
+        "verdict": "INVALID",
+        "kind": "partial",
+        "tasks": [target("a", 15.0, None)],
+    }
+    broken = document(results=[result("offline", **told)], fixed_work=None)
+    gather([write(tmp_path / "one", broken)], tmp_path / "mlperf.jsonl")
+    (row,) = run_grid(figures(tmp_path)).rows
+    assert row[2:6] == ("INVALID", "partial", "p99 <= 15 ms", "")
+
+
+def test_a_rate_stands_beside_the_lowest_that_was_not_valid(tmp_path: Path) -> None:
+    open_end = searched(bracketed=False, precise=False, invalid_at=None)
+    runs = [result("server", **found) for found in (searched(), open_end)]
+    gather([write(tmp_path / "one", document(results=runs))], tmp_path / "mlperf.jsonl")
+    assert [row[5] for row in run_grid(figures(tmp_path)).rows] == [
+        "offered 120 queries/s (INVALID at 126)",
+        "offered 120 queries/s (no INVALID rate was found: not the highest)",
+    ]
+
+
+def test_the_page_shows_the_task_that_is_nearest_to_its_bound_and_every_one(
+    tmp_path: Path,
+) -> None:
+    tasks = [
+        target("loose", 100.0, 20.0, verdict="kept"),
+        target("tight", 10.0, 9.0, verdict="kept"),
+        target("free", None, 500.0, verdict="no bound"),
+    ]
+    run = result("server", tasks=tasks, latency_ms={"99.00": 42.0})
+    gather([write(tmp_path / "one", document(results=[run]))], tmp_path / "mlperf.jsonl")
+    found = figures(tmp_path)
+    (row,) = run_grid(found).rows
+    assert row[4] == "p99 <= 10 ms: 9.00 (tight)"
+    assert target_grid(found).rows == [
+        ("server", "loose", "kept", "99", "100", "20.0", "700"),
+        ("server", "tight", "kept", "99", "10", "9.00", "700"),
+        ("server", "free", "no bound", "99", "", "500", "700"),
+    ]
+
+
+def test_what_a_call_measured_before_it_broke_off_is_marked_in_every_line(tmp_path: Path) -> None:
+    error = make_error("NO_SPACE", "the disk is full").to_dict()
+    broken = document(partial=True, error=error)
+    gather([write(tmp_path / "one", broken)], tmp_path / "mlperf.jsonl")
+    found = figures(tmp_path)
+    assert all(f.labels["partial"] is True and f.labels["error"] == error for f in found)
+    assert steadiness_of(found)
+    marked = (run_grid, target_grid, accuracy_grid, validation_grid, block_grid)
+    for grid in marked:
+        rows = grid(found).rows
+        assert rows
+        assert all("(partial: NO_SPACE)" in " ".join(row) for row in rows)
+    gather([write(tmp_path / "two", document())], tmp_path / "mlperf.jsonl")
+    found = figures(tmp_path)
+    assert not any("partial" in f.labels for f in found)
+    assert not any("partial" in cell for g in marked for row in g(found).rows for cell in row)
+
+
+def test_what_is_no_summary_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "mlperf.jsonl"
+    (tmp_path / "none").mkdir()
+    other = write(tmp_path / "other", document(machine={**MACHINE, "cpu": "another"}))
+    old = write(tmp_path / "old", document(format=FORMAT - 1))
+    good = write(tmp_path / "good", document())
+    for outs in ([tmp_path / "none"], [old], [good, other]):
+        with pytest.raises(BlockFlowError) as caught:
+            gather(outs, target)
+        assert caught.value.code == "INVALID_REQUEST"
+        assert main([*map(str, outs), "--results", str(target)]) == 2
+    assert not target.exists()
