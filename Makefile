@@ -7,7 +7,7 @@
 #   make bench-pipeline [ARGS=...]  the same with all engines, and throughput; half an hour
 #   make bench-hops [ARGS=...]  one hop, by size and way
 #   make bench-gpu [ARGS=--quick]  the same pipeline on a GPU: handles, whole tensors, one process
-#   make bench-batching [ARGS=--quick]  batching policies beside their papers; twenty minutes
+#   make bench-batching [ARGS=--quick]  batching policies beside their papers; an hour
 #   make bench-updates [ARGS='--updates 100']  live updates under load: nothing failed, nothing mixed
 #   make bench-reliability [ARGS=--quick]  what the promises of reliability.md come to; eight minutes
 #   make chaos [ARGS='--seconds 120 --seed 1']  faults under load, judged by the clients' ledger

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from blockflow.bench.batching.blocks import Profiles
+from blockflow.bench.batching.peaks import Search
 from blockflow.bench.batching.traffic import Cell
 from blockflow.core.model import TensorSpec
 from blockflow.core.profile import Point, StageProfile
@@ -22,5 +24,22 @@ def profile(block: str, ms: float = 10.0, lengths: Sequence[int] = ()) -> StageP
     return StageProfile(block, "0" * 64, "exported", "fp32", "here", points)
 
 
+def profiles(blocks: Sequence[str], lengths: Sequence[int] = (), slower: float = 1.0) -> Profiles:
+    """In turn ``slower`` times as slow as each block by itself."""
+    return Profiles(
+        [profile(b, lengths=lengths) for b in blocks],
+        [profile(b, 10.0 * slower, lengths) for b in blocks],
+    )
+
+
+def searched(limit: float, start: float, probes: int) -> Search:
+    """A search that has ended, where every rate up to ``limit`` holds."""
+    search = Search(start, probes)
+    while not search.done:
+        search.tell(search.rate <= limit)
+    return search
+
+
 def cell(*times: float, over: float = 0.0, failed: tuple[str, ...] = ()) -> Cell:
-    return Cell(times, len(times) + len(failed), over, 10.0, 0.1, failed)
+    """A visit in which 10 rows came and were answered per second, and nothing piled up."""
+    return Cell(times, len(times) + len(failed), over, 10.0, 0.1, failed, times, 0.0, 10.0)

@@ -1,7 +1,10 @@
 """What a decision costs: microseconds of each policy with many queries in the queue.
 
 ``python -m blockflow.bench.decisions`` prints the table. Scheduling must not be felt beside a
-block's compute: at most 50 us with 64 queries waiting is the aim.
+block's compute: at most 50 us with 64 queries waiting is the aim. Two things are timed: the
+*decision*, which is ``decide`` alone, and the whole *turn*: what the policy is told since the last
+one as well, that a batch is done (``done``) and who waits now (``arrive`` of each query that goes
+on in this worker, and of each new one).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
 from blockflow.batching.shares import TaskShare
+from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import Figure, figure_table
 from blockflow.bench.statistics import percentile
 from blockflow.core.profile import Point, StageProfile
@@ -35,45 +39,89 @@ _MS = 1_000_000
 _FAR = 10**15
 
 
-def measure(spec: Mapping[str, Any], queued: int, tasks: int, decisions: int) -> Figure:
-    """CPU time of ``decide`` alone while ``queued`` queries wait, over whole lives of batches.
+DECISION, TURN = "decision", "turn"
+
+
+def measure(spec: Mapping[str, Any], queued: int, tasks: int, decisions: int) -> list[Figure]:
+    """CPU time of ``decide`` and of whole turns while ``queued`` queries wait, over whole lives of
+    batches.
 
     Time goes on by the profile, virtually; each query that leaves is followed by a new one.
+
+    Returns:
+        the decision and the turn, in microseconds each.
     """
     policy, now, key = _policy(spec, tasks), 0, 0
-    spent: list[float] = []
+    clock = _Clock()
+    deciding: list[float] = []
+    turns: list[float] = []
+    rows: list[int] = []
     waiting: dict[int, Query] = {}
-    while len(spent) < decisions:
+    while len(deciding) < decisions:
+        new = []
         while len(waiting) < queued:
             waiting[key] = Query(key, 1, 1, now, now, now + _FAR, (8,), True, key % tasks)
-            policy.arrive(waiting[key], now)
+            new.append(waiting[key])
             key += 1
-        begin = time.thread_time_ns()
-        decision = policy.decide(now)
-        spent.append((time.thread_time_ns() - begin) / 1e3)
+        with clock:
+            for query in new:
+                policy.arrive(query, now)
+        told = clock.take()
+        with clock:
+            decision = policy.decide(now)
+        deciding.append(clock.take())
         if isinstance(decision, Run):
             now += _MS
-            policy.done(decision.stage, decision.keys, now)
-            for one in decision.keys:
-                query = waiting.pop(one)
-                if decision.stage < STAGES[-1]:
-                    waiting[one] = query._replace(
-                        stage=decision.stage + 1, ready_ns=now, first=False
-                    )
-                    policy.arrive(waiting[one], now)
+            stage, keys = decision.stage, decision.keys
+            ran = [waiting.pop(one) for one in keys]
+            on = [
+                query._replace(stage=stage + 1, ready_ns=now, first=False)
+                for query in (ran if stage < STAGES[-1] else ())
+            ]
+            waiting |= {query.key: query for query in on}
+            with clock:
+                policy.done(stage, keys, now)
+                for query in on:
+                    policy.arrive(query, now)
+            told += clock.take()
+            rows.append(len(keys))
         elif isinstance(decision, WaitUntil):
             now = decision.at_ns
-    return Figure(
-        "decision",
-        policy_name(spec),
-        None,
-        None,
-        None,
-        statistics.fmean(spent),
-        "us",
-        len(spent),
-        labels={"queued": queued, "tasks": tasks, "p99_us": round(percentile(spent, 99), 2)},
-    )
+        turns.append(deciding[-1] + told)
+    labels = {"queued": queued, "tasks": tasks, "rows": round(statistics.fmean(rows or [0]), 1)}
+    return [
+        Figure(
+            name,
+            policy_name(spec),
+            None,
+            None,
+            None,
+            statistics.fmean(spent),
+            "us",
+            len(spent),
+            labels={**labels, "p99_us": round(percentile(spent, 99), 2)},
+        )
+        for name, spent in ((DECISION, deciding), (TURN, turns))
+    ]
+
+
+class _Clock:
+    """CPU time spent within ``with``, in microseconds."""
+
+    def __init__(self) -> None:
+        self._begin = 0
+        self._spent = 0
+
+    def __enter__(self) -> None:
+        self._begin = time.thread_time_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._spent += time.thread_time_ns() - self._begin
+
+    def take(self) -> float:
+        """What has been spent since the last call."""
+        spent, self._spent = self._spent, 0
+        return spent / 1e3
 
 
 def policy_name(spec: Mapping[str, Any]) -> str:
@@ -97,6 +145,7 @@ def _policy(spec: Mapping[str, Any], tasks: int) -> Policy:
     return create_policy(spec, STAGES, facts, shares)
 
 
+@orderly
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all policies and print the table; 0."""
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.decisions")
@@ -105,11 +154,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decisions", type=int, default=4000, help="decisions per policy")
     options = parser.parse_args(arguments)
     console = Console()
-    figures = [measure(spec, options.queued, options.tasks, options.decisions) for spec in SPECS]
+    figures = [
+        figure
+        for spec in SPECS
+        for figure in measure(spec, options.queued, options.tasks, options.decisions)
+    ]
     title = f"Cost of a decision, {options.queued} queued, {options.tasks} tasks"
     console.print(figure_table(title, figures))
     for f in figures:
-        console.print(f"{f.mode}: p99 {f.labels['p99_us']} us")
+        console.print(f"{f.mode}, {f.name}: p99 {f.labels['p99_us']} us")
     return 0
 
 

@@ -15,6 +15,7 @@ from blockflow.bench.batching import diversity, lbci, shared
 from blockflow.bench.batching.blocks import folder_of, recipes_of
 from blockflow.bench.batching.plan import (
     ALEXNET,
+    DELAY_CLASSES,
     DELAYBATCH,
     DVABATCH,
     ENCODER,
@@ -23,9 +24,11 @@ from blockflow.bench.batching.plan import (
     INPUT,
     LENGTHS,
     LOAD,
+    NONE,
     QUICK,
     TINY,
     TRUNK,
+    ZERO_CLASSES,
     ZEROBATCH,
     Plan,
     Recipe,
@@ -92,21 +95,30 @@ def test_the_arms_are_valid_policies() -> None:
     facts = [StageFacts(b, max_rows=64, profile=profile(b)) for b in ("a", "b")]
     arms = {**lbci.policies(320.0)}
     for name in (LOAD, "operator"):
-        arms |= {
-            f"{name} {arm}": policy
-            for arm, policy in diversity.policies(FULL.diversities[name], 5.0, padded=False).items()
-        }
+        found = diversity.policies(FULL.diversities[name], {ZEROBATCH: 5.0}, padded=False)
+        assert set(found) == {ZEROBATCH, DELAYBATCH, DVABATCH}
+        arms |= {f"{name} {arm}": policy for arm, policy in found.items()}
     for arm, policy in arms.items():
         assert policy_problems(policy, arm, facts) == []
 
 
 def test_only_padded_blocks_get_classes() -> None:
     one = FULL.diversities[INPUT]
-    assert all("classes" not in p for p in diversity.policies(one, 1.0, padded=False).values())
-    arms = diversity.policies(one, 1.0, padded=True)
+    assert all("classes" not in p for p in diversity.policies(one, {}, padded=False).values())
+    arms = diversity.policies(one, {ZEROBATCH: 1.0, ZERO_CLASSES: 2.0}, padded=True)
     assert arms[ZEROBATCH]["classes"] == [256]
     assert arms[DELAYBATCH] == {**arms[ZEROBATCH], "max_delay_ms": 1.0}
     assert len(arms[DVABATCH]["classes"]) > 1
+
+
+def test_a_window_with_dvabatch_s_classes_differs_from_it_by_the_policy_alone() -> None:
+    """Else the gain of the classes would be taken for the policy's."""
+    one = FULL.diversities[INPUT]
+    arms = diversity.policies(one, {ZERO_CLASSES: 2.0}, padded=True)
+    assert arms[ZERO_CLASSES]["classes"] == arms[DVABATCH]["classes"]
+    assert arms[ZERO_CLASSES]["max_rows"] == arms[DVABATCH]["bs_max"]
+    assert arms[DELAY_CLASSES] == {**arms[ZERO_CLASSES], "max_delay_ms": 2.0}
+    assert arms[NONE] == {"policy": "none"}
 
 
 def test_a_chain_is_one_worker_of_one_thread() -> None:
@@ -132,11 +144,18 @@ def test_tasks_share_the_trunk_and_no_full_model() -> None:
     names = (*TRUNK.blocks, *FULL.whole.blocks)
     body = shared.topology(FULL, {"policy": "none"})
     found = parse_topology(body, infos(names).__getitem__)
-    assert len(found.tasks) == 16
+    assert len(found.tasks) == 24
     paths = [found.tasks[f"shared{i}"].path for i in range(8)]
     assert len({tuple(p[:3]) for p in paths}) == 1
     assert len({p[3] for p in paths}) == 8
     assert len({found.blocks[p[3]].worker for p in paths}) == 1
+    # Copies of the trunk: another queue each, in workers like those of the shared one.
+    own = [found.tasks[f"own{i}"].path for i in range(8)]
+    assert len({block for path in own for block in path}) == 8 * 4
+    assert [found.blocks[b].artifact for b in own[3]] == list(TRUNK.blocks)
+    assert len({found.blocks[b].worker for path in own for b in path}) == len(
+        {found.blocks[b].worker for path in paths for b in path}
+    )
     full = [found.tasks[f"full{i}"].path for i in range(8)]
     assert len({found.blocks[p[0]].worker for p in full}) == 8
     # What the arms differ by is the shared blocks' policy alone.
@@ -145,10 +164,17 @@ def test_tasks_share_the_trunk_and_no_full_model() -> None:
     assert len(changed) == 11
 
 
+def test_a_probe_outlasts_what_a_short_one_would_not_see() -> None:
+    """A queue that grows by a twentieth of what comes outgrows the bound within twenty bounds."""
+    assert FULL.probe_seconds(1116.0) == pytest.approx(22.32)
+    assert FULL.probe_seconds(10.0) == 6.0
+
+
 def test_the_command_line() -> None:
     args = parse_args(["--quick", "--only", "lbci,cost"])
     assert (args.extent, args.experiments) == ("quick", ["lbci", "cost"])
     assert parse_args([]).experiments == list(EXPERIMENTS)
+    assert (parse_args([]).spare, parse_args(["--spare", "60"]).spare) == (None, 60.0)
     for wrong in (["--only", "lbc"], ["--quick", "--tiny"]):
         with pytest.raises(SystemExit):
             parse_args(wrong)

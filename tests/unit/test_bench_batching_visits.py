@@ -3,43 +3,63 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from batching_rig import SPEC, cell, profile
+from batching_rig import SPEC, cell, profile, profiles
 from rich.progress import Progress
 
-from blockflow.bench.batching import cost, diversity, grids, shared
+from blockflow.bench import decisions
+from blockflow.bench.batching import cost, diversity, grids, lbci, shared
 from blockflow.bench.batching import figures as f
-from blockflow.bench.batching.ladder import Ladder, within
+from blockflow.bench.batching.ladder import Ladder
 from blockflow.bench.batching.plan import (
     COST,
+    DELAY_CLASSES,
     DELAYBATCH,
     DELAYS,
     DVABATCH,
     DVABATCH_LOADS,
     ENCODER,
     INPUT,
+    LBCI,
+    LBCI_ARM,
+    LBCI_LOADS,
     LOAD,
+    NONE,
+    SERIAL,
     TINY,
+    ZERO_CLASSES,
     ZEROBATCH,
     Diversity,
+    rotated,
 )
-from blockflow.bench.batching.predict import mean_ms
-from blockflow.bench.batching.rig import TASK, Rig
-from blockflow.bench.batching.traffic import Cell, Inputs, inputs_for, poisson, replay, saturate
-from blockflow.bench.decisions import SPECS
+from blockflow.bench.batching.predict import simulated, stretched
+from blockflow.bench.batching.rig import TASK, Policy, Rig
+from blockflow.bench.batching.steady import Steady
+from blockflow.bench.batching.traffic import (
+    Cell,
+    Inputs,
+    growth,
+    inputs_for,
+    poisson,
+    replay,
+    saturate,
+)
+from blockflow.bench.decisions import DECISION, SPECS, TURN
 from blockflow.bench.simulation.arrivals import Arrival, Mix, parse_arrivals
 from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.simulation.workload import Workload
 from blockflow.client.collector import Record
 from blockflow.core.errors import RequestError, TopologyError
 from blockflow.core.model import BlockInfo, Contract
+from blockflow.core.profile import StageProfile
 
 ONE = Mix([(TASK, 1.0)], parse_sizes("1", ""))
 
@@ -129,23 +149,50 @@ def test_a_visit_in_figures() -> None:
     assert found.rows_per_s == pytest.approx(3 / 0.201)
     assert found.lag_ms == 3.0
     assert found.failed == ("DEADLINE_EXCEEDED",)
-    assert not within(found, 100.0)  # not all were answered
-    assert within(cell(10.0, 50.0), 50.0)
-    assert not within(cell(10.0, 50.0), 49.0)
+    assert found.later_ms == (50.0,)  # due in the later half, and answered
+    assert found.due_per_s == pytest.approx(4 / 0.2)
+
+
+def backlog(rate: float, served: float, count: int = 200) -> list[Record]:
+    """Queries that come at an even rate and are answered one by one."""
+    free, found = 0.0, []
+    for i in range(count):
+        due = 1e3 * i / rate
+        free = max(free, due) + 1e3 / served
+        found.append(Record(TASK, 1, due, due, free, "OK"))
+    return found
+
+
+def test_a_backlog_that_grows_is_seen_though_every_answer_is_in_time() -> None:
+    assert growth(backlog(100.0, 110.0)) == pytest.approx(0.0, abs=0.01)
+    assert growth(backlog(100.0, 80.0)) == pytest.approx(0.2, abs=0.02)
+    assert growth(backlog(100.0, 80.0, count=4)) == 0.0  # too few to say
+    late = Cell.of(backlog(100.0, 80.0), bound_ms=1e6)
+    assert late.over == 0.0
+    assert late.growth > 0.15
+
+
+def mean_ms(profiles: Sequence[StageProfile], policy: Policy, queries: Sequence[Arrival]) -> float:
+    return simulated(profiles, policy, queries, 32, 1).times.mean_ms
 
 
 def test_the_simulator_meets_the_same_queries() -> None:
     profiles = [profile("a"), profile("b", 20.0)]
     apart = [Arrival(i * 100_000_000, TASK, 1, None) for i in range(10)]
-    assert mean_ms(profiles, {"policy": "none"}, apart, 32, 1) == pytest.approx(30.0)
+    assert mean_ms(profiles, {"policy": "none"}, apart) == pytest.approx(30.0)
     at_once = [Arrival(0, TASK, 1, None)] * 10
     static = {"policy": "window", "max_rows": 10, "max_delay_ms": 60_000}
-    assert mean_ms(profiles, static, at_once, 32, 1) == pytest.approx(30 * 5.5)
+    assert mean_ms(profiles, static, at_once) == pytest.approx(30 * 5.5)
     # What a queue gathers is waited for, not turned away.
     crowd = [Arrival(0, TASK, 1, None)] * 300
-    assert mean_ms(profiles, {"policy": "none"}, crowd, 32, 1) == pytest.approx(30 * 150.5)
+    assert mean_ms(profiles, {"policy": "none"}, crowd) == pytest.approx(30 * 150.5)
     # A static batch waits for its last query.
-    assert mean_ms(profiles, static, apart, 32, 1) == pytest.approx(450 + 30 * 5.5)
+    assert mean_ms(profiles, static, apart) == pytest.approx(450 + 30 * 5.5)
+    # Times as they are served: by a factor for each size.
+    slower = stretched(profiles, lambda rows: 1.5 if rows == 1 else 1.0)
+    assert mean_ms(slower, {"policy": "none"}, apart) == pytest.approx(45.0)
+    assert simulated(slower, {"policy": "none"}, apart, 32, 1, 40.0).over == 1.0
+    assert mean_ms(slower, static, at_once) == pytest.approx(30 * 5.5)
 
 
 # --- whole experiments, on a system that answers at once ------------------------------------------
@@ -168,18 +215,19 @@ class FakeSystem:
         return {"workers": [{"worker": w, "pid": os.getpid()} for w in sorted(workers)]}
 
 
-BRIEF = replace(TINY, seconds=0.02, probes=2)
+BRIEF = replace(TINY, seconds=0.02, probes=2, probe_bounds=0.0)
 
 
 def rig_of(system: FakeSystem) -> Rig:
     anything: Any = system
     client: Any = FakeClient()
-    return Rig(Path("blocks"), anything, client, Progress(disable=True))
+    steady = Steady(0, work=lambda: 1.0)
+    return Rig(Path("blocks"), anything, client, Progress(disable=True), steady)
 
 
 def ladder_of(system: FakeSystem, name: str, one: Diversity) -> Ladder:
-    profiles = [profile(b, lengths=one.recipe.lengths) for b in one.recipe.blocks]
-    return Ladder(rig_of(system), BRIEF, name, one.recipe, profiles, one.bs_max, 32, one.lengths)
+    measured = profiles(one.recipe.blocks, one.recipe.lengths, slower=1.2)
+    return Ladder(rig_of(system), BRIEF, name, one.recipe, measured, one.bs_max, 32, one.lengths)
 
 
 def policies_of(system: FakeSystem) -> list[Mapping[str, Any]]:
@@ -193,26 +241,110 @@ def test_dvabatch_meets_its_rivals_at_every_load(pads: bool) -> None:
     one = BRIEF.diversities[INPUT]
     found = diversity.measure(ladder_of(system, INPUT, one), one)
     arms = {(g.labels["load"], g.mode) for g in found if g.name == f.TIME}
-    assert arms == {(x, a) for x in DVABATCH_LOADS for a in (ZEROBATCH, DELAYBATCH, DVABATCH)}
+    classes = (NONE, ZERO_CLASSES, DELAY_CLASSES) if pads else ()
+    bases = {ZEROBATCH, DELAYBATCH, *classes}
+    assert arms == {(x, a) for x in DVABATCH_LOADS for a in (*bases, DVABATCH)}
     ratios = {(g.labels["load"], g.labels["base"]) for g in found if g.name == f.TIME_RATIO}
-    assert ratios == {(x, a) for x in DVABATCH_LOADS for a in (ZEROBATCH, DELAYBATCH)}
-    assert {g.mode for g in found if g.name == f.PEAK} <= {ZEROBATCH, DELAYBATCH, DVABATCH}
+    assert ratios == {(x, a) for x in DVABATCH_LOADS for a in bases}
+    assert {g.mode for g in found if g.name == f.PEAK} <= {*bases, DVABATCH}
+    aims = [row[0] for row in grids.aim_grid(found).rows]
+    assert any("windows with its classes" in aim for aim in aims) is pads
     notes = [g.mode for g in found if g.name == f.NOTE]
     assert any("do not promise padding" in n for n in notes) is not pads
     assert any("classes" in p for p in policies_of(system)) is pads
-    # Of delays that answer all in time, the shortest; all four were tried.
-    delays = {p["max_delay_ms"] for p in policies_of(system) if "max_delay_ms" in p}
-    assert len(delays) == len(DELAYS)
+    # All delays were tried for each window, none among them, and what they came to is kept.
+    tried = [g for g in found if g.name == f.CANDIDATE]
+    assert len(tried) == len(DELAYS) * (2 if pads else 1)
+    for arm in (DELAYBATCH, DELAY_CLASSES) if pads else (DELAYBATCH,):
+        mine = [g.labels for g in tried if g.mode == arm]
+        assert min(labels["delay_ms"] for labels in mine) == 0
+        assert sum(labels["chosen"] for labels in mine) == 1
+    assert grids.delay_grid(found).rows
+
+
+@pytest.mark.parametrize(
+    ("cells", "best"),
+    [
+        ({"0": [cell(30.0)], "1": [cell(20.0)], "2": [cell(25.0)]}, "1"),
+        ({"0": [cell(30.0)], "1": [cell(20.0, over=0.3)]}, "0"),
+        ({"0": [cell(30.0, over=0.003)], "1": [cell(31.0)]}, "0"),  # a third of a per cent is none
+    ],
+)
+def test_the_delay_with_fewest_late_answers_is_chosen_then_the_fastest(
+    cells: dict[str, list[Cell]], best: str
+) -> None:
+    assert diversity.chosen(cells) == best
+
+
+def test_lbci_s_throughput_is_judged_where_it_can_differ() -> None:
+    """In a closed loop; and what is over the bound is simulated with times as they are served."""
+    recipe = BRIEF.lbci
+    measured = profiles(recipe.blocks, slower=1.2)
+    ladder = Ladder(rig_of(FakeSystem()), BRIEF, LBCI, recipe, measured, 32, 64)
+    found = lbci.measure(ladder)
+    ratios = {g.labels["base"]: g.labels for g in found if g.name == f.CLOSED_RATIO}
+    assert {base: labels["goal"] for base, labels in ratios.items()} == {
+        base: 1 + gain for base, gain in f.LBCI_PAPER_CLOSED.items()
+    }
+    assert all(labels["at_least"] for labels in ratios.values())
+    stretch = [g for g in found if g.mode == lbci.STRETCHED]
+    assert {g.labels["load"] for g in stretch} == set(LBCI_LOADS)
+    assert grids.closed_grid(found).rows
+    assert {g.mode for g in found if g.name == f.SIMULATED_OVER} >= {LBCI_ARM, SERIAL}
+
+
+def test_a_row_s_time_is_laid_beside_both_profiles() -> None:
+    ladder = ladder_of(FakeSystem(), LOAD, BRIEF.diversities[LOAD])
+    ladder.serial = 1e3 / (2 * ladder.alone_ms)
+    ladder.batched = 1e3 * ladder.batch / sum(p.ms(ladder.batch) for p in ladder.profiles)
+    assert ladder.stretch(1) == pytest.approx(2.0)
+    assert ladder.stretch(ladder.batch) == pytest.approx(1.0)
+    assert 1.0 < ladder.stretch(2) < 2.0
+    ways = {g.mode: g.value for g in ladder.served()}
+    assert ways["served, to the blocks in turn"] == pytest.approx(2.0)
+    assert ways["the blocks in turn, to each by itself"] == pytest.approx(1.2)
+    assert ways["served, to each block by itself"] == pytest.approx(2.4)
+    ladder.serial = BRIEF.rate_limit  # then the sender is what was measured
+    assert ladder.served() == []
 
 
 def test_each_policy_takes_its_turn_alone() -> None:
     system = FakeSystem()
     found = cost.measure(ladder_of(system, COST, BRIEF.diversities[LOAD]), 20)
-    alone = {g.mode for g in found if g.name == f.ALONE_RATIO}
-    assert len(alone) == len({str(p) for p in policies_of(system)}) - 1  # beside none
-    spent = [g for g in found if g.name == f.DECISION]
-    assert len(spent) == len(SPECS)
-    assert all(g.labels["verdict"] in ("met", "missed") for g in spent)
+    alone = {g.mode: g.labels for g in found if g.name == f.ALONE_RATIO}
+    assert set(alone) == set(cost.arms()) - {"none"}
+    assert "verdict" not in alone[cost.AGAIN]
+    assert all("verdict" in labels for arm, labels in alone.items() if arm != cost.AGAIN)
+    for name in (DECISION, TURN):
+        spent = [g for g in found if g.name == name]
+        assert len(spent) == len(SPECS)
+        assert all(g.labels["verdict"] in ("met", "missed") for g in spent)
+
+
+def test_none_is_never_beside_itself_in_turn() -> None:
+    """A policy that is in force already is not changed: its visit would begin otherwise."""
+    arms = list(cost.arms())
+    order = [cost.arms()[arm]["policy"] for turn in range(9) for arm in rotated(arms, turn)]
+    assert ["none", "none"] not in [list(pair) for pair in pairwise(order)]
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(0.001, "met"), (0.05, "within noise")])
+def test_equal_arms_that_lie_apart_decide_nothing(apart: float, verdict: str) -> None:
+    found = {
+        "none": [10.0] * 9,
+        cost.AGAIN: [10.0 * (1 + apart)] * 9,
+        "window": [10.05] * 9,
+    }
+    (one,) = [g for g in cost.ratios(found) if g.mode == "window"]
+    assert one.labels["verdict"] == verdict
+
+
+def test_a_turn_takes_longer_than_its_decision() -> None:
+    for spec in SPECS:
+        decision, turn = decisions.measure(spec, 16, 2, 200)
+        assert (decision.name, turn.name) == (DECISION, TURN)
+        assert turn.value > decision.value > 0
+        assert turn.n == decision.n == 200
 
 
 class FakeBound:
@@ -246,11 +378,13 @@ def test_the_shared_trunk_is_weighed_against_full_models(monkeypatch: pytest.Mon
     monkeypatch.setattr(shared, "BlockRepository", FakeRepository)
     found = shared.measure(BRIEF, rig_of(FakeSystem()))
     rates = {g.mode: g for g in found if g.name == f.SATURATED}
-    assert set(rates) == {shared.BATCHED, shared.UNBATCHED, shared.FULL_MODELS, shared.IN_PROCESS}
+    assert set(rates) == {*shared.HOMES, shared.IN_PROCESS}
     share = {g.mode: g for g in found if g.name == f.OF_BOUND}
     assert share[shared.BATCHED].value == pytest.approx(rates[shared.BATCHED].value / 1000)
     assert share[shared.BATCHED].labels["goal"] == 0.9
     assert "verdict" not in share[shared.UNBATCHED].labels
+    (gain,) = [g for g in found if g.name == f.SATURATED_RATIO]
+    assert gain.labels["base"] == shared.WITHIN
     sizes = {(g.mode, g.labels["kind"]): g.value for g in found if g.name == f.MEMORY}
     trunk = 20 * (len(BRIEF.trunk.blocks) - 1)
     assert sizes[shared.SHARED_HOME, "weights"] == trunk + 60 * BRIEF.tasks

@@ -7,23 +7,23 @@ from, and profiles are stored with the digest of their block, so nothing stale i
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import Progress
 
 from blockflow.bench.batching.plan import FULL, TINY, Plan, Recipe
+from blockflow.bench.other_process import answer_apart, run_apart
 from blockflow.bench.profiling.candidates import Candidate
 from blockflow.bench.profiling.plan import Cell, Effort
 from blockflow.bench.profiling.run import Wish, measure
 from blockflow.bench.simulation.sources import stored_profiles
-from blockflow.core.errors import BlockFlowError, from_dict, make_error
+from blockflow.core.engines import select
 from blockflow.core.profile import StageProfile
-from blockflow.launch.environment import child_command, child_environment
 from blockflow.repository.export import export_model
+from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import load_model
 from blockflow.repository.zoo import catalog
@@ -51,20 +51,7 @@ def export_apart(folder: Path, recipes: Sequence[Recipe]) -> None:
     Raises:
         BlockFlowError: the export's reason.
     """
-    names = [r.name for r in recipes]
-    done = subprocess.run(
-        child_command("blockflow.bench.batching.blocks", str(folder), *names),
-        env=child_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise make_error("EXPORT_FAILED", f"exporting the blocks ended: {done.returncode}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    if answer:
-        raise from_dict(answer)
+    run_apart("blockflow.bench.batching.blocks", str(folder), *(r.name for r in recipes))
 
 
 def export(folder: Path, recipe: Recipe) -> None:
@@ -96,8 +83,22 @@ class _Watcher:
         self._progress.remove_task(self._task)
 
 
-def profile(folder: Path, recipe: Recipe, effort: Effort, progress: Progress) -> list[StageProfile]:
-    """A recipe's profiles, block by block; what was measured before is not measured again.
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """What a recipe's blocks cost, measured in two ways.
+
+    Attributes:
+        apart: each block over and over by itself. It finds its weights and its code in the caches;
+            these are the profiles that the policies of the running workers predict with.
+        in_turn: one block after the other, as a worker runs them.
+    """
+
+    apart: Sequence[StageProfile]
+    in_turn: Sequence[StageProfile]
+
+
+def profile(folder: Path, recipe: Recipe, effort: Effort, progress: Progress) -> Profiles:
+    """A recipe's profiles; what was measured before is not measured again.
 
     Raises:
         BlockFlowError: a block cannot be measured.
@@ -111,28 +112,30 @@ def profile(folder: Path, recipe: Recipe, effort: Effort, progress: Progress) ->
         lengths=recipe.lengths or None,
         effort=effort,
     )
-    for name in recipe.blocks:
-        watcher = _Watcher(progress, name)
+    whole = list(recipe.blocks)
+    for names in [*([name] for name in whole), *([whole] if len(whole) > 1 else [])]:
+        watcher = _Watcher(progress, recipe.name if len(names) > 1 else names[0])
         try:
-            measure(repository, [name], wish, watcher)
+            measure(repository, names, wish, watcher)
         finally:
             watcher.close()
-    spec = {name: {"engine": ENGINE, "precision": PRECISION} for name in recipe.blocks}
-    return list(stored_profiles(folder, recipe.blocks, spec).values())
+    spec = {name: {"engine": ENGINE, "precision": PRECISION} for name in whole}
+    apart = list(stored_profiles(folder, whole, spec).values())
+    store, infos = ProfileStore(folder), [repository.info(name) for name in whole]
+    chosen = [select(info, ENGINE, PRECISION, machine=store.machine) for info in infos]
+    return Profiles(apart, store.fresh(infos, chosen).parts or apart)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export recipes into a folder; the last line of stdout is the error, or ``{}``."""
+    """Export recipes into a folder."""
     folder, *names = argv or sys.argv[1:]
     known = recipes_of(FULL, TINY)
-    problem: BlockFlowError | None = None
-    try:
+
+    def export_all() -> None:
         for name in names:
             export(Path(folder), known[name])
-    except BlockFlowError as e:
-        problem = e
-    sys.stdout.write("\n" + json.dumps(problem.to_dict() if problem else {}) + "\n")
-    return 0
+
+    return answer_apart(export_all)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from blockflow.bench import decisions
-from blockflow.bench.batching.figures import ALONE_RATIO, ratio_figure
+from blockflow.bench.batching.figures import ALONE_RATIO, decided, ratio_figure
 from blockflow.bench.batching.ladder import Ladder
 from blockflow.bench.batching.plan import COST
-from blockflow.bench.batching.rig import TASK
+from blockflow.bench.batching.rig import TASK, Further, Policy
 from blockflow.bench.batching.traffic import DEADLINE_S
 from blockflow.bench.results import Figure
 from blockflow.bench.simulation.arrivals import Arrival
-from blockflow.bench.statistics import Verdict, percentile, ratio_interval
+from blockflow.bench.statistics import Verdict, noise_of, percentile, ratio_interval
 
 QUEUED, TASKS = 64, 8
 DECISION_GOAL_US = 50.0
 ALONE_GOAL = 1.02
+AGAIN = "none, again"
+"""The same policy as the base: how far apart two equal things look in this run."""
 _BURST = 12
 _NONE = decisions.policy_name({"policy": "none"})
+_PLACE = 3
 
 
 def measure(ladder: Ladder, count: int) -> list[Figure]:
@@ -28,24 +32,35 @@ def measure(ladder: Ladder, count: int) -> list[Figure]:
 
 
 def _decisions(count: int) -> list[Figure]:
+    """The aim is one for a decision; the turn around it is held to the same number, apart."""
     out = []
     for spec in decisions.SPECS:
-        found = decisions.measure(spec, QUEUED, TASKS, count)
-        verdict = Verdict.MET if found.value <= DECISION_GOAL_US else Verdict.MISSED
-        more = {"experiment": COST, "goal": DECISION_GOAL_US, "verdict": verdict.value}
-        out.append(replace(found, labels={**found.labels, **more}))
+        for found in decisions.measure(spec, QUEUED, TASKS, count):
+            verdict = Verdict.MET if found.value <= DECISION_GOAL_US else Verdict.MISSED
+            more = {"experiment": COST, "goal": DECISION_GOAL_US, "verdict": verdict.value}
+            out.append(replace(found, labels={**found.labels, **more}))
     return out
 
 
-def _alone(ladder: Ladder) -> list[Figure]:
-    """Medians of bursts, paired by round. A window that waits for company is left out: it delays a
-    request that is alone on purpose."""
-    arms = {
-        decisions.policy_name(spec): ladder.topology(spec)
+def arms() -> dict[str, Policy]:
+    """A window that waits for company is left out: it delays a request that is alone on purpose.
+
+    ``none`` is there twice, and never beside itself: every visit follows a change of the policy.
+    """
+    found = [
+        (decisions.policy_name(spec), spec)
         for spec in decisions.SPECS
         if "max_delay_ms" not in spec
-    }
+    ]
+    found.insert(_PLACE, (AGAIN, {"policy": "none"}))
+    return dict(found)
+
+
+def _alone(ladder: Ladder) -> list[Figure]:
+    """Medians of bursts, paired by round."""
+    topologies = {arm: ladder.topology(policy) for arm, policy in arms().items()}
     x = ladder.inputs(Arrival(0, TASK, 1, None))
+    plan = ladder.plan
 
     def visit(_arm: str, _turn: int) -> float:
         times = []
@@ -56,11 +71,24 @@ def _alone(ladder: Ladder) -> list[Figure]:
                 times.append((time.monotonic_ns() - begin) / 1e6)
         return percentile(times, 50)
 
-    found = ladder.rig.take_turns("cost: one by one", arms, ladder.plan.rounds, visit)
-    labels = {"experiment": COST}
+    further = Further.of(plan, plan.rounds, lambda found: decided(ratios(found)))
+    what = "cost: one by one"
+    return ratios(ladder.rig.take_turns(what, topologies, plan.rounds, visit, further))
+
+
+def ratios(found: Mapping[str, Sequence[float]]) -> list[Figure]:
+    """Every arm beside ``none``, judged with the run's own noise; ``none`` again is not judged."""
+    noise = noise_of(ratio_interval(found[_NONE], found[AGAIN]))
+    labels = {"experiment": COST, "noise": round(noise, 4)}
     return [
         ratio_figure(
-            ALONE_RATIO, arm, _NONE, ratio_interval(found[_NONE], times), labels, goal=ALONE_GOAL
+            ALONE_RATIO,
+            arm,
+            _NONE,
+            ratio_interval(found[_NONE], times),
+            labels,
+            goal=None if arm == AGAIN else ALONE_GOAL,
+            noise=noise,
         )
         for arm, times in found.items()
         if arm != _NONE

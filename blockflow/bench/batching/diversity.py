@@ -1,53 +1,76 @@
 """DVABatch's experiments: diverse loads, lengths and operators, beside ZeroBatch and DelayBatch.
 
-ZeroBatch is ``window`` without a delay; DelayBatch has the delay that answers most queries in time
-near the peak. With diverse lengths these two pad to the longest of a batch, DVABatch within
-classes.
+ZeroBatch is ``window`` without a delay; DelayBatch has the delay that serves best near ZeroBatch's
+own peak. With diverse lengths these two are there twice: as in the paper, where they pad everything
+to the longest of a batch, and with the length classes that DVABatch has too. Classes are an option
+of every policy, so only the latter tell what the policy is worth.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from blockflow.bench.batching.figures import (
+    CANDIDATE,
     DVABATCH_PAPER,
     DVABATCH_PAPER_PEAK,
-    against,
     note,
 )
-from blockflow.bench.batching.ladder import Ladder
+from blockflow.bench.batching.ladder import Ladder, Rivalry
+from blockflow.bench.batching.peaks import CONFIRMING, peak_figures
 from blockflow.bench.batching.plan import (
     BOUND_ROWS,
-    DELAYBATCH,
+    DELAYED,
     DELAYS,
     DVABATCH,
     DVABATCH_LOADS,
+    NONE,
+    PLAIN,
+    WITH_CLASSES,
+    ZERO_CLASSES,
     ZEROBATCH,
     Diversity,
 )
 from blockflow.bench.batching.rig import Policy
+from blockflow.bench.batching.traffic import Cell, poisson
 from blockflow.bench.results import Figure
-from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.core.errors import TopologyError
 
 _NEAR_PEAK = 0.95
-"""Of the batched capacity: where DelayBatch's window is chosen."""
+"""Of the base's own peak: where a window's delay is chosen."""
+_VISITS = 2
+_SEED = 50
 
 
-def policies(diversity: Diversity, delay_ms: float, *, padded: bool) -> dict[str, Policy]:
-    """The three arms; without ``padded`` only equal lengths share a batch."""
+def policies(
+    diversity: Diversity, delays: Mapping[str, float], *, padded: bool
+) -> dict[str, Policy]:
+    """The arms.
+
+    Args:
+        diversity: of the experiment.
+        delays: of the delayed windows, in ms, by the window that they delay.
+        padded: without it only equal lengths share a batch, and nobody has classes.
+    """
     rows = diversity.bs_max
-    window: dict[str, Any] = {"policy": "window", "max_rows": rows}
     dvabatch: dict[str, Any] = {
         "policy": "dvabatch",
         "bs_max": rows,
         "policies": list(diversity.policies),
     }
+    windows: dict[str, dict[str, Any]] = {ZEROBATCH: {"policy": "window", "max_rows": rows}}
+    arms: dict[str, Policy] = {}
     if padded and diversity.classes:
-        window["classes"] = [diversity.classes[-1]]
+        arms[NONE] = {"policy": "none"}
         dvabatch["classes"] = list(diversity.classes)
-    delayed = {**window, "max_delay_ms": delay_ms}
-    return {ZEROBATCH: window, DELAYBATCH: delayed, DVABATCH: dvabatch}
+        windows[ZERO_CLASSES] = {**windows[ZEROBATCH], "classes": list(diversity.classes)}
+        windows[ZEROBATCH]["classes"] = [diversity.classes[-1]]
+    for name, window in windows.items():
+        arms[name] = window
+        arms[DELAYED[name]] = {**window, "max_delay_ms": delays.get(name, 0.0)}
+    return {**arms, DVABATCH: dvabatch}
 
 
 def measure(ladder: Ladder, diversity: Diversity) -> list[Figure]:
@@ -58,22 +81,34 @@ def measure(ladder: Ladder, diversity: Diversity) -> list[Figure]:
     if diversity.classes and not padded:
         why = "the blocks do not promise padding: only queries of equal length share a batch"
         found.append(note(ladder.experiment, why))
-    arms = policies(diversity, 0.0, padded=padded)
-    found += ladder.measure_capacity({"policy": "none"}, arms[ZEROBATCH])
-    delay_ms = _tuned(ladder, diversity, bound_ms, padded)
-    arms = policies(diversity, delay_ms, padded=padded)
-    figures, visits = ladder.climb(arms, DVABATCH_LOADS, bound_ms, 1)
-    found += figures
-    for load, share in DVABATCH_LOADS.items():
-        labels = ladder.labels(load, share * ladder.batched)
-        for base in (ZEROBATCH, DELAYBATCH):
-            pair = visits[load, DVABATCH], visits[load, base]
-            found += against(DVABATCH, pair[0], base, pair[1], labels, DVABATCH_PAPER, {})
-    found += ladder.peaks(arms, bound_ms, ZEROBATCH)
-    text = f"DelayBatch waits {delay_ms:.1f} ms; a query alone takes {ladder.alone_ms:.1f} ms"
-    found.append(note(ladder.experiment, text))
+    untuned = policies(diversity, {}, padded=padded)
+    windows = [name for name in DELAYED if name in untuned]
+    # The last of them pads least: what full batches can serve.
+    found += ladder.measure_capacity({"policy": "none"}, untuned[windows[-1]])
+    tuning = _tuned(ladder, {name: untuned[name] for name in windows}, bound_ms)
+    found += tuning.figures
+    arms = policies(diversity, tuning.delays, padded=padded)
+    bases = [arm for arm in (*PLAIN, *WITH_CLASSES, NONE) if arm in arms]
+    rivalry = Rivalry(DVABATCH, bases, DVABATCH_PAPER, {})
+    found += ladder.climb(arms, DVABATCH_LOADS, bound_ms, 1, rivalry)
+    starts = {arm: rate for base, rate in tuning.knees.items() for arm in (base, DELAYED[base])}
+    starts.setdefault(DVABATCH, tuning.knees[windows[-1]])
+    searches = ladder.search("peaks", arms, bound_ms, starts, CONFIRMING)
+    found += peak_figures(ladder.experiment, searches, bound_ms, bases, {DVABATCH: 1.0})
+    for base in windows:
+        text = (
+            f"{DELAYED[base]} waits {tuning.delays[base]:.1f} ms, the best of {len(DELAYS)} at "
+            f"{tuning.knees[base]:.0f}/s near {base}'s own peak; a query alone takes "
+            f"{ladder.alone_ms:.1f} ms"
+        )
+        if not tuning.delays[base]:
+            text += f": no delay helps, and it is {base} again"
+        found.append(note(ladder.experiment, text))
     if diversity.lengths:
-        gain = f"the paper's largest gain in peak throughput is {DVABATCH_PAPER_PEAK}x"
+        gain = (
+            f"the paper's largest gain in peak throughput is {DVABATCH_PAPER_PEAK}x, beside "
+            "windows that pad to the longest of a batch"
+        )
         found.append(note(ladder.experiment, gain))
     return found
 
@@ -82,7 +117,7 @@ def _can_pad(ladder: Ladder, diversity: Diversity) -> bool:
     """Whether the blocks take the classes."""
     if not diversity.classes:
         return False
-    policy = policies(diversity, 0.0, padded=True)[DVABATCH]
+    policy = policies(diversity, {}, padded=True)[DVABATCH]
     try:
         ladder.rig.apply(ladder.topology(policy))
     except TopologyError:
@@ -90,18 +125,85 @@ def _can_pad(ladder: Ladder, diversity: Diversity) -> bool:
     return True
 
 
-def _tuned(ladder: Ladder, diversity: Diversity, bound_ms: float, padded: bool) -> float:
-    """The delay with most answers in time near the peak; of equals, the shortest."""
-    delays = {f"{d:g}": d * ladder.alone_ms for d in DELAYS}
-    topologies = {
-        name: ladder.topology(policies(diversity, ms, padded=padded)[DELAYBATCH])
-        for name, ms in delays.items()
-    }
-    queries = ladder.queries(_NEAR_PEAK * ladder.batched, seed=50)
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Chosen delays.
 
-    def visit(_arm: str, _turn: int, queries: list[Arrival] = queries) -> float:
-        return ladder.rig.visit(queries, ladder.inputs, bound_ms).over
+    Attributes:
+        delays: by window, in ms.
+        knees: by window, the rate within the bound that its delays were tried near to.
+        figures: of all candidates.
+    """
 
-    what = f"{ladder.experiment}: tuning DelayBatch"
-    over = ladder.rig.take_turns(what, topologies, 1, visit)
-    return delays[min(delays, key=lambda name: (round(over[name][0], 3), delays[name]))]
+    delays: Mapping[str, float]
+    knees: Mapping[str, float]
+    figures: list[Figure]
+
+
+def _tuned(ladder: Ladder, windows: Mapping[str, Policy], bound_ms: float) -> Tuning:
+    """For each window the delay that serves best where it is about to be too slow itself.
+
+    Far above a window's own peak every delay is late, and which is least so is chance.
+    """
+    searches = ladder.search("where windows get slow", windows, bound_ms, {}, 0)
+    delays: dict[str, float] = {}
+    knees: dict[str, float] = {}
+    found: list[Figure] = []
+    seconds = ladder.plan.probe_seconds(bound_ms)
+    for base, window in windows.items():
+        search = searches[base]
+        # Where no probe held, the knee lies below all of them.
+        knees[base] = rate = _NEAR_PEAK * (search.rate if search.holds is None else search.holds)
+        tried = {f"{d:g}": d * ladder.alone_ms for d in DELAYS}
+        topologies = {
+            name: ladder.topology({**window, "max_delay_ms": ms}) for name, ms in tried.items()
+        }
+        rounds = [poisson(ladder.mix(), rate, seconds, _SEED + i) for i in range(_VISITS)]
+
+        def visit(_arm: str, turn: int, rounds: Any = rounds) -> Cell:
+            return ladder.rig.visit(rounds[turn], ladder.inputs, bound_ms)
+
+        what = f"{ladder.experiment}: tuning {DELAYED[base]}"
+        cells = ladder.rig.take_turns(what, topologies, _VISITS, visit)
+        best = chosen(cells)
+        delays[base] = tried[best]
+        for name, visits in cells.items():
+            times = [t for c in visits for t in c.times_ms]
+            labels = {
+                "experiment": ladder.experiment,
+                "base": base,
+                "delay_ms": round(tried[name], 3),
+                "rate": round(rate, 3),
+                "over": round(100 * late(visits), 2),
+                "chosen": name == best,
+            }
+            mean = sum(times) / len(times) if times else 0.0
+            found.append(
+                Figure(
+                    CANDIDATE,
+                    DELAYED[base],
+                    None,
+                    None,
+                    None,
+                    mean,
+                    "ms",
+                    len(times),
+                    labels=labels,
+                )
+            )
+    return Tuning(delays, knees, found)
+
+
+def chosen(cells: Mapping[str, list[Cell]]) -> str:
+    """The delay with fewest late answers, to a per cent; of equals, that with the least mean."""
+
+    def order(name: str) -> tuple[float, float]:
+        times = [t for c in cells[name] for t in c.times_ms]
+        return round(late(cells[name]), 2), sum(times) / max(1, len(times))
+
+    return min(cells, key=order)
+
+
+def late(cells: list[Cell]) -> float:
+    """Share of all queries without an answer within the bound."""
+    return sum(c.over * c.offered for c in cells) / sum(c.offered for c in cells)

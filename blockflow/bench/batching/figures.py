@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from blockflow.bench.batching.plan import (
@@ -32,10 +32,15 @@ PEAK, PEAK_RATIO = "peak within the bound", "peak ratio"
 TEST, TEST_RATIO = "time of a test", "test time ratio"
 SATURATED, OF_BOUND = "saturated throughput", "saturated, of the bound"
 PEAK_OF_BOUND = "peak, of the bound"
+CLOSED, CLOSED_RATIO = "closed-loop throughput", "closed-loop throughput ratio"
+CANDIDATE = "delay tried"
+SERVED = "served to profiled"
+DISTURBED = "disturbed visits"
+SATURATED_RATIO = "saturated ratio"
 MEMORY, MEMORY_RATIO = "memory", "PSS, of the full models'"
-DECISION = "decision"
 ALONE_RATIO = "time alone to none"
-SIMULATED_TAIL = "simulated p99"
+SIMULATED_TAIL, SIMULATED_OVER = "simulated p99", "simulated over the bound"
+SIMULATED_PEAK = "simulated peak"
 BEST, POSSIBLE = "best policy", "no policy"
 """What the best policy of ``optimum.py`` reaches, and what none can be faster than."""
 ROW, SPLIT, TEST_POSSIBLE = "time of a row", "whole to halves", "least time of a test"
@@ -55,6 +60,9 @@ LBCI_PAPER: Paper = {
     (TEST_RATIO, "medium", SERIAL): -0.1008,
     (TEST_RATIO, "big", SERIAL): -0.0432,
 }
+LBCI_PAPER_CLOSED: Mapping[str, float] = {SERIAL: 0.203, BATCHSIZE: 0.1696}
+"""Its largest gains in throughput over each of the two, at whatever load."""
+
 LBCI_PAPER_OVER = ("3", 11.67)
 """A load, and per cent of the batches over the bound there."""
 
@@ -76,6 +84,11 @@ DVABATCH_PAPER: Paper = {
 
 DVABATCH_PAPER_PEAK = 2.12
 """Its largest gain in peak throughput, with diverse inputs."""
+
+CLOSE = 0.02
+"""A ratio whose interval reaches no farther to either side: nobody would wait for more."""
+_FEW = 5
+_AIMED = frozenset({TIME_RATIO, TEST_RATIO, CLOSED_RATIO, OF_BOUND, ALONE_RATIO})
 
 Labels = Mapping[str, Any]
 
@@ -129,8 +142,10 @@ def against(
 ) -> list[Figure]:
     """``arm`` beside ``base`` at one load, visit by visit: mean time, 99th percentile, throughput.
 
-    The aim for the time is that of ``goals``, else to be no slower. Visits of which either side
-    answered nothing are left out.
+    The aim for the time is that of ``goals``, else to be no slower. Throughput has none: queries
+    come however fast they are answered, so it says how far the base keeps up. ``possible`` is what
+    a policy that answers all that comes would have. Visits of which either side answered nothing
+    are left out.
     """
     pairs = [(o, c) for o, c in zip(others, cells, strict=True) if o.times_ms and c.times_ms]
     if not pairs:
@@ -146,8 +161,29 @@ def against(
         goal = None
         if name == TIME_RATIO:
             goal = 1 + goals.get((name, labels["load"], base), 0.0)
-        out.append(ratio_figure(name, arm, base, found, labels, paper, goal))
+        more = dict(labels)
+        if name == RATE_RATIO and all(o.due_per_s for o, _ in pairs):
+            kept_up = ratio_interval([b for b, _ in both], [o.due_per_s for o, _ in pairs])
+            more["possible"] = round(kept_up.value, 4)
+        out.append(ratio_figure(name, arm, base, found, more, paper, goal))
     return out
+
+
+def decided(found: Sequence[Figure]) -> bool:
+    """Whether more visits would tell nothing: each aim for the time is met or missed, or its ratio
+    is known within two per cent on either side."""
+    return all(
+        f.labels["verdict"] != Verdict.NOISE or width_of(f) <= CLOSE
+        for f in found
+        if f.name in _AIMED and "verdict" in f.labels
+    )
+
+
+def width_of(figure: Figure) -> float:
+    """Half of a figure's interval as a share of its value; extremes of a few samples are none."""
+    if figure.low is None or figure.high is None or figure.n < _FEW:
+        return float("inf")
+    return Interval(figure.value, figure.low, figure.high, figure.n).relative_width
 
 
 def ratio_figure(
@@ -160,8 +196,12 @@ def ratio_figure(
     goal: float | None = None,
     *,
     at_least: bool = False,
+    noise: float = 0.0,
 ) -> Figure:
-    """A ratio with what the paper says of it, and the verdict where there is a goal."""
+    """A ratio with what the paper says of it, and the verdict where there is a goal.
+
+    ``noise`` is how far two equal things look apart in this run: so near the goal nothing is told.
+    """
     more: dict[str, Any] = {**labels, "base": base}
     told = (paper or {}).get((name, str(labels.get("load", "")), base))
     if told is not None:
@@ -169,7 +209,9 @@ def ratio_figure(
     if goal is not None:
         more["goal"] = round(goal, 4)
         more["at_least"] = at_least
-        more["verdict"] = judge(found, goal, at_least=at_least).value
+        verdict = judge(found, goal, noise, at_least=at_least)
+        # One visit is all of its interval, and decides nothing.
+        more["verdict"] = (Verdict.NOISE if name in _AIMED and found.n < 2 else verdict).value
     return interval_figure(name, arm, None, found, "x", more)
 
 
@@ -178,63 +220,35 @@ def note(experiment: str, text: str) -> Figure:
     return Figure(NOTE, text, None, None, None, 0.0, "1", 0, labels={"experiment": experiment})
 
 
-def load_verdicts(found: Sequence[Figure], experiment: str, arm: str) -> dict[str, Verdict]:
-    """One verdict per load: met if every aim is, missed if any is."""
-    by: dict[str, list[str]] = {}
-    for f in found:
-        if f.name == TIME_RATIO and f.mode == arm and f.labels.get("experiment") == experiment:
-            by.setdefault(f.labels["load"], []).append(f.labels["verdict"])
-    out = {}
-    for load, verdicts in by.items():
-        if Verdict.MISSED in verdicts:
-            out[load] = Verdict.MISSED
-        elif all(v == Verdict.MET for v in verdicts):
-            out[load] = Verdict.MET
-        else:
-            out[load] = Verdict.NOISE
-    return out
-
-
-class Search:
-    """The highest rate that holds: steps by a factor until it is bracketed, then halves.
+def load_verdicts(
+    found: Sequence[Figure], experiment: str, arm: str, bases: Collection[str] = ()
+) -> dict[str, Verdict]:
+    """One verdict per load: met if every aim is, missed if any is.
 
     Args:
-        start: the first rate to try.
-        factor: of the steps.
+        found: all figures.
+        experiment, arm: whose.
+        bases: beside whom; none: beside all.
     """
+    by: dict[str, list[str]] = {}
+    for f in found:
+        mine = f.name == TIME_RATIO and f.mode == arm and f.labels.get("experiment") == experiment
+        if mine and (not bases or f.labels["base"] in bases):
+            by.setdefault(f.labels["load"], []).append(f.labels["verdict"])
+    return {load: together(verdicts) for load, verdicts in by.items()}
 
-    def __init__(self, start: float, factor: float = 1.3) -> None:
-        self._next = start
-        self._factor = factor
-        self.holds: float | None = None
-        self.fails: float | None = None
 
-    @property
-    def rate(self) -> float:
-        """What to try next."""
-        return self._next
+def together(verdicts: Sequence[str]) -> Verdict:
+    """Of several aims: missed if any is, met if all are."""
+    if Verdict.MISSED in verdicts:
+        return Verdict.MISSED
+    return Verdict.MET if all(v == Verdict.MET for v in verdicts) else Verdict.NOISE
 
-    def tell(self, holds: bool) -> None:
-        """What became of :attr:`rate`."""
-        if holds:
-            self.holds = max(self._next, self.holds or 0.0)
-        else:
-            self.fails = min(self._next, self.fails or float("inf"))
-        if self.holds is None:
-            self._next /= self._factor
-        elif self.fails is None:
-            self._next *= self._factor
-        else:
-            # A noisy machine may fail below what it has held: then the lower one is believed.
-            if self.fails <= self.holds:
-                self.holds = None
-                self._next = self.fails / self._factor
-                return
-            self._next = (self.holds * self.fails) ** 0.5
 
-    @property
-    def found(self) -> Interval | None:
-        """The highest rate that held, up to the lowest that did not; None: none held."""
-        if self.holds is None:
-            return None
-        return Interval(self.holds, self.holds, self.fails or self.holds * self._factor, 1)
+def enough(verdicts: Collection[str], wanted: int) -> Verdict:
+    """Whether so many are met; what cannot be told may still be either."""
+    met = sum(v == Verdict.MET for v in verdicts)
+    if met >= wanted:
+        return Verdict.MET
+    missed = sum(v == Verdict.MISSED for v in verdicts)
+    return Verdict.MISSED if len(verdicts) - missed < wanted else Verdict.NOISE

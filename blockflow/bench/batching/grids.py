@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from blockflow.bench.batching import figures as f
-from blockflow.bench.batching.plan import INPUT, LBCI, LBCI_ARM, LOAD, OPERATOR, SHARED
+from blockflow.bench.batching.plan import (
+    COST,
+    DVABATCH,
+    INPUT,
+    LBCI,
+    LBCI_ARM,
+    LOAD,
+    OPERATOR,
+    PLAIN,
+    SHARED,
+    WITH_CLASSES,
+)
+from blockflow.bench.decisions import DECISION, TURN
 from blockflow.bench.grid import BREAK, Grid, bounds, digits, ms, with_bounds
 from blockflow.bench.results import Figure
+from blockflow.bench.statistics import Verdict
 
 _DIVERSITIES = (LOAD, INPUT, OPERATOR)
+_AIMED = (f.CLOSED_RATIO, f.OF_BOUND, f.PEAK_OF_BOUND, f.MEMORY_RATIO)
 
 
 class Index:
@@ -59,6 +73,7 @@ def _times(found: Iterable[Figure], title: str, experiments: Sequence[str]) -> G
         rate = index.at(f.RATE, g.mode, experiment, load)
         over = index.at(f.OVER, g.mode, experiment, load)
         simulated = index.at(f.SIMULATED, g.mode, experiment, load)
+        over_too = index.at(f.SIMULATED_OVER, g.mode, experiment, load)
         if rows and last != (experiment, load):
             rows.append(BREAK)
         last = (experiment, load)
@@ -73,11 +88,13 @@ def _times(found: Iterable[Figure], title: str, experiments: Sequence[str]) -> G
                 digits(rate.value) if rate else "",
                 f"{over.value:.1f}" if over else "",
                 ms(simulated.value if simulated else None),
+                f"{over_too.value:.1f}" if over_too else "",
                 str(g.n),
             )
         )
     heads = ("model", "load", "x serial", "policy", "mean ms", "p99 ms", "rows/s", "over, %")
-    return Grid(title, (*heads, "simulated", "n"), rows, frozenset({"model", "load", "policy"}))
+    more = ("simulated", "over ", "n")
+    return Grid(title, (*heads, *more), rows, frozenset({"model", "load", "policy"}))
 
 
 def lbci_grid(found: Iterable[Figure]) -> Grid:
@@ -95,26 +112,30 @@ def _ratios(found: Iterable[Figure], title: str, experiments: Sequence[str]) -> 
     rows: list[tuple[str, ...]] = []
     for g in index.of(f.TIME_RATIO, *experiments):
         experiment, load, base = g.labels["experiment"], g.labels["load"], g.labels["base"]
-        row = [experiment, load, base]
-        for name in (f.TIME_RATIO, f.TAIL_RATIO, f.RATE_RATIO):
-            one = index.at(name, g.mode, experiment, load, base)
-            row += [change(one.value if one else None), change(told(one))]
-            if name == f.TIME_RATIO:
-                row.insert(-1, f"{change(g.low)}..{change(g.high)}")
-        rows.append((*row, g.labels.get("verdict", "")))
-    heads = (
-        "model",
-        "load",
-        "beside",
-        "mean",
-        "visits",
-        "paper",
-        "p99",
-        "paper ",
-        "rows/s",
-        "paper  ",
-    )
-    return Grid(title, (*heads, "verdict"), rows, frozenset({"model", "load", "beside", "verdict"}))
+        tail, rate = (
+            index.at(name, g.mode, experiment, load, base) for name in (f.TAIL_RATIO, f.RATE_RATIO)
+        )
+        rows.append(
+            (
+                experiment,
+                load,
+                base,
+                change(g.value),
+                f"{change(g.low)}..{change(g.high)}",
+                change(told(g)),
+                str(g.n),
+                change(tail.value if tail else None),
+                change(told(tail)),
+                change(rate.value if rate else None),
+                change(rate.labels.get("possible") if rate else None),
+                change(told(rate)),
+                g.labels.get("verdict", ""),
+            )
+        )
+    heads = ("model", "load", "beside", "mean", "visits", "paper", "n", "p99", "paper ", "rows/s")
+    more = ("at most", "paper  ", "verdict")
+    left = frozenset({"model", "load", "beside", "verdict"})
+    return Grid(title, (*heads, *more), rows, left)
 
 
 def lbci_ratio_grid(found: Iterable[Figure]) -> Grid:
@@ -125,6 +146,69 @@ def lbci_ratio_grid(found: Iterable[Figure]) -> Grid:
 def dvabatch_ratio_grid(found: Iterable[Figure]) -> Grid:
     """DVABatch beside the others, with the paper's change."""
     return _ratios(found, "DVABatch beside", _DIVERSITIES)
+
+
+def closed_grid(found: Iterable[Figure]) -> Grid:
+    """What each arm serves with always the same number under way."""
+    index = Index(found)
+    rows = []
+    for g in index.of(f.CLOSED, LBCI):
+        ratio = next(
+            (r for r in index.of(f.CLOSED_RATIO, LBCI) if r.labels["base"] == g.mode), None
+        )
+        rows.append(
+            (
+                g.mode,
+                digits(g.value),
+                bounds(g.low, g.high),
+                str(g.n),
+                with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
+                change(told(ratio)),
+                ratio.labels.get("verdict", "") if ratio else "",
+            )
+        )
+    heads = ("policy", "rows/s", "95%", "n", "LBCI, x this", "paper", "verdict")
+    return Grid("LBCI: closed loop", heads, rows, frozenset({"policy", "verdict"}))
+
+
+def delay_grid(found: Iterable[Figure]) -> Grid:
+    """The delays that were tried for the windows."""
+    index = Index(found)
+    rows = []
+    for g in index.of(f.CANDIDATE, *_DIVERSITIES):
+        labels = g.labels
+        rows.append(
+            (
+                labels["experiment"],
+                g.mode,
+                digits(labels["delay_ms"]),
+                digits(labels["rate"]),
+                f"{labels['over']:.1f}",
+                ms(g.value),
+                str(g.n),
+                "chosen" if labels["chosen"] else "",
+            )
+        )
+    heads = ("model", "policy", "delay ms", "at, 1/s", "over, %", "mean ms", "n", "")
+    left = frozenset({"model", "policy", ""})
+    return Grid("Delays that were tried", heads, rows, left)
+
+
+def served_grid(found: Iterable[Figure]) -> Grid:
+    """A row's time in the running system beside its profiles."""
+    index = Index(found)
+    all_of = index.of(f.SERVED, LBCI, *_DIVERSITIES, COST)
+    ways = list(dict.fromkeys(g.mode for g in all_of))
+    by = {(g.labels["experiment"], g.mode): g for g in all_of}
+    rows = [
+        (
+            experiment,
+            *(f"{by[experiment, w].value:.2f}" if (experiment, w) in by else "" for w in ways),
+        )
+        for experiment in dict.fromkeys(g.labels["experiment"] for g in all_of)
+    ]
+    title = "A row's time, one by one, beside its profiles"
+    return Grid(title, ("model", *ways), rows, frozenset({"model"}))
 
 
 def size_grid(found: Iterable[Figure]) -> Grid:
@@ -163,11 +247,20 @@ def peak_grid(found: Iterable[Figure]) -> Grid:
                 digits(g.labels["bound_ms"]),
                 digits(g.value),
                 bounds(g.low, g.high),
-                ", ".join(f"{r.value:.2f} x {r.labels['base']}" for r in ratios),
+                f"{g.n}" if g.labels.get("confirmed", True) else f"{g.n}, unconfirmed",
+                ", ".join(_beside(r) for r in ratios),
             )
         )
-    heads = ("model", "policy", "bound ms", "rows/s", "between", "beside")
-    return Grid("Peak within the bound", heads, rows, frozenset({"model", "policy", "beside"}))
+    heads = ("model", "policy", "bound ms", "rows/s", "between", "probes", "beside")
+    left = frozenset({"model", "policy", "beside"})
+    return Grid("Peak within the bound", heads, rows, left)
+
+
+def _beside(ratio: Figure) -> str:
+    """A ratio of peaks with its bracket and, where there is an aim, what became of it."""
+    verdict = ratio.labels.get("verdict")
+    text = f"{ratio.value:.2f} ({bounds(ratio.low, ratio.high)}) x {ratio.labels['base']}"
+    return f"{text}: {verdict}" if verdict else text
 
 
 def shared_grid(found: Iterable[Figure]) -> Grid:
@@ -197,47 +290,48 @@ def shared_grid(found: Iterable[Figure]) -> Grid:
 def cost_grid(found: Iterable[Figure]) -> Grid:
     """What scheduling costs: CPU time per decision, and the time of a request that is alone."""
     index = Index(found)
-    alone = {g.mode: g for g in index.of(f.ALONE_RATIO, "cost")}
-    spent = {g.mode: g for g in index.of(f.DECISION, "cost")}
+    alone = {g.mode: g for g in index.of(f.ALONE_RATIO, COST)}
+    spent = {g.mode: g for g in index.of(DECISION, COST)}
+    turns = {g.mode: g for g in index.of(TURN, COST)}
     rows = []
     for name in dict.fromkeys([*spent, *alone]):
-        cost, ratio = spent.get(name), alone.get(name)
+        ratio = alone.get(name)
         rows.append(
             (
                 name,
-                digits(cost.value) if cost else "",
-                cost.labels["verdict"] if cost else "",
+                *_cost_cells(spent.get(name)),
+                *_cost_cells(turns.get(name)),
                 with_bounds(ratio.value, ratio.low, ratio.high) if ratio else "",
-                ratio.labels["verdict"] if ratio else "",
+                str(ratio.n) if ratio else "",
+                ratio.labels.get("verdict", "") if ratio else "",
             )
         )
-    heads = ("policy", "us", "<= 50", "alone, x none", "<= 1.02")
-    return Grid("Cost of scheduling", heads, rows, frozenset({"policy", "<= 50", "<= 1.02"}))
+    heads = ("policy", "decision us", "<= 50", "turn us", "<= 50 ", "alone, x none", "n", "<= 1.02")
+    left = frozenset({"policy", "<= 50", "<= 50 ", "<= 1.02"})
+    return Grid("Cost of scheduling", heads, rows, left)
+
+
+def _cost_cells(figure: Figure | None) -> tuple[str, str]:
+    return (digits(figure.value), figure.labels["verdict"]) if figure else ("", "")
 
 
 def aim_grid(found: Iterable[Figure]) -> Grid:
     """The aims and what this run says of them."""
     figures = list(found)
     rows = []
-    verdicts = f.load_verdicts(figures, LBCI, LBCI_ARM)
-    if verdicts:
-        met = sum(v == "met" for v in verdicts.values())
-        rows.append(
-            (
-                "LBCI as good as in its paper",
-                f"{met} of {len(verdicts)} loads",
-                "",
-                ">= 3",
-                "met" if met >= 3 else "missed",
-            )
-        )
+    rows += _load_aim("LBCI as good as in its paper", figures, LBCI, LBCI_ARM, (), 3)
+    for name in _DIVERSITIES:
+        for bases, what in ((PLAIN, "the windows"), (WITH_CLASSES, "windows with its classes")):
+            text = f"{name}: DVABatch no slower than {what}"
+            rows += _load_aim(text, figures, name, DVABATCH, bases, 3)
     for g in figures:
-        if "verdict" not in g.labels or g.name not in (f.OF_BOUND, f.PEAK_OF_BOUND, f.MEMORY_RATIO):
+        if "verdict" not in g.labels or g.name not in _AIMED:
             continue
         sign = ">=" if g.labels.get("at_least") else "<="
         rows.append(
             (
-                f"{g.mode}: {g.name}",
+                f"{g.mode}: {g.name}"
+                + (f" {g.labels['base']}" if g.name == f.CLOSED_RATIO else ""),
                 digits(g.value),
                 bounds(g.low, g.high),
                 f"{sign} {g.labels['goal']:g}",
@@ -246,6 +340,25 @@ def aim_grid(found: Iterable[Figure]) -> Grid:
         )
     heads = ("aim", "measured", "95%", "goal", "verdict")
     return Grid("Aims", heads, rows, frozenset({"aim", "verdict"}))
+
+
+def _load_aim(
+    text: str,
+    found: Sequence[Figure],
+    experiment: str,
+    arm: str,
+    bases: Sequence[str],
+    wanted: int,
+) -> list[tuple[str, ...]]:
+    """A row of the aims: at how many loads; none where nothing was measured."""
+    verdicts = f.load_verdicts(found, experiment, arm, bases)
+    if not verdicts:
+        return []
+    met = sum(v == Verdict.MET for v in verdicts.values())
+    undecided = sum(v == Verdict.NOISE for v in verdicts.values())
+    open_ = f", {undecided} undecided" if undecided else ""
+    verdict = f.enough(list(verdicts.values()), wanted)
+    return [(text, f"{met} of {len(verdicts)} loads{open_}", "", f">= {wanted}", verdict.value)]
 
 
 def note_grid(found: Iterable[Figure]) -> Grid:

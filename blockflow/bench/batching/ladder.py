@@ -4,33 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log2
 from statistics import fmean
 from typing import Any
 
+from blockflow.bench.batching.blocks import Profiles
 from blockflow.bench.batching.figures import (
     CAPACITY,
-    PEAK,
-    PEAK_RATIO,
+    SERVED,
     SIMULATED,
-    Search,
+    SIMULATED_OVER,
+    Paper,
+    against,
+    decided,
     note,
     time_figures,
 )
+from blockflow.bench.batching.peaks import Search, search_peaks
 from blockflow.bench.batching.plan import Plan, Recipe
-from blockflow.bench.batching.predict import mean_ms
-from blockflow.bench.batching.rig import TASK, Policy, Rig, chain_topology
+from blockflow.bench.batching.predict import simulated
+from blockflow.bench.batching.rig import TASK, Further, Policy, Rig, chain_topology
 from blockflow.bench.batching.traffic import Cell, Inputs, inputs_for, poisson, saturate
-from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.results import Figure
 from blockflow.bench.simulation.arrivals import Arrival, Mix
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
-from blockflow.bench.statistics import Interval, percentile
 from blockflow.core import limits
 from blockflow.core.profile import StageProfile
 from blockflow.repository.zoo.catalog import ZOO
 
 _WARM_UP = 8
+_START = 0.8
+"""Of the batched capacity: where a search for a peak begins that knows no better."""
 _DRAWN = 64
 """Queries that a capacity is measured with, drawn as the others are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rivalry:
+    """Who is laid beside whom.
+
+    Attributes:
+        arm: whose ratios count.
+        bases: beside these arms.
+        paper: what is told of a ratio.
+        goals: the aims, where they are not to be no slower.
+    """
+
+    arm: str
+    bases: Sequence[str]
+    paper: Paper
+    goals: Paper
 
 
 @dataclass(slots=True)
@@ -42,7 +65,7 @@ class Ladder:
         plan: how much is measured.
         experiment: its name, on every figure.
         recipe: the blocks.
-        profiles: of the blocks.
+        measured: profiles of the blocks.
         batch: the rows that the batched capacity is taken at.
         max_rows: that the blocks are laid out for.
         lengths: of the queries, in text form; '' where blocks have fixed dims.
@@ -53,7 +76,7 @@ class Ladder:
     plan: Plan
     experiment: str
     recipe: Recipe
-    profiles: Sequence[StageProfile]
+    measured: Profiles
     batch: int
     max_rows: int = limits.DEFAULT_MAX_ROWS
     lengths: str = ""
@@ -65,12 +88,20 @@ class Ladder:
         self.inputs = inputs_for(self.recipe.input, ZOO[self.recipe.model].int_below)
 
     @property
+    def profiles(self) -> Sequence[StageProfile]:
+        """Of the blocks in turn, as a worker runs them."""
+        return self.measured.in_turn
+
+    @property
     def alone_ms(self) -> float:
-        """A query's mean compute by the profiles."""
+        """A query's mean compute by those profiles."""
+        return self._alone(self.profiles)
+
+    def _alone(self, profiles: Sequence[StageProfile]) -> float:
         sizes = self._lengths()
         if sizes is None:
-            return sum(p.ms(1) for p in self.profiles)
-        return sizes.mean_of(lambda length: sum(p.ms(1, 1, length) for p in self.profiles))
+            return sum(p.ms(1) for p in profiles)
+        return sizes.mean_of(lambda length: sum(p.ms(1, 1, length) for p in profiles))
 
     def topology(self, policy: Policy) -> dict[str, Any]:
         return chain_topology(self.recipe.blocks, policy, self.max_rows)
@@ -96,8 +127,43 @@ class Ladder:
         self.serial, self.batched = found[0], max(found)
         labels = {"experiment": self.experiment}
         return [
-            Figure(CAPACITY, mode, rows, None, None, value, "1/s", 1, labels=labels)
-            for mode, rows, value in (("serial", 1, found[0]), ("batched", self.batch, found[1]))
+            *(
+                Figure(CAPACITY, mode, rows, None, None, value, "1/s", 1, labels=labels)
+                for mode, rows, value in (
+                    ("serial", 1, found[0]),
+                    ("batched", self.batch, found[1]),
+                )
+            ),
+            *self.served(),
+        ]
+
+    def stretch(self, rows: int) -> float:
+        """What a batch of so many rows takes in the running system without a pause, beside its
+        profile: measured for one row and for a full batch, and in between by the logarithm."""
+        alone = 1e3 / self.serial / self.alone_ms
+        if self.lengths:
+            return alone
+        full = 1e3 * self.batch / self.batched / sum(p.ms(self.batch) for p in self.profiles)
+        share = min(1.0, log2(rows) / log2(self.batch))
+        return alone + share * (full - alone)
+
+    def served(self) -> list[Figure]:
+        """How far a row's time in the system lies from what was profiled. Where the sender is what
+        holds the rate down, nothing can be said."""
+        if self.serial >= self.plan.rate_limit:
+            return []
+        apart = self._alone(self.measured.apart)
+        values: tuple[tuple[str, float], ...] = (
+            ("served, to the blocks in turn", self.stretch(1)),
+            ("the blocks in turn, to each by itself", self.alone_ms / apart),
+            ("served, to each block by itself", self.stretch(1) * self.alone_ms / apart),
+        )
+        if not self.lengths:
+            values += (("full batches served, to the blocks in turn", self.stretch(self.batch)),)
+        labels = {"experiment": self.experiment}
+        return [
+            Figure(SERVED, mode, 1, None, None, value, "x", 1, labels=labels)
+            for mode, value in values
         ]
 
     def labels(self, load: str, rate: float) -> dict[str, Any]:
@@ -106,86 +172,109 @@ class Ladder:
         return {"experiment": self.experiment, "load": load, "rate": rate, "x_serial": x_serial}
 
     def climb(
-        self, arms: Mapping[str, Policy], loads: Mapping[str, float], bound_ms: float, multiple: int
-    ) -> tuple[list[Figure], dict[tuple[str, str], list[Cell]]]:
-        """Every arm at every load, which are shares of the batched capacity.
-
-        Returns:
-            the figures, and the visits by load and arm.
-        """
+        self,
+        arms: Mapping[str, Policy],
+        loads: Mapping[str, float],
+        bound_ms: float,
+        multiple: int,
+        rivalry: Rivalry,
+    ) -> list[Figure]:
+        """Every arm at every load, which are shares of the batched capacity, and the ratios."""
         found: list[Figure] = []
-        visits: dict[tuple[str, str], list[Cell]] = {}
+        lag_ms = 0.0
+        plan = self.plan
         topologies = {arm: self.topology(policy) for arm, policy in arms.items()}
         for load, share in loads.items():
             rate = share * self.batched
             labels = self.labels(load, rate)
-            rounds = [self.queries(rate, seed + 1, multiple) for seed in range(self.plan.repeats)]
+            rounds = [
+                self.queries(rate, seed + 1, multiple)
+                for seed in range(plan.stretch * plan.repeats)
+            ]
 
             def visit(_arm: str, turn: int, rounds: list[list[Arrival]] = rounds) -> Cell:
                 return self.rig.visit(rounds[turn], self.inputs, bound_ms)
 
+            def ratios(
+                cells: Mapping[str, list[Cell]], labels: Mapping[str, Any] = labels
+            ) -> list[Figure]:
+                one = rivalry
+                pairs = [(base, cells[one.arm], cells[base]) for base in one.bases]
+                return [
+                    figure
+                    for base, mine, its in pairs
+                    for figure in against(one.arm, mine, base, its, labels, one.paper, one.goals)
+                ]
+
             cells = self.rig.take_turns(
-                f"{self.experiment}: load {load}", topologies, self.plan.repeats, visit
+                f"{self.experiment}: load {load}",
+                topologies,
+                plan.repeats,
+                visit,
+                Further.of(plan, plan.repeats, lambda cells: decided(ratios(cells))),
             )
             for arm, policy in arms.items():
-                visits[load, arm] = cells[arm]
                 found += time_figures(arm, cells[arm], labels)
-                found.append(self._simulated(arm, policy, rounds, labels))
-        late = max(c.lag_ms for cells in visits.values() for c in cells)
-        text = f"99% of the queries were sent at most {late:.1f} ms after they were due"
-        return [*found, note(self.experiment, text)], visits
+                had = rounds[: len(cells[arm])]
+                found += self._simulated(arm, policy, had, bound_ms, labels)
+                lag_ms = max(lag_ms, *(c.lag_ms for c in cells[arm]))
+            found += ratios(cells)
+        text = f"99% of the queries were sent at most {lag_ms:.1f} ms after they were due"
+        return [*found, note(self.experiment, text)]
 
-    def peaks(self, arms: Mapping[str, Policy], bound_ms: float, base: str) -> list[Figure]:
-        """Search every arm's highest rate within the bound, probe by probe in turns."""
+    def search(
+        self,
+        what: str,
+        arms: Mapping[str, Policy],
+        bound_ms: float,
+        starts: Mapping[str, float],
+        confirming: int,
+    ) -> dict[str, Search]:
+        """Every arm's highest rate within the bound.
+
+        Args:
+            what: for the progress bar.
+            arms: their policies.
+            bound_ms: the bound.
+            starts: rates to begin with, where they are known.
+            confirming: probes that a search may add to confirm what it has found.
+        """
+        plan = self.plan
+        searches = {
+            arm: Search(starts.get(arm, _START * self.batched), plan.probes, confirming)
+            for arm in arms
+        }
+        seconds = plan.probe_seconds(bound_ms)
+
+        def probe(_arm: str, rate: float, seed: int) -> Cell:
+            queries = poisson(self.mix(), rate, seconds, seed)
+            return self.rig.visit(queries, self.inputs, bound_ms)
+
         topologies = {arm: self.topology(policy) for arm, policy in arms.items()}
-        searches = {arm: Search(0.8 * self.batched) for arm in arms}
-
-        def visit(arm: str, turn: int) -> None:
-            search = searches[arm]
-            queries = poisson(self.mix(), search.rate, self.plan.probe_seconds, 100 + turn)
-            cell = self.rig.visit(queries, self.inputs, bound_ms)
-            search.tell(within(cell, bound_ms))
-
-        self.rig.take_turns(f"{self.experiment}: peaks", topologies, self.plan.probes, visit)
-        return peak_figures(self.experiment, searches, bound_ms, base)
+        search_peaks(self.rig, f"{self.experiment}: {what}", topologies, searches, probe, bound_ms)
+        return searches
 
     def _simulated(
         self,
         arm: str,
         policy: Policy,
         rounds: Sequence[Sequence[Arrival]],
+        bound_ms: float,
         labels: Mapping[str, Any],
-    ) -> Figure:
+    ) -> list[Figure]:
         """The same policy and queries in the simulator."""
-        mean = fmean(
-            mean_ms(self.profiles, policy, queries, self.max_rows, seed)
+        runs = [
+            simulated(self.profiles, policy, queries, self.max_rows, seed, bound_ms)
             for seed, queries in enumerate(rounds)
+        ]
+        values = (
+            (SIMULATED, fmean(r.times.mean_ms for r in runs), "ms"),
+            (SIMULATED_OVER, 100 * fmean(r.over for r in runs), "%"),
         )
-        return Figure(SIMULATED, arm, None, None, None, mean, "ms", len(rounds), labels=labels)
+        return [
+            Figure(name, arm, None, None, None, value, unit, len(runs), labels=labels)
+            for name, value, unit in values
+        ]
 
     def _lengths(self) -> Sizes | None:
         return parse_sizes(self.lengths, "lengths") if self.lengths else None
-
-
-def within(cell: Cell, bound_ms: float) -> bool:
-    """Whether a visit kept the bound: all answered, and the 99th percentile in time."""
-    return not cell.failed and percentile(cell.times_ms, 99) <= bound_ms
-
-
-def peak_figures(
-    experiment: str, searches: Mapping[str, Search], bound_ms: float, base: str
-) -> list[Figure]:
-    """The peaks, and their ratios to ``base``'s; an arm that never kept the bound has a note."""
-    labels = {"experiment": experiment, "bound_ms": bound_ms}
-    peaks = {arm: s.found for arm, s in searches.items() if s.found is not None}
-    out = [interval_figure(PEAK, arm, None, p, "1/s", labels) for arm, p in peaks.items()]
-    for arm in sorted(searches.keys() - peaks.keys()):
-        out.append(note(experiment, f"{arm} kept the bound in none of the probes for its peak"))
-    low = peaks.get(base)
-    for arm, peak in peaks.items():
-        if low is not None and arm != base:
-            ratio = Interval(
-                peak.value / low.value, peak.low / low.high, peak.high / low.low, peak.n
-            )
-            out.append(interval_figure(PEAK_RATIO, arm, None, ratio, "x", {**labels, "base": base}))
-    return out

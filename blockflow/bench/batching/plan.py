@@ -20,7 +20,14 @@ REASONS = "reasons"
 
 SERIAL, BATCHSIZE = "serial", "Batchsize(10)"
 LBCI_ARM, DVABATCH = "LBCI", "DVABatch"
+LOOSE = "LBCI, twice t_opt"
+NONE = "none"
 ZEROBATCH, DELAYBATCH = "ZeroBatch", "DelayBatch"
+ZERO_CLASSES, DELAY_CLASSES = "ZeroBatch, classes", "DelayBatch, classes"
+"""The same two windows with DVABatch's length classes: what is left beside them is the policy's."""
+PLAIN, WITH_CLASSES = (ZEROBATCH, DELAYBATCH), (ZERO_CLASSES, DELAY_CLASSES)
+DELAYED = {ZEROBATCH: DELAYBATCH, ZERO_CLASSES: DELAY_CLASSES}
+"""A window without a delay -> the same with a tuned one."""
 
 STATIC = 10
 """The static batch that LBCI is compared to."""
@@ -61,8 +68,9 @@ CLASSES = (16, 32, 64, 128, 256)
 LENGTHS = "lognormal:median=24,sigma=0.9,max=256"
 """Long-tailed lengths: half of the sequences have at most 24 tokens, one in twenty over 105."""
 
-DELAYS = (0.5, 1.0, 2.0, 4.0)
-"""Windows of DelayBatch that are tried, in multiples of a query's mean time alone."""
+DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""Windows of DelayBatch that are tried, in multiples of a query's mean time alone. With 0 it is
+ZeroBatch again: where no delay helps, none is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,8 @@ class Diversity:
         policies: of the policy.
         bs_max: rows of a batch, of all arms.
         lengths: of the queries, in text form; '' where blocks have fixed dims.
-        classes: of DVABatch; the others pad everything to the longest of a batch.
+        classes: of DVABatch and of the windows with classes; the papers' plain windows pad
+            everything to the longest of a batch.
     """
 
     recipe: Recipe
@@ -161,10 +170,15 @@ class Plan:
         tasks: that share the trunk.
         parting: submodules where tasks could part, whose weights are told.
         repeats: visits of every arm at every load, in rotating order.
+        stretch: where that decides nothing, at most so many times as many visits...
+        spare_seconds: ...and no more than this for the further ones of one load.
         seconds: of arrivals per visit.
-        probes: of each search for a peak, half as long again: a queue that grows must be seen to.
+        probes: of each search for a peak, before its confirmation.
+        probe_bounds: how long a probe is at least, in multiples of the latency bound: a queue that
+            grows by a twentieth of what comes must outgrow the bound meanwhile.
         tests: of multi-sample requests per size.
         rounds: of requests one by one, per policy.
+        patience: how often a visit that something else disturbed is repeated.
         simulated: queries of a simulated run of the reasons.
         decisions: per policy.
         effort: of the profiles.
@@ -183,13 +197,17 @@ class Plan:
     rounds: int
     decisions: int
     effort: Effort
+    stretch: int = 1
+    spare_seconds: float = 0.0
+    probe_bounds: float = 1.0
+    patience: int = 0
     rate_limit: float = 500.0
     parting: tuple[str, ...] = ("layer4", "layer4.2", "fc")
     simulated: int = 10_000
 
-    @property
-    def probe_seconds(self) -> float:
-        return 1.5 * self.seconds
+    def probe_seconds(self, bound_ms: float) -> float:
+        """Of a probe whose answers may take ``bound_ms``."""
+        return max(1.5 * self.seconds, self.probe_bounds * bound_ms / 1e3)
 
     def recipes(self, chosen: Sequence[str]) -> list[Recipe]:
         """The models that these experiments need."""
@@ -197,7 +215,7 @@ class Plan:
             LBCI: [self.lbci],
             SHARED: [self.trunk, self.whole],
             COST: [self.diversities[LOAD].recipe],
-            REASONS: [self.diversities[LOAD].recipe, self.diversities[OPERATOR].recipe],
+            REASONS: [d.recipe for d in self.diversities.values()],
             **{name: [d.recipe] for name, d in self.diversities.items()},
         }
         return list({r.name: r for name in chosen for r in needed[name]}.values())
@@ -209,10 +227,38 @@ _DIVERSITIES = {
     OPERATOR: Diversity(ALEXNET, ("load", "operator"), 32),
 }
 FULL = Plan(
-    ALEXNET, _DIVERSITIES, TRUNK, WHOLE, 8, 3, 4.0, 4, 3, 30, 4000, Effort(0.02, 9, 300, 0.6)
+    ALEXNET,
+    _DIVERSITIES,
+    TRUNK,
+    WHOLE,
+    tasks=8,
+    repeats=5,
+    seconds=4.0,
+    probes=5,
+    tests=5,
+    rounds=60,
+    decisions=4000,
+    effort=Effort(0.02, 9, 300, 0.6),
+    stretch=3,
+    spare_seconds=120.0,
+    probe_bounds=20.0,
+    patience=2,
 )
 QUICK = Plan(
-    ALEXNET, _DIVERSITIES, TRUNK, WHOLE, 8, 1, 1.2, 2, 1, 6, 1000, Effort(0.05, 3, 50, 0.1)
+    ALEXNET,
+    _DIVERSITIES,
+    TRUNK,
+    WHOLE,
+    tasks=8,
+    repeats=1,
+    seconds=1.2,
+    probes=2,
+    tests=1,
+    rounds=6,
+    decisions=1000,
+    effort=Effort(0.05, 3, 50, 0.1),
+    probe_bounds=2.0,
+    patience=1,
 )
 
 _DIGITS = Recipe("digits", "digits", ("head",), rows=(1, 4))

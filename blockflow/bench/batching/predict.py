@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blockflow.bench.batching.rig import TASK, Policy
 from blockflow.bench.simulation.arrivals import Arrival, Mix, Recorded
-from blockflow.bench.simulation.outcome import outcome
+from blockflow.bench.simulation.outcome import Outcome, outcome
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.simulation.system import chain
 from blockflow.bench.simulation.workload import Workload
 from blockflow.core import limits
-from blockflow.core.profile import StageProfile
+from blockflow.core.profile import Point, StageProfile
+
+_TIMES = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "low_ms", "high_ms")
 
 
 def last_exit_ms(
@@ -24,14 +26,15 @@ def last_exit_ms(
     return simulator.last_exit_ns / 1e6
 
 
-def mean_ms(
+def simulated(
     profiles: Sequence[StageProfile],
     policy: Policy,
     queries: Sequence[Arrival],
     max_rows: int,
     seed: int,
-) -> float:
-    """A query's mean time with these blocks in one worker, without any cost but compute.
+    bound_ms: float = limits.MAX_DEADLINE_MS,
+) -> Outcome:
+    """What becomes of the queries with these blocks in one worker, without any cost but compute.
 
     Args:
         profiles: of the chain.
@@ -39,9 +42,24 @@ def mean_ms(
         queries: all of them, with their times.
         max_rows: of a batch.
         seed: of the forwards' fluctuation.
+        bound_ms: that an answer should keep.
     """
     simulator, end_s = _simulate(profiles, policy, queries, max_rows, seed)
-    return outcome(simulator, 0.0, end_s, limits.MAX_DEADLINE_MS).times.mean_ms
+    return outcome(simulator, 0.0, end_s, bound_ms)
+
+
+def stretched(
+    profiles: Sequence[StageProfile], factor: Callable[[int], float]
+) -> list[StageProfile]:
+    """The same blocks, whose batches of so many rows take ``factor`` of that times as long."""
+    return [
+        replace(profile, points=tuple(_stretched(p, factor(p.rows)) for p in profile.points))
+        for profile in profiles
+    ]
+
+
+def _stretched(point: Point, factor: float) -> Point:
+    return replace(point, **{name: factor * getattr(point, name) for name in _TIMES})
 
 
 def _simulate(

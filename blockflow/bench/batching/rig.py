@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 
 from blockflow.bench.batching.blocks import ENGINE, PRECISION
-from blockflow.bench.batching.plan import rotated
+from blockflow.bench.batching.plan import Plan, rotated
+from blockflow.bench.batching.steady import Steady
 from blockflow.bench.batching.traffic import Cell, Inputs, replay
 from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.client import Client
@@ -23,6 +27,35 @@ Policy = Mapping[str, Any]
 Topology = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Further:
+    """More rounds, as long as those so far decide nothing.
+
+    Whoever looks again after every round finds a decision by chance more often than an interval
+    says; so :attr:`decided` should want more than a bare one.
+
+    Attributes:
+        most: rounds in all.
+        seconds: that the further ones may take.
+        decided: whether what has been found by arm is enough.
+    """
+
+    most: int
+    seconds: float
+    decided: Callable[[Mapping[str, list[Any]]], bool]
+
+    @classmethod
+    def of(
+        cls, plan: Plan, rounds: int, decided: Callable[[Mapping[str, list[Any]]], bool]
+    ) -> Further:
+        """As the plan allows beyond ``rounds``."""
+        return cls(plan.stretch * rounds, plan.spare_seconds, decided)
+
+    def wanted(self, turn: int, spent: float, found: Mapping[str, list[Any]]) -> bool:
+        """Whether there shall be a round ``turn``, after ``spent`` seconds of further ones."""
+        return turn < self.most and spent < self.seconds and not self.decided(found)
+
+
 class Rig:
     """Deploys topologies and sends queries.
 
@@ -31,13 +64,17 @@ class Rig:
         system: running, over that folder.
         client: of that system.
         progress: shows what is being done.
+        steady: repeats visits that were disturbed.
     """
 
-    def __init__(self, folder: Path, system: System, client: Client, progress: Progress) -> None:
+    def __init__(
+        self, folder: Path, system: System, client: Client, progress: Progress, steady: Steady
+    ) -> None:
         self.folder = folder
         self.system = system
         self.client = client
         self.progress = progress
+        self.steady = steady
         self._applied: Topology | None = None
 
     def apply(self, topology: Topology) -> None:
@@ -61,15 +98,25 @@ class Rig:
         arms: Mapping[str, Topology],
         rounds: int,
         visit: Callable[[str, int], Any],
+        further: Further | None = None,
     ) -> dict[str, list[Any]]:
-        """``visit(arm, round)`` for every arm in every round, in rotating order."""
+        """``visit(arm, round)`` for every arm in every round, in rotating order.
+
+        A visit may be repeated, so it leaves nothing behind but what it returns.
+        """
         found: dict[str, list[Any]] = {arm: [] for arm in arms}
+        spent = 0.0
         with self.step(what, rounds * len(arms)) as advance:
-            for turn in range(rounds):
+            turn = 0
+            while turn < rounds or (further is not None and further.wanted(turn, spent, found)):
+                begin = time.monotonic()
                 for arm in rotated(list(arms), turn):
                     self.apply(arms[arm])
-                    found[arm].append(visit(arm, turn))
+                    run = partial(visit, arm, turn)
+                    found[arm].append(self.steady.visit(run, f"{what}, {arm}"))
                     advance()
+                spent += time.monotonic() - begin if turn >= rounds else 0.0
+                turn += 1
         return found
 
     @contextmanager

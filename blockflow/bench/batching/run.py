@@ -10,6 +10,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -33,7 +34,6 @@ from blockflow.bench.batching.plan import (
     LARGEST,
     LBCI,
     LOAD,
-    OPERATOR,
     QUICK,
     REASONS,
     SHARED,
@@ -42,8 +42,10 @@ from blockflow.bench.batching.plan import (
     Recipe,
 )
 from blockflow.bench.batching.rig import Rig
+from blockflow.bench.batching.steady import Steady
 from blockflow.bench.calibration import calibrate, calibration_figures, compare, steadiness_of
 from blockflow.bench.grid import Grid
+from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import (
     Figure,
     ResultFile,
@@ -51,6 +53,7 @@ from blockflow.bench.results import (
     fingerprint,
     kept_runs,
     make_command,
+    same_machine,
 )
 from blockflow.client import Client
 from blockflow.control.settings import ControlSettings
@@ -60,19 +63,24 @@ PLANS: Mapping[str, Plan] = {"full": FULL, "quick": QUICK, "tiny": TINY}
 GRIDS = (
     grids.lbci_grid,
     grids.lbci_ratio_grid,
+    grids.closed_grid,
     grids.size_grid,
+    grids.delay_grid,
     grids.dvabatch_grid,
     grids.dvabatch_ratio_grid,
     grids.peak_grid,
     grids.shared_grid,
     grids.cost_grid,
+    grids.served_grid,
     reason_grids.row_grid,
     reason_grids.gain_grid,
+    reason_grids.peak_grid,
     reason_grids.split_grid,
     reason_grids.test_grid,
     grids.aim_grid,
 )
 _LBCI_BATCH = 32
+_SPARE_STRETCH = 10
 SETTINGS = ControlSettings(
     rest_port=0,
     client_port=0,
@@ -98,7 +106,13 @@ class Bench:
         self._rig = rig
 
     def run(self, experiment: str) -> list[Figure]:
-        """One experiment's figures."""
+        """One experiment's figures, and how many of its visits were disturbed."""
+        self._rig.steady.take()
+        found = self._measure(experiment)
+        tally = self._rig.steady.take()
+        return found + (tally.figures(experiment) if tally.visits else [])
+
+    def _measure(self, experiment: str) -> list[Figure]:
         plan = self._plan
         if experiment == LBCI:
             return lbci.measure(self._ladder(experiment, plan.lbci, _LBCI_BATCH, LARGEST))
@@ -116,8 +130,8 @@ class Bench:
     def _reasons(self) -> list[Figure]:
         plan, rig = self._plan, self._rig
         measured = {
-            name: profile(rig.folder, plan.diversities[name].recipe, plan.effort, rig.progress)
-            for name in (LOAD, OPERATOR)
+            name: profile(rig.folder, one.recipe, plan.effort, rig.progress).in_turn
+            for name, one in plan.diversities.items()
         }
         with rig.step("reasons: in virtual time", reasons.steps(measured, plan)) as advance:
             return reasons.measure(measured, plan, advance)
@@ -126,24 +140,30 @@ class Bench:
         self, name: str, recipe: Recipe, batch: int, max_rows: int = 32, lengths: str = ""
     ) -> Ladder:
         rig = self._rig
-        profiles = profile(rig.folder, recipe, self._plan.effort, rig.progress)
-        return Ladder(rig, self._plan, name, recipe, profiles, batch, max_rows, lengths)
+        measured = profile(rig.folder, recipe, self._plan.effort, rig.progress)
+        return Ladder(rig, self._plan, name, recipe, measured, batch, max_rows, lengths)
 
 
 def earlier(path: Path, experiments: Sequence[str]) -> list[Run]:
     """Runs of other experiments that ``path`` holds, if they are this machine's."""
     machine = fingerprint()
-    runs = [r for r in ResultFile(path, "batching").runs() if r.machine == machine]
+    runs = [r for r in ResultFile(path, "batching").runs() if same_machine(r.machine, machine)]
     return kept_runs(runs, lambda f: f.labels.get("experiment"), experiments)
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.batching", description=__doc__)
     extent = parser.add_mutually_exclusive_group()
-    extent.add_argument("--quick", action="store_true", help="four minutes: a first look")
+    extent.add_argument("--quick", action="store_true", help="eight minutes: a first look")
     extent.add_argument("--tiny", action="store_true", help="small models: is everything sound?")
     known = (*EXPERIMENTS, REASONS)
     parser.add_argument("--only", help=f"comma-separated: {', '.join(known)}")
+    parser.add_argument(
+        "--spare",
+        type=float,
+        metavar="SECONDS",
+        help="for further visits at each load whose ratios decide nothing yet",
+    )
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument(
         "--cache",
@@ -160,11 +180,14 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, print its tables, write its figures."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parse_args(arguments)
     plan = PLANS[args.extent]
+    if args.spare is not None:
+        plan = replace(plan, stretch=max(plan.stretch, _SPARE_STRETCH), spare_seconds=args.spare)
     console = Console()
     # A short run must not take the place of a real one.
     suffix = "" if args.extent == "full" else f"-{args.extent}"
@@ -188,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Client(system.client_endpoint) as client,
         ):
             progress.remove_task(step)
-            bench = Bench(plan, Rig(folder, system, client, progress))
+            bench = Bench(plan, Rig(folder, system, client, progress, Steady(plan.patience)))
             for name in args.experiments:
                 new = bench.run(name)
                 found += new

@@ -1,10 +1,12 @@
-"""The shared trunk: several tasks whose blocks but the last are the same, deployed in three ways.
+"""The shared trunk: several tasks whose blocks but the last are the same, deployed in four ways.
 
 ``batched``: the path is cut into as many workers as there are cores to compute, all heads in the
-last one; what waits at a block runs together, whatever its task. ``unbatched``: the same, each
-request by itself. ``full models``: each task has a worker with a whole model of its own, and
-batches there. The bound is computing alone: in as many processes as there are cores, the trunk over
-what all tasks have under way, then each head over its task's.
+last one; what waits at a block runs together, whatever its task. ``batched within tasks``: the same
+workers and policy, but each task has a copy of the trunk's blocks in them, so that only requests of
+one task share a batch. ``none``: the shared trunk, each request by itself. ``full models``: each
+task has a worker with a whole model of its own, and batches there. The bound is computing alone: in
+as many processes as there are cores, the trunk over what all tasks have under way, then each head
+over its task's.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.bench.batching.blocks import ENGINE, PRECISION
@@ -21,15 +24,16 @@ from blockflow.bench.batching.figures import (
     OF_BOUND,
     PEAK_OF_BOUND,
     SATURATED,
-    Search,
+    SATURATED_RATIO,
+    decided,
     note,
     ratio_figure,
 )
-from blockflow.bench.batching.ladder import peak_figures, within
+from blockflow.bench.batching.peaks import Search, peak_figures, search_peaks
 from blockflow.bench.batching.plan import PER_TASK, SHARED, SHARED_BOUND_ROWS, Plan
-from blockflow.bench.batching.rig import Policy, Rig, block_spec
+from blockflow.bench.batching.rig import Further, Policy, Rig, block_spec
 from blockflow.bench.batching.sharing import Counts, batch_line, counts, weight_lines
-from blockflow.bench.batching.traffic import inputs_for, poisson, saturate
+from blockflow.bench.batching.traffic import Cell, inputs_for, poisson, saturate
 from blockflow.bench.demo.measure import measure_memory
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.results import Figure, interval_figure
@@ -39,13 +43,18 @@ from blockflow.bench.statistics import Interval, median_interval, ratio_interval
 from blockflow.core import limits
 from blockflow.repository.repository import BlockRepository
 
-BATCHED, UNBATCHED, FULL_MODELS = "batched", "unbatched", "full models"
-IN_PROCESS = "in process"
-SHARED_HOME, FULL_HOME = "shared trunk", "full models"
-"""Who lives where: the first two arms are the same processes."""
+BATCHED, WITHIN, UNBATCHED = "batched", "batched within tasks", "none"
+FULL_MODELS, IN_PROCESS = "full models", "in process"
+SHARED_HOME, OWN_HOME, FULL_HOME = "shared trunk", "a trunk per task", "full models"
+HOMES = {BATCHED: SHARED_HOME, UNBATCHED: SHARED_HOME, WITHIN: OWN_HOME, FULL_MODELS: FULL_HOME}
+"""Who lives where: two of the arms are the same processes."""
+KINDS = {SHARED_HOME: "shared", OWN_HOME: "own", FULL_HOME: "full"}
+"""What the tasks of a home are called."""
 
 OF_BOUND_GOAL, MEMORY_GOAL = 0.9, 0.25
 _VISITS = 2
+_START = 0.8
+"""Of the saturated throughput: where the search for a peak begins."""
 _HEADS = "heads"
 
 
@@ -60,21 +69,49 @@ def hosts(plan: Plan) -> dict[str, str]:
 
 
 def topology(plan: Plan, policy: Policy) -> dict[str, Any]:
-    """Both deployments side by side; ``policy`` is that of the shared blocks.
+    """All deployments side by side; ``policy`` is that of the shared blocks.
 
-    Idle workers cost no time, and so nothing has to be started anew between the visits.
+    Idle workers cost no time, and so nothing has to be started anew between the visits. A copy of
+    a block under another name is another stage, with a queue of its own.
     """
     *trunk, head = plan.trunk.blocks
     host = hosts(plan)
     blocks = [block_spec(name, host[name], policy) for name in trunk]
+    alone: list[dict[str, Any]] = []
     tasks: dict[str, Any] = {}
+
+    def add(home: str, i: int, path: Sequence[str]) -> None:
+        task = f"{KINDS[home]}{i}"
+        tasks[task] = {"path": list(path), "deadline_ms": limits.MAX_DEADLINE_MS}
+
     for i in range(plan.tasks):
-        name, own = f"{head}.{i}", f"{plan.whole.name}.{i}"
+        name = f"{head}.{i}"
         blocks.append(block_spec(name, host[head], policy, head))
-        blocks.append(block_spec(own, own, window(plan), plan.whole.blocks[0]))
-        tasks[f"shared{i}"] = {"path": [*trunk, name], "deadline_ms": limits.MAX_DEADLINE_MS}
-        tasks[f"full{i}"] = {"path": [own], "deadline_ms": limits.MAX_DEADLINE_MS}
-    return {"blocks": blocks, "tasks": tasks, "limits": {"max_rows": PER_TASK * plan.tasks}}
+        add(SHARED_HOME, i, [*trunk, name])
+        copies = {own_block(block, i): block for block in plan.trunk.blocks}
+        alone += [
+            block_spec(copy, own_host(host[block]), window(plan), block)
+            for copy, block in copies.items()
+        ]
+        add(OWN_HOME, i, list(copies))
+        whole = f"{plan.whole.name}.{i}"
+        alone.append(block_spec(whole, whole, window(plan), plan.whole.blocks[0]))
+        add(FULL_HOME, i, [whole])
+    return {
+        "blocks": [*blocks, *alone],
+        "tasks": tasks,
+        "limits": {"max_rows": PER_TASK * plan.tasks},
+    }
+
+
+def own_block(block: str, task: int) -> str:
+    """A task's copy of a block of the path."""
+    return f"{block}.own{task}"
+
+
+def own_host(worker: str) -> str:
+    """Where the copies are that belong to the blocks of ``worker``."""
+    return f"{worker}.own"
 
 
 def window(plan: Plan) -> dict[str, Any]:
@@ -83,8 +120,13 @@ def window(plan: Plan) -> dict[str, Any]:
 
 def measure(plan: Plan, rig: Rig) -> list[Figure]:
     """Saturated throughput beside the bound, peaks within a latency bound, memory."""
-    arms = {BATCHED: window(plan), UNBATCHED: {"policy": "none"}, FULL_MODELS: window(plan)}
-    topologies = {arm: topology(plan, policy) for arm, policy in arms.items()}
+    together = topology(plan, window(plan))
+    topologies = {
+        BATCHED: together,
+        WITHIN: together,
+        UNBATCHED: topology(plan, {"policy": "none"}),
+        FULL_MODELS: together,
+    }
     with rig.step("shared: starting"):
         rig.apply(topologies[BATCHED])
     with ExitStack() as stack:
@@ -93,22 +135,22 @@ def measure(plan: Plan, rig: Rig) -> list[Figure]:
         alone_ms = bound.alone_ms()
     found += _memory(plan, rig)
     bound_ms = SHARED_BOUND_ROWS * alone_ms
-    starts = {arm: min(0.8 * max(rates[arm]), plan.rate_limit) for arm in arms}
-    searches = {arm: Search(start) for arm, start in starts.items()}
+    searches = {
+        arm: Search(min(_START * median_interval(rates[arm]).value, plan.rate_limit), plan.probes)
+        for arm in topologies
+    }
+    seconds = plan.probe_seconds(bound_ms)
 
-    def probe(arm: str, turn: int) -> None:
-        rate = searches[arm].rate
-        queries = poisson(_mix(plan, arm), rate, plan.probe_seconds, 100 + turn)
-        cell = rig.visit(queries, _inputs(plan), bound_ms)
-        searches[arm].tell(within(cell, bound_ms))
+    def probe(arm: str, rate: float, seed: int) -> Cell:
+        return rig.visit(poisson(_mix(plan, arm), rate, seconds, seed), _inputs(plan), bound_ms)
 
-    rig.take_turns("shared: peaks", topologies, plan.probes, probe)
-    found += peak_figures(SHARED, searches, bound_ms, FULL_MODELS)
+    search_peaks(rig, "shared: peaks", topologies, searches, probe, bound_ms)
+    found += peak_figures(SHARED, searches, bound_ms, (FULL_MODELS, WITHIN))
     peak = searches[BATCHED].found
     if peak is not None:
         middle = median_interval(rates[IN_PROCESS])
         share = Interval(
-            peak.value / middle.value, peak.low / middle.high, peak.high / middle.low, 1
+            peak.value / middle.value, peak.low / middle.high, peak.high / middle.low, peak.n
         )
         labels = {"experiment": SHARED}
         found.append(
@@ -170,18 +212,14 @@ def _saturated(
     under_way = PER_TASK * plan.tasks * bound.width
     drawn = {arm: poisson(_mix(plan, arm), 1.0, 1.0, 0, 8 * plan.tasks) for arm in topologies}
     inputs = _inputs(plan)
-    *trunk, head = plan.trunk.blocks
-    names = {b: b for b in trunk} | {f"{head}.{i}": _HEADS for i in range(plan.tasks)}
-    seen: dict[str, list[tuple[Counts, Counts]]] = {BATCHED: [], UNBATCHED: []}
+    names = {arm: _block_names(plan, home) for arm, home in HOMES.items()}
 
-    def visit(arm: str, _turn: int) -> float:
+    def visit(arm: str, _turn: int) -> Visit:
         if arm == IN_PROCESS:
-            return bound.rate()
-        before = counts(rig.system.status(), names)
+            return Visit(bound.rate())
+        before = counts(rig.system.status(), names[arm])
         rate = saturate(rig.client, drawn[arm], inputs, under_way, plan.seconds)
-        if arm in seen:
-            seen[arm].append((before, counts(rig.system.status(), names)))
-        return rate
+        return Visit(rate, before, counts(rig.system.status(), names[arm]))
 
     for arm, one in topologies.items():  # of warm-up
         rig.apply(one)
@@ -189,34 +227,82 @@ def _saturated(
     # The bound needs no topology of its own: any will do.
     arms = {**topologies, IN_PROCESS: topologies[BATCHED]}
     # Rates of single visits lie far apart here: so many more of them.
-    rates = rig.take_turns("shared: saturated", arms, _VISITS * plan.repeats, visit)
-    labels = {"experiment": SHARED}
-    homes = {BATCHED: SHARED_HOME, UNBATCHED: SHARED_HOME, FULL_MODELS: FULL_HOME}
+    rounds = _VISITS * plan.repeats
+    further = Further.of(plan, rounds, lambda found: decided(shares(_rates(found))))
+    visits = rig.take_turns("shared: saturated", arms, rounds, visit, further)
+    rates = _rates(visits)
     out: list[Figure] = []
     for arm, values in rates.items():
-        home = {**labels, "home": homes.get(arm, "")}
+        home = {"experiment": SHARED, "home": HOMES.get(arm, "")}
         out.append(interval_figure(SATURATED, arm, 1, median_interval(values), "1/s", home))
-        if arm != IN_PROCESS:
-            share = ratio_interval(rates[IN_PROCESS], values)
-            goal = OF_BOUND_GOAL if arm == BATCHED else None
-            out.append(
-                ratio_figure(OF_BOUND, arm, IN_PROCESS, share, labels, goal=goal, at_least=True)
-            )
-    for arm, pairs in seen.items():
-        text = batch_line(arm, pairs)
+    out += shares(rates)
+    for arm in (BATCHED, WITHIN, UNBATCHED):
+        text = batch_line(arm, [(v.before, v.after) for v in visits[arm]])
         if text:
             own = f"the bound computes {PER_TASK * plan.tasks} and, in each head, {PER_TASK}"
             out.append(note(SHARED, f"{text}; {own}"))
     return out, rates
 
 
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A saturated one: requests per second, and what the blocks had counted before and after."""
+
+    rate: float
+    before: Counts = field(default_factory=dict)
+    after: Counts = field(default_factory=dict)
+
+
+def _rates(visits: Mapping[str, Sequence[Visit]]) -> dict[str, list[float]]:
+    return {arm: [v.rate for v in those] for arm, those in visits.items()}
+
+
+def shares(rates: Mapping[str, Sequence[float]]) -> list[Figure]:
+    """Of the bound, for every arm; and what batches over the tasks are worth beside batches within
+    them."""
+    labels = {"experiment": SHARED}
+    out = [
+        ratio_figure(
+            OF_BOUND,
+            arm,
+            IN_PROCESS,
+            ratio_interval(rates[IN_PROCESS], values),
+            labels,
+            goal=OF_BOUND_GOAL if arm == BATCHED else None,
+            at_least=True,
+        )
+        for arm, values in rates.items()
+        if arm != IN_PROCESS
+    ]
+    gain = ratio_interval(rates[WITHIN], rates[BATCHED])
+    return [*out, ratio_figure(SATURATED_RATIO, BATCHED, WITHIN, gain, labels)]
+
+
+def _block_names(plan: Plan, home: str) -> dict[str, str]:
+    """What the blocks of a home are called in the counts: heads alike, copies as their original.
+
+    Counts come with the workers' heartbeats, a little late: those of another home stay out.
+    """
+    *trunk, head = plan.trunk.blocks
+    found: dict[str, str] = {}
+    for i in range(plan.tasks):
+        if home == SHARED_HOME:
+            found |= {**{block: block for block in trunk}, f"{head}.{i}": _HEADS}
+        elif home == OWN_HOME:
+            found |= {own_block(block, i): block for block in trunk}
+            found[own_block(head, i)] = _HEADS
+    return found
+
+
 def _memory(plan: Plan, rig: Rig) -> list[Figure]:
-    """Of the worker processes of both deployments, after they have worked."""
+    """Of the worker processes of all deployments, after they have worked."""
     *trunk, head = plan.trunk.blocks
     whole = plan.whole.blocks[0]
     repository = BlockRepository(rig.folder)
+    parts = set(hosts(plan).values())
     inhabitants = {
-        SHARED_HOME: (set(hosts(plan).values()), [*trunk, *(head for _ in range(plan.tasks))]),
+        SHARED_HOME: (parts, [*trunk, *(head for _ in range(plan.tasks))]),
+        OWN_HOME: ({own_host(p) for p in parts}, list(plan.trunk.blocks) * plan.tasks),
         FULL_HOME: (
             {f"{plan.whole.name}.{i}" for i in range(plan.tasks)},
             [whole for _ in range(plan.tasks)],
@@ -250,7 +336,7 @@ def _memory(plan: Plan, rig: Rig) -> list[Figure]:
 
 
 def _mix(plan: Plan, arm: str) -> Mix:
-    kind = "full" if arm == FULL_MODELS else "shared"
+    kind = KINDS[HOMES[arm]]
     return Mix([(f"{kind}{i}", 1.0) for i in range(plan.tasks)], parse_sizes("1", ""))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from blockflow.bench.in_process import example
 from blockflow.bench.simulation.arrivals import Arrival, Mix, parse_arrivals
 from blockflow.bench.simulation.workload import Workload
+from blockflow.bench.statistics import slope
 from blockflow.client import Client
 from blockflow.client.collector import OK, Record
 from blockflow.core import limits
@@ -29,6 +31,7 @@ DEADLINE_S = limits.MAX_DEADLINE_MS / 1e3
 Inputs = Callable[[Arrival], Any]
 
 _LEAST = 2
+_ENOUGH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class Cell:
         rows_per_s: answered, from the first due to the last answer.
         lag_ms: how late the sender itself was, 99th percentile.
         failed: error codes.
+        later_ms: as ``times_ms``, of those that were due in the later half.
+        growth: by what share of the arrivals the number under way grew, over the last three
+            quarters of them: 0.1 where a tenth of what came was not kept up with.
+        due_per_s: rows that were due per second: nobody can answer more. 0 for a single query.
     """
 
     times_ms: tuple[float, ...]
@@ -50,6 +57,9 @@ class Cell:
     rows_per_s: float
     lag_ms: float = 0.0
     failed: tuple[str, ...] = ()
+    later_ms: tuple[float, ...] = ()
+    growth: float = 0.0
+    due_per_s: float = 0.0
 
     @property
     def mean_ms(self) -> float:
@@ -61,6 +71,7 @@ class Cell:
         good = [r for r in records if r.outcome == OK]
         first = min(r.intended_ms for r in records)
         last = max(r.done_ms for r in records)
+        due = max(r.intended_ms for r in records)
         lags = sorted(r.sent_ms - r.intended_ms for r in records)
         return cls(
             times_ms=tuple(r.latency_ms for r in good),
@@ -69,7 +80,23 @@ class Cell:
             rows_per_s=sum(r.rows for r in good) * 1e3 / max(last - first, 1e-6),
             lag_ms=lags[max(0, -(-len(lags) * 99 // 100) - 1)],
             failed=tuple(sorted({r.outcome for r in records} - {OK})),
+            later_ms=tuple(r.latency_ms for r in good if r.intended_ms >= (first + due) / 2),
+            growth=growth(records),
+            due_per_s=sum(r.rows for r in records) * 1e3 / (due - first) if due > first else 0.0,
         )
+
+
+def growth(records: Sequence[Record]) -> float:
+    """By what share of the arrivals the number under way grows: a least-squares line through it, at
+    the moments when queries were due, without the first quarter, in which a queue only fills up."""
+    due = sorted(r.intended_ms for r in records)
+    done = sorted(r.done_ms for r in records)
+    if len(due) < _ENOUGH or due[0] == due[-1]:
+        return 0.0
+    under_way = [i + 1 - bisect_right(done, at) for i, at in enumerate(due)]
+    since = len(due) // 4
+    per_ms = (len(due) - 1) / (due[-1] - due[0])
+    return slope(due[since:], under_way[since:]) / per_ms
 
 
 def poisson(mix: Mix, rate: float, seconds: float, seed: int, multiple: int = 1) -> list[Arrival]:
@@ -141,12 +168,18 @@ def replay(client: Client, queries: Sequence[Arrival], inputs: Inputs) -> list[R
 
 
 def saturate(
-    client: Client, queries: Sequence[Arrival], inputs: Inputs, outstanding: int, seconds: float
+    client: Client,
+    queries: Sequence[Arrival],
+    inputs: Inputs,
+    outstanding: int,
+    seconds: float,
+    multiple: int = 1,
 ) -> float:
     """Rows per second with so many of ``queries``, again and again, under way all the time.
 
     Counted from when each has been answered once (they begin together, and at first travel
-    together) to the last answer that had successors under way.
+    together) to the last answer that had successors under way. The number that is sent is one of
+    ``multiple``, so that a batch of fixed size is not left waiting in the end.
 
     Raises:
         BlockFlowError: a query failed.
@@ -173,7 +206,10 @@ def saturate(
         pending.result()
         now = time.monotonic()
         if len(at) >= _LEAST and now >= end:
-            left -= 1  # it has no successor
+            if sent % multiple:
+                send()
+            else:
+                left -= 1  # it has no successor
             continue
         if early:
             early -= 1
