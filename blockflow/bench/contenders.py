@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from blockflow.bench.in_process import Chain
+from blockflow.bench.other_process import answer_apart, run_apart
 from blockflow.core.engines import ENGINES, Selection
-from blockflow.core.errors import BlockFlowError, from_dict, make_error
+from blockflow.core.errors import BlockFlowError
 from blockflow.engine.registry import host_misfit
 from blockflow.engine.workshop import EngineWorkshop
-from blockflow.launch.environment import child_command, child_environment
 from blockflow.repository.convert import convert_block
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
@@ -77,59 +75,50 @@ class Model:
 
 
 def prepare_apart(model: Model, contender: Contender, root: Path) -> BlockFlowError | None:
-    """:func:`prepare` in a process of its own, so that this one neither computes nor compiles."""
-    done = subprocess.run(
-        child_command("blockflow.bench.contenders", model.name, contender.label, str(root)),
-        env=child_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        return make_error("EXPORT_FAILED", f"preparing the blocks ended: {done.returncode}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return from_dict(answer) if answer else None
-
-
-def prepare(model: Model, contender: Contender, root: Path) -> BlockFlowError | None:
-    """Make what ``contender`` loads, once; the reason when it cannot run here.
-
-    The weights are random but seeded: they do not matter for the time, and all have the same.
-    """
-    repository = BlockRepository(root)
-    chain = model.chain(contender, root)
-    missing = sorted(set(chain.blocks) - set(repository.names()))
+    """:func:`prepare` in a process of its own, so that this one neither computes nor compiles; the
+    reason when it cannot run here."""
     try:
-        if missing:
-            export_model(
-                load_model(model.name, seed=0),
-                repository,
-                names=chain.blocks,
-                cuts=ZOO[model.name].cuts,
-                format=contender.format,
-            )
-        for name in chain.blocks:
-            stored = repository.info(name)
-            # Asked first: converting takes long, and would be for nothing.
-            wanted = Selection(contender.engine, contender.precision, {}, None)
-            misfit = host_misfit(stored, wanted)
-            if misfit is not None:
-                return misfit
-            kinds = ENGINES[contender.engine].files[contender.precision]
-            if stored.format not in kinds and kinds[0] not in stored.variants:
-                convert_block(repository, name, kinds[0], EngineWorkshop())
+        run_apart("blockflow.bench.contenders", model.name, contender.label, str(root))
     except BlockFlowError as e:
         return e
     return None
 
 
+def prepare(model: Model, contender: Contender, root: Path) -> None:
+    """Make what ``contender`` loads, once.
+
+    The weights are random but seeded: they do not matter for the time, and all have the same.
+
+    Raises:
+        BlockFlowError: why it cannot run here.
+    """
+    repository = BlockRepository(root)
+    chain = model.chain(contender, root)
+    missing = sorted(set(chain.blocks) - set(repository.names()))
+    if missing:
+        export_model(
+            load_model(model.name, seed=0),
+            repository,
+            names=chain.blocks,
+            cuts=ZOO[model.name].cuts,
+            format=contender.format,
+        )
+    for name in chain.blocks:
+        stored = repository.info(name)
+        # Asked first: converting takes long, and would be for nothing.
+        wanted = Selection(contender.engine, contender.precision, {}, None)
+        misfit = host_misfit(stored, wanted)
+        if misfit is not None:
+            raise misfit
+        kinds = ENGINES[contender.engine].files[contender.precision]
+        if stored.format not in kinds and kinds[0] not in stored.variants:
+            convert_block(repository, name, kinds[0], EngineWorkshop())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare one contender's blocks; the last line of stdout is the error, or ``{}``."""
+    """Prepare one contender's blocks."""
     model, label, root = argv or sys.argv[1:]
-    problem = prepare(Model(model), CONTENDERS[label], Path(root))
-    sys.stdout.write("\n" + json.dumps(problem.to_dict() if problem else {}) + "\n")
-    return 0
+    return answer_apart(lambda: prepare(Model(model), CONTENDERS[label], Path(root)))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ ResNet-50 in four blocks: in one process, and in four worker processes with hand
 Latency by batch size with one client, by number of clients, throughput at saturation, GPU memory
 beyond it, energy, and copies between host and device, which are counted and not estimated.
 
+The in-process run takes no detour that the workers are spared: it is a process of its own, its
+input and its result lie in pinned memory, and under load it has several inferences under way.
+
 Without a GPU it says so and ends with status 2.
 """
 
@@ -15,56 +18,61 @@ import itertools
 import os
 import sys
 import tempfile
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from blockflow.bench.calibration import calibrate, calibration_figures, compare
+from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
 from blockflow.bench.gpu_figures import (
+    BOUND,
     IN_PROCESS,
     SUM,
     WAYS,
     Load,
+    Memory,
+    Sample,
     Samples,
     aim_grid,
     client_figures,
     client_grid,
+    growth_mib,
     latency_figures,
     latency_grid,
     load_figures,
     load_grid,
 )
-from blockflow.bench.results import Figure, ResultFile, fingerprint
+from blockflow.bench.gpu_load import Energy, flood, images, once
+from blockflow.bench.in_process import InProcess
+from blockflow.bench.interrupts import orderly
+from blockflow.bench.pipeline import bound
+from blockflow.bench.pipeline_ways import topology
+from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError, SystemError_
-from blockflow.engine.base import Engine, EngineOptions
-from blockflow.engine.registry import create_engine
 from blockflow.launch.gpu_kpi import GpuProbe
-from blockflow.repository.export import export_model
-from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import load_model
 from blockflow.tensormq.cuda_api import CudaApi
 from blockflow.tensormq.cuda_preflight import preflight
 from blockflow.tensormq.memory import open_device
 
 EXIT_NO_GPU = 2
-BLOCKS = tuple(f"block{i}" for i in range(1, 5))
-CUTS = ("layer2", "layer3", "layer4")
-"""Where the thesis cuts ResNet-50 (figure 4.1)."""
+MODEL, CONTENDER = Model("resnet50"), CONTENDERS["exported"]
+"""Cut where the thesis cuts it (figure 4.1)."""
 
 _OUTSTANDING = 32
 _PAST = 3
 """Requests under way past saturation, as a multiple of what saturates."""
 _KPI_S = 1.0
+_WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,110 +90,61 @@ FULL = Plan({1: 200, 2: 100, 4: 100, 8: 60, 16: 40, 32: 30}, tuple(range(1, 11))
 QUICK = Plan({1: 5, 2: 5}, (1, 2), 0.5, 1.0, 2)
 
 
-class InProcess:
-    """The blocks in this process: the same artifacts and engines, nothing between them."""
-
-    def __init__(self, repository: BlockRepository, device: str) -> None:
-        self._device = device
-        self._engines: list[Engine] = []
-        for name in BLOCKS:
-            engine = create_engine(repository.info(name), EngineOptions(device=device))
-            with repository.artifact(name) as path:
-                engine.load(path)
-            engine.warm_up()
-            self._engines.append(engine)
-
-    def run(self, x: np.ndarray) -> float:
-        """Milliseconds from the host's tensor to the host's result, with one wait at the end."""
-        return self._run(x, lambda: None)
-
-    def run_apart(self, x: np.ndarray) -> float:
-        """The same with a wait after every block: the sum of the blocks."""
-        return self._run(x, self._wait)
-
-    def _run(self, x: np.ndarray, between: Callable[[], None]) -> float:
-        import torch
-
-        start = time.monotonic_ns()
-        with torch.inference_mode():
-            y: Any = torch.from_numpy(x).to(self._device)
-            for engine in self._engines:
-                y = engine.run(y)
-                between()
-            y.cpu()
-        return (time.monotonic_ns() - start) / 1e6
-
-    def _wait(self) -> None:
-        import torch
-
-        if self._device != "cpu":
-            torch.cuda.synchronize(self._device)
-
-    def rate(self, x: np.ndarray, seconds: float) -> float:
-        """Rows per second, two inferences under way: the bound of one stream of work."""
-        import torch
-
-        waiting: deque[Any] = deque()
-        done = 0
-        end = (start := time.monotonic()) + seconds
-        with torch.inference_mode():
-            while time.monotonic() < end:
-                y: Any = torch.from_numpy(x).to(self._device, non_blocking=True)
-                for engine in self._engines:
-                    y = engine.run(y)
-                waiting.append(y)
-                if len(waiting) > 1:
-                    waiting.popleft().cpu()
-                    done += len(x)
-        return done / (time.monotonic() - start)
-
-
-def topology() -> dict[str, Any]:
-    """Both ways side by side: the same artifacts under two sets of names."""
-    blocks = [
-        {"name": f"{way}.{b}", "block": b, "device": "cuda:0", "mode": way, "slots": 16}
-        for way in WAYS
-        for b in BLOCKS
-    ]
-    return {"blocks": blocks, "tasks": {way: [f"{way}.{b}" for b in BLOCKS] for way in WAYS}}
-
-
 class Bench:
-    """One run over a running system."""
+    """One run over a running system.
 
-    def __init__(self, plan: Plan, system: System, local: InProcess, progress: Progress) -> None:
+    Args:
+        plan: how much.
+        system: with both ways side by side: the same artifacts under two sets of names.
+        others: in-process runs of the same blocks on the same device, one per block.
+        energy: of the device.
+        progress: shows what is being done.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        system: System,
+        others: Sequence[InProcess],
+        energy: Energy,
+        progress: Progress,
+    ) -> None:
         self._plan = plan
         self._system = system
-        self._local = local
+        self._others = others
         self._progress = progress
-        self._probe = GpuProbe("cuda:0")
+        self._energy = energy
 
     def run(self) -> list[Figure]:
         with Client(self._system.client_endpoint) as client:
             found = latency_figures(self._latencies(client))
             for way, count in itertools.product(WAYS, self._plan.clients):
                 found += self._clients(way, count)
-            found += load_figures({way: self._load(client, way) for way in WAYS})
-        return found
+            return found + load_figures(self._loads(client))
 
     # --- one client ------------------------------------------------------------------------------
 
     def _latencies(self, client: Client) -> Samples:
-        samples = Samples(len(BLOCKS))
+        samples = Samples(len(MODEL.blocks))
+        other = self._others[0]
+
+        def alone(run: Callable[[int], float], rows: int) -> Sample:
+            return Sample(run(rows))
+
         for batch, rounds in self._plan.batches.items():
             x = images(batch)
-            bar = self._progress.add_task(f"batch {batch}", total=rounds + 2)
-            ways: list[tuple[str, Callable[[], float]]] = [
-                (IN_PROCESS, partial(self._local.run, x)),
-                (SUM, partial(self._local.run_apart, x)),
+            bar = self._progress.add_task(f"batch {batch}", total=rounds + _WARM_UP)
+            ways: list[tuple[str, Callable[[], Sample]]] = [
+                (IN_PROCESS, partial(alone, other.whole, batch)),
+                (SUM, partial(alone, other.apart, batch)),
                 *((way, partial(once, client, way, x)) for way in WAYS),
             ]
-            for n in range(-2, rounds):
+            for n in range(-_WARM_UP, rounds):
                 shift = n % len(ways)
                 for way, measure in ways[shift:] + ways[:shift]:
-                    value = measure()
+                    sample = measure()
                     if n >= 0:
-                        samples.add(way, batch, value)
+                        samples.add(way, batch, sample)
                 self._progress.advance(bar)
         for way in WAYS:
             samples.copies[way] = self._copies(client, way)
@@ -213,75 +172,60 @@ class Bench:
 
     def _clients(self, way: str, count: int) -> list[Figure]:
         """``count`` clients, each with one request under way."""
-        samples: list[list[float]] = [[] for _ in range(count)]
-        end = (start := time.monotonic()) + self._plan.client_s
-
-        def ask(mine: list[float]) -> None:
-            x = images(1)
-            with Client(self._system.client_endpoint) as client:
-                while time.monotonic() < end:
-                    mine.append(once(client, way, x))
-
-        threads = [threading.Thread(target=ask, args=(mine,)) for mine in samples]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        all_ms = [value for mine in samples for value in mine]
-        return client_figures(way, count, all_ms, len(all_ms) / (time.monotonic() - start))
-
-    def _load(self, client: Client, way: str) -> Load:
         x = images(1)
-        rates, bounds = [], []
-        for _ in range(self._plan.load_rounds):
-            bounds.append(self._local.rate(x, self._plan.load_s))
-            rates.append(flood(client, way, x, self._plan.load_s, _OUTSTANDING))
-        at_saturation = self._memory(way)
-        before = self._probe.sample(time.monotonic_ns(), 0).get("gpu_energy_j")
-        start = time.monotonic()
-        rate = flood(client, way, x, self._plan.load_s * _PAST, _OUTSTANDING * _PAST)
-        rows = rate * (time.monotonic() - start)
-        after = self._probe.sample(time.monotonic_ns(), 0).get("gpu_energy_j")
-        end = self._memory(way)
-        growth = None if at_saturation is None or end is None else (end - at_saturation) / 2**20
-        spent = None if before is None or after is None else (after - before) * 1e3 / rows
-        return Load(rates, bounds, growth, spent)
+        with ExitStack() as stack:
+            clients = [
+                stack.enter_context(Client(self._system.client_endpoint)) for _ in range(count)
+            ]
+            for client in clients:
+                once(client, way, x)
+            crew = stack.enter_context(ThreadPoolExecutor(count))
+            end = (start := time.monotonic()) + self._plan.client_s
 
-    def _memory(self, way: str) -> int | None:
+            def ask(client: Client) -> list[float]:
+                found = []
+                while time.monotonic() < end:
+                    found.append(once(client, way, x).total)
+                return found
+
+            all_ms = [value for mine in crew.map(ask, clients) for value in mine]
+            return client_figures(way, count, all_ms, len(all_ms) / (time.monotonic() - start))
+
+    def _loads(self, client: Client) -> dict[str, Load]:
+        """The bound and the ways saturated in turns, then each way with more than that."""
+        plan, x = self._plan, images(1)
+        rates: dict[str, list[float]] = {arm: [] for arm in (BOUND, *WAYS)}
+        bar = self._progress.add_task("saturation", total=plan.load_rounds)
+        arms = list(rates)
+        best_bound(self._others, len(x), 0.0)  # all have been there once: then they begin together
+        for n in range(plan.load_rounds):
+            for arm in arms[n % len(arms) :] + arms[: n % len(arms)]:
+                if arm == BOUND:
+                    rates[arm].append(best_bound(self._others, len(x), plan.load_s))
+                else:
+                    rates[arm].append(flood(client, arm, x, plan.load_s, _OUTSTANDING).rate)
+            self._progress.advance(bar)
+        loads = {}
+        for way in WAYS:
+            before = self._memory(way)
+            self._energy.start()
+            seconds, outstanding = plan.load_s * _PAST, _OUTSTANDING * _PAST
+            past = flood(client, way, x, seconds, outstanding, self._energy.tend)
+            joules = self._energy.stop()
+            spent = None if joules is None else joules * 1e3 / past.rows
+            growth = growth_mib(before, self._memory(way))
+            loads[way] = Load(rates[way], rates[BOUND], growth, spent)
+        return loads
+
+    def _memory(self, way: str) -> list[Memory]:
         time.sleep(_KPI_S)
-        kpis = self._processes(way)
-        if any(k["gpu_memory"] is None for k in kpis):
-            # In a container NVML hides whose memory is whose; torch's pool and the slab do not.
-            return sum((k["torch_reserved"] or 0) for k in kpis)
-        return sum(k["gpu_memory"] for k in kpis)
+        return [Memory(k["gpu_memory"], k["torch_reserved"]) for k in self._processes(way)]
 
 
-def images(rows: int) -> np.ndarray:
-    return np.random.default_rng(rows).standard_normal((rows, 3, 224, 224), dtype=np.float32)
-
-
-def once(client: Client, way: str, x: np.ndarray) -> float:
-    """Milliseconds of one request."""
-    start = time.monotonic_ns()
-    client.infer(way, x, deadline_s=60.0)
-    return (time.monotonic_ns() - start) / 1e6
-
-
-def flood(client: Client, way: str, x: np.ndarray, seconds: float, outstanding: int) -> float:
-    """Rows per second with so many requests under way; rejected ones are asked again."""
-    waiting = deque(client.submit(way, x, deadline_s=60.0) for _ in range(outstanding))
-    done = 0
-    end = (start := time.monotonic()) + seconds
-    while waiting:
-        try:
-            waiting.popleft().result()
-            done += len(x)
-        except BlockFlowError as exc:
-            if not exc.retryable:
-                raise
-        if time.monotonic() < end:
-            waiting.append(client.submit(way, x, deadline_s=60.0))
-    return done / (time.monotonic() - start)
+def best_bound(others: Sequence[InProcess], rows: int, seconds: float) -> float:
+    """Rows per second of processes that only compute: of one alone, or of all side by side. Which
+    is more depends on who has more to do, the device or the threads that order its kernels."""
+    return max(bound(others[:1], rows, seconds), bound(others, rows, seconds))
 
 
 def find_device() -> CudaApi:
@@ -307,40 +251,55 @@ def find_device() -> CudaApi:
 
 
 def measure(plan: Plan, api: CudaApi, console: Console) -> list[Figure]:
+    """Everything of a plan, with the steadiness of the machine that orders the device's work."""
+    begin = calibrate()
     with (
         tempfile.TemporaryDirectory(prefix="bf-bench-") as folder,
         Progress(console=console) as progress,
     ):
         root = Path(folder)
-        repository = BlockRepository(root / "blocks")
-        bar = progress.add_task("exporting ResNet-50", total=None)
-        export_model(load_model("resnet50", seed=0), repository, names=BLOCKS, cuts=CUTS)
-        local = InProcess(repository, api.torch_device)
-        progress.remove_task(bar)
-        with System(
-            repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
-        ) as system:
-            system.apply(topology())
-            return Bench(plan, system, local, progress).run()
+        bar = progress.add_task("preparing ResNet-50", total=None)
+        problem = prepare_apart(MODEL, CONTENDER, root / "blocks")
+        if problem is not None:
+            raise problem
+        chain = MODEL.chain(CONTENDER, root / "blocks")
+        with ExitStack() as stack:
+            mine = replace(chain, device=api.torch_device)
+            others = [stack.enter_context(InProcess(mine)) for _ in chain.blocks]
+            system = System(
+                repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
+            )
+            stack.enter_context(system)
+            system.apply(topology(replace(chain, device="cuda:0"), WAYS))
+            progress.remove_task(bar)
+            energy = Energy(GpuProbe("cuda:0", api.facts().uuid))
+            found = Bench(plan, system, others, energy, progress).run()
+    return [*found, *calibration_figures(compare(begin, calibrate()))]
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark, print its tables, write its figures; status 2 without a GPU."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="is everything sound?")
-    parser.add_argument("--json", default="results/gpu.jsonl", help="file for the figures")
-    args = parser.parse_args(argv)
+    parser.add_argument("--json", help="file for the figures (default results/gpu.jsonl)")
+    args = parser.parse_args(arguments)
     console = Console()
     try:
         api = find_device()
     except SystemError_ as exc:
         Console(stderr=True).print(f"bench-gpu: {exc.message}\n{exc.hint}", highlight=False)
         return EXIT_NO_GPU
-    found = measure(QUICK if args.quick else FULL, api, console)
+    with closing(api):
+        facts = api.facts()
+        found = measure(QUICK if args.quick else FULL, api, console)
     for grid in (latency_grid(found), client_grid(found), load_grid(found), aim_grid(found)):
         console.print(grid.rich())
-    facts = api.facts()
     labels = {"gpu": facts.name, "gpu_gib": round(facts.total_bytes / 2**30, 1)}
-    target = ResultFile(Path(args.json), "gpu", "make bench-gpu")
+    # A quick run must not take the place of a real one.
+    path = Path(args.json or f"results/gpu{'-quick' * args.quick}.jsonl")
+    target = ResultFile(path, "gpu", make_command("bench-gpu", arguments))
     target.write(found, {**fingerprint(), **labels})
     return 0
 

@@ -16,9 +16,12 @@ from blockflow.bench.statistics import (
 )
 
 IN_PROCESS, SUM, TENSORMQ, ZEROMQ = "in-process", "sum of blocks", "tensormq", "zeromq"
+BOUND = "bound"
+"""Under load: what processes with all blocks, which only compute, come to."""
 WAYS = (TENSORMQ, ZEROMQ)
 
 LATENCY = "latency"
+EDGE = "to and from the Dispatcher"
 HOP = "overhead per hop"
 RATIO = "latency to in-process"
 LESS = "zeromq overhead to tensormq"
@@ -30,10 +33,13 @@ SATURATION_RATIO = "saturation to bound"
 GROWTH = "memory growth past it"
 ENERGY = "energy per inference"
 
+HOP_AIM = 0.15
+"""Milliseconds."""
+
 # The thesis (section 4.2): 0.51 ms per hop on average, 8.3 times less than with whole tensors, and
 # memory that grew without bound past saturation.
 AIMS: Mapping[str, str] = {
-    HOP: "<= 0.15 ms",
+    HOP: f"<= {HOP_AIM} ms",
     RATIO: "<= 1.15, 1.03 (32 rows)",
     LESS: ">= 8.3",
     SATURATION_RATIO: ">= 0.95",
@@ -42,22 +48,69 @@ AIMS: Mapping[str, str] = {
 }
 
 
-@dataclass(slots=True)
-class Samples:
-    """Milliseconds by batch size; the samples of one index are of one round, interleaved.
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One inference, in milliseconds.
 
     Attributes:
-        ways: way -> batch -> latencies; ``in-process`` is one pipeline with one wait at its end,
+        total: from the host's tensor to the host's result, by the caller's clock.
+        edge: of it, the client's way to the Dispatcher and back and the Dispatcher's own share
+            before the first block: no hop between blocks, and no part of an in-process run.
+    """
+
+    total: float
+    edge: float = 0.0
+
+
+@dataclass(slots=True)
+class Samples:
+    """Inferences by batch size; the samples of one index are of one round, interleaved.
+
+    Attributes:
+        ways: way -> batch -> samples; ``in-process`` is one pipeline with one wait at its end,
             ``sum of blocks`` waits after each block (the thesis's offline sum, section 4.2).
         copies: way -> (to the device, to the host) per request, all workers together.
     """
 
     blocks: int
-    ways: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    ways: dict[str, dict[int, list[Sample]]] = field(default_factory=dict)
     copies: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def add(self, way: str, batch: int, value_ms: float) -> None:
-        self.ways.setdefault(way, {}).setdefault(batch, []).append(value_ms)
+    def add(self, way: str, batch: int, sample: Sample) -> None:
+        self.ways.setdefault(way, {}).setdefault(batch, []).append(sample)
+
+    def inner(self, way: str, batch: int) -> list[float]:
+        """What is left of the totals without the edges; empty where the way was not run."""
+        return [s.total - s.edge for s in self.ways.get(way, {}).get(batch, ())]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """GPU memory of one worker, in bytes.
+
+    Attributes:
+        process: all of it, as NVML says; None in a container, which hides whose memory is whose.
+        pool: what torch has reserved; None unknown. The slab, which is no part of it, has its full
+            size from its first tensor on.
+    """
+
+    process: int | None
+    pool: int | None
+
+
+def growth_mib(before: Sequence[Memory], after: Sequence[Memory]) -> float | None:
+    """How much more a way's workers have, in MiB: all of it if that is known of each of them both
+    times, else of their pools; None if not even these are."""
+
+    def summed(values: Sequence[int | None]) -> int | None:
+        known = [v for v in values if v is not None]
+        return sum(known) if values and len(known) == len(values) else None
+
+    for kind in (lambda m: m.process, lambda m: m.pool):
+        first, last = summed([kind(m) for m in before]), summed([kind(m) for m in after])
+        if first is not None and last is not None:
+            return (last - first) / 2**20
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +118,7 @@ class Load:
     """One way under load.
 
     Attributes:
-        rows_per_s: medians of rounds. bound: of the in-process pipeline, round by round.
+        rows_per_s: by round. bound: of processes that only compute, in the same rounds.
         growth_mib: GPU memory of its workers at the end less that at saturation; None if unknown.
         mj_per_row: energy of the device; None if unknown.
     """
@@ -79,16 +132,19 @@ class Load:
 def latency_figures(found: Samples) -> list[Figure]:
     """Latencies, what a hop costs, and how the ways compare."""
     out: list[Figure] = []
-    base = found.ways[IN_PROCESS]
+    alone = found.ways[IN_PROCESS]
     for way, by_batch in found.ways.items():
-        for batch, values in by_batch.items():
-            out.append(latency_figure(LATENCY, way, batch, values))
+        for batch, samples in by_batch.items():
+            totals = [s.total for s in samples]
+            out.append(latency_figure(LATENCY, way, batch, totals))
             if way not in WAYS:
                 continue
-            cost = difference_interval(base[batch], values)
+            base = [s.total for s in alone[batch]]
+            cost = difference_interval(base, found.inner(way, batch))
             out.append(interval_figure(HOP, way, batch, _scaled(cost, 1 / found.blocks), "ms"))
-            out.append(interval_figure(RATIO, way, batch, ratio_interval(base[batch], values), "x"))
-    for batch in base:
+            out.append(interval_figure(RATIO, way, batch, ratio_interval(base, totals), "x"))
+            out.append(latency_figure(EDGE, way, batch, [s.edge for s in samples]))
+    for batch in alone:
         less = _times_less(found, batch)
         if less is not None:
             out.append(interval_figure(LESS, TENSORMQ, batch, less, "x"))
@@ -107,13 +163,11 @@ def _scaled(found: Interval, factor: float) -> Interval:
 def _times_less(found: Samples, batch: int) -> Interval | None:
     """How many times more overhead whole tensors cost; None where a way was not run or no overhead
     can be told from none."""
-    base = found.ways[IN_PROCESS][batch]
-    ways = [found.ways.get(way, {}).get(batch) for way in WAYS]
-    if None in ways:
+    base = found.inner(IN_PROCESS, batch)
+    ways = [found.inner(way, batch) for way in WAYS]
+    if not all(ways):
         return None
-    handles, whole = (
-        [value - b for value, b in zip(values or [], base, strict=True)] for values in ways
-    )
+    handles, whole = ([value - b for value, b in zip(values, base, strict=True)] for values in ways)
     # A round in which handles cost less than nothing measured the noise: it says nothing of ratios.
     pairs = [(h, w) for h, w in zip(handles, whole, strict=True) if h > 0]
     if 2 * len(pairs) < len(handles):
@@ -124,6 +178,8 @@ def _times_less(found: Samples, batch: int) -> Interval | None:
 def load_figures(loads: Mapping[str, Load]) -> list[Figure]:
     """Saturation, memory past it, and energy."""
     out: list[Figure] = []
+    for load in list(loads.values())[:1]:  # they have the same one
+        out.append(interval_figure(SATURATION, BOUND, None, median_interval(load.bound), "rows/s"))
     for way, load in loads.items():
         rate = median_interval(load.rows_per_s)
         out.append(interval_figure(SATURATION, way, None, rate, "rows/s"))
@@ -165,6 +221,7 @@ def latency_grid(found: Iterable[Figure]) -> Grid:
             if latency is None:
                 continue
             hop, ratio = by.get((HOP, way, batch)), by.get((RATIO, way, batch))
+            edge = by.get((EDGE, way, batch))
             rows.append(
                 (
                     str(batch),
@@ -173,10 +230,11 @@ def latency_grid(found: Iterable[Figure]) -> Grid:
                     ms(latency.p90_ms),
                     "" if hop is None else with_bounds(hop.value, hop.low, hop.high),
                     "" if ratio is None else with_bounds(ratio.value, ratio.low, ratio.high),
+                    "" if edge is None else ms(edge.p50_ms),
                 )
             )
         rows.append(BREAK)
-    heads = ("rows", "way", "p50 ms", "p90 ms", "per hop ms", "to in-process")
+    heads = ("rows", "way", "p50 ms", "p90 ms", "per hop ms", "to in-process", "edge")
     return Grid("ResNet-50 in 4 blocks on one GPU, one client", heads, rows, frozenset({"way"}))
 
 
@@ -200,12 +258,15 @@ def load_grid(found: Iterable[Figure]) -> Grid:
     """One row per way."""
     by = {(f.name, f.mode): f for f in found if "way" not in f.labels}
     copies = {(f.mode, f.labels["way"]): f for f in found if f.name == COPIES}
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    most = by.get((SATURATION, BOUND))
+    if most is not None:
+        rows.append((BOUND, digits(most.value), *[""] * 5))
     for way in WAYS:
         cells = [way]
         for name in (SATURATION, SATURATION_RATIO, GROWTH, ENERGY):
             figure = by.get((name, way))
-            cells.append("unknown" if figure is None else digits(figure.value))
+            cells.append("unknown" if figure is None else _with_spread(figure))
         for direction in ("in", "out"):
             figure = copies.get((way, direction))
             cells.append("unknown" if figure is None else digits(figure.value))
@@ -214,12 +275,19 @@ def load_grid(found: Iterable[Figure]) -> Grid:
     return Grid("Under load, and what is copied per request", heads, rows, frozenset({"way"}))
 
 
+def _with_spread(figure: Figure) -> str:
+    """A share with its interval; of a rate the shares say it, the others have none."""
+    if figure.name != SATURATION_RATIO:
+        return digits(figure.value)
+    return with_bounds(figure.value, figure.low, figure.high)
+
+
 def aim_grid(found: Iterable[Figure]) -> Grid:
     """What was aimed at, and what was found."""
     figures = [f for f in found if f.mode == TENSORMQ]
     rows = []
     for name, aim in AIMS.items():
-        mine = [f for f in figures if f.name == name]
+        mine = [f for f in figures if f.name == name and _goal(f) is not None]
         verdict = _verdict(name, mine) if mine else "not measured"
         worst = max(mine, key=lambda f: f.value, default=None)
         if name in (LESS, SATURATION_RATIO):
@@ -230,18 +298,25 @@ def aim_grid(found: Iterable[Figure]) -> Grid:
     return Grid("Aims", heads, rows, frozenset({"figure", "aim", "verdict"}))
 
 
+_GOALS = {HOP: HOP_AIM, LESS: 8.3, SATURATION_RATIO: 0.95, GROWTH: 1.0, COPIES: 1.0}
+_RATIO_GOALS = {1: 1.15, 32: 1.03}
+"""By rows."""
+
+
+def _goal(figure: Figure) -> float | None:
+    """None where nothing is aimed at."""
+    if figure.name == RATIO:
+        return _RATIO_GOALS.get(figure.batch or 0)
+    return _GOALS.get(figure.name)
+
+
 def _verdict(name: str, figures: Sequence[Figure]) -> str:
-    goals = {HOP: 0.15, LESS: 8.3, SATURATION_RATIO: 0.95, GROWTH: 1.0, COPIES: 1.0}
-    verdicts = []
+    """The worst one of figures that have goals."""
+    verdicts = set()
     for f in figures:
-        goal = {1: 1.15, 32: 1.03}.get(f.batch or 0) if name == RATIO else goals[name]
-        if goal is None:
-            continue
         low = f.value if f.low is None else f.low
         high = f.value if f.high is None else f.high
         found = Interval(f.value, low, high, f.n)
-        verdicts.append(str(judge(found, goal, at_least=name in (LESS, SATURATION_RATIO))))
-    for worst in ("missed", "within noise", "met"):
-        if worst in verdicts:
-            return worst
-    return "not measured"
+        goal = _goal(f) or 0.0
+        verdicts.add(str(judge(found, goal, at_least=name in (LESS, SATURATION_RATIO))))
+    return next(v for v in ("missed", "within noise", "met") if v in verdicts)

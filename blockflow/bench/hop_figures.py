@@ -10,8 +10,8 @@ from typing import Any
 from blockflow.bench import legs
 from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, MIDDLES, SHORT, WARM, WAYS, HopSample
-from blockflow.bench.grid import BREAK, Grid, bounds, digits, ms, size_text, with_bounds
-from blockflow.bench.kpi_reader import Counted
+from blockflow.bench.grid import BREAK, Grid, bounds, ms, size_text, with_bounds
+from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, copies_text
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import (
     Verdict,
@@ -26,8 +26,6 @@ SLOPE = "hop by slope"
 AGREE = "hop as accounted, less by slope"
 TO_BARE = "hop to bare message"
 GROWTH = "hop at the largest size to the smallest"
-COPIES = "copies per hop"
-BYTES = "bytes per hop"
 NOISE = "bare message to itself"
 
 BARE, AGAIN = "bare message, ipc", "bare message, ipc, again"
@@ -100,7 +98,7 @@ def figures(tracks: Tracks, counted: Mapping[tuple[str, int], Counted]) -> list[
     out += _growth(tracks, noise)
     for (way, size), count in counted.items():
         labels = {"bytes": size, "condition": WARM}
-        for name, value, unit in ((COPIES, count.copies, "1"), (BYTES, count.bytes, "B")):
+        for name, value, unit in count.named():
             out.append(Figure(name, way, None, None, None, value, unit, 1, labels=labels))
     return out
 
@@ -174,7 +172,8 @@ def check_grid(found: Iterable[Figure]) -> Grid:
     for size, way in index.keys:
         warm, slope = index.at(HOP, way, size), index.at(SLOPE, way, size)
         ratio, apart = index.at(TO_BARE, way, size), index.at(AGREE, way, size)
-        copies, sent = index.at(COPIES, way, size), index.at(BYTES, way, size)
+        inputs, outputs = index.at(COPIES_IN, way, size), index.at(COPIES, way, size)
+        sent = index.at(BYTES, way, size)
         if slope is None or warm is None:
             continue
         rows.append(
@@ -185,7 +184,7 @@ def check_grid(found: Iterable[Figure]) -> Grid:
                 ms(slope.value),
                 ("yes" if apart.labels["agree"] else "no") if apart else "",
                 with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
-                digits(copies.value) if copies else "",
+                copies_text(inputs, outputs),
                 size_text(round(sent.value)) if sent else "",
             )
         )

@@ -54,6 +54,7 @@ from blockflow.bench.hop_figures import (
     remarks,
     time_grid,
 )
+from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import Counted
 from blockflow.bench.queue_link import QueueLink
 from blockflow.bench.results import ResultFile, make_command
@@ -236,6 +237,7 @@ def parse_args(argv: Sequence[str] | None) -> tuple[Plan, Path]:
     return chosen, Path(args.json or f"results/hops{'-quick' * args.quick}.jsonl")
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, print its tables, write its figures."""
     arguments = sys.argv[1:] if argv is None else argv

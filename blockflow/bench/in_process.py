@@ -9,19 +9,23 @@ JSON line at a time on the socket ``FD`` and ends with it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from blockflow.bench.flight import Flight, rate_of
 from blockflow.bench.other_process import OtherProcess, Say, obey
 from blockflow.core.model import TensorSpec
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.registry import create_engine
 from blockflow.launch.process_kpi import private_and_shared
 from blockflow.repository.repository import BlockRepository
+
+_UNDER_WAY = 4
+"""Inferences on a device at once: one is computed, one goes there, one comes back, one waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,16 @@ class InProcess(OtherProcess):
         self.ask(op="run", rows=rows)
         return tuple(self.answer()["ms"])
 
+    def whole(self, rows: int) -> float:
+        """Milliseconds from the host's tensor to the host's result, with one wait at the end."""
+        self.ask(op="whole", rows=rows)
+        return float(self.answer()["ms"])
+
+    def apart(self, rows: int) -> float:
+        """The same with a wait after every block."""
+        self.ask(op="apart", rows=rows)
+        return float(self.answer()["ms"])
+
     def start_running(self, rows: int, seconds: float) -> None:
         """Begin to infer without a pause; :meth:`rate` waits for the end of it."""
         self.ask(op="rate", rows=rows, seconds=seconds)
@@ -74,6 +88,17 @@ class InProcess(OtherProcess):
         return private_and_shared(self.pid)[1] / 2**20
 
 
+@dataclass(slots=True)
+class _Prepared:
+    """For inferences of so many rows: their input on the host and where the engines compute, and
+    flights of it."""
+
+    rows: int
+    host: Any
+    x: Any
+    flights: list[Flight]
+
+
 class Pipeline:
     """In the other process: the loaded engines, called in turn.
 
@@ -83,7 +108,7 @@ class Pipeline:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = engines
         self._device = engines[0].options.device
-        self._prepared: dict[int, tuple[Any, list[Any]]] = {}
+        self._now: _Prepared | None = None
 
     @property
     def input(self) -> TensorSpec:
@@ -91,15 +116,23 @@ class Pipeline:
         return self._engines[0].block.contract.input
 
     def run(self, rows: int) -> list[float]:
-        """Milliseconds of each block."""
-        y, outs = self._prepare(rows)
-        times = []
-        for engine, out in zip(self._engines, outs, strict=True):
+        """Milliseconds of each block, its input being where it computes."""
+        prepared = self._prepare(rows)
+        y, times = prepared.x, []
+        for engine, out in zip(self._engines, prepared.flights[0].outs, strict=True):
             start = time.monotonic_ns()
             y = engine.run(y, out)
             self._wait()
             times.append((time.monotonic_ns() - start) / 1e6)
         return times
+
+    def whole(self, rows: int) -> float:
+        """Milliseconds from the host's tensor to the host's result, with one wait at the end."""
+        return self._flown(rows, lambda: None)
+
+    def apart(self, rows: int) -> float:
+        """The same with a wait after every block."""
+        return self._flown(rows, self._wait)
 
     def infer(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The whole model's result for a tensor of the host's."""
@@ -112,30 +145,36 @@ class Pipeline:
         return found
 
     def rate(self, rows: int, seconds: float) -> float:
-        """Rows per second over at least ``seconds``, after a first run with so many rows."""
-        if rows not in self._prepared:
+        """Rows per second over at least ``seconds``, after a first run with so many rows: on the
+        CPU one inference after the other, on a device with several under way."""
+        fresh = self._now is None or self._now.rows != rows
+        prepared = self._prepare(rows)
+        if fresh:
             self.run(rows)
-        start = time.monotonic()
-        count = 0
-        while (took := time.monotonic() - start) < seconds or not count:
-            self.run(rows)
-            count += 1
-        return count * rows / took
+        wanted = 1 if self._device == "cpu" else _UNDER_WAY
+        while len(prepared.flights) < wanted:
+            flight = Flight(self._engines, prepared.host, self._device)
+            flight.order()  # once alone: a stream's first kernels bring their work space
+            flight.wait()
+            prepared.flights.append(flight)
+        return rate_of(prepared.flights, seconds) * rows
 
-    def _prepare(self, rows: int) -> tuple[Any, list[Any]]:
+    def _flown(self, rows: int, between: Callable[[], None]) -> float:
+        flight = self._prepare(rows).flights[0]
+        start = time.monotonic_ns()
+        flight.order(between)
+        flight.wait()
+        return (time.monotonic_ns() - start) / 1e6
+
+    def _prepare(self, rows: int) -> _Prepared:
         import torch
 
-        if rows not in self._prepared:
-            x = torch.from_numpy(example(self.input, rows)).to(self._device)
-            dims, outs = tuple(x.shape), []
-            for engine in self._engines:
-                contract = engine.block.contract
-                dims = contract.output_dims(contract.input.bind(contract.input.dtype, dims))
-                dtype = getattr(torch, contract.output.dtype)
-                own = engine.copies_out == 0
-                outs.append(torch.empty(dims, dtype=dtype, device=self._device) if own else None)
-            self._prepared = {rows: (x, outs)}
-        return self._prepared[rows]
+        if self._now is None or self._now.rows != rows:
+            self._now = None  # before the next one's memory is taken
+            host = torch.from_numpy(example(self.input, rows))
+            flight = Flight(self._engines, host, self._device)
+            self._now = _Prepared(rows, host, host.to(self._device), [flight])
+        return self._now
 
     def _wait(self) -> None:
         """Until the device has computed what it was told to."""
@@ -173,10 +212,15 @@ def _obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
         say({})
         for question in orders:
             rows = question["rows"]
-            if question["op"] == "run":
-                say({"ms": pipeline.run(rows)})
-            else:
-                say({"rows_per_s": pipeline.rate(rows, question["seconds"])})
+            match question["op"]:
+                case "run":
+                    say({"ms": pipeline.run(rows)})
+                case "whole":
+                    say({"ms": pipeline.whole(rows)})
+                case "apart":
+                    say({"ms": pipeline.apart(rows)})
+                case _:
+                    say({"rows_per_s": pipeline.rate(rows, question["seconds"])})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blockflow.bench.grid import digits
+from blockflow.bench.results import Figure
 from blockflow.control.system import System
 from blockflow.launch.process_kpi import private_and_shared
 
@@ -16,15 +18,29 @@ _LOOK_S = 0.05
 Kpis = Mapping[str, Mapping[str, Any]]
 """Block name -> its StageKpi, summed over the replicas for what is counted here."""
 
-_COUNTS = ("requests", "copies_out", "bytes_out")
+COPIES_IN, COPIES, BYTES = "copies of inputs per hop", "copies per hop", "bytes per hop"
+"""Figures: copies of inputs, and of outputs (under the name that stored results know)."""
+
+_COUNTS = ("requests", "copies_in", "copies_out", "bytes_out")
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Per hop, that is per request and block: copies and bytes of the output."""
+    """Per hop, that is per request and block.
 
-    copies: float
+    Attributes:
+        inputs: copies of the input.
+        outputs: copies of the output.
+        bytes: of the output.
+    """
+
+    inputs: float
+    outputs: float
     bytes: float
+
+    def named(self) -> tuple[tuple[str, float, str], ...]:
+        """Name, value and unit of each figure."""
+        return (COPIES_IN, self.inputs, "1"), (COPIES, self.outputs, "1"), (BYTES, self.bytes, "B")
 
 
 class KpiReader:
@@ -81,7 +97,16 @@ class KpiReader:
 def per_hop(grown: Kpis, blocks: Sequence[str]) -> Counted:
     """Means over these blocks' requests."""
     requests = sum(grown[b]["requests"] for b in blocks)
-    return Counted(
-        sum(grown[b]["copies_out"] for b in blocks) / requests,
-        sum(grown[b]["bytes_out"] for b in blocks) / requests,
-    )
+
+    def mean(name: str) -> float:
+        return sum(grown[b][name] for b in blocks) / requests
+
+    return Counted(mean("copies_in"), mean("copies_out"), mean("bytes_out"))
+
+
+def copies_text(inputs: Figure | None, outputs: Figure | None) -> str:
+    """A table's cell: copies of inputs + of outputs, or of outputs alone in older results."""
+    if outputs is None:
+        return ""
+    text = digits(outputs.value)
+    return text if inputs is None else f"{digits(inputs.value)} + {text}"

@@ -2,6 +2,8 @@
 
 Both ends hold a socket; the other process ends when it closes, so that nothing outlives a benchmark
 that was killed. It has the workers' allocator settings and one thread unless told otherwise.
+
+:func:`run_apart` and :func:`answer_apart` are the two ends of a process with one thing to do.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from blockflow.bench.closing import Closing
+from blockflow.bench.interrupts import INTERRUPTED, interruptible
 from blockflow.core.errors import BlockFlowError, from_dict, make_error
 from blockflow.launch.environment import child_command, child_environment
 
@@ -102,13 +105,58 @@ class OtherProcess(Closing):
             self._other.wait()
 
 
+def run_apart(module: str, *arguments: str) -> None:
+    """Run a module of ours to its end; its ``main`` returns :func:`answer_apart`.
+
+    Raises:
+        BlockFlowError: its reason; EXPORT_FAILED when it ended otherwise.
+    """
+    other = subprocess.Popen(
+        child_command(module, *arguments),
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        said, _ = other.communicate()
+    except BaseException:
+        # It has scratch folders of its own, which it takes along when it is asked to end.
+        other.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            other.wait(_END_S)
+        other.kill()
+        other.wait()
+        raise
+    if other.returncode:
+        raise make_error("EXPORT_FAILED", f"{module} ended: status {other.returncode}")
+    answer = json.loads(said.splitlines()[-1])
+    if answer:
+        raise from_dict(answer)
+
+
+def answer_apart(do: Callable[[], None]) -> int:
+    """In the other process: ``do`` it. The last line of stdout is the BlockFlowError that it
+    raises, or ``{}``."""
+    _leave_interrupts_to_the_other()
+    problem: BlockFlowError | None = None
+    with interruptible():
+        try:
+            do()
+        except BlockFlowError as e:
+            problem = e
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    sys.stdout.write("\n" + json.dumps(problem.to_dict() if problem else {}) + "\n")
+    return 0
+
+
 def obey(argv: Sequence[str] | None, do: Callable[[Iterator[dict[str, Any]], Say], None]) -> int:
     """In the other process: ``do`` gets the lines as they come, and answers.
 
     A BlockFlowError that it raises is the last answer.
     """
-    # A terminal's Ctrl-C reaches both processes; this one ends with the other one's socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_interrupts_to_the_other()
     fd = int((argv or sys.argv[1:])[0])
     with socket.socket(fileno=fd) as ours, ours.makefile("rw", encoding="utf-8") as lines:
 
@@ -121,3 +169,8 @@ def obey(argv: Sequence[str] | None, do: Callable[[Iterator[dict[str, Any]], Say
         except BlockFlowError as e:
             say({"error": e.to_dict()})
     return 0
+
+
+def _leave_interrupts_to_the_other() -> None:
+    """A terminal's Ctrl-C reaches both processes; this one ends when the other one wants it to."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

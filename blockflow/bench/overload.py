@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +27,7 @@ from rich.console import Console
 
 from blockflow.bench.canvas import save_page
 from blockflow.bench.chaos.watch import Watch
+from blockflow.bench.interrupts import orderly
 from blockflow.bench.overload_figures import Depth, Ended, Load, draw, figures, remarks
 from blockflow.bench.reliability.promise import missed
 from blockflow.bench.reliability.promises import OVERLOAD, PROMISES
@@ -103,20 +104,18 @@ class Bench:
     def capacity(self) -> float:
         """Answers per second to callers that each wait for theirs."""
         end = time.monotonic() + self._plan.seconds
-        done = [0] * _CALLERS
 
-        def call(number: int) -> None:
+        def call(_: int) -> int:
+            done = 0
             while time.monotonic() < end:
                 self._client.infer(_TASK, self._input)
-                done[number] += 1
+                done += 1
+            return done
 
         begin = time.monotonic()
-        threads = [threading.Thread(target=call, args=(n,)) for n in range(_CALLERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return sum(done) / (time.monotonic() - begin)
+        with ThreadPoolExecutor(_CALLERS) as callers:
+            done = sum(callers.map(call, range(_CALLERS)))
+        return done / (time.monotonic() - begin)
 
     def _offer(self, load: Load) -> None:
         """Send at random times, ``load.offered`` a second; wait for every outcome."""
@@ -220,6 +219,7 @@ def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     return plan, args
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, print its table, write its figures and its picture; status 1 if one of the
     promises is missed. (A quick run is too short to tell, and one without the adaptive limit is

@@ -10,7 +10,7 @@ from typing import Any
 from blockflow.bench.calibration import NAME as CALIBRATION
 from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.grid import BREAK, Grid, bounds, digits, ms, size_text, with_bounds
-from blockflow.bench.kpi_reader import Counted
+from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, copies_text
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import judge, median_interval, noise_of, ratio_interval
 
@@ -29,8 +29,6 @@ RATIO = "latency to in-process"
 COMPUTE_RATIO = "compute to in-process"
 TO_APART = "latency to apart"
 ACCOUNTED = "accounted share"
-COPIES = "copies per hop"
-BYTES = "bytes per hop"
 MEMORY = "memory (PSS)"
 THROUGHPUT = "throughput"
 TO_BOUND = "throughput to bound"
@@ -122,7 +120,7 @@ class Series:
                 labels["verdict"] = str(judge(ratio, _THROUGHPUT_AIM, at_least=True))
                 out.append(interval_figure(TO_BOUND, way, self.rows, ratio, "x", labels))
         for way, count in self.counted.items():
-            for name, value, unit in ((COPIES, count.copies, "1"), (BYTES, count.bytes, "B")):
+            for name, value, unit in count.named():
                 out.append(
                     Figure(name, way, self.rows, None, None, value, unit, 1, labels=self.tags)
                 )
@@ -255,14 +253,15 @@ def cost_grid(found: Iterable[Figure]) -> Grid:
     rows = []
     seen = [*book.rows_of(COPIES), *book.rows_of(MEMORY)]
     for engine, batch, way in dict.fromkeys(seen):
-        copies, sent = book.at(COPIES, engine, batch, way), book.at(BYTES, engine, batch, way)
-        memory = book.at(MEMORY, engine, batch, way)
+        inputs, outputs, sent, memory = (
+            book.at(name, engine, batch, way) for name in (COPIES_IN, COPIES, BYTES, MEMORY)
+        )
         rows.append(
             (
                 engine,
                 str(batch),
                 way,
-                digits(copies.value) if copies else "",
+                copies_text(inputs, outputs),
                 size_text(round(sent.value)) if sent else "",
                 f"{memory.value:.0f}" if memory else "",
             )

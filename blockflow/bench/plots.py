@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from blockflow.bench import overload_figures
+from blockflow.bench import gpu_figures, overload_figures
 from blockflow.bench.batching import figures as batching
 from blockflow.bench.batching.plan import EXPERIMENTS, SHARED
 from blockflow.bench.canvas import new_page, save_page
@@ -174,6 +174,42 @@ def draw_peaks(found: Sequence[Figure]) -> Any:
     return _tidy(page)
 
 
+def draw_gpu(found: Sequence[Figure]) -> Any:
+    """Left: what a hop costs by rows, beside the aim. Middle: a client's latency by their number.
+    Right: throughput beside the bound."""
+    page = new_page(10, 3.6, _DPI)
+    left, middle, right = page.subplots(1, 3, width_ratios=(4, 4, 3))
+    left.set_yscale("symlog", linthresh=gpu_figures.HOP_AIM)  # noise may be below nothing
+    for way, colour in zip(gpu_figures.WAYS, _COLOURS, strict=False):
+        hops = [f for f in found if f.name == gpu_figures.HOP and f.mode == way]
+        for f in hops:
+            left.plot([f.batch, f.batch], [f.low, f.high], color=colour, linewidth=2, alpha=0.5)
+        label = f"{way} (95%)"
+        left.plot([f.batch for f in hops], [f.value for f in hops], "o-", color=colour, label=label)
+        mine = [f for f in found if f.name == gpu_figures.CLIENTS and f.mode == way]
+        counts = [f.labels["clients"] for f in mine]
+        middle.plot(counts, [f.p50_ms for f in mine], "o-", color=colour, label=way, ms=3)
+        lows, highs = [f.p10_ms for f in mine], [f.p90_ms for f in mine]
+        middle.fill_between(counts, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    left.axhline(gpu_figures.HOP_AIM, color="black", linestyle=":", linewidth=1, label="aim")
+    rows = sorted({f.batch for f in found if f.name == gpu_figures.HOP if f.batch is not None})
+    left.set(xscale="log", xlabel="rows per request", ylabel="ms per hop")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.set_xticks(rows, [str(n) for n in rows])
+    left.minorticks_off()
+    left.legend(fontsize=7, frameon=False)
+    middle.set(xlabel="clients, one request each", ylabel="ms: p50, p10 to p90")
+    middle.legend(fontsize=7, frameon=False)
+    rates = [f for f in found if f.name == gpu_figures.SATURATION]
+    colours = {gpu_figures.BOUND: "#bdbdbd"} | dict(zip(gpu_figures.WAYS, _COLOURS, strict=False))
+    bars = right.bar([f.mode for f in rates], [f.value for f in rates])
+    for bar, f in zip(bars, rates, strict=True):
+        bar.set_color(colours[f.mode])
+    right.bar_label(bars, labels=[f"{f.value:.3g}" for f in rates], fontsize=7)
+    right.set_ylabel("rows/s, saturated")
+    return _tidy(page)
+
+
 def _places(places: Sequence[tuple[str, int]]) -> list[str]:
     return [f"{engine}\n{rows} row{'s' * (rows > 1)}" for engine, rows in places]
 
@@ -192,6 +228,7 @@ PLOTS: Mapping[str, Plot] = {
         Plot("hops.png", "hops.jsonl", draw_hops),
         Plot("pipeline.png", "pipeline.jsonl", draw_ratios),
         Plot("throughput.png", "pipeline.jsonl", draw_throughput),
+        Plot("gpu.png", "gpu.jsonl", draw_gpu),
         Plot("batching.png", "batching.jsonl", draw_batching),
         Plot("batching-peaks.png", "batching.jsonl", draw_peaks),
         Plot("overload.png", "overload.jsonl", overload_figures.draw),

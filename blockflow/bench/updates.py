@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import Figure, ResultFile, figure_table, latency_figure, make_command
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -200,6 +201,7 @@ def figures(found: Run) -> list[Figure]:
     ]
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write the figures; status 1 if a request failed or was mixed."""
     arguments = sys.argv[1:] if argv is None else argv

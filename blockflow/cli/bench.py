@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from rich.table import Table as ScreenTable
 from blockflow.bench.canvas import new_page
 from blockflow.bench.demo.run import UPDATE_S
 from blockflow.bench.demo.server import Rest, Server
+from blockflow.bench.interrupts import interruptible
 from blockflow.bench.mlperf.counts import CONFIDENCE
 from blockflow.bench.mlperf.document import make_document
 from blockflow.bench.mlperf.presets import (
@@ -41,7 +41,13 @@ from blockflow.bench.mlperf.report import (
 )
 from blockflow.bench.mlperf.run import check_loadgen, interrupted
 from blockflow.bench.mlperf.session import Plan, Session, Show
-from blockflow.bench.mlperf.settings import DEADLINE_S, SAMPLES_PER_QUERY, Mode, Scenario
+from blockflow.bench.mlperf.settings import (
+    DEADLINE_S,
+    MOST_QUERIES,
+    SAMPLES_PER_QUERY,
+    Mode,
+    Scenario,
+)
 from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.validation import TOLERANCE, Check
 from blockflow.cli.exits import ExitCode
@@ -53,6 +59,7 @@ from blockflow.monitor.rest import RestClient
 
 _TITLES = (
     "Verdicts of LoadGen",
+    "Each task's target",
     "What stands against a verdict",
     "Accuracy",
     "Validation tests",
@@ -104,7 +111,11 @@ def bench(
     ] = "",
     target_latency_ms: Annotated[str, typer.Option(help="MS, or TASK=MS,...")] = "",
     percentile: Annotated[
-        str, typer.Option(help="Of the latency: P, or TASK=P,... Default: 90, or 99 with a bound.")
+        str,
+        typer.Option(
+            help="Of the latency: P, or TASK=P,... Default: 90 single-stream, "
+            "99 multistream and server, or the preset's."
+        ),
     ] = "",
     confidence: Annotated[
         float, typer.Option(min=50.0, max=99.999, help="Percent; the query counts follow.")
@@ -126,7 +137,7 @@ def bench(
         float | None, typer.Option(min=0.1, max=1e6, help="Least seconds of a run.")
     ] = None,
     queries: Annotated[
-        int | None, typer.Option(min=1, max=10**8, help="Fewest queries (offline: samples).")
+        int | None, typer.Option(min=1, max=MOST_QUERIES, help="Fewest queries (offline: samples).")
     ] = None,
     samples_per_query: Annotated[
         int, typer.Option(min=1, max=4096, help="multistream.")
@@ -177,45 +188,48 @@ def bench(
     shares = per_task(percentile, names, "--percentile")
     console = Console(stderr=as_json, highlight=False)
     session: Session | None = None
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with _system(topology, repository, url, address) as (rest, where), _shown(console) as show:
-            plan = Plan(
-                weights=weights,
-                scenarios=list(dict.fromkeys(scenario or [Scenario.SINGLE_STREAM])),
-                modes=list(dict.fromkeys(mode or [Mode.PERFORMANCE])),
-                out=out,
-                address=where,
-                client_keys=client_keys,
-                short=short,
-                duration_s=duration,
-                queries=queries,
-                data=data,
-                preprocess=preprocess,
-                presets=presets(per_task(preset, names, "--preset"), "--preset"),
-                latency_ms=numbers(bounds, "--target-latency-ms", 0.0, 1e6),
-                percentile=numbers(shares, "--percentile", 0.0, 100.0),
-                rate=rate,
-                precision=precision,
-                search_runs=search_runs,
-                samples_per_query=samples_per_query,
-                rows=rows,
-                in_flight=in_flight,
-                seed=seed,
-                deadline_s=deadline,
-                confidence=confidence / 100,
-                checks=checks,
-                tolerance=tolerance,
-            )
-            session = Session(plan, show, rest)
-            session.run()
-    except KeyboardInterrupt:
-        if session is None or not (session.results or session.checks):
-            console.print("Interrupted before anything was measured; what was started was stopped.")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
-        session.error = interrupted()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with interruptible():
+        try:
+            with (
+                _system(topology, repository, url, address) as (rest, where),
+                shown(console) as show,
+            ):
+                plan = Plan(
+                    weights=weights,
+                    scenarios=list(dict.fromkeys(scenario or [Scenario.SINGLE_STREAM])),
+                    modes=list(dict.fromkeys(mode or [Mode.PERFORMANCE])),
+                    out=out,
+                    address=where,
+                    client_keys=client_keys,
+                    short=short,
+                    duration_s=duration,
+                    queries=queries,
+                    data=data,
+                    preprocess=preprocess,
+                    presets=presets(per_task(preset, names, "--preset"), "--preset"),
+                    latency_ms=numbers(bounds, "--target-latency-ms", 0.0, 1e6),
+                    percentile=numbers(shares, "--percentile", 0.0, 100.0),
+                    rate=rate,
+                    precision=precision,
+                    search_runs=search_runs,
+                    samples_per_query=samples_per_query,
+                    rows=rows,
+                    in_flight=in_flight,
+                    seed=seed,
+                    deadline_s=deadline,
+                    confidence=confidence / 100,
+                    checks=checks,
+                    tolerance=tolerance,
+                )
+                session = Session(plan, show, rest)
+                session.run()
+        except KeyboardInterrupt:
+            if session is None or not (session.results or session.checks):
+                console.print(
+                    "Interrupted before anything was measured; what was started was stopped."
+                )
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
+            session.error = interrupted()
     document = make_document(session, _command())
     _finish(document, session.error, _written(document, session, out), out, console, as_json)
 
@@ -318,7 +332,7 @@ def _system(
 
 
 @contextmanager
-def _shown(console: Console) -> Iterator[Show]:
+def shown(console: Console) -> Iterator[Show]:
     """One line that tells how far it is; a line per step where the output is no terminal."""
     with console.status("starting") as status:
 
@@ -332,8 +346,3 @@ def _shown(console: Console) -> Iterator[Show]:
             status.update(f"{what}: {counts.answered} of {counts.issued} samples{failed}")
 
         yield show
-
-
-def _interrupt(_signal: int, _frame: Any) -> None:
-    """SIGTERM ends the runs as Ctrl-C does, with everything stopped on the way."""
-    raise KeyboardInterrupt

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +11,7 @@ from rich.console import Console
 from blockflow.bench.demo.data import HELD_OUT
 from blockflow.bench.demo.run import DEFAULT_PORTS, REQUESTS, Demo, Outcome, Settings
 from blockflow.bench.demo.train import EPOCHS
+from blockflow.bench.interrupts import interruptible
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.options import Json, close_json
 from blockflow.core.errors import BlockFlowError, make_error
@@ -51,24 +51,17 @@ def demo(
         rest_port=rest_port,
         client_port=client_port,
     )
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        outcome = Demo(settings, console, RestClient).run()
-    except KeyboardInterrupt:
-        console.print("Interrupted. The system was stopped.")
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with interruptible():
+        try:
+            outcome = Demo(settings, console, RestClient).run()
+        except KeyboardInterrupt:
+            console.print("Interrupted. The system was stopped.")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
     error = _close(console, outcome, settings)
     if as_json:
         close_json(outcome.to_dict(), error)
     elif error is not None:
         raise error
-
-
-def _interrupt(_signal: int, _frame: Any) -> None:
-    """SIGTERM ends the demo as Ctrl-C does, with everything stopped on the way."""
-    raise KeyboardInterrupt
 
 
 def _close(console: Console, outcome: Outcome, settings: Settings) -> BlockFlowError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from blockflow.bench import interrupts
 from blockflow.core.errors import BlockFlowError, Fault
 
 
@@ -21,7 +22,7 @@ class ExitCode(IntEnum):
     """Something answers but is not ready or not healthy."""
     FAILED = 5
     """The system took the request and could not do it."""
-    INTERRUPTED = 130
+    INTERRUPTED = interrupts.INTERRUPTED
     """Ctrl-C or SIGTERM, as shells say it; everything was stopped on the way."""
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from blockflow.bench.interrupts import interruptible
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.options import Json, close_json, print_json
 from blockflow.core.errors import RequestError
@@ -193,7 +193,7 @@ def _measure(
 
     console = Console(stderr=json_, highlight=False)
     found: list[Measured] = []
-    with _interruptible(console), _Progress() as progress:
+    with _resumable(console), _Progress() as progress:
         for names in subjects:
             progress.subject = "+".join(names)
             measured = measure(store, names, wish, progress)
@@ -204,22 +204,16 @@ def _measure(
 
 
 @contextmanager
-def _interruptible(console: Console) -> Iterator[None]:
+def _resumable(console: Console) -> Iterator[None]:
     """Ctrl-C and SIGTERM end it with everything stopped on the way, and say how to go on."""
-
-    def interrupt(_signal: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.print(
-            "Interrupted. What was measured is stored; the same command goes on from there."
-        )
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with interruptible():
+        try:
+            yield
+        except KeyboardInterrupt:
+            console.print(
+                "Interrupted. What was measured is stored; the same command goes on from there."
+            )
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def _print(console: Console, measured: Measured, wish: Wish) -> None:

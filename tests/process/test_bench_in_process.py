@@ -19,6 +19,7 @@ def test_it_computes_what_it_is_asked(tmp_path: Path) -> None:
         save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
     with InProcess(Chain(tmp_path, ("one", "two"))) as other:
         assert len(other.run(3)) == 2
+        assert other.whole(3) > 0 and other.apart(3) > 0
         other.start_running(3, 0.01)
         assert other.rate() > 0
         assert other.pss_mib() > 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from blockflow.bench.hop_figures import HOP
+from blockflow.bench.kpi_reader import COPIES, COPIES_IN
 from blockflow.bench.pipeline_figures import LATENCY, NOT_RUN, THROUGHPUT
 from blockflow.bench.reliability import figures as reliability
 from blockflow.bench.results import Figure, ResultFile
@@ -41,8 +42,9 @@ def test_hops(tmp_path: Path) -> None:
     hops = {(f.mode, f.labels["bytes"]): f for f in found if f.name == HOP}
     assert {size for _, size in hops} == {0, 1024, 2**20}
     assert all(f.value > 0 for f in hops.values())
-    copies = {(f.mode, f.labels["bytes"]): f.value for f in found if f.name == "copies per hop"}
-    assert copies["handle, ipc", 2**20] == 0
+    for name in (COPIES_IN, COPIES):
+        copies = {(f.mode, f.labels["bytes"]): f.value for f in found if f.name == name}
+        assert copies["handle, ipc", 2**20] == 0
     sent = {(f.mode, f.labels["bytes"]): f.value for f in found if f.name == "bytes per hop"}
     assert sent["handle, ipc", 2**20] == 2**20
     assert sent["co-located", 2**20] == 0

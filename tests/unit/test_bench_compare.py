@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 import re
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from blockflow.bench.calibration import Steadiness, calibration_figures
 from blockflow.bench.compare.arms import values_of
 from blockflow.bench.compare.choice import ONLY, check_choice, check_verdicts, chosen
-from blockflow.bench.compare.interrupts import hold, interruptible
 from blockflow.bench.compare.judgement import (
     MIN_PAIRS,
     Arm,
@@ -313,46 +311,6 @@ def test_every_flaw_of_a_run_is_told() -> None:
     run.broken, run.moved = make_error("CANCELLED", "interrupted"), True
     assert run.interrupted
     assert "CANCELLED" in run.flaw and "the working tree changed" in run.flaw
-
-
-def handlers() -> list[object]:
-    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_interrupts_and_later_ones_change_nothing(
-    number: signal.Signals,
-) -> None:
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        before = handlers()
-        with interruptible():
-            with pytest.raises(KeyboardInterrupt):
-                send(number)
-            send(number)
-        assert handlers() == before
-        # Nor does the first, once everything is measured.
-        with interruptible():
-            hold()
-            send(number)
-        assert handlers() == before
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
-def test_a_background_command_goes_on_ignoring_ctrl_c() -> None:
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with interruptible():
-            send(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
-def send(number: signal.Signals) -> None:
-    """To this very thread, whose handler runs before this returns: ``kill`` may choose another
-    thread, whose turn comes when the test is over."""
-    signal.raise_signal(number)
 
 
 def test_what_the_disk_refuses_is_a_typed_error_and_other_errors_pass() -> None:

@@ -24,7 +24,7 @@ from blockflow.bench.echo_chain import (
 )
 from blockflow.bench.hop_figures import Key, Track, Tracks
 from blockflow.bench.hops import FULL, HEAVY, KIB, MIB, QUICK, SIZES, parse_args, parse_size
-from blockflow.bench.kpi_reader import Counted, per_hop
+from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, per_hop
 from blockflow.bench.results import interval_figure, latency_figure
 from blockflow.bench.statistics import Interval
 from blockflow.client.result import BlockTiming, Result
@@ -50,7 +50,7 @@ def tracks(hop: float, bare: float, *, grown: float = 1.0, again: float = 1.0) -
 
 
 def found(samples: Tracks) -> dict[tuple[str, str, object], hf.Figure]:
-    figures = hf.figures(samples, {(HANDLES.name, 1024): Counted(0.0, 1024.0)})
+    figures = hf.figures(samples, {(HANDLES.name, 1024): Counted(0.0, 1.0, 1024.0)})
     return {(f.name, f.mode, f.labels.get("bytes")): f for f in figures}
 
 
@@ -63,8 +63,9 @@ def test_ratios_and_slopes_do_not_see_the_drift() -> None:
     slope = by[hf.SLOPE, HANDLES.name, 1024]
     assert slope.value == pytest.approx(by[hf.HOP, HANDLES.name, 1024].p50_ms, rel=0.1)
     assert by[hf.AGREE, HANDLES.name, 1024].labels["agree"]
-    assert by[hf.COPIES, HANDLES.name, 1024].value == 0
-    assert by[hf.BYTES, HANDLES.name, 1024].value == 1024
+    assert by[COPIES_IN, HANDLES.name, 1024].value == 0
+    assert by[COPIES, HANDLES.name, 1024].value == 1
+    assert by[BYTES, HANDLES.name, 1024].value == 1024
 
 
 def test_missed_aims_are_said() -> None:
@@ -95,7 +96,7 @@ def test_a_slope_that_disagrees_is_said() -> None:
 
 
 def test_tables_have_a_row_per_size_and_way() -> None:
-    figures = hf.figures(tracks(0.14, 0.1), {(HANDLES.name, 1024): Counted(0.0, 1024.0)})
+    figures = hf.figures(tracks(0.14, 0.1), {(HANDLES.name, 1024): Counted(0.0, 1.0, 1024.0)})
     times = [row for row in hf.time_grid(figures).rows if row]
     assert [(row[0], row[1]) for row in times] == [
         ("", hf.BARE),
@@ -106,7 +107,7 @@ def test_tables_have_a_row_per_size_and_way() -> None:
     ]
     checks = [row for row in hf.check_grid(figures).rows if row]
     assert len(checks) == 2
-    assert checks[0][-2:] == ("0", "1 KiB")
+    assert checks[0][-2:] == ("0 + 1.00", "1 KiB")
     assert [row[-1] for row in hf.aim_grid(figures).rows] == ["met", "met", "met"]
     for make in (hf.time_grid, hf.check_grid, hf.leg_grid, hf.aim_grid):
         out = io.StringIO()
@@ -161,10 +162,10 @@ def test_one_system_has_one_transport() -> None:
 
 def test_copies_are_counted_per_request_and_block() -> None:
     grown = {
-        "a": {"requests": 4, "copies_out": 4, "bytes_out": 400},
-        "b": {"requests": 4, "copies_out": 0, "bytes_out": 0},
+        "a": {"requests": 4, "copies_in": 2, "copies_out": 4, "bytes_out": 400},
+        "b": {"requests": 4, "copies_in": 0, "copies_out": 0, "bytes_out": 0},
     }
-    assert per_hop(grown, ["a", "b"]) == Counted(0.5, 50.0)
+    assert per_hop(grown, ["a", "b"]) == Counted(0.25, 0.5, 50.0)
 
 
 def test_heavy_ways_take_part_now_and_then() -> None:

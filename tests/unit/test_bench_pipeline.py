@@ -12,10 +12,17 @@ from rich.console import Console
 from blockflow.bench import pipeline_figures as pf
 from blockflow.bench.contenders import CONTENDERS, Model
 from blockflow.bench.in_process import Chain, Pipeline, example
-from blockflow.bench.kpi_reader import Counted
+from blockflow.bench.kpi_reader import COPIES_IN, Counted
 from blockflow.bench.pipeline import BENCH, PIPELINE, QUICK, parse_args
 from blockflow.bench.pipeline_figures import Sample, Series
-from blockflow.bench.pipeline_ways import WAYS, block_names, in_process_sample, task_name, topology
+from blockflow.bench.pipeline_ways import (
+    OUTSTANDING,
+    WAYS,
+    block_names,
+    in_process_sample,
+    task_name,
+    topology,
+)
 from blockflow.bench.results import Figure
 from blockflow.bench.worker_start import start_figures
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
@@ -112,13 +119,16 @@ def test_throughput_is_a_share_of_the_bound() -> None:
 
 def test_tables_show_every_way_and_the_aims() -> None:
     one, load = series(1.04), series(1.3, rows=8)
-    one.counted = {pf.TENSORMQ: Counted(0.0, 2048.0)}
+    one.counted = {pf.TENSORMQ: Counted(0.0, 0.0, 2048.0)}
     one.memory = {pf.IN_PROCESS: 100.0, pf.TENSORMQ: 180.0}
     load.rates = {pf.BOUND: [20.0], pf.TENSORMQ: [19.0], pf.REPLICATED: [19.0]}
     figures = [*one.figures(), *load.figures(), *start_figures(STARTS)]
     assert len([r for r in pf.latency_grid(figures).rows if r]) == 6
     assert len(pf.throughput_grid(figures).rows) == 3
     assert [row[2] for row in pf.cost_grid(figures).rows] == [pf.TENSORMQ, pf.IN_PROCESS]
+    assert [row[3] for row in pf.cost_grid(figures).rows] == ["0 + 0", ""]
+    old = [f for f in figures if f.name != COPIES_IN]  # results from before inputs were counted
+    assert pf.cost_grid(old).rows[0][3] == "0"
     assert [row[-1] for row in pf.aim_grid(figures).rows] == [
         *("met", "missed", "missed", "missed"),
     ]
@@ -182,6 +192,20 @@ def test_plans_follow_the_arguments() -> None:
     for wrong in (["--engines", "nonsense"], ["--rounds", "1,2"]):
         with pytest.raises(SystemExit):
             parse_args(wrong)
+
+
+def test_eight_requests_of_each_size_are_outstanding_at_once() -> None:
+    assert OUTSTANDING == 8
+    assert set(PIPELINE.batches) == set(PIPELINE.loads) == {1, 8, 32}
+    for rows, load in PIPELINE.loads.items():
+        assert load.of("torchscript") and load.of("openvino-bf16")
+        assert pf.TENSORMQ in load.ways
+        assert load.of("onnxruntime") == (rows < 32), "the dearest are for two engines alone"
+    named, _ = parse_args(["--all", "--engines", "onnxruntime"])
+    assert all(load.of("onnxruntime") for load in named.loads.values())
+    assert {n: (a.rounds, a.seconds, a.ways) for n, a in named.loads.items()} == {
+        n: (a.rounds, a.seconds, a.ways) for n, a in PIPELINE.loads.items()
+    }
 
 
 def test_a_chain_names_its_contenders_blocks() -> None:

@@ -22,11 +22,11 @@ from rich.progress import Progress
 from blockflow.bench.calibration import Steadiness, calibrate, calibration_figures, compare
 from blockflow.bench.compare.arms import imported_from, run_benchmark, values_of
 from blockflow.bench.compare.choice import ONLY, check_choice, check_verdicts, chosen
-from blockflow.bench.compare.interrupts import hold, interruptible
 from blockflow.bench.compare.judgement import Arm, Change, Comparison, Visit, compare_arms, order
 from blockflow.bench.compare.report import figures, remarks, verdict_grid
 from blockflow.bench.compare.room import room
 from blockflow.bench.compare.trees import Tree, state_of, top_of, working_tree, worktree
+from blockflow.bench.interrupts import INTERRUPTED, hold, orderly
 from blockflow.bench.results import ResultFile, make_command
 from blockflow.bench.statistics import percentile
 from blockflow.core.errors import BlockFlowError, make_error
@@ -36,8 +36,8 @@ BENCH = "blockflow.bench.pipeline --model resnet18 --batches 1 --rounds 24 --sta
 ROUNDS = 8
 _CALIBRATE_S = 0.3
 _WIDTH = 110
-_SLOWER, _ERROR, _INTERRUPTED = 1, 2, 130
-"""Exit statuses; the last as shells say it."""
+_SLOWER, _ERROR = 1, 2
+"""Exit statuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,7 @@ def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     return Plan(args.repo, args.base, bench, pattern, args.rounds, args.timeout), args
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print, write.
 
@@ -185,25 +186,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     run = Run(2 * plan.rounds)
     found: list[Comparison] = []
-    with interruptible():
-        try:
-            with Progress(console=console) as bar:
-                step = bar.add_task("A B B A", total=run.planned + len(Arm))
-                measure(plan, run, say, lambda: bar.advance(step))
-        except BlockFlowError as error:
-            run.broken = error
-        except KeyboardInterrupt:
-            run.broken = make_error("CANCELLED", "interrupted before the end")
-        hold()
-        if run.broken is not None and len(run.visits) < len(Arm):
-            problems = [str(run.broken)]
-        else:
-            found = compare_arms(run.visits)
-            problems = _conclude(run, found, target, say)
+    try:
+        with Progress(console=console) as bar:
+            step = bar.add_task("A B B A", total=run.planned + len(Arm))
+            measure(plan, run, say, lambda: bar.advance(step))
+    except BlockFlowError as error:
+        run.broken = error
+    except KeyboardInterrupt:
+        run.broken = make_error("CANCELLED", "interrupted before the end")
+    hold()
+    if run.broken is not None and len(run.visits) < len(Arm):
+        problems = [str(run.broken)]
+    else:
+        found = compare_arms(run.visits)
+        problems = _conclude(run, found, target, say)
     for problem in problems:
         say(problem)
     if run.interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     if problems:
         return _ERROR
     slower = any(c.change is Change.SLOWER for c in found)

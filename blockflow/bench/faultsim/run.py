@@ -20,6 +20,7 @@ from rich.progress import Progress
 from blockflow.bench.faultsim.faults import KINDS
 from blockflow.bench.faultsim.ledger import SeedLedger, code_digest, simulated
 from blockflow.bench.faultsim.outcome import Found, figures, run_seed
+from blockflow.bench.interrupts import INTERRUPTED, orderly
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.bench.simulation.farm import spread
 
@@ -59,6 +60,7 @@ def run(
     return [found[seed] for seed in seeds]
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write the figures; status 1 if an invariant was broken."""
     arguments = sys.argv[1:] if argv is None else list(argv)
@@ -110,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             bar.stop()
             kept = "what was done is kept" if ledger is not None else "--resume would keep seeds"
             console.print(f"interrupted; {kept}")
-            return 130
+            return INTERRUPTED
     found = [new.get(seed) or known[seed] for seed in seeds]
     made = figures(found)
     console.print(figure_table(f"{len(found)} seeds", [f for f in made if f.value]))

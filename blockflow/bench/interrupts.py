@@ -1,0 +1,74 @@
+"""Ctrl-C and SIGTERM end a run once and in order: what it started is stopped, its folders go, and
+what it has measured until then can be kept.
+
+Left alone, SIGTERM ends a Python process on the spot: no ``with`` is left, and scratch folders,
+child processes and shared memory stay behind.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec
+
+INTERRUPTED = 130
+"""The exit status of a run that was ended so, as shells say it."""
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+P = ParamSpec("P")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM raises KeyboardInterrupt inside; :func:`hold` takes any other.
+
+    Both mean again what they did when the context ends. Only for the main thread.
+    """
+    # None is a handler that is not Python's: it cannot be set again.
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in _NUMBERS}
+    for number, handler in before.items():
+        # Shells have background commands ignore Ctrl-C, which is meant for another one.
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def hold() -> None:
+    """Ignore both from now on: processes end, folders go and figures are written undisturbed."""
+    for number in _NUMBERS:
+        # Not SIG_IGN: a process that is started meanwhile would inherit it and could not be ended.
+        signal.signal(number, _ignore)
+
+
+def orderly(main: Callable[P, int]) -> Callable[P, int]:
+    """For the ``main`` of a benchmark: Ctrl-C and SIGTERM end it in order, with a line that says so
+    and the status :data:`INTERRUPTED`."""
+
+    @wraps(main)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        with interruptible():
+            try:
+                return main(*args, **kwargs)
+            except KeyboardInterrupt:
+                sys.stderr.write("interrupted; what was started was stopped\n")
+                return INTERRUPTED
+
+    return run
+
+
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
+    hold()
+    raise KeyboardInterrupt
+
+
+def _ignore(number: int, frame: types.FrameType | None) -> None:
+    """Somebody has asked already."""

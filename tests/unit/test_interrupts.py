@@ -1,0 +1,167 @@
+"""Ctrl-C and SIGTERM: the first ends a run in order, later ones change nothing, and every benchmark
+and command that starts something listens."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import signal
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.bench.interrupts import INTERRUPTED, hold, interruptible, orderly
+from blockflow.cli import demo, thesis
+from blockflow.cli.exits import ExitCode
+from blockflow.cli.main import main as cli
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+BENCH = Path(__file__).resolve().parents[2] / "blockflow" / "bench"
+START_NOTHING = {"plots", "docs", "mlperf.figures"}
+"""They read files and write files, at once."""
+
+
+def benchmarks() -> list[str]:
+    """Modules that a person calls with arguments, below ``blockflow.bench``."""
+    found = []
+    for path in sorted(BENCH.rglob("*.py")):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        imported = {a.name for node in body if isinstance(node, ast.Import) for a in node.names}
+        defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+        if "argparse" in imported and "main" in defined:
+            found.append(".".join(path.relative_to(BENCH).with_suffix("").parts))
+    return [name for name in found if name not in START_NOTHING]
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    """What both mean outside of a run; a SIGTERM that nobody takes must not end the tests."""
+
+    def unheard(number: int, frame: object) -> None:
+        raise AssertionError("SIGTERM would have ended it on the spot")
+
+    before = (
+        signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.signal(signal.SIGTERM, unheard),
+    )
+    yield
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+def send(number: signal.Signals) -> None:
+    """To this very thread, whose handler runs before this returns: ``kill`` may choose another
+    thread, whose turn comes when the test is over."""
+    signal.raise_signal(number)
+
+
+def sent(*_: Any, **__: Any) -> Any:
+    """In the place of what a run does."""
+    send(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_interrupts_and_later_ones_change_nothing(
+    number: signal.Signals,
+) -> None:
+    before = handlers()
+    with interruptible():
+        with pytest.raises(KeyboardInterrupt):
+            send(number)
+        send(number)
+    assert handlers() == before
+    # Nor does the first, once everything is measured.
+    with interruptible():
+        hold()
+        send(number)
+    assert handlers() == before
+
+
+def test_a_background_command_goes_on_ignoring_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interruptible():
+        send(signal.SIGINT)
+
+
+def test_what_is_started_while_a_run_ends_can_be_ended_too() -> None:
+    """An ignored signal stays ignored in a new program; one with a handler does not."""
+    with interruptible():
+        hold()
+        assert signal.SIG_IGN not in handlers()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_orderly_main_leaves_its_contexts_and_says_so(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = []
+
+    @orderly
+    def main(argv: list[str]) -> int:
+        try:
+            send(number)
+        finally:
+            send(number)  # impatience does not keep it from ending in order
+            left.append(argv)
+        return 0
+
+    assert main(["x"]) == INTERRUPTED == ExitCode.INTERRUPTED
+    assert left == [["x"]]
+    assert capsys.readouterr().err == "interrupted; what was started was stopped\n"
+
+
+def test_an_orderly_main_that_is_left_alone_returns_its_status() -> None:
+    @orderly
+    def main() -> int:
+        return 7
+
+    before = handlers()
+    assert main() == 7
+    assert handlers() == before
+
+
+def test_the_benchmarks_are_found() -> None:
+    assert {"hops", "pipeline", "gpu", "chaos.run", "fuzz.run", "faultsim.run"} < {*benchmarks()}
+    assert START_NOTHING.isdisjoint(benchmarks())
+
+
+@pytest.mark.parametrize("name", benchmarks())
+def test_every_benchmark_ends_in_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    main: Callable[[list[str]], int] = import_module(f"blockflow.bench.{name}").main
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", sent)
+    assert main(["any"]) == INTERRUPTED
+
+
+def test_the_demo_ends_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo.Demo, "run", sent)
+    assert cli(["demo"]) == INTERRUPTED
+    assert "Interrupted. The system was stopped." in capsys.readouterr().out
+
+
+def test_the_thesiss_experiments_end_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(thesis.Session, "run", sent)
+    arguments = ["--only", "offline", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    assert cli(["bench", "thesis", *arguments]) == INTERRUPTED
+    assert "what was found is kept" in capsys.readouterr().out
+
+
+def test_profiling_ends_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_echo(BlockRepository(tmp_path), "one", TensorSpec("float32", ("rows", 4)))
+    monkeypatch.setattr("blockflow.bench.profiling.run.measure", sent)
+    assert cli(["profile", "one", "--repository", str(tmp_path)]) == INTERRUPTED
+    assert "the same command goes on from there" in capsys.readouterr().out
