@@ -6,12 +6,16 @@ formats of the thesis; upstream has deprecated TorchScript.
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import threading
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +31,7 @@ class _CopyFirst(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        self.training = inner.training
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x.clone())
@@ -104,7 +109,7 @@ def write_artifact(
         raise ExportError(
             "EXPORT_FAILED",
             f"cannot be written as {format_}: {type(e).__name__}: {_reason(e)}",
-            hint=_HINTS[format_],
+            hint=next((hint for sign, hint in _CAUSES if sign in str(e)), _HINTS[format_]),
         ) from e
 
 
@@ -127,7 +132,8 @@ def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, path: Path) 
         if lo < hi:
             known[name] = torch.export.Dim(name, min=lo, max=hi)
     dims = {i: known[d] for i, d in enumerate(spec.dims) if d in known}
-    program = torch.export.export(stage, (example,), dynamic_shapes=(dims,), strict=False)
+    with _quiet():
+        program = torch.export.export(stage, (example,), dynamic_shapes=(dims,), strict=False)
     # the example would travel in the artifact
     program.example_inputs = None
     with path.open("wb") as f:
@@ -151,11 +157,67 @@ FORMATS: Mapping[str, Writer] = {
 }
 """Format -> writer. An engine of the same format must exist (docs/engines.md)."""
 
+_CAUSES: Sequence[tuple[str, str]] = (
+    (
+        "numpy",
+        "the forward leaves torch for numpy, which no format follows: compute it with torch "
+        "operations, or outside of the model",
+    ),
+    (
+        "data-dependent",
+        "control flow on tensor values must become torch.where or torch.cond, or move out of the "
+        "model",
+    ),
+    (
+        "specialized it to be a constant",
+        "the forward makes a fixed number of a dim that the contract calls dynamic: by a branch on "
+        "a size, len(), int() or tolist()",
+    ),
+)
+"""What an exporter's message contains -> what the model does, and what helps."""
+
 _HINTS: Mapping[str, str] = {
-    "pt2": "control flow on tensor values must become torch.cond or move out of the model",
+    "pt2": "docs/blocks.md lists what cannot be exported; torchscript-scripted may take it",
     "torchscript-scripted": "scripting takes a subset of Python; try pt2 or torchscript-traced",
     "torchscript-traced": "try pt2, the default",
 }
+"""What helps where the cause is not known, by format."""
+
+
+class _Muted:
+    """The standard error without what this thread writes until :meth:`end`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._muted: int | None = threading.get_ident()
+
+    def end(self) -> None:
+        """Who has taken it for the standard error meanwhile, a log handler say, may keep it."""
+        self._muted = None
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._muted else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch prints the graph so far, and logs, before it raises what is told as one error.
+
+    Not a word of other threads is lost: one of them draws the progress. What TORCH_LOGS asks for
+    is logged all the same: it sets levels of its own.
+    """
+    log = logging.getLogger("torch")
+    before, muted = log.level, _Muted(sys.stderr)
+    log.setLevel(logging.CRITICAL)
+    try:
+        with redirect_stderr(cast("TextIO", muted)):
+            yield
+    finally:
+        muted.end()
+        log.setLevel(before)
 
 
 @contextmanager
@@ -177,5 +239,16 @@ def count_state(stage: nn.Module) -> tuple[int, int]:
 
 
 def _reason(e: Exception) -> str:
+    """The message's first lines, and the line of the model's own code that led to it."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:600]
+    return " ".join(lines[:3])[:600] + _place(e)
+
+
+def _place(e: Exception) -> str:
+    """The innermost line of a forward that is neither torch's own nor generated."""
+    foreign = (os.path.dirname(torch.__file__) + os.sep, "<")
+    for frame in reversed(traceback.extract_tb(e.__traceback__)):
+        if frame.name == "forward" and not frame.filename.startswith(foreign):
+            file = os.path.basename(frame.filename)
+            return f" ({file}, line {frame.lineno}: {(frame.line or '')[:120]})"
+    return ""

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from blockflow.core.errors import ExportError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.repository.balance import split_evenly
+from blockflow.repository.job import Job, Piece
 from blockflow.repository.manifest import is_block_name
 from blockflow.repository.padding import promised
-from blockflow.repository.pieces import Job, Piece, store_pieces
+from blockflow.repository.pieces import store_pieces
 from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.report import ExportReport, Progress, silent
 from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import LoadedModel
+from blockflow.repository.sources import LoadedModel, model_errors
 from blockflow.repository.split import split_model
 
 DEFAULT_FORMAT = "pt2"
@@ -138,7 +139,7 @@ def export_tree(
         for i, b in enumerate(bindings)
     ]
     _try_model(loaded, examples[0])
-    calls = _observe(loaded.module, blocks, examples)
+    calls = _observe(loaded, blocks, examples)
     parents = {name: _parent(name, call, calls, examples[0]) for name, call in calls.items()}
     paths = _paths(parents)
     specs: dict[str, TensorSpec] = {}
@@ -164,7 +165,7 @@ def export_tree(
     leaves = {path[-1]: blocks[path[-1]] for path in paths}
 
     def reference(x: Tensor) -> dict[str, Tensor]:
-        seen = _observe(loaded.module, leaves, [x])
+        seen = _observe(loaded, leaves, [x])
         return {name: call.outputs[0] for name, call in seen.items()}
 
     return store_pieces(
@@ -183,8 +184,10 @@ def _chain(
     pieces: list[Piece] = []
     taken, tensors = loaded.input, list(examples)
     for i, (stage, name, label) in enumerate(zip(stages, names, labels, strict=True)):
-        with torch.no_grad():
-            results = [stage(x.clone()) for x in tensors]
+        results = []
+        for x, example in zip(tensors, examples, strict=True):
+            with torch.no_grad(), model_errors(loaded, example):
+                results.append(stage(x.clone()))
         if not isinstance(results[0], Tensor):
             raise ExportError(
                 "EXPORT_FAILED",
@@ -231,23 +234,15 @@ def _names(names: Sequence[str], prefix: str, count: int) -> list[str]:
 
 
 def _try_model(loaded: LoadedModel, example: Tensor) -> None:
-    try:
-        with torch.no_grad():
-            loaded.module(example.clone())
-    except Exception as e:
-        raise ExportError(
-            "EXPORT_FAILED",
-            f"the model fails on {loaded.input} (tried {list(example.shape)}): "
-            f"{type(e).__name__}: {str(e)[:300]}",
-            where=loaded.label,
-            hint="check --input and --range against the model's forward",
-        ) from e
+    with torch.no_grad(), model_errors(loaded, example):
+        loaded.module(example.clone())
 
 
 def _observe(
-    model: nn.Module, blocks: Mapping[str, str], examples: Sequence[Tensor]
+    loaded: LoadedModel, blocks: Mapping[str, str], examples: Sequence[Tensor]
 ) -> dict[str, Call]:
     """Run the model and note what each named submodule takes and gives."""
+    model = loaded.module
     known = dict(model.named_modules())
     calls = {name: Call() for name in blocks}
     hooks = []
@@ -267,8 +262,8 @@ def _observe(
 
         hooks.append(known[path].register_forward_hook(note))
     try:
-        with torch.no_grad():
-            for example in examples:
+        for example in examples:
+            with torch.no_grad(), model_errors(loaded, example):
                 model(example)
     finally:
         for hook in hooks:

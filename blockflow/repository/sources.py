@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -106,6 +107,34 @@ def load_model(
         int_below or (zoo.int_below if zoo else 2),
         padding,
     )
+
+
+@contextmanager
+def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
+    """Tell of a failure of the model itself, run on ``x``, as EXPORT_FAILED with its reason."""
+    try:
+        yield
+    except ExportError:
+        raise
+    except Exception as e:  # the model is the user's code, which may raise anything
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"the model fails on {loaded.input} (tried {list(x.shape)}): "
+            f"{type(e).__name__}: {str(e)[:300]}",
+            where=loaded.label,
+            hint=in_train_mode(loaded.module)
+            or "check --input and --range against the model's forward, which has to take any "
+            "number of rows",
+        ) from e
+
+
+def in_train_mode(module: nn.Module) -> str:
+    """A hint if parts of ``module`` train: dropout draws, normalisation mixes rows; else ''."""
+    names = [name for name, part in module.named_modules() if part.training]
+    if not names:
+        return ""
+    which = "it is" if not names[0] else f"{', '.join(names[:_SHOWN])}:"
+    return f"{which} in train mode: call eval() before the export"
 
 
 def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:

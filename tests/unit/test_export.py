@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from blockflow.core.errors import ExportError
 from blockflow.core.model import TensorSpec
@@ -156,11 +155,6 @@ def test_no_stored_block_writes_into_its_input(
     torch.testing.assert_close(y, expected)
 
 
-class Random(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
-
-
 class ByRows(nn.Module):
     """Tracing takes one branch for ever."""
 
@@ -199,7 +193,6 @@ LENGTH = TensorSpec("float32", ("rows", "length"), {"length": (2, 64)})
 @pytest.mark.parametrize(
     ("module", "spec", "format_", "code", "words"),
     [
-        (Random, ROW, "pt2", "EXPORT_MISMATCH", "differ from the model"),
         (ByRows, ROW, "torchscript-traced", "EXPORT_MISMATCH", "differ from the model"),
         (ByValue, ROW, "pt2", "EXPORT_FAILED", "cannot be written as pt2"),
         (Halves, LENGTH, "pt2", "NOT_SPLITTABLE", "dim 1"),
@@ -324,82 +317,3 @@ def test_specs_as_text() -> None:
     for text in ("length", "length=1", "length=a..b", "=1..2"):
         with pytest.raises(ValueError):
             parse_range(text)
-
-
-MODEL = """
-from torch import nn
-
-def make(width=4):
-    return nn.Sequential(nn.Linear(4, width), nn.ReLU(inplace=True), nn.Linear(width, 2))
-"""
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import typer
-
-    from blockflow.cli.export import export
-
-    (tmp_path / "my_own_model.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    app = typer.Typer()
-    app.command("export")(export)
-    return lambda *args: CliRunner().invoke(app, list(args))
-
-
-def test_the_command_exports_a_model_of_ones_own(cli, tmp_path: Path) -> None:
-    args = ("my_own_model:make", "--input", "float32[rows,4]", "--arg", "width=8",
-            "--split", "1", "--json")  # fmt: skip
-    result = cli(*args)
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert report["paths"] == [["make-1", "make-2"]]
-    assert BlockRepository(tmp_path / "blocks").names() == ["make-1", "make-2"]
-    refused = cli(*args)
-    assert refused.exit_code == 2
-    assert json.loads(refused.stdout)["error"]["code"] == "VERSION_EXISTS"
-    assert cli(*args, "--version", "2").exit_code == 0
-    assert BlockRepository(tmp_path / "blocks").versions("make-1") == ["2", "1"]
-    table = cli(*args[:-1], "--format", "torchscript-traced", "--force")
-    assert table.exit_code == 0
-    assert "make-1 -> make-2" in table.stdout and "deprecated" in table.stdout
-
-
-def test_the_command_exports_a_zoo_tree(cli, tmp_path: Path) -> None:
-    result = cli("digits-multi", "-r", "here")
-    assert result.exit_code == 0, result.output
-    assert "trunk1 -> trunk2 -> head_digit" in result.stdout
-    assert "head_digit" in BlockRepository(tmp_path / "here").names()
-
-
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        ((), "EXPORT_FAILED"),
-        (("resnet51",), "FACTORY_FAILED"),
-        (("my_own_model:make",), "EXPORT_FAILED"),
-        (("my_own_model:make", "--input", "float32[4]"), "EXPORT_FAILED"),
-        (("my_own_model:make", "--range", "a=1..2"), "EXPORT_FAILED"),
-        (("my_own_model:make", "--input", "float32[rows,4]", "--arg", "x"), "EXPORT_FAILED"),
-        (("my_own_model:make", "--input", "float32[rows,4]", "--arg", "x=1"), "FACTORY_FAILED"),
-        (("my_own_model:make", "--input", "float32[rows,4]", "--split", "default"),
-         "EXPORT_FAILED"),
-        (("my_own_model:make", "--input", "float32[rows,4]", "--split", "9"), "NOT_SPLITTABLE"),
-        (("my_own_model:make", "--input", "float32[rows,4]", "--name", "../x"), "EXPORT_FAILED"),
-        (("my_own_model:make", "--input", "float32[rows,4]", "--weights", "none.pt"),
-         "WEIGHTS_INVALID"),
-        (("my_own_model:make", "--input", "float32[rows,4]", "--block", "a=0", "--parts", "2"),
-         "EXPORT_FAILED"),
-    ],
-)  # fmt: skip
-def test_the_command_says_what_is_wrong(cli, args: tuple, code: str) -> None:
-    result = cli(*args)
-    assert result.exit_code == 2
-    assert code in result.stderr
-    assert not result.stdout
-
-
-def test_the_command_lists_the_zoo(cli) -> None:
-    assert "resnet152" in cli("--list").stdout
-    assert set(json.loads(cli("--list", "--json").stdout)) == set(ZOO)

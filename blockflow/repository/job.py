@@ -1,0 +1,58 @@
+"""Job: the blocks that one export makes of a model, before they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from blockflow.core.model import Contract, Padding
+from blockflow.repository.report import Progress
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+
+Runner = Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class Piece:
+    """One block in the making.
+
+    Attributes:
+        name: of the block.
+        stage: the module.
+        contract: input and output.
+        example: an input with at least two rows.
+        part: what of the model it holds.
+        position: in its path, from 1.
+        of: length of the longest path.
+        padding: what it promises of its input.
+    """
+
+    name: str
+    stage: nn.Module
+    contract: Contract
+    example: Tensor
+    part: str
+    position: int
+    of: int
+    padding: Padding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to store, where, and what it must equal.
+
+    ``reference`` gives, for an input of the model, the expected output of each path (by its last
+    block's name).
+    """
+
+    loaded: LoadedModel
+    repository: BlockRepository
+    pieces: Sequence[Piece]
+    paths: Sequence[Sequence[str]]
+    reference: Callable[[Tensor], Mapping[str, Tensor]]
+    format: str
+    version: str
+    progress: Progress

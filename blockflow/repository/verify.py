@@ -1,0 +1,254 @@
+"""Verify: written blocks equal their model, repeat themselves, and keep rows apart.
+
+Who sends a row gets what the model makes of that row: not of the rows that share its batch, which
+are other clients' as a rule, and not of the calls before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isnan
+
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.core.model import ROWS, TensorSpec
+from blockflow.repository.job import Job, Runner
+from blockflow.repository.manifest import PaddingForm
+from blockflow.repository.padding import check_padding, length_inputs
+from blockflow.repository.probe import check_bindings, example_input
+from blockflow.repository.sources import in_train_mode, model_errors
+
+_TOLERANCE: Mapping[str, float] = {
+    "float64": 1e-9,
+    "float32": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+"""Largest difference allowed, as a part of the largest reference value (at least 1)."""
+
+_INTEGERS_OFF = 1e-3
+"""Share of a result's integers that may change with the number of rows: kernels round differently
+then, and of the pixels of a segmentation, say, some lie on the edge of two classes."""
+
+_DIFFERS: Mapping[str, str] = {
+    "pt2": "the export fixes what Python computed then (a number, a branch on its own state): "
+    "compute it with torch operations",
+    "torchscript-scripted": "scripting reads some Python in its own way; try pt2, the default",
+    "torchscript-traced": "tracing keeps for ever the branch that it took, by a value or by a "
+    "size, and what numpy or Python computed; try pt2, the default, which names the place",
+}
+"""What makes a block differ from a model that repeats itself, by format."""
+
+Made = Mapping[str, tuple[Tensor, Tensor]]
+"""Each block's input and output in one run of all paths."""
+
+
+def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
+    """Every path equals the model, for several numbers of rows and each range's ends.
+
+    Returns:
+        Dims of the checked input, as text -> largest absolute difference.
+
+    Raises:
+        ExportError: EXPORT_MISMATCH when a path differs from the model, when a block or the model
+            gives two results for one input, or when a row's result depends on the other rows;
+            EXPORT_FAILED when the model itself fails.
+    """
+    errors: dict[str, float] = {}
+    bindings = check_bindings(job.loaded.input)
+    most = max(binding[ROWS] for binding in bindings)
+    for binding in bindings:
+        x = example_input(job.loaded.input, binding, int_below=job.loaded.int_below, seed=1)
+        dims = "x".join(str(d) for d in x.shape)
+        with torch.no_grad():
+            expected = _model(job, x)
+            made = _walk(job, runners, x)
+            # first of all: what changes from call to call differs from the model as well, and no
+            # other cause has to be looked for
+            if not errors:
+                _check_repeats(job, runners, x, made, expected)
+            for path in job.paths:
+                _, y = made[path[-1]]
+                error = _difference(job, path, y, expected[path[-1]])
+                errors[dims] = max(errors.get(dims, 0.0), error)
+            # the more rows, the likelier is a branch on all of them to go another way for one
+            if binding[ROWS] == most:
+                _check_rows(job, runners, made)
+    return errors
+
+
+def verify_padding(job: Job, runners: Mapping[str, Runner]) -> dict[str, PaddingForm]:
+    """What each block that promises padding keeps of it, on what it gets in its path.
+
+    Raises:
+        ExportError: EXPORT_MISMATCH: the promise does not hold.
+    """
+    model = job.loaded
+    if model.padding is None:
+        return {}
+    inputs = length_inputs(model.input, model.padding, int_below=model.int_below)
+    with torch.no_grad():
+        walks = [_walk(job, runners, x) for x in inputs]
+    forms: dict[str, PaddingForm] = {}
+    for piece in job.pieces:
+        padding = piece.padding
+        if padding is None:
+            continue
+        allowed = _TOLERANCE.get(piece.contract.output.dtype, 0.0)
+
+        def run(x: Tensor, name: str = piece.name) -> Tensor:
+            return _step(job, runners[name], name, x)
+
+        pairs = [made[piece.name] for made in walks]
+        error = check_padding(run, piece.contract, padding, pairs, _scaled, allowed, piece.name)
+        forms[piece.name] = PaddingForm(
+            dim=padding.dim, value=padding.value, error=error, tolerance=allowed
+        )
+    return forms
+
+
+def _model(job: Job, x: Tensor) -> dict[str, Tensor]:
+    """What the model gives; copies, for it may hand out a tensor that its next call changes."""
+    with model_errors(job.loaded, x):
+        return {name: y.clone() for name, y in job.reference(x).items()}
+
+
+def _walk(job: Job, runners: Mapping[str, Runner], x: Tensor) -> Made:
+    """Run every path on one input of the model."""
+    made: dict[str, tuple[Tensor, Tensor]] = {}
+    for path in job.paths:
+        y = x
+        for name in path:
+            if name not in made:
+                # a copy, as of the model's
+                made[name] = y, _step(job, runners[name], name, y).clone()
+            y = made[name][1]
+    return made
+
+
+def _step(job: Job, run: Runner, name: str, x: Tensor) -> Tensor:
+    writes = x._version
+    try:
+        y = run(x)
+    except Exception as e:
+        text = str(e).strip().splitlines()
+        raise ExportError(
+            "EXPORT_MISMATCH",
+            f"the stored block fails on {list(x.shape)}: {type(e).__name__}: "
+            f"{text[-1][:300] if text else ''}",
+            where=name,
+            hint=f"format {job.format} may have fixed a dim that the contract calls dynamic",
+        ) from e
+    if x._version != writes:
+        raise ExportError("EXPORT_MISMATCH", "the stored block writes into its input", where=name)
+    return y
+
+
+def _check_repeats(
+    job: Job, runners: Mapping[str, Runner], x: Tensor, made: Made, expected: Mapping[str, Tensor]
+) -> None:
+    """The same input a second time gives the same, of each block and of the model.
+
+    Both are asked: a block may count its calls in step with the model, and what Python computes
+    goes on in the model alone.
+    """
+    for piece in job.pieces:
+        taken, before = made[piece.name]
+        again = _step(job, runners[piece.name], piece.name, taken)
+        _repeated("the stored block", piece.name, piece.stage, before, again)
+    for name, again in _model(job, x).items():
+        _repeated("the model", job.loaded.label, job.loaded.module, expected[name], again)
+
+
+def _repeated(who: str, where: str, module: nn.Module, before: Tensor, again: Tensor) -> None:
+    error, allowed = _changed(again, before)
+    if not error <= allowed:
+        raise ExportError(
+            "EXPORT_MISMATCH",
+            f"{who} gives two results for one input: they differ by {error:.3g}, allowed is "
+            f"{allowed:.3g}",
+            where=where,
+            hint=in_train_mode(module)
+            or "it draws random numbers, or keeps state between calls (a counter, a running mean, "
+            "a cache); a result may depend on the input alone",
+        )
+
+
+def _check_rows(job: Job, runners: Mapping[str, Runner], made: Made) -> None:
+    """Each row of a batch, alone, gives what it gave beside the others."""
+    for piece in job.pieces:
+        x, y = made[piece.name]
+        rows = len(x)
+        for row in range(rows):
+            alone = _step(job, runners[piece.name], piece.name, x[row : row + 1].contiguous())
+            error, allowed = _changed(y[row : row + 1], alone)
+            if not error <= allowed:
+                raise ExportError(
+                    "EXPORT_MISMATCH",
+                    f"the result of a row depends on the rows beside it: row {row + 1} of {rows} "
+                    f"differs by {error:.3g} from the same row alone, allowed is {allowed:.3g}",
+                    where=piece.name,
+                    hint=in_train_mode(piece.stage)
+                    or "a batch holds rows of several clients: compute nothing over dim 0 (sums, "
+                    "means, largest values, sorting, branches); if rows belong together, make them "
+                    f"one row of more dims: {_grouped(piece.contract.input)} (docs/blocks.md)",
+                )
+
+
+def _grouped(spec: TensorSpec) -> str:
+    """``float32[rows,4]`` -> ``float32[rows,8,4]``: the contract of a group of eight as one row."""
+    dims = ",".join(str(d) for d in (ROWS, 8, *spec.dims[1:]))
+    return f"{spec.dtype}[{dims}]"
+
+
+def _changed(y: Tensor, reference: Tensor) -> tuple[float, float]:
+    """(by how much, what is allowed): of floats as a part of the largest value (at least 1), of
+    integers the share that differs. Between blocks an infinity (of a mask, say) equals itself."""
+    allowed = _TOLERANCE.get(_dtype(reference), _INTEGERS_OFF)
+    if y.shape != reference.shape or y.dtype != reference.dtype:
+        return float("inf"), allowed
+    if not reference.is_floating_point():
+        return float((y != reference).double().mean()), allowed
+    same = (y == reference) | (y.isnan() & reference.isnan())
+    gaps = (y.double() - reference.double()).abs().masked_fill(same, 0.0)
+    values = reference.double().abs().nan_to_num(0.0, posinf=0.0)
+    return float(gaps.max()) / max(1.0, float(values.max())), allowed
+
+
+def _scaled(y: Tensor, expected: Tensor) -> float:
+    """Largest difference, as a part of the largest expected value (at least 1)."""
+    scale = max(1.0, float(expected.double().abs().max()))
+    return float((y.double() - expected.double()).abs().max()) / scale
+
+
+def _difference(job: Job, path: Sequence[str], y: Tensor, expected: Tensor) -> float:
+    where = " -> ".join(path)
+    hint = in_train_mode(job.loaded.module) or _DIFFERS[job.format]
+    if y.shape != expected.shape or y.dtype != expected.dtype:
+        raise ExportError(
+            "EXPORT_MISMATCH",
+            f"the blocks give {y.dtype}{list(y.shape)}, "
+            f"the model {expected.dtype}{list(expected.shape)}",
+            where=where,
+            hint=hint,
+        )
+    error = float((y.double() - expected.double()).abs().max())
+    scale = max(1.0, float(expected.double().abs().max()))
+    allowed = _TOLERANCE.get(_dtype(y), 0.0) * scale
+    # a NaN compares false with everything: "not <=" refuses it
+    if not error <= allowed:
+        raise ExportError(
+            "EXPORT_MISMATCH",
+            f"the blocks differ from the model by {error:.3g}, allowed is {allowed:.3g}",
+            where=where,
+            hint="a result is NaN or infinite, which equals nothing: check weights and --input"
+            if isnan(error)
+            else hint,
+        )
+    return error
+
+
+def _dtype(y: Tensor) -> str:
+    return str(y.dtype).removeprefix("torch.")
