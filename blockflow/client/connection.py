@@ -118,7 +118,7 @@ class Connection:
         names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
         check_tasks(names)
         deadline_ms = None if deadline_s is None else _milliseconds(deadline_s)
-        check_deadline(deadline_ms)
+        check_deadline(deadline_s, deadline_ms)
         check_retries(retries)
         if errors not in ("raise", "return"):
             raise RequestError("INVALID_REQUEST", f"errors is 'raise' or 'return', not {errors!r}")

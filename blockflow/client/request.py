@@ -85,11 +85,12 @@ def check_retries(retries: int) -> None:
         )
 
 
-def check_deadline(deadline_ms: int | None) -> None:
-    """Raise INVALID_REQUEST unless the deadline is possible."""
+def check_deadline(given_s: float | None, deadline_ms: int | None) -> None:
+    """Raise INVALID_REQUEST, with the seconds that were given, unless the deadline is possible."""
     if deadline_ms is not None and not 1 <= deadline_ms <= limits.MAX_DEADLINE_MS:
+        most = limits.MAX_DEADLINE_MS / 1000
         raise RequestError(
             "INVALID_REQUEST",
-            f"a deadline of {deadline_ms} ms is outside 1..{limits.MAX_DEADLINE_MS}",
+            f"a deadline is more than 0 and at most {most:g} seconds, not {given_s!r}",
             where="deadline",
         )
