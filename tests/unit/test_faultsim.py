@@ -145,11 +145,14 @@ def test_what_was_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_other_code_means_other_runs(tmp_path: Path) -> None:
     module = tmp_path / "a.py"
-    module.write_text("A = 1")
+    module.write_text("def f(x):\n    return x + 1\n")
     before = code_digest({"blockflow.a": module})
+    module.write_text('"""Adds."""\ndef f(x):\n    """One."""\n    return (x + 1)  # one\n')
     assert code_digest({"blockflow.a": module}) == before
-    module.write_text("A = 2")
-    assert code_digest({"blockflow.a": module}) != before
+    for other in ("def f(x):\n    return x + 2\n", "def f(x):\n    return 'x' + 1\n"):
+        module.write_text(other)
+        assert code_digest({"blockflow.a": module}) != before
+    assert code_digest({"blockflow.b": module}) != code_digest({"blockflow.a": module})
     # What is simulated is all of the cores, and none of what only runs them or stands beside them.
     found = simulated()
     assert {"blockflow.dispatcher.inflight", "blockflow.control.brain", "blockflow.wire.data"} <= {
