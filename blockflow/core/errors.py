@@ -76,7 +76,12 @@ CODES: Mapping[str, CodeInfo] = {
     "WEIGHTS_INVALID": _c("export", _CL, 422, "the weights file does not fit the model"),
     "NOT_SPLITTABLE": _c("export", _CL, 422, "the model cannot be cut at the named places"),
     "EXPORT_FAILED": _c("export", _CL, 422, "the model cannot be exported"),
-    "EXPORT_MISMATCH": _c("export", _BL, 422, "the blocks differ from the model, or answer differently by batch or call"),
+    "EXPORT_MISMATCH": _c(
+        "export",
+        _BL,
+        422,
+        "the blocks differ from the model, or answer differently by batch or call",
+    ),
     "VERSION_EXISTS": _c("export", _CL, 409, "this version of the block is stored already"),
     # A block's profile: read beside the manifest, measured by ``blockflow profile``.
     "NO_PROFILE": _c("repository", _CL, 404, "the block was not profiled on this machine"),
