@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from blockflow.bench import hop_figures, overload_figures, pipeline_figures
+from blockflow.bench import gpu_figures, hop_figures, overload_figures, pipeline_figures
 from blockflow.bench.batching import grids as batching
 from blockflow.bench.batching import reason_grids as reasons
 from blockflow.bench.chaos import grids as chaos
@@ -103,16 +103,27 @@ TABLES: Mapping[str, Table] = {
         start=pipeline_figures.start_grid,
     ),
     **_tables(
+        "gpu",
+        "make bench-gpu",
+        latency=gpu_figures.latency_grid,
+        clients=gpu_figures.client_grid,
+        load=gpu_figures.load_grid,
+        aims=gpu_figures.aim_grid,
+    ),
+    **_tables(
         "batching",
         "make bench-batching",
         lbci=batching.lbci_grid,
         lbci_ratios=batching.lbci_ratio_grid,
+        closed=batching.closed_grid,
         sizes=batching.size_grid,
+        delays=batching.delay_grid,
         dvabatch=batching.dvabatch_grid,
         dvabatch_ratios=batching.dvabatch_ratio_grid,
         peaks=batching.peak_grid,
         shared=batching.shared_grid,
         cost=batching.cost_grid,
+        served=batching.served_grid,
         aims=batching.aim_grid,
         notes=batching.note_grid,
     ),
@@ -121,6 +132,7 @@ TABLES: Mapping[str, Table] = {
         "make bench-batching ARGS='--only reasons'",
         rows=reasons.row_grid,
         gains=reasons.gain_grid,
+        peaks=reasons.peak_grid,
         splits=reasons.split_grid,
         tests=reasons.test_grid,
     ),
@@ -137,6 +149,7 @@ TABLES: Mapping[str, Table] = {
         "blockflow bench",
         runs=mlperf.run_grid,
         accuracy=mlperf.accuracy_grid,
+        targets=mlperf.target_grid,
         validation=mlperf.validation_grid,
         blocks=mlperf.block_grid,
     ),

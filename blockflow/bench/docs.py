@@ -4,8 +4,8 @@
 table of ``docs/results/*.jsonl`` with a line that says how, where and when it was measured, and a
 line ``<!-- image: NAME | what it shows -->`` becomes that picture of ``docs/img``. What has no
 results yet says so, with the command that makes them. Lines between ``<!-- if: FILE -->`` and
-``<!-- end -->`` are there only when that result file is. ``<!-- thesis -->`` becomes the stored
-experiments of the thesis.
+``<!-- end -->`` are there only when that result file is, those after ``<!-- unless: FILE -->`` only
+when it is not. ``<!-- thesis -->`` becomes the stored experiments of the thesis.
 
 The table of promises is written into docs/reliability.md, between two marks.
 
@@ -32,13 +32,13 @@ from blockflow.bench.plots import PLOTS, draw_all
 from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
 from blockflow.bench.reliability.page import fill, promise_table, result_names
 from blockflow.bench.reliability.promises import COMMANDS
-from blockflow.bench.results import Figure, ResultFile, Run
+from blockflow.bench.results import Figure, ResultFile, Run, revision_text
 
 PAGE, TEMPLATE = "performance.md", "performance.in.md"
 NOTICE = "<!-- Made from performance.in.md and results/ by python -m blockflow.bench.docs. -->"
 THESIS = "<!-- thesis -->"
 _PLACE = re.compile(r"^<!-- (results|image): ([\w.-]+)(?: \| (.*))? -->$")
-_IF = re.compile(r"^<!-- if: ([\w.-]+) -->$")
+_IF = re.compile(r"^<!-- (if|unless): ([\w.-]+) -->$")
 _END = "<!-- end -->"
 
 
@@ -78,8 +78,10 @@ def _sentence(run: Run, usual: str) -> str:
         f"Linux {m.get('kernel', '?')}",
         f"Python {m.get('python', '?')}",
     ]
+    if m.get("gpu"):
+        where.insert(0, f"{m['gpu']} ({m.get('gpu_gib', '?')} GiB)")
     versions = [f"{p} {m[p]}" for p in _PACKAGES if m.get(p)]
-    how = ", ".join(filter(None, (f"`{run.command or usual}`", run.date)))
+    how = ", ".join(filter(None, (f"`{run.command or usual}`", run.date, revision_text(m))))
     text = f"{how}; {', '.join(where + versions)}."
     steady = steadiness_of(run.figures)
     return text if steady is None else f"{text} {steady.sentence().capitalize()}."
@@ -111,8 +113,9 @@ def render(
     for line in template.splitlines():
         match, condition = _PLACE.match(line), _IF.match(line)
         if condition is not None:
-            asked = condition.group(1)
-            shown = bool(thesis) if asked == thesis_page.FOLDER else _is_stored(asked, stored)
+            word, asked = condition.groups()
+            there = bool(thesis) if asked == thesis_page.FOLDER else _is_stored(asked, stored)
+            shown = there == (word == "if")
         elif line == _END:
             asked, shown = "", True
         elif not shown:

@@ -19,6 +19,7 @@ from typing import Any
 from rich.table import Table
 
 import blockflow
+from blockflow.bench.git import COMMIT, DIRTY, revision_of
 from blockflow.bench.statistics import Interval, median_interval, percentile
 from blockflow.repository.machine import cpu_model, version_of
 
@@ -202,7 +203,7 @@ def make_command(target: str, arguments: Sequence[str]) -> str:
 
 
 def fingerprint() -> dict[str, Any]:
-    """What this machine is and which versions ran on it."""
+    """What this machine is and which versions ran on it; from a git tree, of which commit."""
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -211,7 +212,24 @@ def fingerprint() -> dict[str, Any]:
         "python": platform.python_version(),
         "blockflow": blockflow.__version__,
         **{name: version_of(name) for name in VERSIONED},
+        **revision_of(),
     }
+
+
+def same_machine(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two fingerprints are of one machine with the same versions, at whatever commit."""
+    return _without_revision(a) == _without_revision(b)
+
+
+def _without_revision(machine: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in machine.items() if name not in (COMMIT, DIRTY)}
+
+
+def revision_text(machine: Mapping[str, Any]) -> str:
+    """Which sources were measured, for a reader; '' where that was not stored."""
+    if not machine.get(COMMIT):
+        return ""
+    return f"commit {machine[COMMIT]}{' with changes' if machine.get(DIRTY) else ''}"
 
 
 def latency_figure(

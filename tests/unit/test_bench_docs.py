@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from blockflow.bench import hop_figures, overload_figures, pipeline_figures, thesis_page
+from blockflow.bench import (
+    gpu_figures,
+    hop_figures,
+    overload_figures,
+    pipeline_figures,
+    thesis_page,
+)
 from blockflow.bench.batching import figures as batching
 from blockflow.bench.calibration import Steadiness, calibration_figures
 from blockflow.bench.chaos.report import TIMELINE
@@ -77,6 +84,23 @@ def pipeline_results() -> list[Figure]:
     ]
 
 
+def gpu_results() -> list[Figure]:
+    samples = gpu_figures.Samples(blocks=4)
+    costs = {gpu_figures.IN_PROCESS: 0.0, gpu_figures.SUM: 0.1}
+    costs |= {gpu_figures.TENSORMQ: 0.4, gpu_figures.ZEROMQ: 8.0}
+    for batch in (1, 32):
+        for way, more_ms in costs.items():
+            for n in range(6):
+                sample = gpu_figures.Sample(3.0 * batch + more_ms + 0.001 * n)
+                samples.add(way, batch, sample)
+    samples.copies = dict.fromkeys(gpu_figures.WAYS, (1.0, 1.0))
+    out = gpu_figures.latency_figures(samples)
+    for way, clients in ((w, n) for w in gpu_figures.WAYS for n in (1, 2, 10)):
+        out += gpu_figures.client_figures(way, clients, [3.0, 3.5, 4.0 * clients], 300.0)
+    load = gpu_figures.Load([290.0] * 5, [300.0] * 5, 0.25, 700.0)
+    return out + gpu_figures.load_figures(dict.fromkeys(gpu_figures.WAYS, load))
+
+
 def batching_results() -> list[Figure]:
     labels = {"experiment": "load", "load": "low", "rate": 9.0, "x_serial": 0.5}
     time = latency_figure(batching.TIME, "ZeroBatch", None, [1.0, 2.0], labels)
@@ -110,6 +134,8 @@ def store(folder: Path) -> None:
     steady = calibration_figures(Steadiness(1.0, 1.01, 0.02))
     ResultFile(folder / "hops.jsonl", "hops", "make bench-hops").write([*hop_results(), *steady])
     ResultFile(folder / "pipeline.jsonl", "pipeline").write(pipeline_results())
+    gpu = {"gpu": "a GPU", "gpu_gib": 80.0, "cpu": "a cpu"}
+    ResultFile(folder / "gpu.jsonl", "gpu").write([*gpu_results(), *steady], gpu)
     ResultFile(folder / "batching.jsonl", "batching").write(batching_results())
     ResultFile(folder / "overload.jsonl", "overload").write(overload_results())
     for name in ("chaos", "kills", "soak"):
@@ -206,6 +232,29 @@ def test_a_section_is_there_when_its_results_are() -> None:
         render("<!-- if: nonsense -->\n<!-- end -->", {}, NONE)
     with pytest.raises(ValueError, match="no end"):
         render("<!-- if: overload -->\nb", {}, NONE)
+
+
+GPU_SECTION = re.compile(r"^## On a GPU: .*?(?=^## )", re.MULTILINE | re.DOTALL)
+
+
+def test_without_stored_results_of_a_gpu_the_page_says_that_there_was_none(tmp_path: Path) -> None:
+    (section,) = GPU_SECTION.findall((DOCS / TEMPLATE).read_text(encoding="utf-8"))
+    without = render(section, {}, NONE)
+    assert "Not run yet: no machine with a GPU was at hand." in without
+    assert "|" not in without and "in-process" not in without
+    # and with them
+    store(tmp_path / "results")
+    docs = tmp_path / "docs"
+    take(tmp_path / "results", docs)
+    page = render(section, *read_all(docs))
+    assert "Not run" not in page and "No stored results" not in page
+    assert "| 1 | tensormq | 3.40 | 3.40 | 0.100 (0.100-0.100) |" in page
+    assert "| 10 | 3.50 | 300 | 3.50 | 300 |" in page
+    assert "| bound | 300 |" in page
+    assert "| tensormq | 290 | 0.967 (0.967-0.967) | 0.250 | 700 | 1.00 | 1.00 |" in page
+    assert "| overhead per hop | <= 0.15 ms | 0.100 ms | met |" in page
+    assert "](img/gpu.png)" in page
+    assert "`make bench-gpu`, 20" in page and "; a GPU (80.0 GiB), a cpu, " in page
 
 
 def test_the_thesiss_experiments_are_stored_and_shown_in_its_order(tmp_path: Path) -> None:

@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from blockflow.bench.batching.run import earlier
+from blockflow.bench.docs import Stored
+from blockflow.bench.git import PACKAGE, git, revision_of
 from blockflow.bench.results import (
     Figure,
     ResultFile,
+    Run,
     figure_table,
     fingerprint,
     latency_figure,
     make_command,
+    revision_text,
+    same_machine,
 )
+from blockflow.repository import machine
 
 REQUIRED = {"name", "mode", "batch", "p50_ms", "p90_ms", "value", "unit", "n", "machine"}
 
@@ -69,6 +76,72 @@ def test_the_fingerprint_names_machine_and_versions() -> None:
     assert facts["cpu"]
     assert facts["torch"]
     json.dumps(facts)
+
+
+def package(folder: Path) -> Path:
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("")
+    return folder / "package"
+
+
+def commit(folder: Path) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    git(folder, *who, "commit", "--quiet", "--all", "--message", "a commit")
+    return git(folder, "rev-parse", "HEAD").strip()
+
+
+def test_a_fingerprint_names_the_commit_and_whether_tracked_files_differ(tmp_path: Path) -> None:
+    look = revision_of.__wrapped__  # each look anew
+    sources = package(tmp_path)
+    assert look(sources) == {}  # no repository
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "theirs.py").write_text("")
+    git(tmp_path, "add", "theirs.py")
+    commit(tmp_path)
+    assert look(sources) == {}  # one that does not track it: somebody else's
+    git(tmp_path, "add", "package")
+    first = commit(tmp_path)
+    assert look(sources) == {"commit": first[:12], "dirty": False}
+    (sources / "new.py").write_text("")
+    assert look(sources)["dirty"] is False  # not tracked
+    (sources / "__init__.py").write_text("changed")
+    assert look(sources) == {"commit": first[:12], "dirty": True}
+    second = commit(tmp_path)
+    assert look(sources) == {"commit": second[:12], "dirty": False} != {"commit": first[:12]}
+
+
+def test_without_git_a_fingerprint_names_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert revision_of.__wrapped__(PACKAGE) == {}
+
+
+def test_a_commit_makes_no_other_machine_and_no_stale_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, object] = {"commit": "a" * 12, "dirty": False}
+    monkeypatch.setattr("blockflow.bench.results.revision_of", lambda: found)
+    facts, here = fingerprint(), machine.fingerprint()
+    assert (facts["commit"], facts["dirty"]) == ("a" * 12, False)
+    assert revision_text(facts) == f"commit {'a' * 12}"
+    found.update({"commit": "b" * 12, "dirty": True})
+    assert revision_text(fingerprint()) == f"commit {'b' * 12} with changes"
+    assert same_machine(facts, fingerprint())
+    assert not same_machine(facts, {**facts, "torch": "0.1"})
+    machine.fingerprint.cache_clear()
+    assert machine.fingerprint() == here  # what profiles and choices hold for
+    # Results of before there was a commit are this machine's as well.
+    old = {k: v for k, v in facts.items() if k not in found}
+    assert revision_text(old) == ""
+    kept = [
+        Run([Figure("a", "b", None, None, None, 1.0, "x", 1, labels={"experiment": "lbci"})], m, d)
+        for m, d in ((old, "2026-01-01"), (facts, "2026-01-02"))
+    ]
+    ResultFile(tmp_path / "b.jsonl", "batching").write_runs(kept)
+    assert [r.date for r in earlier(tmp_path / "b.jsonl", [])] == ["2026-01-01", "2026-01-02"]
+    assert f"2026-01-02, commit {'a' * 12}; " in Stored(kept).provenance("make x")
+    assert "`make x`, 2026-01-01; " in Stored(kept).provenance("make x")
 
 
 def test_the_table_shows_every_figure() -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockflow.bench.compare.room import room
+from blockflow.bench.git import git
 from blockflow.core.errors import BlockFlowError, make_error
 
 SCRATCH = "make room, or name another folder with TMPDIR"
@@ -26,8 +25,6 @@ SCRATCH = "make room, or name another folder with TMPDIR"
 
 _PREFIX = "bf-compare-"
 _LOCK, _TREE = "lock", "tree"
-_OF_ANOTHER_CALL = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"})
-"""What a git hook leaves in the environment: it would win over the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +38,6 @@ class Tree:
 
     folder: Path
     title: str
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """Standard output of a git command.
-
-    Raises:
-        RequestError: INVALID_REQUEST with what git says.
-        SystemError_: MISSING_EXTRA without git.
-    """
-    try:
-        done = subprocess.run(
-            # No hooks, and no lock on the index for a mere look.
-            ["git", "--no-optional-locks", "-c", "core.hooksPath=", "-C", str(folder), *arguments],
-            env={k: v for k, v in os.environ.items() if k not in _OF_ANOTHER_CALL},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise make_error(
-            "MISSING_EXTRA", "git is not installed", hint="comparing revisions needs git"
-        ) from None
-    if done.returncode:
-        raise make_error(
-            "INVALID_REQUEST",
-            f"git {arguments[0]}: {done.stderr.strip()}",
-            where=str(folder),
-            hint="BASE is a revision of this repository: a commit, a tag, HEAD~1",
-        )
-    return done.stdout
 
 
 def resolve(repo: Path, revision: str) -> str:
