@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.bench.grid import Grid
+from blockflow.bench.results import revision_text
+from blockflow.bench.thesis.outcome import title_of
 
 FOLDER = "thesis"
 """Below the folder of results; its pictures lie below that of the pictures."""
@@ -23,7 +25,7 @@ def read(results: Path) -> list[Document]:
     found = [
         json.loads(path.read_text(encoding="utf-8")) for path in (results / FOLDER).glob("*.json")
     ]
-    return sorted(found, key=lambda d: (_tables_of(d), d["name"]))
+    return sorted(found, key=lambda d: (_tables_of(d), title_of(d, "name")))
 
 
 def take(results: Path, docs: Path) -> list[Path]:
@@ -53,11 +55,15 @@ def take(results: Path, docs: Path) -> list[Path]:
 
 def lines(documents: Sequence[Document], images: frozenset[str]) -> list[str]:
     """Markdown: an overview, then every experiment; ``images`` are names below ``img/thesis``."""
-    rows = [(f"`{d['name']}`", ", ".join(d["of"]), str(d["state"]), d["says"]) for d in documents]
+    rows = [
+        (f"`{title_of(d, 'name')}`", ", ".join(d["of"]), str(d["state"]), d["says"])
+        for d in documents
+    ]
     heads = ("experiment", "of", "", "in one line")
     out = [Grid("", heads, rows, frozenset(heads)).markdown(), ""]
     for document in documents:
-        out += [f"### {document['title']} ({', '.join(document['of'])})", "", document["says"], ""]
+        title = f"### {title_of(document, 'title')} ({', '.join(document['of'])})"
+        out += [title, "", document["says"], ""]
         for table in document["tables"]:
             heads = tuple(table["heads"])
             cells = [tuple(map(str, row)) for row in table["rows"]]
@@ -85,7 +91,8 @@ def _texts(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> frozenset[str
 def _provenance(document: Document) -> str:
     machine = document["machine"]
     where = f"{machine.get('cpu', 'unknown CPU')}, {machine.get('cores', '?')} cores"
-    text = f"`{document['command']}`, {document['date']}; {where}, torch {machine.get('torch')}."
+    how = f"`{document['command']}`", document["date"], revision_text(machine)
+    text = f"{', '.join(filter(None, how))}; {where}, torch {machine.get('torch')}."
     steady = document["fixed_work"]
     return f"{text} {steady.capitalize()}." if steady else text
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -21,8 +20,12 @@ from rich.table import Table
 from blockflow.bench.canvas import new_page
 from blockflow.bench.contenders import CONTENDERS
 from blockflow.bench.gpu import find_device
+from blockflow.bench.interrupts import interruptible
 from blockflow.bench.results import fingerprint
+from blockflow.bench.thesis.beside import THESIS_MODEL
 from blockflow.bench.thesis.experiment import (
+    CPU,
+    ENGINE,
     MACHINE,
     THESIS,
     Advance,
@@ -39,7 +42,7 @@ from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.repository.zoo.catalog import ZOO
 
 _AUTO = "auto"
-_FULL_MODEL, _QUICK_MODEL = "resnet50", "resnet18"
+_QUICK_MODEL = "resnet18"
 
 
 class Constants(StrEnum):
@@ -58,9 +61,9 @@ def thesis(
         bool, typer.Option("--quick", help="Is everything sound? Few rounds of a small model.")
     ] = False,
     model: Annotated[
-        str, typer.Option(help=f"Of the zoo. Default: {_FULL_MODEL}; --quick: {_QUICK_MODEL}.")
+        str, typer.Option(help=f"Of the zoo. Default: {THESIS_MODEL}; --quick: {_QUICK_MODEL}.")
     ] = "",
-    engine: Annotated[str, typer.Option(help=f"One of {', '.join(CONTENDERS)}.")] = "exported",
+    engine: Annotated[str, typer.Option(help=f"One of {', '.join(CONTENDERS)}.")] = ENGINE,
     device: Annotated[
         str, typer.Option(help="cpu, cuda:N, or auto: the first GPU that can be shared.")
     ] = _AUTO,
@@ -77,7 +80,7 @@ def thesis(
     chosen = choose(EXPERIMENTS, only or [])
     settings = Settings(
         quick,
-        _known(model or (_QUICK_MODEL if quick else _FULL_MODEL), _models(), "--model"),
+        _known(model or (_QUICK_MODEL if quick else THESIS_MODEL), _models(), "--model"),
         _known(engine, list(CONTENDERS), "--engine"),
         _device(device),
         str(constants),
@@ -89,7 +92,7 @@ def thesis(
     new_page(1, 1)  # without matplotlib this says so now, not after the measurements
     folder = out or Path(f"results/thesis{'-quick' * quick}")
     call = Call(settings, shlex.join(["blockflow", *sys.argv[1:]]), fingerprint())
-    with _terminable(), _Screen(console) as screen:
+    with interruptible(), _Screen(console) as screen:
         session = Session(chosen, call, folder, screen)
         try:
             session.run()
@@ -146,11 +149,11 @@ def _device(wanted: str) -> str:
     if wanted == _AUTO:
         with suppress(SystemError_):
             return _device("cuda:0")
-        return "cpu"
+        return CPU
     kind, _, number = wanted.partition(":")
     if kind == "cuda" and number.isdecimal():
         find_device().close()
-    elif wanted != "cpu":
+    elif wanted != CPU:
         raise RequestError("INVALID_REQUEST", f"{wanted!r} is no device", where="--device")
     return wanted
 
@@ -183,20 +186,6 @@ def _list(chosen: Sequence[Experiment], settings: Settings, console: Console, js
     for e in chosen:
         table.add_row(e.name, ", ".join(e.of), e.title, reasons[e.name])
     console.print(table)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends the experiments as Ctrl-C does, with everything stopped on the way."""
-
-    def interrupt(_signal: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Screen:

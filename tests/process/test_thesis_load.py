@@ -44,6 +44,7 @@ from blockflow.control.settings import available_cores
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
+from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
@@ -81,7 +82,7 @@ def store_echoes(model: Model, contender: Contender, root: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def context(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Shared]:
     root = tmp_path_factory.mktemp("thesis")
     workshop = Workshop(root / "blocks")
     (root / "scratch").mkdir()
@@ -92,7 +93,11 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         # Enough for a visit that is to have some; these blocks are slow on a busy machine.
         patch.setattr(served, "MIN_ARRIVALS", 12)
         with System(
-            repository=repository, state_dir=root / "state", rest_port=0, client_port=0
+            repository=repository,
+            state_dir=root / "state",
+            rest_port=0,
+            client_port=0,
+            launcher=launcher,
         ) as system:
             yield Shared(workshop, root / "scratch", system)
 

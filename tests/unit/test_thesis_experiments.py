@@ -12,19 +12,18 @@ from thesis_rig import CHAIN
 
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ, Sample
 from blockflow.bench.results import Figure
-from blockflow.bench.statistics import Interval
 from blockflow.bench.thesis import (
     batches,
     components,
     copies,
     offline,
     offline_memory,
+    offline_table,
     one_client,
     pipeline_time,
     transports,
 )
-from blockflow.bench.thesis.bars import draw_bars
-from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, compared, in_turn, thesis
+from blockflow.bench.thesis.beside import AGAIN
 from blockflow.bench.thesis.experiment import Findings, Settings
 from blockflow.bench.thesis.experiments import EXPERIMENTS
 from blockflow.bench.thesis.one_client import HTTP, HTTP_JSON, OFFLINE, TWICE, Series
@@ -63,77 +62,6 @@ def test_every_experiment_has_a_name_for_files_and_says_what_it_reproduces() -> 
     assert not [(a, b) for a in names for b in names if b.startswith(f"{a}-")]
 
 
-# --- what they have in common --------------------------------------------------------------------
-
-
-def test_the_thesiss_figure_stands_beside_ours() -> None:
-    ours = Figure("time", "handles", 1, 2.0, 3.0, 2.0, "ms", 5, low=1.9, high=2.1)
-    theirs = thesis(ours, 16.0, "figure 4.3", "a GPU")
-    assert theirs.labels == {"thesis": 16.0, "of": "figure 4.3", "note": "a GPU"}
-    assert thesis(ours, None, "figure 4.3").labels == {"of": "figure 4.3"}
-    grid = beside_grid("Figure 4.3", [theirs, ours])
-    assert grid.rows[0] == ("time", "handles", "1", "2.00", "1.90-2.10", "16.0", "ms", "5")
-    assert grid.rows[1][5] == ""
-    draw_bars([theirs, ours], "ms", log=True)
-
-
-def test_ways_take_turns_and_the_warm_up_does_not_count() -> None:
-    seen: list[str] = []
-    rounds: list[None] = []
-
-    def sample(name: str) -> int:
-        seen.append(name)
-        return len(seen)
-
-    ways = {name: lambda name=name: sample(name) for name in "abc"}
-    found = in_turn(ways, 3, lambda: rounds.append(None), broken=lambda _found: None, warm_up=1)
-    assert len(seen) == 12
-    assert len(rounds) == 4
-    assert seen[3:] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
-    assert {name: len(samples) for name, samples in found.items()} == {"a": 3, "b": 3, "c": 3}
-    assert min(s for samples in found.values() for s in samples) == 4
-
-
-def test_what_was_measured_before_a_failure_is_handed_over_by_whole_rounds() -> None:
-    left = [7]  # samples until the system dies
-    kept: list[dict[str, list[int]]] = []
-
-    def sample() -> int:
-        left[0] -= 1
-        if left[0] < 0:
-            raise ConnectionError("it died")
-        return left[0]
-
-    with pytest.raises(ConnectionError):
-        in_turn({"a": sample, "b": sample, "c": sample}, 5, lambda: None, broken=kept.append)
-    assert [{n: len(s) for n, s in found.items()} for found in kept] == [{"a": 2, "b": 2, "c": 2}]
-    kept.clear()
-    left[0] = 2
-    with pytest.raises(ConnectionError):
-        in_turn({"a": sample, "b": sample, "c": sample}, 5, lambda: None, broken=kept.append)
-    assert kept == []
-
-
-def test_nothing_is_concluded_inside_the_noise() -> None:
-    clear = Interval(2.8, 2.7, 2.9, 20)
-    assert compared(clear) == "2.80 times slower (95% 2.70-2.90, n = 20)"
-    assert compared(Interval(0.5, 0.4, 0.625, 20)).startswith("2.00 times faster (95% 1.60-2.50")
-    assert compared(clear, noise=2.0).startswith("not told apart (2.80 times")
-    assert compared(Interval(1.05, 0.98, 1.1, 20)).startswith("not told apart")
-    assert "too few rounds" in compared(Interval(9.0, 8.0, 10.0, 4))
-
-
-def test_rounds_know_their_noise_and_leave_enough_for_a_conclusion() -> None:
-    rounds = Rounds({"a": [1.0] * 6, "a" + AGAIN: [1.25] * 6, "b": [2.0] * 6})
-    assert rounds.noise == pytest.approx(0.25)
-    assert rounds.ratio("a", "b").value == 2.0
-    assert rounds.compared("a", "b").startswith("2.00 times slower")
-    warming = Rounds({"a": [9.0, 8.0, 7.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]})
-    assert warming.cut == 3
-    assert Rounds({"a": [9.0, 9.0, 1.0, 1.0, 1.0, 1.0]}).cut == 1
-    assert Rounds({}).cut == 0
-
-
 # --- transports ----------------------------------------------------------------------------------
 
 
@@ -153,7 +81,8 @@ def test_transports() -> None:
         "tensor, handle, copied in": 0.3,
         "string, ZeroMQ, again": 0.1,
     }
-    found = transports.findings({name: bursts(ms) for name, ms in times.items()}, 602112)
+    taken = {name: bursts(ms) for name, ms in times.items()}
+    found = transports.findings(taken, 602112, "resnet50")
     whole(found)
     figures = by(found)
     http = figures["string", "HTTP", None]
@@ -167,6 +96,12 @@ def test_transports() -> None:
     assert ("string: ZeroMQ / handle", "ratio", None) not in figures
     assert "24.0 times slower" in found.says
     assert "588 KiB" in found.says
+    assert found.says.count("(thesis: ") == 2
+    # A tensor is an input of the call's model; a string is of none.
+    other = transports.findings(taken, 256, "digits")
+    assert by(other)["string", "HTTP", None].labels["thesis"] == 1.676
+    assert "thesis" not in by(other)["tensor", "HTTP", None].labels
+    assert other.says.count("(thesis: ") == 1
 
 
 # --- each block by itself ------------------------------------------------------------------------
@@ -187,8 +122,9 @@ def test_offline() -> None:
     assert figures["forward", "scripted", "block4"].labels["thesis"] == pytest.approx(2.563)
     assert figures["share of the sum", "traced", "block2"].value == pytest.approx(30.0)
     assert figures["sum of the blocks", "scripted", 1].labels["thesis"] == pytest.approx(
-        offline.OFFLINE_SUM_MS
+        offline_table.OFFLINE_SUM_MS
     )
+    assert offline_table.OFFLINE_SUM_MS == 11.703  # as section 4.1.1 adds it up
     assert "thesis" not in figures["forward", "exported", "block1"].labels
     assert figures["parameters", "block4", "block4"].value == 10.0
     assert figures["memory of the block", "block1", "block1"].labels["thesis"] == 4.858
@@ -217,9 +153,24 @@ def test_table_4_2_has_the_deviation_and_the_memory_of_each_form() -> None:
     assert (own.value, own.low, own.unit, own.n) == (152, 150, "MiB", 5)
     assert (own.labels["thesis"], own.labels["thesis_unit"]) == (9.536, "MB")
     assert "thesis" not in figures[offline_memory.OWN, "exported", "block2"].labels
+    # All columns of the thesis's are in the figures, and so in their files.
+    assert (own.labels["thesis_std"], own.labels["thesis_reserved"]) == (0.763, 26.0)
+    last = figures[offline_memory.OWN, "scripted", "block4"].labels
+    assert (last["thesis"], last["thesis_std"], last["thesis_reserved"]) == (75.94, 2.619, 132.0)
+    processes = [figures[offline_memory.PROCESS, "scripted", f"block{n}"] for n in range(1, 5)]
+    assert [f.labels["thesis"] for f in processes] == [394, 394, 424, 478]
+    assert [f.labels.get("thesis_classifier") for f in processes] == [None, None, None, 396]
+    assert {f.labels["thesis_unit"] for f in processes} == {"MB"}
+    exported = figures[offline_memory.PROCESS, "exported", "block1"]
+    assert not [label for label in exported.labels if label.startswith("thesis")]
     grid = found.tables[-1]
-    assert grid.rows[0][3] == "52.0"
-    assert grid.rows[0][-2:] == ("4.86 MB", "26.0 MB")
+    assert {len(row) for row in grid.rows} == {len(grid.heads)}
+    cells = [dict(zip(grid.heads, row, strict=True)) for row in grid.rows]
+    assert cells[0]["beyond C"] == "52.0"
+    assert [c["thesis's"] for c in cells[:4]] == ["394", "394", "424", "478 + 396"]
+    assert [c["allocated (std)"] for c in cells[2:4]] == ["29.8 (0.967)", "75.9 (2.62)"]
+    assert [c["reserved"] for c in cells[:4]] == ["26.0", "26.0", "56.0", "132"]
+    assert {c["thesis's"] for c in cells if c["form"] == "exported"} == {""}
     assert grid.rows[-1][:3] == ("", "none (C)", "50.0")
     # Without it, what was measured before is whole all the same.
     assert len(offline.findings(samples, [4.0, 8.0, 12.0, 40.0], SETTINGS).tables) == 2
@@ -372,6 +323,7 @@ def test_one_round_is_enough_for_what_is_kept_of_a_failure() -> None:
             for way in (*transports.WAYS, "ZeroMQ, again")
         },
         4,
+        "digits",
     )
     assert trips.figures
     assert "too few rounds" in trips.says
@@ -410,7 +362,7 @@ def test_copies_are_told_in_megabytes_per_inference() -> None:
 def test_on_a_device_the_workers_own_counts_stand_beside_it() -> None:
     over = {ZEROMQ: (2e6, 3e6), TENSORMQ: (0.0, 0.0)}
     found = copies.findings(
-        moved([8e6] * 6, 2e3), dict.fromkeys(copies.WAYS, 0.0), 1.0, over, SMALL
+        moved([8e6] * 6, 2e3), dict.fromkeys(copies.WAYS, 0.0), 1.0, over, SETTINGS
     )
     figures = by(found)
     assert figures[copies.TO_HOST, ZEROMQ, 1].value == 3.0

@@ -73,15 +73,28 @@ def test_a_visit_s_times_are_those_of_what_was_answered() -> None:
 
 def test_overhead_by_distribution_stands_beside_the_thesis_s() -> None:
     costs = {(HANDLES, 1): 1.0, (TENSORS, 1): 5.0, (TWICE, 1): 1.0}
-    costs |= {(HANDLES, 2): 1.5, (TENSORS, 2): 4.5}
+    costs |= {(HANDLES, 2): 1.5, (TENSORS, 2): 4.5, (TWICE, 2): 1.5}
     visits = {arm: [device_visit(cost)] * 5 for arm, cost in costs.items()}
     made = Distribution(visits, Places(GPUS, ["cuda:0", "cuda:1"]), 30.0, {})
     found = {f.labels["pdi"]: f for f in made.figures() if f.name == LESS}
     assert {pdi: f.value for pdi, f in found.items()} == pytest.approx({25.0: 5.0, 50.0: 3.0})
     assert {pdi: f.labels["thesis"] for pdi, f in found.items()} == {25.0: 5.26, 50.0: 3.56}
     assert "PDI 25: 5.00 times as much" in made.says()
-    assert made.noise == 0
+    assert {f.labels["noise"] for f in found.values()} == {0.0}
     assert {f.mode for f in made.table()} == {
         "PDI 25 (4 blocks, 1 GPU)",
         "PDI 50 (4 blocks, 2 GPUs)",
     }
+
+
+def test_each_number_of_devices_is_judged_by_its_own_noise() -> None:
+    """On one device equal things were half as dear again; on two they were the same."""
+    costs = {(HANDLES, 1): 2.0, (TENSORS, 1): 2.5, (TWICE, 1): 3.0}
+    costs |= {(HANDLES, 2): 2.0, (TENSORS, 2): 2.5, (TWICE, 2): 2.0}
+    visits = {arm: [device_visit(cost)] * 5 for arm, cost in costs.items()}
+    made = Distribution(visits, Places(CORES, ["0", "1"]), 30.0, {})
+    noise = {f.labels["pdi"]: f.labels["noise"] for f in made.figures() if f.name == LESS}
+    assert noise == pytest.approx({25.0: 0.5, 50.0: 0.0})
+    assert "PDI 25: not told apart (1.25 times" in made.says()
+    assert "noise 50.0%" in made.says()
+    assert "PDI 50: 1.25 times as much" in made.says()

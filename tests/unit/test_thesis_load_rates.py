@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,10 +11,19 @@ from hypothesis import strategies as st
 from thesis_rig import CHAIN, HANDLES, TENSORS, record
 
 from blockflow.bench.thesis.beside import AGAIN
-from blockflow.bench.thesis.clients_figures import KNEE, Clients, find_knee
+from blockflow.bench.thesis.clients_figures import KNEE, STEP, Clients, find_knee, find_step
 from blockflow.bench.thesis.clients_figures import Visit as ClientVisit
-from blockflow.bench.thesis.rates_figures import KEEPS_UP, LEAST_MU, LIMIT, RATIO, SATURATED, Sweep
-from blockflow.bench.thesis.rates_model import Capacity, Flow, flow_of
+from blockflow.bench.thesis.rates_figures import (
+    CALLERS,
+    KEEPS_UP,
+    LEAST_MU,
+    LIMIT,
+    OF_LIMIT,
+    RATIO,
+    SATURATED,
+    Sweep,
+)
+from blockflow.bench.thesis.rates_model import Calm, Capacity, Flow, flow_of, typical
 from blockflow.bench.thesis.served import (
     TWICE,
     WAYS,
@@ -93,11 +103,37 @@ def test_the_knee_is_where_the_bounds_meet() -> None:
     """Two servers of 50 ms each: 100 ms alone, 20 per second at most, so the knee is at two."""
     latency = {n: max(100.0, 50.0 * n) for n in range(1, 11)}
     rate = {n: min(10.0 * n, 20.0) for n in range(1, 11)}
-    knee = find_knee(latency, rate)
-    assert knee.clients == pytest.approx(2.0)
-    assert knee.step_ms == pytest.approx(50.0)
-    assert find_knee({1: 100.0}, {1: 5.0}).clients == 1.0  # never fewer than one
-    assert find_knee({1: 100.0}, {1: 10.0}).step_ms is None
+    assert find_knee(latency, rate) == pytest.approx(2.0)
+    assert find_knee({1: 100.0}, {1: 5.0}) == 1.0  # never fewer than one
+
+
+def test_what_a_further_client_adds_is_a_slope_per_round() -> None:
+    steps = [48.0, 49.0, 50.0, 51.0, 60.0]
+    latency = {n: [step * n for step in steps] for n in range(1, 11)}
+    found = find_step(latency, 2.0)
+    assert found is not None
+    assert found.value == pytest.approx(50.0)
+    assert found.n == 5
+    assert found.low == pytest.approx(48.0)
+    assert found.high == pytest.approx(60.0)
+    assert find_step(latency, 9.0) is None  # a single number of clients lies beyond
+    assert find_step(latency, 8.5) is not None
+
+
+def test_the_growth_beyond_the_knee_is_told_with_its_interval() -> None:
+    def visits(rounds: int) -> dict[tuple[str, int], list[ClientVisit]]:
+        return {
+            (arm, n): [ClientVisit(max(100.0, (48 + k) * n), 20.0) for k in range(rounds)]
+            for n in range(1, 11)
+            for arm in (*WAYS, TWICE)
+        }
+
+    made = Clients(visits(5), {})
+    step = next(f for f in made.figures() if (f.name, f.mode) == (STEP, HANDLES))
+    assert (step.value, step.n) == (pytest.approx(50.0), 5)
+    assert step.low is not None and step.low < step.value < (step.high or 0)
+    assert "each further one adds 50.0 ms (95% 48.0-52.0, n = 5)" in made.says()
+    assert "n = 4: too few rounds to conclude)" in Clients(visits(4), {}).says()
 
 
 def test_clients_figures_stand_beside_the_thesis_s() -> None:
@@ -177,7 +213,12 @@ def sweep(handles: float = 20.0, tensors: float = 16.0, rounds: int = 5) -> Swee
         for m in (0.5, 0.9, 1.25, 2.0)
         for arm in ((*WAYS, TWICE) if m >= 1.25 else WAYS)
     }
-    return Sweep(flows, Capacity({"a": 40.0, "b": 40.0}, 2), 20.0, {})
+    return Sweep(flows, calm([20.0] * rounds), 20.0, {})
+
+
+def calm(callers: Sequence[float], ms: float = 40.0) -> list[Calm]:
+    """One per round, of two blocks that take equally long."""
+    return [Calm(Capacity({"a": ms, "b": ms}, 2), one) for one in callers]
 
 
 def test_saturation_stands_beside_the_prediction_and_the_thesis() -> None:
@@ -196,6 +237,29 @@ def test_saturation_stands_beside_the_prediction_and_the_thesis() -> None:
     assert {len(row) for row in made.grid().rows} == {len(made.grid().heads)}
 
 
+def test_what_is_predicted_and_what_callers_get_is_found_in_every_round() -> None:
+    flows = {
+        (arm, m): [flow(20 * m, 20.0)] * 5
+        for m in (0.5, 1.25)
+        for arm in ((*WAYS, TWICE) if m >= 1.25 else WAYS)
+    }
+    rounds = zip((40.0, 50.0, 40.0, 50.0, 40.0), (18.0, 19.0, 20.0, 21.0, 22.0), strict=True)
+    found = [one for ms, callers in rounds for one in calm([callers], ms)]
+    made = Sweep(flows, found, 20.0, {})
+    by = {(f.name, f.mode): f for f in made.summary()}
+    for name in (LEAST_MU, LIMIT):
+        limit = by[name, ""]
+        assert (limit.value, limit.low, limit.high, limit.n) == (25.0, 20.0, 25.0, 5)
+    callers = by[CALLERS, HANDLES]
+    assert (callers.value, callers.low, callers.high, callers.n) == (20.0, 18.0, 22.0, 5)
+    # By rounds: 20 of 25 and 20 of 20.
+    share = by[OF_LIMIT, HANDLES]
+    assert (share.value, share.low, share.high, share.n) == (0.8, 0.8, 1.0, 5)
+    assert "0.80 of the predicted limit (95% 0.800-1.00) of 25.0 (95% 20.0-25.0)" in made.says()
+    assert typical([c.capacity for c in found]).service_ms == {"a": 40.0, "b": 40.0}
+    assert by[KEEPS_UP, HANDLES].n == 5
+
+
 def test_equal_ways_are_not_told_apart() -> None:
     assert "not told apart" in sweep(20.0, 20.0).says()
 
@@ -206,7 +270,7 @@ def test_a_round_past_saturation_is_the_mean_over_its_rates() -> None:
         for arm in (*WAYS, TWICE)
         for m, most in ((1.25, 10.0), (2.0, 30.0))
     }
-    made = Sweep(flows, Capacity({"a": 40.0}, 2), 20.0, {})
+    made = Sweep(flows, calm([20.0] * 5), 20.0, {})
     assert made.saturated.samples[HANDLES] == [20, 21, 22, 23, 24]
     assert made.saturated.cut == 0  # visits at other rates are no warm-up
 

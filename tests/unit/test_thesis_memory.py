@@ -213,7 +213,11 @@ def test_one_call_with_the_thesis_constants_reproduces_and_keeps_all_tables(tmp_
 def test_which_models_are_measured() -> None:
     assert deployment.unfit(Settings(model="resnet18")) is None
     assert "not cut into four" in str(deployment.unfit(Settings(model="alexnet")))
-    assert deployment.model_of(Settings(quick=True, model="alexnet")) == "resnet18"
+    assert deployment.models_of(Settings(quick=True, model="alexnet")) == ["resnet18"]
+    assert deployment.models_of(Settings(model="resnet152")) == ["resnet152"]
+    # The usual call measures what both of the thesis's tables are about.
+    assert deployment.models_of(Settings()) == ["resnet50", "resnet152"]
+    assert deployment.unfit(Settings()) is None
 
 
 def test_another_model_stands_without_the_thesis() -> None:

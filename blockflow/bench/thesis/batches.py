@@ -17,7 +17,7 @@ from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.thesis.bars import COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
-from blockflow.bench.thesis.offline import OFFLINE_SUM_MS, THESIS_MODEL
+from blockflow.bench.thesis.offline_table import OFFLINE_SUM_MS
 from blockflow.bench.thesis.one_client import (
     OFFLINE,
     TWICE,
@@ -98,20 +98,20 @@ def findings(found: Found, settings: Settings) -> Findings:
 
 def _figures(found: Found, settings: Settings) -> Iterator[Figure]:
     for rows, series in found.items():
-        known = settings.model == THESIS_MODEL and rows == 1
+        alone = rows == 1  # the thesis prints no others
         times, overheads = series.rounds(pipeline_ms), _overheads(series)
         for way in _WAYS:
             for name, rounds in ((TIME, times), (OVERHEAD, overheads)):
                 if way not in rounds.samples:
                     continue
                 made = latency_figure(name, way, rows, rounds.of(way), settings.labels)
-                yield thesis(made, _PRINTED[name, way] if known else None, _SOURCE)
+                yield thesis(made, _PRINTED[name, way] if alone else None, _SOURCE)
         for name, rounds in ((TIME, times), (OVERHEAD, overheads)):
             labels = {**settings.labels, "of_what": name, "noise": rounds.noise}
             ratio = rounds.ratio(TENSORMQ, ZEROMQ)
             made = interval_figure(RATIO, f"{ZEROMQ} / {TENSORMQ}", rows, ratio, "x", labels)
             printed = _PRINTED[name, ZEROMQ] / _PRINTED[name, TENSORMQ]
-            yield thesis(made, round(printed, 1) if known else None, _SOURCE)
+            yield thesis(made, round(printed, 1) if alone else None, _SOURCE)
 
 
 def _overheads(series: Series) -> Rounds:

@@ -21,11 +21,26 @@ T = TypeVar("T")
 AGAIN = ", again"
 """Behind the name of the way that is measured twice: what equal things differ by in this run."""
 
+THESIS_MODEL = "resnet50"
+"""Its figures are of this model, and stand beside no other one's."""
+
+
+def known(labels: Mapping[str, Any]) -> bool:
+    """Whether the thesis's figures may stand beside ours with these labels: a figure that names no
+    model is of none, and is the same whatever the model."""
+    return labels.get("model", THESIS_MODEL) == THESIS_MODEL
+
+
+def quoted(labels: Mapping[str, Any], text: str) -> str:
+    """What the thesis says, behind what we say of figures with these labels: `` (thesis: 2.8
+    times)``; '' where that is of another model."""
+    return f" (thesis: {text})" if known(labels) else ""
+
 
 def thesis(
     figure: Figure, value: float | None, source: str, note: str = "", unit: str = ""
 ) -> Figure:
-    """The same figure with the thesis's beside it.
+    """The same figure with the thesis's beside it, if that is :func:`known`.
 
     Args:
         figure: ours.
@@ -35,7 +50,7 @@ def thesis(
         unit: of ``value``, where it is not the figure's.
     """
     labels: dict[str, Any] = {**figure.labels, "of": source}
-    if value is not None:
+    if value is not None and known(figure.labels):
         labels["thesis"] = value
         if unit:
             labels["thesis_unit"] = unit
@@ -164,5 +179,4 @@ def compared(
     if ratio.high < 1 - noise:
         inverse = f"95% {bounds(1 / ratio.high, 1 / ratio.low)}, n = {ratio.n}"
         return f"{digits(1 / ratio.value)} times {less} ({inverse})"
-    apart = max(abs(ratio.high - 1), abs(1 - ratio.low), noise)
-    return f"not told apart ({digits(ratio.value)} times, {shown}; noise {apart:.0%})"
+    return f"not told apart ({digits(ratio.value)} times, {shown}; noise {noise:.1%})"

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockflow.bench.canvas import new_page
+from blockflow.bench.compare.judgement import MIN_PAIRS
 from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import Interval, slope
-from blockflow.bench.thesis.beside import AGAIN, Rounds, thesis
+from blockflow.bench.statistics import Interval, median_interval, slope
+from blockflow.bench.thesis.beside import AGAIN, Rounds, known, quoted, thesis
 
 LATENCY = "round trip"
 RATE = "throughput"
@@ -37,12 +38,6 @@ _THESIS_KNEE = 4.0
 _COLOURS = {TENSORMQ: "#17779b", ZEROMQ: "#5a4a78"}
 
 
-def _thesis_ratio(clients: int) -> float | None:
-    """Whole tensors to handles, where both are told."""
-    ours, theirs = THESIS_MS.get((TENSORMQ, clients)), THESIS_MS.get((ZEROMQ, clients))
-    return None if ours is None or theirs is None else round(theirs / ours, 2)
-
-
 @dataclass(frozen=True, slots=True)
 class Visit:
     """Some clients asked in turn for a while: the median round trip, and answers per second."""
@@ -51,32 +46,31 @@ class Visit:
     rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class Knee:
-    """Where a way's latency begins to grow.
-
-    Attributes:
-        clients: N* = R(1) X, at least 1.
-        step_ms: what a further client adds to the round trip beyond it; None where too few numbers
-            of clients lie beyond.
-    """
-
-    clients: float
-    step_ms: float | None
-
-
-def find_knee(latency_ms: Mapping[int, float], rate: Mapping[int, float]) -> Knee:
-    """From medians by number of clients.
+def find_knee(latency_ms: Mapping[int, float], rate: Mapping[int, float]) -> float:
+    """Where a way's latency begins to grow: N* = R(1) X clients, from medians by their number.
 
     Raises:
         ValueError: nothing was measured with the fewest clients.
     """
-    fewest = min(latency_ms)
     # Noise can make a lone client seem to do more than the pipeline can.
-    knee = max(1.0, latency_ms[fewest] / 1e3 * max(rate.values()))
+    return max(1.0, latency_ms[min(latency_ms)] / 1e3 * max(rate.values()))
+
+
+def find_step(latency_ms: Mapping[int, Sequence[float]], knee: float) -> Interval | None:
+    """Milliseconds that a further client adds to the round trip beyond the knee.
+
+    Args:
+        latency_ms: by number of clients, a sample per round: the slope of each is a sample.
+        knee: clients.
+
+    Returns:
+        None where fewer than two numbers of clients lie beyond.
+    """
     beyond = [n for n in sorted(latency_ms) if n > knee]
-    step = slope(beyond, [latency_ms[n] for n in beyond]) if len(beyond) > 1 else None
-    return Knee(knee, step)
+    if len(beyond) < 2:
+        return None
+    rounds = zip(*(latency_ms[n] for n in beyond), strict=True)
+    return median_interval([slope(beyond, times) for times in rounds])
 
 
 class Clients:
@@ -106,15 +100,29 @@ class Clients:
         found = {arm: f for (arm, n), f in self._visits.items() if n == clients}
         return Rounds({arm: [value(v) for v in f] for arm, f in found.items()})
 
-    def knee(self, way: str) -> Knee:
-        latency = {n: self.latency(n).median(way).value for n in self.counts}
-        return find_knee(latency, {n: self.rate(n).median(way).value for n in self.counts})
-
-    def knee_interval(self, way: str) -> Interval:
+    def knee(self, way: str) -> Interval:
         """N* with what it inherits from the interval of R(1)."""
-        alone, knee = self.latency(self.counts[0]).median(way), self.knee(way).clients
+        latency = {n: self.latency(n).median(way) for n in self.counts}
+        rates = {n: self.rate(n).median(way).value for n in self.counts}
+        knee = find_knee({n: found.value for n, found in latency.items()}, rates)
+        alone = latency[self.counts[0]]
         scale = knee / alone.value
         return Interval(knee, max(1.0, alone.low * scale), max(1.0, alone.high * scale), alone.n)
+
+    def step(self, way: str) -> Interval | None:
+        """What a further client adds beyond the knee, by rounds; none of them is left out, so that
+        those of all numbers of clients are the same."""
+        times = {n: [v.latency_ms for v in self._visits[way, n]] for n in self.counts}
+        return find_step(times, self.knee(way).value)
+
+    def _printed(self, way: str, clients: int) -> float | None:
+        """The thesis's round trip, where it tells one."""
+        return THESIS_MS.get((way, clients)) if known(self._labels) else None
+
+    def _printed_ratio(self, clients: int) -> float | None:
+        """Whole tensors to handles, where both are told."""
+        ours, theirs = self._printed(TENSORMQ, clients), self._printed(ZEROMQ, clients)
+        return None if ours is None or theirs is None else round(theirs / ours, 2)
 
     @property
     def noise(self) -> float:
@@ -135,14 +143,14 @@ class Clients:
                 labels["noise"] = latency.noise
                 ratio = latency.ratio(TENSORMQ, ZEROMQ)
                 figure = interval_figure(RATIO, ZEROMQ, 1, ratio, "x", labels)
-                out.append(thesis(figure, _thesis_ratio(n), _SOURCE))
+                out.append(thesis(figure, self._printed_ratio(n), _SOURCE))
         for way in self.ways:
-            knee = self.knee(way)
-            figure = interval_figure(KNEE, way, 1, self.knee_interval(way), "1", self._labels)
+            figure = interval_figure(KNEE, way, 1, self.knee(way), "1", self._labels)
             out.append(thesis(figure, _THESIS_KNEE if way == TENSORMQ else None, _SOURCE))
-            if knee.step_ms is not None:
-                made = Figure(STEP, way, 1, None, None, knee.step_ms, "ms", 1, labels=self._labels)
-                out.append(thesis(made, None, _SOURCE))
+            step = self.step(way)
+            if step is not None:
+                figure = interval_figure(STEP, way, 1, step, "ms", self._labels)
+                out.append(thesis(figure, None, _SOURCE))
         return out
 
     def grid(self) -> Grid:
@@ -155,12 +163,12 @@ class Clients:
             latency, rate = self.latency(n), self.rate(n)
             cells = [str(n)]
             for way in self.ways:
-                found, printed = latency.median(way), THESIS_MS.get((way, n))
+                found, printed = latency.median(way), self._printed(way, n)
                 cells += [digits(found.value), bounds(found.low, found.high)]
                 cells += [digits(rate.median(way).value)]
                 cells += ["" if printed is None else digits(printed)]
             if len(self.ways) > 1:
-                ratio, printed = latency.ratio(TENSORMQ, ZEROMQ), _thesis_ratio(n)
+                ratio, printed = latency.ratio(TENSORMQ, ZEROMQ), self._printed_ratio(n)
                 cells += [digits(ratio.value), bounds(ratio.low, ratio.high)]
                 cells += ["" if printed is None else digits(printed)]
             rows.append(tuple(cells))
@@ -171,14 +179,16 @@ class Clients:
     def says(self) -> str:
         """One line."""
         most = self.counts[-1]
-        knee, where = self.knee(TENSORMQ), self.knee_interval(TENSORMQ)
+        knee, step = self.knee(TENSORMQ), self.step(TENSORMQ)
         line = (
             f"with handles a lone request's time and the highest rate put the end of the plateau "
-            f"at {knee.clients:.1f} clients (95% {bounds(where.low, where.high)}; thesis: "
-            f"{_THESIS_KNEE:g})"
+            f"at {knee.value:.1f} clients (95% {bounds(knee.low, knee.high)})"
+            f"{quoted(self._labels, f'{_THESIS_KNEE:g}')}"
         )
-        if knee.step_ms is not None:
-            line += f", from where each further one adds {digits(knee.step_ms)} ms"
+        if step is not None:
+            shown = f"95% {bounds(step.low, step.high)}, n = {step.n}"
+            few = ": too few rounds to conclude" if step.n < MIN_PAIRS else ""
+            line += f", from where each further one adds {digits(step.value)} ms ({shown}{few})"
         if len(self.ways) < 2:
             return line
         told = self.latency(most).compared(TENSORMQ, ZEROMQ)
@@ -201,11 +211,11 @@ class Clients:
                 ax.errorbar(
                     self.counts, values, apart, fmt="o-", color=colour, label=way, ms=3, capsize=2
                 )
-            knee = self.knee(way).clients
-            left.axvline(knee, color=colour, linestyle=":", linewidth=1)
-            marks = [(n, v) for (w, n), v in THESIS_MS.items() if w == way and n in self.counts]
-            xs, ys = [n for n, _ in marks], [v for _, v in marks]
-            left.plot(xs, ys, "_", color=colour, ms=9, label=f"{way}, the thesis's")
+            left.axvline(self.knee(way).value, color=colour, linestyle=":", linewidth=1)
+            marks = {n: v for n in self.counts if (v := self._printed(way, n)) is not None}
+            if marks:
+                xs, ys = list(marks), list(marks.values())
+                left.plot(xs, ys, "_", color=colour, ms=9, label=f"{way}, the thesis's")
         left.set(xlabel="clients", ylabel="round trip, ms (dotted: knee)")
         right.set(xlabel="clients", ylabel="answers per second")
         left.legend(fontsize=8, frameon=False)

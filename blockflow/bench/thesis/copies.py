@@ -23,9 +23,8 @@ from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.pipeline_ways import block_names, task_name, topology
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.thesis.bars import COLOURS, draw_bars
-from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, in_turn, thesis
+from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, in_turn, quoted, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
-from blockflow.bench.thesis.offline import THESIS_MODEL
 from blockflow.bench.thesis.served import input_of
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -174,8 +173,10 @@ def findings(
         says=(
             f"an inference moves {whole:.3g} MB through sockets with whole tensors and "
             f"{handles:.3g} MB with handles: {sent.compared(TENSORMQ, ZEROMQ, 'more', 'less')}; "
-            f"block1 alone takes and gives {first / _MB:.3g} MB as messages (thesis: 4.5 MB over "
-            "PCIe with whole tensors, none with handles)"
+            f"block1 alone takes and gives {first / _MB:.3g} MB as messages"
+            + quoted(
+                settings.labels, f"{_FIRST_MB} MB over PCIe with whole tensors, none with handles"
+            )
         ),
         figures=[*figures, ratio],
         tables=[beside_grid("Figure 4.9: moved per inference", [*figures, ratio])],
@@ -217,10 +218,9 @@ def _figures(
     settings: Settings,
 ) -> Iterator[Figure]:
     labels = settings.labels
-    known = settings.model == THESIS_MODEL
     yield from _sent_figures(sent, settings)
     made = Figure(FIRST, ZEROMQ, 1, None, None, first / _MB, "MB", 1, labels=labels)
-    yield thesis(made, _FIRST_MB if known else None, _SOURCE, "the thesis's is over PCIe")
+    yield thesis(made, _FIRST_MB, _SOURCE, "the thesis's is over PCIe")
     for way in WAYS:
         yield Figure(ENGINE, way, 1, None, None, engine[way] / _MB, "MB", 1, labels=labels)
     for way, directions in over.items():

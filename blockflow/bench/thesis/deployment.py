@@ -7,16 +7,20 @@ The measurement, the model and the tables are those of ``make bench-thesis-memor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from blockflow.bench.grid import Grid
 from blockflow.bench.results import Figure
+from blockflow.bench.thesis.beside import THESIS_MODEL
 from blockflow.bench.thesis.experiment import (
+    CPU,
     THESIS,
     Context,
     Experiment,
     Findings,
     Plot,
     Settings,
+    variant,
 )
 from blockflow.bench.thesis.memory import concluded, fitting, from_thesis
 from blockflow.bench.thesis.memory_figures import (
@@ -36,38 +40,56 @@ _SMALL = "resnet18"
 """Measured in a quick run, where the call's model does not fit."""
 
 
-def model_of(settings: Settings) -> str:
-    """Which model's blocks are measured."""
-    fits = settings.model in fitting() or not settings.quick
-    return settings.model if fits else _SMALL
+CONSTANTS = "constants"
+"""The variant that measures nothing."""
+
+
+def models_of(settings: Settings) -> list[str]:
+    """Which models' blocks are measured; with the thesis's own, all that it has a table of."""
+    if settings.quick:
+        return [settings.model if settings.model in fitting() else _SMALL]
+    return list(TABLES) if settings.model == THESIS_MODEL else [settings.model]
 
 
 def unfit(settings: Settings) -> str | None:
     """Why the call's model cannot be deployed so; the thesis's constants are of its own models."""
-    model = model_of(settings)
-    if settings.constants == THESIS or model in fitting():
+    if settings.constants == THESIS or set(models_of(settings)) <= set(fitting()):
         return None
-    return f"{model} is not cut into four blocks; {', '.join(fitting())} are"
+    return f"{settings.model} is not cut into four blocks; {', '.join(fitting())} are"
+
+
+def variant_of(settings: Settings) -> str:
+    """What is calculated is of the thesis's models, whatever the call's is; what is measured is so
+    on the CPU, whatever its device."""
+    return CONSTANTS if settings.constants == THESIS else variant(replace(settings, device=CPU))
 
 
 def run(ctx: Context) -> Findings:
     """From this machine's processes, or from the constants behind the thesis's tables."""
     if ctx.settings.constants == THESIS:
         return conclude([from_thesis(model) for model in TABLES], [])
-    model = model_of(ctx.settings)
-    rounds = ctx.pick(ROUNDS, 1)
-    chain = ctx.chain(model=model)
-
-    def keep(so_far: Mapping[Blocks, Sequence[float]]) -> None:
-        ctx.keep(concluded(model, so_far)[0])
-
-    with ctx.step(f"{model}: one worker at a time", rounds * len(KINDS)) as advance:
-        samples = measure(chain, rounds, ctx.scratch / "state", advance, keep)
+    found: list[tuple[list[Figure], str]] = []
+    for model in models_of(ctx.settings):
+        found.append(_measured(ctx, model, [f for figures, _ in found for f in figures]))
+        ctx.keep([f for figures, _ in found for f in figures])
     note = (
         "measured on the CPU, where C is what a process takes without a block; the thesis's is a "
         "CUDA context. With its constants: --constants thesis"
     )
-    return conclude([concluded(model, samples)], [note])
+    return conclude(found, [note])
+
+
+def _measured(ctx: Context, model: str, before: Sequence[Figure]) -> tuple[list[Figure], str]:
+    """One model's figures; ``before`` are kept with them."""
+    rounds = ctx.pick(ROUNDS, 1)
+    chain = ctx.chain(model=model)
+
+    def keep(so_far: Mapping[Blocks, Sequence[float]]) -> None:
+        ctx.keep([*before, *concluded(model, so_far)[0]])
+
+    with ctx.step(f"{model}: one worker at a time", rounds * len(KINDS)) as advance:
+        samples = measure(chain, rounds, ctx.scratch / f"state-{model}", advance, keep)
+    return concluded(model, samples)
 
 
 def conclude(models: Sequence[tuple[list[Figure], str]], notes: Sequence[str]) -> Findings:
@@ -112,4 +134,5 @@ EXPERIMENT = Experiment(
     "Memory of modular and of traditional deployment",
     run,
     (unfit,),
+    variant_of,
 )

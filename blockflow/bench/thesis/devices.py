@@ -12,7 +12,7 @@ import os
 
 from blockflow.bench.batching.plan import rotated
 from blockflow.bench.pipeline_figures import TENSORMQ
-from blockflow.bench.thesis.beside import AGAIN, beside_grid
+from blockflow.bench.thesis.beside import AGAIN, beside_grid, known
 from blockflow.bench.thesis.devices_figures import Distribution, Visit
 from blockflow.bench.thesis.devices_model import (
     CORES,
@@ -24,6 +24,7 @@ from blockflow.bench.thesis.devices_model import (
     way_of,
 )
 from blockflow.bench.thesis.experiment import (
+    CPU,
     Context,
     Data,
     Experiment,
@@ -32,7 +33,6 @@ from blockflow.bench.thesis.experiment import (
     Settings,
 )
 from blockflow.bench.thesis.served import (
-    CPU,
     WAYS,
     Flood,
     callers_of,
@@ -68,7 +68,7 @@ def too_few(settings: Settings) -> str | None:
 
 def run(ctx: Context) -> Findings:
     """All ways on all numbers of devices, in turns."""
-    rounds, seconds = ctx.pick((6, 3.0), (1, 0.3))
+    rounds, seconds = ctx.pick((6, 12.0), (1, 0.3))
     chain = ctx.chain()
     places = find_places(ctx.settings)
     wanted = numbers(len(chain.blocks))
@@ -87,8 +87,9 @@ def run(ctx: Context) -> Findings:
         with ctx.step("what one device can do", None):
             alone = callers_rate(client, way_of(TENSORMQ, counts[0]), x, seconds, callers_of(chain))
         rate = _SHARE * alone
-        # One arm twice, for the noise.
-        arms = {**tasks, way_of(TENSORMQ, counts[0]) + AGAIN: (TENSORMQ + AGAIN, counts[0])}
+        # On every number of devices one arm twice: each has a noise of its own.
+        again = {way_of(TENSORMQ, n) + AGAIN: (TENSORMQ + AGAIN, n) for n in counts}
+        arms = {**tasks, **again}
 
         with ctx.step(f"blocks on {places.kind}", rounds) as advance:
             for number in range(rounds):
@@ -103,7 +104,7 @@ def run(ctx: Context) -> Findings:
     heads = ("way", "pdi", "round", "block", "compute_ms", "overhead_ms")
     notes = [
         f"one client, Poisson, {rate:.1f} requests per second ({_SHARE:.0%} of what the pipeline "
-        f"can do on one {places.one}; thesis: 300)"
+        f"can do on one {places.one}{'; thesis: 300' * known(labels)})"
     ]
     if places.kind == CORES:
         notes.append(

@@ -10,7 +10,7 @@ from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval, percentile
-from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, thesis
+from blockflow.bench.thesis.beside import AGAIN, Rounds, quoted, thesis
 from blockflow.bench.thesis.devices_model import Places, index
 from blockflow.client.collector import OK, Record
 
@@ -88,11 +88,6 @@ class Distribution:
         found = {arm: f for (arm, n), f in self._visits.items() if n == count}
         return Rounds({arm: [v.total_overhead for v in f] for arm, f in found.items()})
 
-    @property
-    def noise(self) -> float:
-        """Of the number of devices where a way was visited twice."""
-        return max(self.overhead(n).noise for n in self.counts)
-
     def figures(self) -> list[Figure]:
         """Per arm, number of devices and block; then the ratios."""
         out: list[Figure] = []
@@ -111,8 +106,9 @@ class Distribution:
         """How much less overhead handles have, by number of devices."""
         out = []
         for count in self.counts:
-            labels = {**self._labels, "pdi": self.pdi(count), "noise": self.noise}
-            ratio = self.overhead(count).ratio(TENSORMQ, ZEROMQ)
+            rounds = self.overhead(count)
+            labels = {**self._labels, "pdi": self.pdi(count), "noise": rounds.noise}
+            ratio = rounds.ratio(TENSORMQ, ZEROMQ)
             figure = interval_figure(LESS, self._name(count), 1, ratio, "x", labels)
             out.append(thesis(figure, THESIS_LESS.get(self.pdi(count)), _SOURCE, "on GPUs"))
         return out
@@ -140,10 +136,9 @@ class Distribution:
         """One line."""
         parts = []
         for count in self.counts:
-            ratio = self.overhead(count).ratio(TENSORMQ, ZEROMQ)
             printed = THESIS_LESS.get(self.pdi(count))
-            beside = "" if printed is None else f" (thesis: {printed:g})"
-            told = compared(ratio, self.noise, "as much", "less")
+            beside = "" if printed is None else quoted(self._labels, f"{printed:g}")
+            told = self.overhead(count).compared(TENSORMQ, ZEROMQ, "as much", "less")
             parts.append(f"PDI {self.pdi(count):.0f}: {told}{beside}")
         over = f"with blocks on one {self._places.one} or several"
         return f"overhead of whole tensors beside handles, {over}: {'; '.join(parts)}"

@@ -10,7 +10,7 @@ from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
-from blockflow.bench.thesis.beside import Rounds, thesis
+from blockflow.bench.thesis.beside import Rounds, known, quoted, thesis
 
 ENERGY = "energy per tensor"
 ABOVE = "energy per tensor above idle"
@@ -102,7 +102,8 @@ class Energy:
         told = rounds.compared(TENSORMQ, ZEROMQ, "as much", "less")
         return (
             f"{handles:.0f} mJ per tensor with handles, {whole:.0f} with whole tensors "
-            f"({batch} row{'s' * (batch > 1)}): {told} (thesis: {_THESIS_RATIO} times)"
+            f"({batch} row{'s' * (batch > 1)}): {told}"
+            + quoted(self._labels, f"{_THESIS_RATIO} times")
         )
 
     def draw(self) -> Any:
@@ -118,7 +119,9 @@ class Energy:
             below = [f.value - f.low for f in found], [f.high - f.value for f in found]
             values = [f.value for f in found]
             ax.errorbar(self.batches, values, below, fmt="o-", color=colour, label=way, capsize=3)
-            ax.plot([1], [THESIS_MJ[way]], "_", color=colour, ms=14, label=f"{way}, the thesis's")
+            if known(self._labels):
+                label = f"{way}, the thesis's"
+                ax.plot([1], [THESIS_MJ[way]], "_", color=colour, ms=14, label=label)
         ax.set(xscale="log", xlabel="rows per request", ylabel="mJ per row")
         ax.set_xticks(self.batches, [str(b) for b in self.batches])
         ax.minorticks_off()

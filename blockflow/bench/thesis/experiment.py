@@ -18,10 +18,14 @@ from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
 from blockflow.bench.grid import Grid
 from blockflow.bench.in_process import Chain
 from blockflow.bench.results import Figure
+from blockflow.bench.thesis.beside import THESIS_MODEL
 from blockflow.control.system import System
 
 MACHINE, THESIS = "machine", "thesis"
 """Where the constants of calculated experiments come from."""
+
+ENGINE, CPU = "exported", "cpu"
+"""What the blocks compute with, and on, unless a call says otherwise."""
 
 Advance = Callable[[], None]
 """One more part of a step is done."""
@@ -43,9 +47,9 @@ class Settings:
     """
 
     quick: bool = False
-    model: str = "resnet50"
-    engine: str = "exported"
-    device: str = "cpu"
+    model: str = THESIS_MODEL
+    engine: str = ENGINE
+    device: str = CPU
     constants: str = MACHINE
 
     @property
@@ -212,6 +216,15 @@ def skip(reason: str) -> Findings:
     return Findings(f"not run: {reason}", skipped=reason)
 
 
+def variant(settings: Settings) -> str:
+    """What makes another result of the same experiment, for the names of its files: the model, the
+    engine and the device, where they are not the usual ones; '' where all are."""
+    mine = settings.model, settings.engine, settings.device.partition(":")[0]
+    return "-".join(
+        m for m, usual in zip(mine, (THESIS_MODEL, ENGINE, CPU), strict=True) if m != usual
+    )
+
+
 Need = Callable[[Settings], str | None]
 """Why an experiment cannot run on this machine; None where it can."""
 
@@ -226,6 +239,7 @@ class Experiment:
         title: one line.
         run: does it.
         needs: asked before; the first reason skips it.
+        variant: what tells its result in such a call from the usual one's, see :func:`variant`.
     """
 
     name: str
@@ -233,3 +247,10 @@ class Experiment:
     title: str
     run: Callable[[Context], Findings]
     needs: tuple[Need, ...] = field(default=())
+    variant: Callable[[Settings], str] = field(default=variant)
+
+    def stem(self, settings: Settings) -> str:
+        """Of the names of the files of such a call: neither another model nor the thesis's
+        constants take the place of what was measured."""
+        more = self.variant(settings)
+        return f"{self.name}-{more}" if more else self.name

@@ -17,11 +17,11 @@ from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import digits
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
-from blockflow.bench.thesis.beside import beside_grid, thesis
-from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, skip
+from blockflow.bench.thesis.beside import beside_grid, known, quoted, thesis
+from blockflow.bench.thesis.experiment import CPU, Context, Data, Experiment, Findings, Plot, skip
 from blockflow.bench.thesis.memory_measure import EMPTY, save_empty
+from blockflow.bench.thesis.offline_table import CLASSIFIER, PRINTED, SCRIPTED, SOURCE
 from blockflow.bench.thesis.served import (
-    CPU,
     WAYS,
     callers_of,
     callers_rate,
@@ -45,16 +45,8 @@ PROCESS, OWN, STATE, COST = (
     "parameters and buffers",
     "a process without a block (C)",
 )
-THESIS_PROCESS: Mapping[str, float] = {
-    "block1": 394.0,
-    "block2": 394.0,
-    "block3": 424.0,
-    "block4": 478.0,
-}
-"""Table 4.2, scripted: MB of VRAM that the process occupies; figure 4.14 agrees with it."""
-
-THESIS_OWN: Mapping[str, float] = {"block1": 26.0, "block2": 26.0, "block3": 56.0, "block4": 110.0}
-"""Table 4.2: MB that torch reserves."""
+_ROWS = {block: row for block, row in PRINTED[SCRIPTED].items() if block != CLASSIFIER}
+"""MB of VRAM that the process occupies, and that torch reserves; figure 4.14 agrees with them."""
 
 THESIS_COST = 370.0
 THESIS_UNIT = "MB"
@@ -139,10 +131,11 @@ def figures_of(
     for block, state in states.items():
         whole = median_interval([s.process[block] for s in found])
         own = median_interval([s.process[block] - s.cost[block] for s in found])
+        row = _ROWS.get(block)
         figure = interval_figure(PROCESS, block, None, whole, "MiB", labels)
-        out.append(thesis(figure, THESIS_PROCESS.get(block), "table 4.2", unit=THESIS_UNIT))
+        out.append(thesis(figure, row.process if row else None, SOURCE, unit=THESIS_UNIT))
         figure = interval_figure(OWN, block, None, own, "MiB", labels)
-        out.append(thesis(figure, THESIS_OWN.get(block), "table 4.2", unit=THESIS_UNIT))
+        out.append(thesis(figure, row.reserved if row else None, SOURCE, unit=THESIS_UNIT))
         out.append(Figure(STATE, block, None, None, None, state, "MiB", 1, labels=labels))
     cost = interval_figure(COST, "", None, cost_of(found), "MiB", labels)
     return [*out, thesis(cost, THESIS_COST, "figure 4.14", unit=THESIS_UNIT)]
@@ -161,10 +154,11 @@ def conclude(
     cost = cost_of(found)
     whole = sum(median_interval([s.process[b] for s in found]).value for b in states)
     share = len(states) * cost.value / whole
+    theirs = len(_ROWS) * THESIS_COST / sum(row.process for row in _ROWS.values())
     says = (
-        f"a process without a block takes {digits(cost.value)} MiB (thesis: {THESIS_COST:g} "
-        f"{THESIS_UNIT}), {share:.0%} of the {digits(whole)} MiB that {len(states)} blocks take "
-        f"(thesis: {len(THESIS_PROCESS) * THESIS_COST / sum(THESIS_PROCESS.values()):.0%})"
+        f"a process without a block takes {digits(cost.value)} MiB"
+        f"{quoted(labels, f'{THESIS_COST:g} {THESIS_UNIT}')}, {share:.0%} of the {digits(whole)} "
+        f"MiB that {len(states)} blocks take{quoted(labels, f'{theirs:.0%}')}"
     )
     rows = [
         (block, number, round(s.process[block], 3), round(s.cost[block], 3))
@@ -175,7 +169,7 @@ def conclude(
         says,
         figures,
         [beside_grid("Memory per block of a pipeline at work", figures, "block")],
-        [Plot("Memory per block", "blocks", draw(found, states))],
+        [Plot("Memory per block", "blocks", draw(found, states, labels))],
         [Data("starts", ("block", "start", "process_mib", "cost_mib"), rows)],
         [
             "on the CPU: private memory (USS); pages that workers share with the template count "
@@ -186,7 +180,7 @@ def conclude(
     )
 
 
-def draw(found: Sequence[Start], states: Mapping[str, float]) -> Any:
+def draw(found: Sequence[Start], states: Mapping[str, float], labels: Mapping[str, Any]) -> Any:
     """A bar per block: C, the state, and what work adds; the thesis's process as a mark.
 
     Raises:
@@ -204,14 +198,11 @@ def draw(found: Sequence[Start], states: Mapping[str, float]) -> Any:
     ax.bar(blocks, state, bottom=cost, color="#17779b", label=STATE)
     bottom = [c + s for c, s in zip(cost, state, strict=True)]
     ax.bar(blocks, rest, bottom=bottom, color="#f2b134", label="work")
-    marks = [(b, THESIS_PROCESS[b]) for b in blocks if b in THESIS_PROCESS]
-    ax.plot(
-        [b for b, _ in marks],
-        [v for _, v in marks],
-        "k_",
-        ms=18,
-        label=f"the thesis's, {THESIS_UNIT}",
-    )
+    marks = {b: _ROWS[b].process for b in blocks if b in _ROWS} if known(labels) else {}
+    if marks:
+        ax.plot(
+            list(marks), list(marks.values()), "k_", ms=18, label=f"the thesis's, {THESIS_UNIT}"
+        )
     ax.set(ylabel="MiB")
     ax.legend(fontsize=8, frameon=False)
     ax.spines[["top", "right"]].set_visible(False)

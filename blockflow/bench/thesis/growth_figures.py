@@ -18,7 +18,7 @@ from blockflow.bench.statistics import (
     noise_of,
     ratio_interval,
 )
-from blockflow.bench.thesis.beside import thesis
+from blockflow.bench.thesis.beside import known, thesis
 
 PSS, RSS, ARENA, GPU = "memory (PSS)", "memory (RSS)", "arenas in use", "GPU memory"
 PAST_RATIO = "memory past saturation, to that below"
@@ -207,7 +207,8 @@ class Growth:
             f"at most {GOAL:g}: {way.verdict})"
             for name, way in self._ways.items()
         ]
-        return f"memory past saturation to that below: {', '.join(parts)}; the thesis's grew"
+        theirs = "; the thesis's grew" if known(self._labels) else ""
+        return f"memory past saturation to that below: {', '.join(parts)}{theirs}"
 
     def draw(self) -> Any:
         """Left: memory by rate. Right: over a long overload.

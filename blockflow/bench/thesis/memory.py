@@ -19,6 +19,7 @@ from rich.progress import Progress
 
 from blockflow.bench.canvas import save_page
 from blockflow.bench.contenders import CONTENDERS, Model
+from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import Figure, ResultFile, make_command
 from blockflow.bench.thesis.memory_figures import (
     draw,
@@ -111,6 +112,7 @@ def fitting() -> list[str]:
     return [name for name, model in ZOO.items() if len(model.cuts) + 1 == len(FULL)]
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure or take the constants, print the tables, write figures and picture."""
     arguments = list(sys.argv[1:] if argv is None else argv)

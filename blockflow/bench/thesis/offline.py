@@ -7,7 +7,6 @@ turns, and the first one takes part twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -22,9 +21,10 @@ from blockflow.bench.thesis import offline_memory
 from blockflow.bench.thesis.bars import draw_bars
 from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, in_turn, thesis, thesis_cell
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
+from blockflow.bench.thesis.offline_table import SCRIPTED, SOURCE, TRACED, cut
 from blockflow.repository.repository import BlockRepository
 
-SCRIPTED, TRACED, EXPORTED = "scripted", "traced", "exported"
+EXPORTED = "exported"
 FORMS: Mapping[str, str] = {
     SCRIPTED: "torchscript-scripted",
     TRACED: "torchscript",
@@ -35,26 +35,6 @@ FORMS: Mapping[str, str] = {
 TIME, SHARE, SIZE, ALLOCATED = "forward", "share of the sum", "parameters", "memory of the block"
 STD = "forward, standard deviation"
 SUM = "sum of the blocks"
-
-_SOURCE = "table 4.2"
-_BLOCKS = ("block1", "block2", "block3", "block4")
-_MS: Mapping[str, tuple[float, ...]] = {
-    SCRIPTED: (2.401, 2.718, 4.021, 2.276 + 0.287),
-    TRACED: (2.254, 2.641, 3.914, 2.233 + 0.287),
-}
-"""The thesis's classifier (``class_h``) is a block of its own in this table, and elsewhere a part
-of the fourth, as it is here: the sum of both."""
-
-_STD_MS: Mapping[str, tuple[float, ...]] = {
-    SCRIPTED: (0.142, 0.154, 0.253, round(math.hypot(0.161, 0.055), 3)),
-    TRACED: (0.176, 0.145, 0.575, round(math.hypot(0.170, 0.067), 3)),
-}
-"""The fourth is that of a sum of two independent times."""
-
-_MB = offline_memory.ALLOCATED[SCRIPTED]
-
-THESIS_MODEL = "resnet50"
-OFFLINE_SUM_MS = 11.703
 
 Samples = Mapping[str, Sequence[tuple[float, ...]]]
 """Form -> milliseconds of each block, one tuple per round."""
@@ -113,38 +93,37 @@ def findings(
         memory: of each block's process; None while it is not measured yet.
     """
     sums = Rounds({way: [sum(one) for one in found] for way, found in samples.items()})
-    printed = settings.model == THESIS_MODEL
-    blocks = _BLOCKS if printed else tuple(f"block{i + 1}" for i in range(len(megabytes)))
+    blocks = tuple(f"block{i + 1}" for i in range(len(megabytes)))
     figures: list[Figure] = []
     for form in FORMS:
-        kept = samples[form][sums.cut :]
+        kept, rows = samples[form][sums.cut :], cut(form)
+        whole = sum(row.ms for row in rows.values())
         for i, block in enumerate(blocks):
             times = [one[i] for one in kept]
-            theirs = _MS[form][i] if printed and form in _MS else None
+            row = rows.get(block)
             labels = {**settings.labels, "block": block}
             made = latency_figure(TIME, form, 1, times, labels)
-            figures.append(thesis(made, theirs, _SOURCE))
+            figures.append(thesis(made, row.ms if row else None, SOURCE))
             spread = stdev(times) if len(times) > 1 else 0.0
             made = Figure(STD, form, 1, None, None, spread, "ms", len(times), labels=labels)
-            theirs_std = _STD_MS[form][i] if printed and form in _STD_MS else None
-            figures.append(thesis(made, theirs_std, _SOURCE))
+            figures.append(thesis(made, row.std_ms if row else None, SOURCE))
             share = median_interval([one[i] / sum(one) * 100 for one in kept])
-            theirs = None if theirs is None else theirs / sum(_MS[form]) * 100
             made = interval_figure(SHARE, form, 1, share, "%", labels)
-            figures.append(thesis(made, theirs, _SOURCE))
+            figures.append(thesis(made, row.ms / whole * 100 if row else None, SOURCE))
         made = latency_figure(SUM, form, 1, sums.of(form), settings.labels)
-        theirs = sum(_MS[form]) if printed and form in _MS else None
-        figures.append(thesis(made, theirs, _SOURCE))
-    for i, (block, mb) in enumerate(zip(blocks, megabytes, strict=True)):
+        figures.append(thesis(made, whole or None, SOURCE))
+    scripted = cut(SCRIPTED)
+    for block, mb in zip(blocks, megabytes, strict=True):
         labels = {**settings.labels, "block": block}
         made = Figure(ALLOCATED, block, None, None, None, mb, "MB", 1, labels=labels)
-        figures.append(thesis(made, _MB[i] if printed else None, _SOURCE))
+        row = scripted.get(block)
+        figures.append(thesis(made, row.allocated if row else None, SOURCE))
         millions = mb / 4  # fp32: four bytes each
         made = Figure(SIZE, block, None, None, None, millions, "million", 1, labels=labels)
         figures.append(thesis(made, None, "figure 4.2"))
     tables = [_time_grid(figures, blocks), _size_grid(figures)]
     if memory is not None:
-        taken = list(offline_memory.figures_of(memory, settings.labels, printed))
+        taken = list(offline_memory.figures_of(memory, settings.labels))
         tables.append(offline_memory.grid(taken))
         figures += taken
     return Findings(
@@ -239,7 +218,7 @@ def _plots(figures: Sequence[Figure]) -> list[Plot]:
 
 EXPERIMENT = Experiment(
     "offline",
-    (_SOURCE, "figure 4.2"),
+    (SOURCE, "figure 4.2"),
     "Each block by itself: scripted, traced and exported",
     run,
 )

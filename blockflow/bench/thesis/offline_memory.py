@@ -16,21 +16,16 @@ from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
-from blockflow.bench.thesis.beside import in_turn, thesis, thesis_cell
+from blockflow.bench.thesis.beside import in_turn, thesis
 from blockflow.bench.thesis.memory_measure import EMPTY, private_mib, save_empty
+from blockflow.bench.thesis.offline_table import CLASSIFIER, LAST, PRINTED, SOURCE, Row, cut
 
 PROCESS = "private memory of a process with the block"
 OWN = "private memory beyond a process without a block"
 
-_SOURCE = "table 4.2"
 _UNIT = "MB"
-ALLOCATED: Mapping[str, tuple[float, ...]] = {
-    "scripted": (4.858, 9.689, 29.755, 59.612 + 16.328),
-    "traced": (4.896, 9.536, 29.746, 59.442 + 16.339),
-}
-RESERVED = (26.0, 26.0, 56.0, 110.0 + 22.0)
-"""MB of a GPU's memory that torch has allocated, and reserved in either form. The thesis has the
-classifier as a block of its own; here it is a part of the fourth."""
+_STD, _RESERVED, _CLASSIFIER = "thesis_std", "thesis_reserved", "thesis_classifier"
+"""Labels: further columns of the thesis's table."""
 
 _RUNS = 3
 
@@ -80,25 +75,48 @@ def _one(chain: Chain) -> float:
         return private_mib(process.pid)
 
 
-def figures_of(found: Found, labels: Mapping[str, Any], known: bool) -> Iterator[Figure]:
+def figures_of(found: Found, labels: Mapping[str, Any]) -> Iterator[Figure]:
     """Per form and block its process, and what of that is the block's own, by rounds; then the
     process without a block.
 
     Args:
         found: by :func:`measure`.
         labels: of every figure.
-        known: it is the thesis's own model, and its figures stand beside.
     """
     for (form, block), whole in found.items():
         mine = {**labels, "device": "cpu", "block": block}
-        yield interval_figure(PROCESS, form, 1, median_interval(whole), "MiB", mine)
+        row = cut(form).get(block)
+        process = interval_figure(PROCESS, form, 1, median_interval(whole), "MiB", mine)
+        yield _of_process(process, row)
         if (form, block) == NOTHING:
             continue
         own = [mib - base for mib, base in zip(whole, found[NOTHING], strict=True)]
-        figure = interval_figure(OWN, form, 1, median_interval(own), "MiB", mine)
-        number = int(block.removeprefix("block")) - 1
-        printed = ALLOCATED[form][number] if known and form in ALLOCATED else None
-        yield thesis(figure, printed, _SOURCE, "VRAM that torch allocated", _UNIT)
+        yield _of_torch(interval_figure(OWN, form, 1, median_interval(own), "MiB", mine), row)
+
+
+def _of_process(figure: Figure, row: Row | None) -> Figure:
+    """With what the thesis's process occupies; the classifier's is another one there."""
+    if row is None:
+        return figure
+    made = thesis(figure, row.process, SOURCE, "VRAM of the process", _UNIT)
+    if figure.labels["block"] != LAST:
+        return made
+    return _more(made, {_CLASSIFIER: PRINTED[figure.mode][CLASSIFIER].process})
+
+
+def _of_torch(figure: Figure, row: Row | None) -> Figure:
+    """With what torch allocated and reserved."""
+    if row is None:
+        return figure
+    made = thesis(figure, row.allocated, SOURCE, "VRAM that torch allocated", _UNIT)
+    return _more(made, {_STD: row.allocated_std, _RESERVED: row.reserved})
+
+
+def _more(figure: Figure, labels: Mapping[str, float]) -> Figure:
+    """Further labels, where the thesis's figure stands there at all."""
+    if "thesis" not in figure.labels:
+        return figure
+    return replace(figure, labels={**figure.labels, **labels})
 
 
 def grid(figures: Sequence[Figure]) -> Grid:
@@ -107,20 +125,35 @@ def grid(figures: Sequence[Figure]) -> Grid:
     rows: list[tuple[str, ...]] = []
     for f in (f for f in figures if f.name == OWN):
         process = by[PROCESS, f.mode, f.labels["block"]]
-        known = "thesis" in f.labels
-        reserved = RESERVED[int(f.labels["block"].removeprefix("block")) - 1]
         rows.append(
             (
-                *(f.mode, f.labels["block"], digits(process.value)),
+                *(f.mode, f.labels["block"], digits(process.value), _process_cell(process)),
                 *(digits(f.value), bounds(f.low, f.high), str(f.n)),
-                *(thesis_cell(f), f"{digits(reserved)} {_UNIT}" if known else ""),
+                *(_allocated_cell(f), _cell(f.labels.get(_RESERVED))),
             )
         )
     base = by[PROCESS, "", ""]
-    rows.append(("", "none (C)", digits(base.value), "", "", str(base.n), "", ""))
-    heads = ("form", "block", "process", "beyond C", "95%", "n", "allocated", "reserved")
+    rows.append(("", "none (C)", digits(base.value), "", "", "", str(base.n), "", ""))
+    ours = ("process", "thesis's", "beyond C", "95%", "n")
+    heads = ("form", "block", *ours, "allocated (std)", "reserved")
     title = (
-        "Table 4.2: private memory on the CPU, MiB, C without a block; "
-        "the thesis's VRAM that torch allocated and reserved"
+        "Table 4.2: private memory on the CPU, MiB, C without a block; the thesis's VRAM in "
+        f"{_UNIT}: of the process ({LAST} + {CLASSIFIER}), and what torch allocated and reserved"
     )
     return Grid(title, heads, rows, frozenset({"form", "block"}))
+
+
+def _process_cell(f: Figure) -> str:
+    """Two numbers where the thesis has two processes."""
+    both = _cell(f.labels.get("thesis")), _cell(f.labels.get(_CLASSIFIER))
+    return " + ".join(filter(None, both))
+
+
+def _allocated_cell(f: Figure) -> str:
+    if "thesis" not in f.labels:
+        return ""
+    return f"{_cell(f.labels['thesis'])} ({_cell(f.labels[_STD])})"
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else digits(value)

@@ -2,7 +2,7 @@
 
 ``NAME.json`` is the experiment's part of the report, ``NAME.jsonl`` and ``NAME.csv`` its figures,
 ``NAME-STEM.csv`` further data, ``NAME-STEM.png`` the plots. A later run of the same experiment
-takes the place of all of them.
+takes the place of all of them; one of another model, say, has another name (``Experiment.stem``).
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ class Call:
     machine: Mapping[str, Any]
 
 
-def document_name(experiment: str) -> str:
+def document_name(stem: str) -> str:
     """The file of an experiment's document."""
-    return f"{experiment}.json"
+    return f"{stem}.json"
 
 
 def write_outcome(outcome: Outcome, call: Call, out: Path) -> dict[str, Any]:
@@ -137,25 +137,25 @@ def write_outcome(outcome: Outcome, call: Call, out: Path) -> dict[str, Any]:
     Raises:
         BlockFlowError: NO_SPACE, or INVALID_REQUEST where nothing can be written at ``out``.
     """
-    name = outcome.experiment.name
+    name, stem = outcome.experiment.name, outcome.experiment.stem(call.settings)
     with disk(out):
         out.mkdir(parents=True, exist_ok=True)
-        _forget(name, out)
-        files = [f"{name}.jsonl", f"{name}.csv"] if outcome.figures else []
+        _forget(stem, out)
+        files = [f"{stem}.jsonl", f"{stem}.csv"] if outcome.figures else []
         if files:
             path = out / files[0]
             ResultFile(path, f"thesis-{name}", call.command).write(outcome.figures, call.machine)
             write_csv(out / files[1], *figure_rows(outcome.figures))
         for data in outcome.findings.data:
-            files.append(f"{name}-{data.stem}.csv")
+            files.append(f"{stem}-{data.stem}.csv")
             write_csv(out / files[-1], data.heads, data.rows)
         pictures = []
         for plot in outcome.findings.plots:
-            files.append(f"{name}-{plot.stem}.png")
+            files.append(f"{stem}-{plot.stem}.png")
             save_page(plot.page, out / files[-1])
             pictures.append({"title": plot.title, "file": files[-1]})
         document = make_document(outcome, call, files, pictures)
-        write_json(out / document_name(name), document)
+        write_json(out / document_name(stem), document)
     return document
 
 
@@ -174,6 +174,7 @@ def make_document(
     return {
         "format": FORMAT,
         "name": experiment.name,
+        "variant": experiment.variant(call.settings),
         "of": list(experiment.of),
         "title": experiment.title,
         "state": str(outcome.state),
@@ -217,13 +218,22 @@ def write_csv(path: Path, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -
 
 
 def read_documents(out: Path, names: Iterable[str]) -> list[dict[str, Any]]:
-    """The documents that lie in a folder, of this call or of earlier ones; broken ones are not."""
-    found = []
-    for name in names:
-        document = _read(out / document_name(name))
-        if document is not None:
-            found.append(document)
-    return found
+    """The documents that lie in a folder, of this call or of earlier ones; broken ones are not.
+
+    No experiment's name begins with another one's and a hyphen: what does is a variant of it.
+    """
+    paths = [
+        path
+        for name in names
+        for path in (out / document_name(name), *sorted(out.glob(document_name(f"{name}-*"))))
+    ]
+    return [document for path in paths if (document := _read(path)) is not None]
+
+
+def title_of(document: Mapping[str, Any], what: str) -> str:
+    """A document's ``name`` or ``title``, with the variant that it is of."""
+    more = document.get("variant", "")
+    return f"{document[what]} ({more})" if more else str(document[what])
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -236,10 +246,10 @@ def _read(path: Path) -> dict[str, Any] | None:
     return document
 
 
-def _forget(name: str, out: Path) -> None:
+def _forget(stem: str, out: Path) -> None:
     """Remove what an earlier run of the experiment has left: figures of two runs do not mix."""
-    earlier = _read(out / document_name(name))
+    earlier = _read(out / document_name(stem))
     for file in () if earlier is None else earlier.get("files", ()):
-        if isinstance(file, str) and Path(file).name == file and file.startswith(name):
+        if isinstance(file, str) and Path(file).name == file and file.startswith(stem):
             (out / file).unlink(missing_ok=True)
-    (out / document_name(name)).unlink(missing_ok=True)
+    (out / document_name(stem)).unlink(missing_ok=True)

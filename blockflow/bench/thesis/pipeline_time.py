@@ -12,9 +12,9 @@ from functools import partial
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ, Sample
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.thesis.bars import draw_bars
-from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, thesis
+from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, quoted, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
-from blockflow.bench.thesis.offline import OFFLINE_SUM_MS, THESIS_MODEL
+from blockflow.bench.thesis.offline_table import OFFLINE_SUM_MS
 from blockflow.bench.thesis.one_client import (
     HTTP,
     HTTP_JSON,
@@ -69,25 +69,23 @@ def _time(sample: Sample) -> float:
 def findings(found: Series, settings: Settings) -> Findings:
     """Figures, tables, plot and the line. Pure."""
     times, trips = found.rounds(_time), found.rounds(lambda s: s.total)
-    known = settings.model == THESIS_MODEL
     figures: list[Figure] = []
     for way in times.samples:
         if not way.endswith(AGAIN):
             made = latency_figure(TIME, way, 1, times.of(way), settings.labels)
             note = "round trip of the whole model" if way in (HTTP, HTTP_JSON) else ""
-            printed = _THESIS.get(way) if known else None
-            figures.append(thesis(made, printed, _SOURCE, note))
+            figures.append(thesis(made, _THESIS.get(way), _SOURCE, note))
     for way in (ZEROMQ, TENSORMQ):
         made = latency_figure(ROUND_TRIP, way, 1, trips.of(way), settings.labels)
-        printed = (_THESIS[way] + 2.0) if known else None
-        figures.append(thesis(made, printed, "text of section 4.2.1", "computing time + 2 ms"))
+        note = "computing time + 2 ms"
+        figures.append(thesis(made, _THESIS[way] + 2.0, "text of section 4.2.1", note))
     ratios = []
     for (base, way), printed in _RATIOS.items():
         labels = {**settings.labels, "noise": times.noise}
         made = interval_figure(f"{way} / {base}", RATIO, 1, times.ratio(base, way), "x", labels)
-        ratios.append(thesis(made, printed if known else None, _TEXT))
+        ratios.append(thesis(made, printed, _TEXT))
     return Findings(
-        says=_says(times),
+        says=_says(times, settings),
         figures=[*figures, *ratios],
         tables=[
             beside_grid("Figure 4.3: pipeline computing time", figures),
@@ -119,10 +117,14 @@ def findings(found: Series, settings: Settings) -> Findings:
     )
 
 
-def _says(times: Rounds) -> str:
+def _says(times: Rounds, settings: Settings) -> str:
+    def beside(way: str) -> str:
+        printed = f"{_RATIOS[TENSORMQ, way]:g} times"
+        return times.compared(TENSORMQ, way) + quoted(settings.labels, printed)
+
     return (
-        f"beside handles, whole tensors are {times.compared(TENSORMQ, ZEROMQ)} (thesis: 2.8 "
-        f"times), the whole model by HTTP {times.compared(TENSORMQ, HTTP)} (thesis: about 11); "
+        f"beside handles, whole tensors are {beside(ZEROMQ)}, "
+        f"the whole model by HTTP {beside(HTTP)}; "
         f"beside the offline sum, handles are {times.compared(OFFLINE, TENSORMQ)}"
     )
 

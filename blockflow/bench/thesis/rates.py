@@ -1,25 +1,25 @@
 """Throughput by arrival rate and the point of saturation (thesis, figure 4.12, eq. 4.2 and 4.3).
 
-First the blocks' times on an idle machine, which predict the limit, and what a few callers get that
-wait for their answers. Then one client sends at random (Poisson) and waits for no answer, at
-multiples of that.
+What a few callers get that wait for their answers says which rates are tried: one client sends at
+random (Poisson) and waits for no answer, at multiples of that. Each round begins with the blocks'
+times on an idle machine, which predict the limit, and with those callers.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from blockflow.bench.batching.plan import rotated
 from blockflow.bench.in_process import Chain
 from blockflow.bench.kpi_reader import KpiReader
 from blockflow.bench.pipeline_ways import block_names
 from blockflow.bench.thesis.beside import beside_grid
-from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot
+from blockflow.bench.thesis.experiment import CPU, Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.rates_figures import PAST, Sweep
-from blockflow.bench.thesis.rates_model import Capacity, Flow, flow_of
+from blockflow.bench.thesis.rates_model import Calm, Capacity, Flow, flow_of, typical
 from blockflow.bench.thesis.served import (
     ARMS,
-    CPU,
     WAYS,
     Flood,
     callers_of,
@@ -63,17 +63,19 @@ def run(ctx: Context) -> Findings:
     chain = ctx.chain()
     x = input_of(chain)
     flows: dict[tuple[str, float], list[Flow]] = {}
+    calm: list[Calm] = []
     with (
         ctx.system(served(chain, ctx.settings.device)) as system,
         Client(system.client_endpoint) as client,
     ):
         warm(client, [task_of(way) for way in WAYS], x)
-        capacity = capacity_of(ctx, chain, system, client)
+        waiting = partial(callers_rate, client, task_of(WAYS[0]), x, seconds, callers_of(chain))
         with ctx.step("callers that wait", None):
-            callers = callers_rate(client, task_of(WAYS[0]), x, seconds, callers_of(chain))
+            callers = waiting()
         deadline_s = patience_s(callers_of(chain), callers)
         with ctx.step("arrivals at random", rounds * len(multiples)) as advance:
             for number in range(rounds):
+                calm.append(Calm(capacity_of(ctx, chain, system, client), waiting()))
                 for place, multiple in enumerate(multiples):
                     # The same arrivals for all arms.
                     seed = number * len(multiples) + place
@@ -86,8 +88,8 @@ def run(ctx: Context) -> Findings:
                             flow_of(asked.records, asked.seconds, filling_s)
                         )
                     advance()
-                ctx.keep(Sweep(flows, capacity, callers, ctx.settings.labels).figures())
-    made = Sweep(flows, capacity, callers, ctx.settings.labels)
+                ctx.keep(Sweep(flows, calm, callers, ctx.settings.labels).figures())
+    made = Sweep(flows, calm, callers, ctx.settings.labels)
     heads = ("way", "times_callers", "round", "lambda", "came", "answered", "refused", "p50_ms")
     return Findings(
         made.says(),
@@ -95,7 +97,7 @@ def run(ctx: Context) -> Findings:
         [made.grid(), beside_grid("Saturation, and what predicts it", made.summary())],
         [Plot("Throughput by arrival rate", "rates", made.draw())],
         [Data("visits", heads, made.rows())],
-        notes(capacity),
+        notes(typical([c.capacity for c in calm])),
     )
 
 

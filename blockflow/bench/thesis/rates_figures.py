@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -10,9 +11,10 @@ from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import Interval, median_interval, percentile
-from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, thesis
-from blockflow.bench.thesis.rates_model import Capacity, Flow
+from blockflow.bench.statistics import Interval, median_interval, percentile, ratio_interval
+from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, quoted, thesis
+from blockflow.bench.thesis.offline_table import PRINTED, SCRIPTED, SOURCE
+from blockflow.bench.thesis.rates_model import Calm, Flow, typical
 
 THROUGHPUT = "throughput"
 CARRIED = "answered of what came"
@@ -34,8 +36,7 @@ requests come before and are answered after the part that counts, or the other w
 
 THESIS_PEAK: Mapping[str, float] = {TENSORMQ: 217.0, ZEROMQ: 160.0}
 _THESIS_RATIO = 217 / 160
-# Table 4.2: the slowest scripted block takes 4.021 ms.
-_THESIS_LIMIT = 1e3 / 4.021
+_THESIS_LIMIT = 1e3 / max(row.ms for row in PRINTED[SCRIPTED].values())
 _SOURCE = "figure 4.12"
 _COLOURS = {TENSORMQ: "#17779b", ZEROMQ: "#5a4a78"}
 
@@ -45,21 +46,20 @@ class Sweep:
 
     Args:
         flows: (arm, multiple of the callers' rate) -> flows, one per round.
-        capacity: what is predicted.
-        callers: answers per second to a few callers that wait for theirs, with handles: what the
-            rates are multiples of.
+        calm: what is predicted, and what callers get that wait; one per round.
+        callers: what the rates are multiples of: answers per second to those callers, beforehand.
         labels: of every figure.
     """
 
     def __init__(
         self,
         flows: Mapping[tuple[str, float], Sequence[Flow]],
-        capacity: Capacity,
+        calm: Sequence[Calm],
         callers: float,
         labels: Mapping[str, Any],
     ) -> None:
         self._flows = flows
-        self._capacity = capacity
+        self._calm = calm
         self._callers = callers
         self._labels = labels
         self.multiples = sorted({m for _, m in flows})
@@ -116,22 +116,24 @@ class Sweep:
 
     def summary(self) -> list[Figure]:
         """Saturation, and what was predicted."""
-        rounds, capacity = self.saturated, self._capacity
+        rounds, capacities = self.saturated, [c.capacity for c in self._calm]
         out = [
-            thesis(self._one(LEAST_MU, capacity.least_mu), _THESIS_LIMIT, "table 4.2"),
-            thesis(self._one(LIMIT, capacity.limit), _THESIS_LIMIT, "table 4.2"),
-            self._one(CALLERS, self._callers, TENSORMQ),
+            thesis(
+                self._by_rounds(LEAST_MU, [c.least_mu for c in capacities]), _THESIS_LIMIT, SOURCE
+            ),
+            thesis(self._by_rounds(LIMIT, [c.limit for c in capacities]), _THESIS_LIMIT, SOURCE),
+            self._by_rounds(CALLERS, [c.callers for c in self._calm], TENSORMQ),
         ]
         for way in (TENSORMQ, ZEROMQ):
             found = rounds.median(way)
             figure = interval_figure(SATURATED, way, 1, found, "1/s", self._labels)
             out.append(thesis(figure, THESIS_PEAK[way], _SOURCE, "its peak"))
-            share = scaled(found, 1 / capacity.limit)
-            figure = interval_figure(OF_LIMIT, way, 1, share, "x", self._labels)
+            figure = interval_figure(OF_LIMIT, way, 1, self.of_limit(way), "x", self._labels)
             out.append(thesis(figure, round(THESIS_PEAK[way] / _THESIS_LIMIT, 3), _SOURCE))
             kept = self.keeps_up(way)
             if kept is not None:
-                out.append(self._one(KEEPS_UP, kept, way))
+                made = Figure(KEEPS_UP, way, 1, None, None, kept, "1/s", len(self._calm))
+                out.append(replace(made, labels=self._labels))
         ratio = self.ratio
         if ratio is not None:
             labels = {**self._labels, "noise": rounds.noise}
@@ -139,12 +141,18 @@ class Sweep:
             out.append(thesis(figure, round(_THESIS_RATIO, 3), _SOURCE, "the text says 42%"))
         return out
 
-    def _one(self, name: str, value: float, way: str = "") -> Figure:
-        return Figure(name, way, 1, None, None, value, "1/s", 1, labels=self._labels)
+    def of_limit(self, way: str) -> Interval:
+        """Answers past saturation of what the same round's predicted limit is."""
+        rounds = self.saturated
+        limits = [c.capacity.limit for c in self._calm][rounds.cut :]
+        return ratio_interval(limits, rounds.of(way))
+
+    def _by_rounds(self, name: str, values: Sequence[float], way: str = "") -> Figure:
+        return interval_figure(name, way, 1, median_interval(values), "1/s", self._labels)
 
     def grid(self) -> Grid:
         """A row per rate: the loads that it means, and what came of it."""
-        capacity = self._capacity
+        capacity = typical([c.capacity for c in self._calm])
         heads = ["x callers", "lambda 1/s", "rho, slowest block", "rho, machine"]
         for way in (TENSORMQ, ZEROMQ):
             heads += [f"{way} came", "answered", "refused %", "p50 ms"]
@@ -167,17 +175,20 @@ class Sweep:
 
     def says(self) -> str:
         """One line."""
-        rounds, limit = self.saturated, self._capacity.limit
-        peak = rounds.median(TENSORMQ)
+        rounds, limit = self.saturated, median_interval([c.capacity.limit for c in self._calm])
+        peak, share = rounds.median(TENSORMQ), self.of_limit(TENSORMQ)
         ratio = self.ratio
         told = "nothing can be said"
         if ratio is not None:
             told = compared(ratio, rounds.noise, "as many", "fewer")
         return (
             f"past saturation {digits(peak.value)} tensors/s with handles (95% "
-            f"{bounds(peak.low, peak.high)}, n = {peak.n}), {peak.value / limit:.2f} of the "
-            f"predicted limit of {digits(limit)} (thesis: 217 of "
-            f"{_THESIS_LIMIT:.0f}); beside whole tensors {told} (thesis: {_THESIS_RATIO:.2f} times)"
+            f"{bounds(peak.low, peak.high)}, n = {peak.n}), {share.value:.2f} of the "
+            f"predicted limit (95% {bounds(share.low, share.high)}) of {digits(limit.value)} (95% "
+            f"{bounds(limit.low, limit.high)})"
+            + quoted(self._labels, f"{THESIS_PEAK[TENSORMQ]:.0f} of {_THESIS_LIMIT:.0f}")
+            + f"; beside whole tensors {told}"
+            + quoted(self._labels, f"{_THESIS_RATIO:.2f} times")
         )
 
     def draw(self) -> Any:
@@ -188,7 +199,8 @@ class Sweep:
         """
         page = new_page(8, 4.2)
         ax = page.subplots()
-        limit, callers = self._capacity.limit, self._callers
+        callers = self._callers
+        limit = _middle([c.capacity.limit for c in self._calm])
         for way, colour in _COLOURS.items():
             xs = [m * callers for m in self.multiples]
             ys = [_middle([f.answered for f in self._flows[way, m]]) for m in self.multiples]
@@ -217,11 +229,6 @@ class Sweep:
             for number, f in enumerate(flows)
             if not arm.endswith(AGAIN)
         ]
-
-
-def scaled(found: Interval, factor: float) -> Interval:
-    """In another unit."""
-    return Interval(found.value * factor, found.low * factor, found.high * factor, found.n)
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -8,7 +8,8 @@ done in a second, so lambda < seats / (sum of 1 / mu) as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blockflow.client.collector import OK, Record
@@ -56,6 +57,26 @@ class Capacity:
         """The lower one."""
         shared = self.shared
         return self.least_mu if shared is None else min(self.least_mu, shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """What is found in a round before anything is asked too much of.
+
+    Attributes:
+        capacity: what is predicted.
+        callers: answers per second to a few callers that wait for theirs.
+    """
+
+    capacity: Capacity
+    callers: float
+
+
+def typical(capacities: Sequence[Capacity]) -> Capacity:
+    """The medians of the blocks' times."""
+    blocks = capacities[0].service_ms
+    middle = {b: statistics.median(c.service_ms[b] for c in capacities) for b in blocks}
+    return Capacity(middle, capacities[0].seats)
 
 
 @dataclass(frozen=True, slots=True)

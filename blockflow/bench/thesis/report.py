@@ -16,7 +16,8 @@ from blockflow.bench.mlperf.report import (
     to_html,
     to_markdown,
 )
-from blockflow.bench.thesis.outcome import read_documents
+from blockflow.bench.results import revision_text
+from blockflow.bench.thesis.outcome import read_documents, title_of
 
 MARKDOWN, HTML = "report.md", "report.html"
 _TITLE = "The thesis's experiments on this machine"
@@ -45,7 +46,7 @@ def sections(documents: Sequence[Mapping[str, Any]]) -> list[Part]:
 
 
 def _overview(documents: Iterable[Mapping[str, Any]]) -> Table:
-    rows = [(d["name"], ", ".join(d["of"]), state(d), d["says"]) for d in documents]
+    rows = [(title_of(d, "name"), ", ".join(d["of"]), state(d), d["says"]) for d in documents]
     return Table("What it shows", ("experiment", "of", "", "in one line"), rows)
 
 
@@ -56,7 +57,7 @@ def state(document: Mapping[str, Any]) -> str:
 
 
 def _section(document: Mapping[str, Any]) -> list[Part]:
-    found: list[Part] = [Heading(f"{document['title']} ({', '.join(document['of'])})")]
+    found: list[Part] = [Heading(f"{title_of(document, 'title')} ({', '.join(document['of'])})")]
     if document["settings"]["quick"]:
         found.append(Text(_QUICK))
     if document["partial"]:
@@ -79,10 +80,11 @@ def _section(document: Mapping[str, Any]) -> list[Part]:
 
 
 def _origin(document: Mapping[str, Any]) -> str:
-    """The command, the day and the machine; and the files."""
+    """The command, the day, the sources and the machine; and the files."""
     machine = document["machine"]
     facts = [
         document["date"],
+        revision_text(machine),
         str(machine.get("cpu", "")),
         f"{machine.get('cores')} cores",
         f"{machine.get('memory_gib')} GiB",
@@ -90,4 +92,4 @@ def _origin(document: Mapping[str, Any]) -> str:
         f"{document['seconds']:.0f} s",
     ]
     files = f" Files: {', '.join(document['files'])}." if document["files"] else ""
-    return f"{document['command']} ({'; '.join(facts)}).{files}"
+    return f"{document['command']} ({'; '.join(filter(None, facts))}).{files}"

@@ -32,7 +32,6 @@ TWICE = TENSORMQ + AGAIN
 ARMS = (*WAYS, TWICE)
 """The ways, and one of them once more: what equal things differ by."""
 
-CPU = "cpu"
 DEADLINE_S = limits.MAX_DEADLINE_MS / 1e3
 """Nothing is to fail because it is late: the thesis's requests had no deadline."""
 

@@ -20,7 +20,15 @@ from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import percentile
 from blockflow.bench.thesis import peers
 from blockflow.bench.thesis.bars import draw_bars
-from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, compared, in_turn, thesis
+from blockflow.bench.thesis.beside import (
+    AGAIN,
+    Rounds,
+    beside_grid,
+    compared,
+    in_turn,
+    quoted,
+    thesis,
+)
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
 from blockflow.repository.probe import example_input
@@ -30,7 +38,7 @@ ROUND_TRIP, RATIO = "round trip", "ratio"
 HTTP, HTTP_NEW, ZEROMQ = "HTTP", "HTTP, new connection", "ZeroMQ"
 HANDLE, COPIED = "handle", "handle, copied in"
 WAYS = (HTTP, HTTP_NEW, ZEROMQ, HANDLE, COPIED)
-STRING, JSON, TENSOR = "string", "JSON", "tensor"
+KINDS = STRING, JSON, TENSOR = "string", "JSON", "tensor"
 
 _SOURCE = "table 4.3"
 THESIS: Mapping[tuple[str, str], float] = {
@@ -56,6 +64,9 @@ Call = Callable[[], None]
 Bursts = Mapping[str, Sequence[Sequence[float]]]
 """Message -> milliseconds, burst by burst; a burst per round."""
 
+Labels = Mapping[str, Mapping[str, Any]]
+"""Kind of message -> labels of its figures."""
+
 
 def run(context: Context) -> Findings:
     """Measure."""
@@ -73,7 +84,7 @@ def run(context: Context) -> Findings:
             for name, call in _messages(peer, {HTTP: kept, HTTP_NEW: new}, x).items()
         }
         turns[_TWICE + AGAIN] = turns[_TWICE]
-        done = partial(findings, nbytes=x.nbytes)
+        done = partial(findings, nbytes=x.nbytes, model=context.settings.model)
         return done(
             in_turn(
                 *(turns, rounds, advance),
@@ -107,7 +118,7 @@ def _messages(
     ways[COPIED] = {TENSOR: partial(peer.handle, peers.COPIED)}
     return {
         f"{kind}, {way}": calls[kind]
-        for kind in (STRING, JSON, TENSOR)
+        for kind in KINDS
         for way, calls in ways.items()
         if kind in calls
     }
@@ -126,20 +137,27 @@ def _posts(client: HttpClient, x: np.ndarray[Any, Any]) -> dict[str, Call]:
     return {STRING: string, JSON: document, TENSOR: tensor}
 
 
-def findings(found: Bursts, nbytes: int) -> Findings:
-    """Figures, table, plot and the line. Pure."""
+def findings(found: Bursts, nbytes: int, model: str) -> Findings:
+    """Figures, table, plot and the line. Pure.
+
+    Args:
+        found: the times.
+        nbytes: of the tensor, which is an input of ``model``; the other messages are no model's.
+        model: of the call.
+    """
+    of = {kind: {"model": model, "bytes": nbytes} if kind == TENSOR else {} for kind in KINDS}
     rounds = Rounds({name: [percentile(b, 50) for b in bursts] for name, bursts in found.items()})
     names = [name for name in rounds.samples if not name.endswith(AGAIN)]
-    figures = [_round_trip(name, found[name][rounds.cut :], nbytes) for name in names]
+    figures = [_round_trip(name, found[name][rounds.cut :], of) for name in names]
     ratios = [
-        _ratio(rounds, kind, base, way)
-        for kind in (STRING, JSON, TENSOR)
+        _ratio(rounds, kind, base, way, of)
+        for kind in KINDS
         for base, way in ((ZEROMQ, HTTP), (ZEROMQ, HTTP_NEW), (HANDLE, ZEROMQ), (COPIED, ZEROMQ))
         if f"{kind}, {base}" in rounds.samples
     ]
     size = size_text(nbytes)
     return Findings(
-        says=_says(rounds, size),
+        says=_says(rounds, size, of),
         figures=[*figures, *ratios],
         tables=[
             beside_grid("Table 4.3: round trips", figures),
@@ -167,29 +185,30 @@ def findings(found: Bursts, nbytes: int) -> Findings:
     )
 
 
-def _round_trip(name: str, bursts: Sequence[Sequence[float]], nbytes: int) -> Figure:
+def _round_trip(name: str, bursts: Sequence[Sequence[float]], of: Labels) -> Figure:
     kind, _, way = name.partition(", ")
-    labels: dict[str, Any] = {"bytes": nbytes} if kind == TENSOR else {}
-    made = latency_figure(kind, way, None, [ms for burst in bursts for ms in burst], labels)
+    made = latency_figure(kind, way, None, [ms for burst in bursts for ms in burst], of[kind])
     base = HTTP if way == HTTP_NEW else way
     return thesis(made, THESIS.get((kind, base)), _SOURCE)
 
 
-def _ratio(rounds: Rounds, kind: str, base: str, way: str) -> Figure:
+def _ratio(rounds: Rounds, kind: str, base: str, way: str, of: Labels) -> Figure:
     interval = rounds.ratio(f"{kind}, {base}", f"{kind}, {way}")
-    made = interval_figure(f"{kind}: {way} / {base}", RATIO, None, interval, "x")
+    made = interval_figure(f"{kind}: {way} / {base}", RATIO, None, interval, "x", of[kind])
     printed = THESIS_RATIO[kind] if base == ZEROMQ else None
     return thesis(made, printed, _SOURCE)
 
 
-def _says(rounds: Rounds, size: str) -> str:
+def _says(rounds: Rounds, size: str, of: Labels) -> str:
     def ratio(kind: str, base: str, way: str) -> str:
         return compared(rounds.ratio(f"{kind}, {base}", f"{kind}, {way}"), rounds.noise)
 
-    string, tensor = digits(THESIS_RATIO[STRING]), digits(THESIS_RATIO[TENSOR])
+    def http(kind: str) -> str:
+        printed = f"{digits(THESIS_RATIO[kind])} times"
+        return ratio(kind, ZEROMQ, HTTP) + quoted(of[kind], printed)
+
     return (
-        f"HTTP beside ZeroMQ: a string {ratio(STRING, ZEROMQ, HTTP)}, thesis {string} times; "
-        f"a tensor of {size} {ratio(TENSOR, ZEROMQ, HTTP)}, thesis {tensor} times. "
+        f"HTTP beside ZeroMQ: a string {http(STRING)}; a tensor of {size} {http(TENSOR)}. "
         f"The tensor by ZeroMQ beside its handle: {ratio(TENSOR, HANDLE, ZEROMQ)}"
     )
 

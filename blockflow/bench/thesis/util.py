@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 from blockflow.bench.thesis.beside import beside_grid, in_turn
-from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot
+from blockflow.bench.thesis.experiment import CPU, Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.served import (
     ARMS,
-    CPU,
     WAYS,
     ask_in_turn,
     input_of,

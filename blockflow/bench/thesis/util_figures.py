@@ -12,7 +12,7 @@ from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
-from blockflow.bench.thesis.beside import Rounds, thesis
+from blockflow.bench.thesis.beside import Rounds, quoted, thesis
 
 DISPATCHER = "dispatcher"
 
@@ -207,7 +207,8 @@ class Utilisation:
         text = "idle in some visit: not compared"
         if has_ratios(self.gpu):
             text = self.gpu.compared(ZEROMQ, TENSORMQ, "as busy", "less busy")
-        return f"{line}; the GPU with handles {text} (thesis: {_GPU_THESIS:g} times)"
+        printed = quoted(self._labels, f"{_GPU_THESIS:g} times")
+        return f"{line}; the GPU with handles {text}{printed}"
 
     def draw(self) -> Any:
         """Left: CPU over time, the mean of the blocks. Right: each process, by way.
