@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ import psutil
 import pytest
 from fake_dispatcher import FakeDispatcher
 
-from blockflow.bench.reliability import clients, everything
+from blockflow.bench.reliability import clients, everything, givenup
 from blockflow.bench.reliability import figures as names
 from blockflow.bench.reliability.clients import Bench, Plan
+from blockflow.bench.reliability.peer import BURST, LARGE, Account
 from blockflow.bench.reliability.possessions import Possessions, life_of, look, settled
 from blockflow.bench.results import Figure
 from blockflow.core.errors import make_error
@@ -180,6 +182,76 @@ def test_what_outlives_the_end_of_everything_is_counted(
     assert left.value == (leaves != "nothing")
 
 
+# --- workers that are given up --------------------------------------------------------------------
+
+
+class Crew:
+    """Workers as the control plane tells of them: one that is killed comes back at once, the
+    ``patience``-th time it does not, or only after a while."""
+
+    def __init__(self, patience: int, *, returns: bool = False) -> None:
+        self.commands = self
+        self.deaths = 0
+        self._patience = patience
+        self._returns = returns
+        self._looked = 0
+
+    def kill(self, pid: int, _signal: int) -> None:
+        assert pid == self._life
+        self.deaths += 1
+
+    @property
+    def _life(self) -> int:
+        return 10 + self.deaths + (self._returns and self._looked > 1)
+
+    def worker(self, _name: str) -> dict[str, Any]:
+        state = "failed" if self.deaths >= self._patience else "ready"
+        return {"pid": self._life, "incarnation": self._life, "state": state}
+
+    def status(self) -> dict[str, Any]:
+        self._looked += 1
+        return {"dispatcher": {"incarnation": 1}, "workers": [self.worker("")]}
+
+
+@pytest.mark.parametrize(("patience", "found"), [(5, 5), (3, 3), (999, 10)])
+def test_how_often_a_worker_died_before_it_was_given_up(
+    monkeypatch: pytest.MonkeyPatch, patience: int, found: int
+) -> None:
+    crew: Any = Crew(patience)
+    monkeypatch.setattr(givenup.os, "kill", crew.kill)
+    assert givenup.kill_until_given_up(crew, "b") == found
+
+
+def test_who_comes_back_was_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(givenup, "_QUIET_S", 0.01)
+    for crew, found in ((Crew(0), True), (Crew(0, returns=True), False), (Crew(9), False)):
+        system: Any = crew
+        assert givenup.stays(system, "b") == found
+
+
+@pytest.mark.parametrize(
+    ("code", "found"), [("BLOCK_UNAVAILABLE", True), ("WORKER_LOST", False), ("", False)]
+)
+def test_what_a_given_up_block_is_asked_is_refused(code: str, found: bool) -> None:
+    def infer(*_: Any, **__: Any) -> None:
+        if code:
+            raise make_error(code, "it was asked to")
+
+    client: Any = SimpleNamespace(infer=infer)
+    assert givenup.refused(client, "b") == found
+
+
+@pytest.mark.parametrize("task", ["echo", "fail"])
+def test_a_bystander_counts_what_failed(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    monkeypatch.setattr(givenup, "OTHER", task)
+    with FakeDispatcher(share=False) as fake:
+        bystander = givenup.Bystander(fake.endpoint)
+        with bystander.asking():
+            fake.wait_for(lambda: len(fake.requests) > 2)
+    assert bystander.asked > 2
+    assert bystander.failed == (bystander.asked if task == "fail" else 0)
+
+
 # --- clients --------------------------------------------------------------------------------------
 
 
@@ -189,14 +261,17 @@ class Cancelling(FakeDispatcher):
 
     def __init__(self, endpoint: str, *, computes: bool = False, cuts: bool = True) -> None:
         super().__init__(endpoint, share=False)
-        self.published = (clients.SLOW, clients.LARGE)
+        self.published = (clients.SLOW, clients.SMALL, LARGE)
         self.batches = 0
         self.slow_clients = 0
+        self.serves = False
         self._computes = computes
         self._cuts = cuts
 
     def _request(self, who: bytes, msg: Request, rest: list[bytes]) -> None:
-        if clients.LARGE in msg.tasks:
+        if LARGE in msg.tasks and self.serves:
+            self._later.append((time.monotonic() + self.delay_s, who, msg, rest[0]))
+        elif LARGE in msg.tasks:
             self.slow_clients += self._cuts
             self.requests.append(msg)
         else:
@@ -263,11 +338,39 @@ def test_who_is_never_cut_off_is_noticed(
     assert (took_s is not None) == cuts
 
 
+@pytest.mark.parametrize("want", [0, 1, 3])
+def test_a_neighbour_asks_for_everything_and_reads_its_quota(watched: Watched, want: int) -> None:
+    """What it does not want it cancels before it is answered."""
+    bench, fake = watched()
+    fake.serves, fake.delay_s = True, 0.5
+    peer = bench._peer()
+    read = peer.heed(BURST, want, 5.0)
+    peer.close()
+    assert (read, len(fake.cancelled)) == (want, BURST - want)
+
+
+def test_who_reads_never_gets_more_than_who_does_not() -> None:
+    idler, reader = Account(), Account()
+    assert reader.quota(idler, BURST) == 0
+    for got in (1, 0, 1, 1):
+        idler.note(got)
+        for _ in range(3):
+            if quota := reader.quota(idler, BURST):
+                assert (reader.got + quota) / (reader.rounds + 1) <= idler.got / idler.rounds
+            reader.note(quota)
+    assert (reader.got, reader.rounds) == (9, 12)  # just as much as the other in the end
+    assert idler.mib() == 3.0
+    idler.note(1000)
+    assert reader.quota(idler, BURST) == BURST
+
+
 def test_a_result_that_comes_too_late_counts_as_late(watched: Watched) -> None:
     bench, fake = watched()
     fake.delay_s = 0.6  # the longest deadline is 240 ms
     found = bench.deadlines()
     assert value_of(found, names.OVERDUE) == 6
+    (overdue,) = [f for f in found if f.mode == names.OVERDUE]
+    assert overdue.labels["beyond_lag"] == 6
     assert value_of(found, names.AFTERWARDS) == 6
     assert value_of(found, names.NO_REPLY) == 0
     (lateness,) = [f for f in found if f.name == names.LATENESS]

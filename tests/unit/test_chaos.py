@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from chaos_rig import ledger, rid
 
 from blockflow.bench.chaos.faults import Injected, Takeover
-from blockflow.bench.chaos.grids import fault_grid, growth_grid, outcome_grid
-from blockflow.bench.chaos.growth import growths
 from blockflow.bench.chaos.kills import PER_MINUTE, Turns
+from blockflow.bench.chaos.lag import Lag, LagBook
 from blockflow.bench.chaos.ledger import (
     LATE,
     NO_REPLY,
@@ -30,45 +29,21 @@ from blockflow.bench.chaos.report import (
     ABANDONED,
     AWAY,
     GRACE_S,
-    JUDGED_S,
     OUTAGE_S,
     SERVED,
-    TIMELINE,
     UNSERVED,
     Findings,
-    draw,
-    fault_table,
     figures,
-    growth_table,
-    outcome_table,
     recoveries,
     violation_lines,
 )
+from blockflow.bench.chaos.report import LATE as LATER
 from blockflow.bench.chaos.run import parse_args, status_of
-from blockflow.bench.chaos.watch import MemorySample
 from blockflow.bench.chaos.wire import SAME_S, WireTap
 from blockflow.client.request import Pending, expired
 from blockflow.core.errors import RequestError
 from blockflow.wire.client import Reply, Request, encode_to_client, encode_to_dispatcher
 from blockflow.wire.tensor import TensorDesc
-
-
-def rid(number: int) -> bytes:
-    return number.to_bytes(16, "big")
-
-
-def ledger(*ends: tuple[str, float, float, str], good: int = 100) -> Ledger:
-    """Requests with a deadline of 1 s: task, sent, done, outcome; and ``good`` ones of a task of
-    their own, so that enough are answered."""
-    out = Ledger()
-    others = [("other", 0.0, 0.1, OK)] * good
-    for number, (task, sent, done, outcome) in enumerate([*ends, *others]):
-        out.sent(rid(number), task, sent, 1.0)
-        out.carried(rid(number), 1)
-        if outcome != NO_REPLY:
-            out.replied(rid(number), 1, done)
-        out.done(rid(number), outcome, done)
-    return out
 
 
 def test_a_plan_is_its_seeds() -> None:
@@ -127,7 +102,7 @@ def test_a_late_reply_is_that_of_its_own_request() -> None:
     book = ledger(("a", 1.0, 2.1, NO_REPLY), ("a", 1.0, 2.1, NO_REPLY))
     book.replied(rid(1), 1, 2.6)
     assert (book.silent, book.outcomes()[LATE]) == (1, 1)
-    found = Findings(book, lag_s=0.01)
+    found = Findings(book, lag=held_up((2.0, 2.01)))
     assert found.lost == 1
     assert found.slow() == ["1 requests ended later than their deadline allows"]
     assert book.worst_s() == pytest.approx(0.6)
@@ -148,10 +123,59 @@ def test_only_lateness_is_worth_another_run() -> None:
     assert status_of(Findings(ledger(("a", 0.0, 0.1, WRONG)))) == 1
 
 
+def held_up(*spans: tuple[float, float]) -> LagBook:
+    """A machine that let a thread wait from then until then."""
+    book = LagBook()
+    for due_s, woken_s in spans:
+        book.note(due_s, woken_s)
+    return book
+
+
+TOO_LATE = ["1 requests ended later than their deadline allows"]
+
+
 def test_lateness_is_judged_with_the_machines_own_lag() -> None:
     book = ledger(("a", 0.0, 1.0 + GRACE_S + 0.05, "DEADLINE_EXCEEDED"))
-    assert Findings(book).violations() == ["1 requests ended later than their deadline allows"]
-    assert not Findings(book, lag_s=0.1).violations()
+    assert Findings(book).violations() == TOO_LATE
+    assert not Findings(book, lag=held_up((0.95, 1.05))).violations()
+    assert Findings(book, lag=held_up((1.0, 1.04))).violations() == TOO_LATE  # not so late
+
+
+def test_a_hiccup_excuses_what_came_around_it_and_nothing_else() -> None:
+    """It lasted for 2.5 s: who was due then could not be in time; who was due an hour later, or
+    before, could."""
+    hiccup = held_up((0.5, 0.51), (100.0, 102.5), (200.0, 200.01))
+    for sent, excused in ((98.0, True), (100.0, True), (102.0, True), (103.0, False)):
+        book = ledger(("a", sent, sent + 1.0 + GRACE_S + 1.5, "DEADLINE_EXCEEDED"))
+        assert Findings(book, lag=hiccup).slow() == ([] if excused else TOO_LATE), sent
+    for sent in (0.0, 96.0, 3700.0):
+        book = ledger(("a", sent, sent + 1.0 + GRACE_S + 0.5, "DEADLINE_EXCEEDED"))
+        found = Findings(book, lag=hiccup)
+        assert found.slow() == TOO_LATE
+        made = {(f.name, f.mode): f.value for f in figures(found)}
+        assert made["lag", "worst"] == 2500.0
+        assert made[LATER, "beyond the machine's lag"] == 1
+    both = ledger(*[("a", sent, sent + 2.6, "DEADLINE_EXCEEDED") for sent in (100.0, 3700.0)])
+    made = {(f.name, f.mode): f.value for f in figures(Findings(both, lag=hiccup))}
+    assert (made[LATER, "all"], made[LATER, "beyond the machine's lag"]) == (2, 1)
+
+
+def test_lag_is_noted_with_when_it_was() -> None:
+    """On a clock that jumps once: the thread was asleep for so long, as far as it can tell."""
+    jumped = threading.Event()
+
+    def clock() -> float:
+        return time.monotonic() + 60.0 * jumped.is_set()
+
+    begin = time.monotonic()
+    lag = Lag(clock)
+    jumped.set()
+    while lag._book.worst_s < 59.0:
+        time.sleep(0.001)
+    book = lag.stop()
+    end = time.monotonic() + 60.0
+    assert book.worst_s == book.between(begin, end) > 59.0
+    assert book.between(begin - 10.0, begin - 1.0) == book.between(end + 1.0, end + 9.0) == 0.0
 
 
 def test_faults_excuse_some_outcomes_and_no_others() -> None:
@@ -250,6 +274,29 @@ def test_what_may_have_gone_out_on_either_connection_counts_for_both() -> None:
     assert book.doubled == 0
 
 
+def test_a_manager_that_nobody_follows_is_a_violation() -> None:
+    took = [Takeover(10.0 * n, s) for n, s in enumerate((0.5, float("inf"), 0.7))]
+    found = Findings(ledger(), takeovers=took)
+    assert found.violations() == ["1 times no new manager took over"]
+    assert recoveries(found) == {"manager killed: taken over": [0.5, 0.7]}
+    made = {(f.name, f.mode): (f.value, f.n) for f in figures(found)}
+    assert made[SERVED, ABANDONED] == (1.0, 3)
+
+
+def test_serving_goes_on_while_the_manager_is_away_or_it_is_told() -> None:
+    """Counted are those that had half of the gap at least to be answered in it."""
+    book = ledger(
+        ("a", 10.1, 10.2, OK),
+        ("a", 10.2, 11.1, OK),  # served by the successor
+        ("a", 10.9, 11.3, OK),  # sent too late to tell
+        ("a", 20.1, 22.5, OK),
+    )
+    gaps = [Takeover(10.0, 1.0), Takeover(20.0, 2.0), Takeover(30.0, 1.0)]
+    made = {(f.name, f.mode): (f.value, f.n) for f in figures(Findings(book, takeovers=gaps))}
+    assert made[SERVED, AWAY] == (1.0, 3)
+    assert made[SERVED, UNSERVED] == (1.0, 3)  # nobody asked in the third
+
+
 # --- CI -------------------------------------------------------------------------------------------
 
 
@@ -316,107 +363,3 @@ def test_each_kind_of_run_has_files_of_its_own(arguments: list[str], name: str) 
     assert kinds == list(KINDS)
     with pytest.raises(SystemExit):
         parse_args(["--kills", "5", "--only", "CPU burners"])
-
-
-# --- growth ---------------------------------------------------------------------------------------
-
-
-def memory(hours: float, per_hour: float, seed: int = 1) -> list[MemorySample]:
-    """Two processes, of which the second leaks so many MiB; both die now and then, and load."""
-    chance = random.Random(seed)
-    out, age = [], {"bf:a": 99, "bf:b": 99}
-    for i in range(int(hours * 3600 / 2)):
-        rss = {}
-        for name in age:
-            age[name] = 0 if chance.random() < 0.01 else age[name] + 1
-            leaked = per_hour * i / 1800 if name == "bf:b" else 0.0
-            settled = 250.0 + chance.gauss(0.0, 4.0) + leaked
-            rss[name] = int((90.0 if age[name] < 3 else settled) * 2**20)
-        shared = int((2.0 + chance.random()) * 2**20)
-        out.append(MemorySample(2.0 * i, sum(rss.values()), shared, 2, 60, rss))
-    return out
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_only_breathes_does_not_grow(seed: int) -> None:
-    assert [g.name for g in growths(memory(1.0, 0.0, seed)) if g.grows] == []
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_planted_leak_is_found_and_named(seed: int) -> None:
-    found = [g for g in growths(memory(1.0, 60.0, seed)) if g.grows]
-    assert [g.name for g in found] == ["RSS, b"]
-    assert found[0].per_hour == pytest.approx(60.0, abs=10.0)
-    leaking = Findings(ledger(), memory=memory(1.0, 60.0, seed))
-    (said,) = leaking.violations()
-    assert said.startswith("RSS, b grows: +")
-
-
-def test_leaking_descriptors_and_shared_memory_are_found() -> None:
-    leaking = [
-        MemorySample(s.at_s, s.rss, s.run_dir + i * 2**16, 2, 60 + i // 20, s.by_name)
-        for i, s in enumerate(memory(1.0, 0.0))
-    ]
-    names = [g.name for g in growths(leaking) if g.grows]
-    assert names == ["shared memory", "descriptors per process"]
-
-
-def test_a_short_run_is_not_judged_by_its_memory() -> None:
-    short = memory(0.1, 3000.0)
-    assert short[-1].at_s < JUDGED_S
-    assert [g.name for g in growths(short) if g.grows] == ["RSS, b"]
-    assert not Findings(ledger(), memory=short).violations()
-    assert growths(short[:5]) == []
-
-
-def test_a_manager_that_nobody_follows_is_a_violation() -> None:
-    took = [Takeover(10.0 * n, s) for n, s in enumerate((0.5, float("inf"), 0.7))]
-    found = Findings(ledger(), takeovers=took)
-    assert found.violations() == ["1 times no new manager took over"]
-    assert recoveries(found) == {"manager killed: taken over": [0.5, 0.7]}
-    made = {(f.name, f.mode): (f.value, f.n) for f in figures(found)}
-    assert made[SERVED, ABANDONED] == (1.0, 3)
-
-
-def test_serving_goes_on_while_the_manager_is_away_or_it_is_told() -> None:
-    """Counted are those that had half of the gap at least to be answered in it."""
-    book = ledger(
-        ("a", 10.1, 10.2, OK),
-        ("a", 10.2, 11.1, OK),  # served by the successor
-        ("a", 10.9, 11.3, OK),  # sent too late to tell
-        ("a", 20.1, 22.5, OK),
-    )
-    gaps = [Takeover(10.0, 1.0), Takeover(20.0, 2.0), Takeover(30.0, 1.0)]
-    made = {(f.name, f.mode): (f.value, f.n) for f in figures(Findings(book, takeovers=gaps))}
-    assert made[SERVED, AWAY] == (1.0, 3)
-    assert made[SERVED, UNSERVED] == (1.0, 3)  # nobody asked in the third
-
-
-def test_figures_tables_and_picture_of_a_run() -> None:
-    ends = [("a", 0.0, 0.1, OK), ("a", 0.5, 0.6, "OVERLOADED"), ("b", 1.1, 1.3, OK)]
-    found = Findings(
-        ledger(*ends, good=0),
-        [Injected(1.0, "worker killed", ("b",), ""), Injected(1.2, "system update", (), "")],
-        [MemorySample(t / 2, 100 << 20, 1 << 20, 5, 80) for t in range(8)],
-    )
-    found.ready_again["worker killed"] = [0.4]
-    stored = figures(found)
-    made = {(f.name, f.mode): f.value for f in stored if f.name != TIMELINE}
-    assert made["requests", "all"] == 3
-    assert made["requests", "OVERLOADED"] == 1
-    assert made["faults", "worker killed"] == 1
-    assert round(made["recovery", "worker killed"]) == 300
-    assert made["RSS", "last quarter"] == 100
-    assert made["violations", "all"] == 1  # a third of three was refused
-    console = Console(record=True, width=100)
-    console.print(outcome_table(found), fault_table(found), growth_table(found.memory))
-    text = console.export_text()
-    assert "OVERLOADED" in text
-    assert "worker killed" in text
-    (step,) = [f for f in stored if f.name == TIMELINE]
-    assert (step.value, step.labels["failed"], step.labels["rss"]) == (1.0, 1.0, 100.0)
-    assert fault_grid(stored).rows[1][:3] == ("worker killed", "1", "1")
-    assert fault_grid(stored).rows[1][3] == "0.30"
-    assert ("OVERLOADED", "1", "33.33") in outcome_grid(stored).rows
-    assert growth_grid(figures(Findings(ledger(), memory=memory(1.0, 0.0)))).rows
-    assert len(draw(stored).axes) == 2

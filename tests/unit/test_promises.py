@@ -60,6 +60,12 @@ def growing(name: str, grows: bool) -> Figure:
     return replace(made, low=value - 2.0, high=value + 2.0)
 
 
+def beside(ratio: float, **labels: float) -> Figure:
+    fair = {"noise": 0.02, "reader_mib": 3.5, "other_mib": 3.5, "reader_cut": 0, "other_cut": 1.0}
+    made = figure(names.OTHERS, names.BESIDE, ratio, 8, "x", **{**fair, **labels})
+    return replace(made, low=ratio - 0.01, high=ratio + 0.01)
+
+
 def bench_figures() -> list[Figure]:
     """Every promise that the benchmark measures is kept."""
     deaths = [
@@ -72,6 +78,11 @@ def bench_figures() -> list[Figure]:
         timed(names.PROBE, "all", [3.0]),
         counted(names.PROBED, 4, 4),
         counted(names.AGAIN, 2, 2),
+        counted(names.CRASHES, 5, 5),
+        counted(names.STAYS, 1, 1),
+        counted(names.REFUSED, 1, 1),
+        counted(names.LOADS, 1, 1, {"stays": True}),
+        counted(names.BYSTANDERS, 400, 400),
         counted(names.POISONED, 2, 2),
         counted(names.MATES, 14, 14),
         counted(names.DIED_OF_IT, 2, 2),
@@ -88,7 +99,7 @@ def bench_figures() -> list[Figure]:
         counted(f"{names.CUT_OFF} {names.BY_TIME}", 4, 4),
         timed(names.CUT_OFF, names.BY_BYTES, [60.0]),
         timed(names.CUT_OFF, names.BY_TIME, [2100.0]),
-        replace(figure(names.OTHERS, names.BESIDE, 1.01, 8, "x", noise=0.02), low=1.0, high=1.05),
+        beside(1.01),
         *(left(mode) for mode in (names.AFTER_DEATHS, *names.ROLES)),
         figure(names.LEFT, names.AFTER_ALL, 0, 3),
     ]
@@ -184,6 +195,14 @@ MISSES: dict[str, list[list[Figure]]] = {
         [timed(names.NOTICED, names.STUCK, [1500.0] * 6)]
     ],
     "requests of workers that hang": [[counted(names.AGAIN, 1, 2)]],
+    "a worker that crashes again and again": [
+        *([counted(names.CRASHES, many, 5)] for many in (4, 10)),
+        *([counted(what, 0, 1)] for what in (names.STAYS, names.REFUSED)),
+        [counted(names.BYSTANDERS, 399, 400)],
+    ],
+    "a load failure": [
+        [counted(names.LOADS, 1 + stays, 1, {"stays": stays})] for stays in (True, False)
+    ],
     "1,000 kills over all roles under load": [
         [figure(chaos.REQUESTS, "never ended", 1, 5000)],
         [figure(chaos.REQUESTS, "ended twice", 1, 5000)],
@@ -204,6 +223,7 @@ MISSES: dict[str, list[list[Figure]]] = {
     ],
     "a reply comes by its deadline": [
         [LATE, counted(names.OVERDUE, 1, 20)],
+        [LATE, counted(names.OVERDUE, 9, 20, {"beyond_lag": 1})],
         [counted(names.NO_REPLY, 1, 20)],
     ],
     "no block starts an expired request": [[figure("violations", "nothing starts late", 1, 1000)]],
@@ -231,9 +251,7 @@ MISSES: dict[str, list[list[Figure]]] = {
         [timed(names.CUT_OFF, names.BY_BYTES, [2600.0] * 6)],
         [timed(names.CUT_OFF, names.BY_TIME, [2600.0] * 6)],
     ],
-    "... and the others' p99": [
-        [replace(figure(names.OTHERS, names.BESIDE, 2.0, noise=0.1), low=1.8, high=2.1)]
-    ],
+    "... and the others' p99": [[beside(2.0, noise=0.1)], [beside(1.5)]],
     "left over after single deaths": [
         *([left(mode, descriptors=1)] for mode in (names.AFTER_DEATHS, *names.ROLES)),
         [left(names.AFTER_DEATHS, files=2)],
@@ -308,9 +326,24 @@ def test_what_should_have_been_measured_and_was_not_is_a_reason() -> None:
 
 def test_what_the_machine_was_late_itself_is_no_miss() -> None:
     stored = kept()
-    lag = figure("lag", "worst", 250.0, 1, "ms")
-    stored[BENCH] += [LATE, counted(names.OVERDUE, 1, 20), lag]
+    stored[BENCH] += [LATE, counted(names.OVERDUE, 1, 20, {"beyond_lag": 0})]
     assert verdicts(stored)[f"{BENCH}: a reply comes by its deadline"] == Verdict.NOISE
+
+
+def test_the_machines_worst_moment_excuses_no_other() -> None:
+    """It was late by a minute once, and not when this reply came."""
+    stored = kept()
+    lag = figure("lag", "worst", 60_000.0, 1, "ms")
+    stored[BENCH] += [LATE, counted(names.OVERDUE, 1, 20, {"beyond_lag": 1}), lag]
+    assert verdicts(stored)[f"{BENCH}: a reply comes by its deadline"] == Verdict.MISSED
+
+
+@pytest.mark.parametrize("unfair", [{"reader_mib": 20.0}, {"reader_cut": 1}, {"other_cut": 0.5}])
+def test_beside_a_heavier_neighbour_nothing_is_shown(unfair: dict[str, float]) -> None:
+    """One that receives much more may do as much harm itself; one that is cut off does."""
+    stored = kept()
+    stored[BENCH] += [beside(0.7, **unfair)]
+    assert verdicts(stored)[f"{BENCH}: ... and the others' p99"] == Verdict.NOISE
 
 
 def test_one_slow_takeover_is_told_and_not_hidden_in_a_percentile() -> None:

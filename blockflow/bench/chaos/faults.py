@@ -19,6 +19,7 @@ import numpy as np
 import zmq
 
 from blockflow.bench.chaos.plan import Fault
+from blockflow.bench.chaos.proxy import Proxy
 from blockflow.bench.chaos.remote import RemoteSystem
 from blockflow.bench.fuzz.decoders import request_frames
 from blockflow.bench.fuzz.mutate import Mutator
@@ -33,6 +34,11 @@ from blockflow.wire.tensor import TensorDesc
 
 STOP_S = 5.0
 BURN_S = 5.0
+STALL_S = 2.0
+RESET, STALLED, POISONED = "connections reset", "network stalls 2 s", "poison"
+NETWORK_KINDS = frozenset({RESET, STALLED})
+FRAGILE = "fragile"
+"""A block, and the task of it alone, that one input kills."""
 _MALFORMED = 2000
 _UNREAD = 300
 _BURNERS_PER_CORE = 4
@@ -78,6 +84,8 @@ class Injector:
         topology: the body in force; the fault "system update" goes back and forth between it and
             the same one with a second trunk worker.
         clock: seconds of the run.
+        proxy: before those clients that faults of the network shall hit.
+        poison: sends a request that kills whoever runs it, and tells its outcome.
 
     Attributes:
         takeovers: of each Manager that was killed.
@@ -89,8 +97,13 @@ class Injector:
         topology: Mapping[str, Any],
         clock: Callable[[], float],
         seed: int,
+        *,
+        proxy: Proxy | None = None,
+        poison: Callable[[], str] | None = None,
     ) -> None:
         self._system = system
+        self._proxy = proxy
+        self._poison_request = poison
         self._address = system.client_endpoint  # a new Dispatcher comes up at the same one
         self._topology = topology
         self._clock = clock
@@ -117,6 +130,9 @@ class Injector:
             "malformed messages": self._malformed,
             "slow reader": self._slow_reader,
             "CPU burners": lambda d: self._burn(),
+            RESET: lambda d: self._network(lambda proxy: proxy.reset()),
+            STALLED: lambda d: self._network(lambda proxy: proxy.hold(STALL_S)),
+            POISONED: lambda d: self._poison(),
         }
 
     def inject(self, fault: Fault) -> Injected:
@@ -299,7 +315,27 @@ class Injector:
         self._sockets.append(socket)
         return socket
 
+    def _poison(self) -> tuple[Sequence[str], str]:
+        """A request that kills two workers of a block of its own, unless these have died so often
+        that it would be given up."""
+        if self._poison_request is None:
+            return (), "not done: nobody sends it"
+        fragile = [
+            w
+            for w in self._system.commands.workers()
+            if any(stage["block"] == FRAGILE for stage in w["stages"])
+        ]
+        crashes = [sum(c["age_s"] < _WINDOW_S for c in w["crashes"]) for w in fragile]
+        if not fragile or max(crashes) > _SPARED - 2:
+            return (), "not done: its workers have died too often lately"
+        return (FRAGILE,), f"its outcome is {self._poison_request()}"
+
     # --- the machine ----------------------------------------------------------------------------
+
+    def _network(self, fault: Callable[[Proxy], int]) -> tuple[Sequence[str], str]:
+        if self._proxy is None:
+            return (), "not done: nobody is far"
+        return (), f"{fault(self._proxy)} connections"
 
     def _burn(self) -> tuple[Sequence[str], str]:
         count = _BURNERS_PER_CORE * len(os.sched_getaffinity(0))

@@ -4,6 +4,10 @@ Memory jumps while processes die and start, so single samples say nothing. The f
 in which buffers fill, is left out, and so is a process that still loads; the rest is cut into
 windows, and the line goes through their medians. What counts as growth is what lies above a
 tolerance with the line's whole 95% interval.
+
+Most of a process's resident memory it shares with its siblings, so a tenth of that is much. Its
+heap is judged too, by a tenth of what is its own. What grows is looked for in its anonymous memory,
+not in the private one: when the others that share a page die, it becomes private without growth.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ class Tolerance:
 
 
 RSS = Tolerance("MiB", 16.0)
+HEAP = Tolerance("MiB", 4.0)
 SHARED = Tolerance("MiB", 16.0)
 DESCRIPTORS = Tolerance("descriptors", 4.0)
 
@@ -72,9 +77,14 @@ class Growth:
 
 
 def growth(
-    name: str, at_s: Sequence[float], values: Sequence[float], limit: Tolerance
+    name: str,
+    at_s: Sequence[float],
+    values: Sequence[float],
+    limit: Tolerance,
+    own: float | None = None,
 ) -> Growth | None:
-    """The line through a series; None where it is too short or too sparse to judge."""
+    """The line through a series; None where it is too short or too sparse to judge. The tolerance
+    is a share of ``own``; None: of the series' median."""
     if not at_s:
         return None
     begin, end = at_s[0] + WARM_UP * (at_s[-1] - at_s[0]), at_s[-1]
@@ -101,12 +111,12 @@ def growth(
         (rise - _T * spread) * seconds,
         (rise + _T * spread) * seconds,
         seconds,
-        max(limit.floor, _SHARE * middle),
+        max(limit.floor, _SHARE * (middle if own is None else own)),
     )
 
 
 def growths(samples: Iterable[MemorySample]) -> list[Growth]:
-    """Resident memory of each process, shared memory, descriptors per process."""
+    """Resident memory and heap of each process, shared memory, descriptors per process."""
     series: dict[str, tuple[list[float], list[float], Tolerance]] = {}
 
     def add(name: str, at_s: float, value: float, limit: Tolerance) -> None:
@@ -114,17 +124,23 @@ def growths(samples: Iterable[MemorySample]) -> list[Growth]:
         ats.append(at_s)
         values.append(value)
 
+    private: dict[str, list[float]] = {}
     for s in samples:
         for name, rss in s.by_name.items():
             add(f"RSS, {name.removeprefix(PREFIX)}", s.at_s, rss / MIB, RSS)
+        for name, heap in s.anonymous.items():
+            add(f"heap, {name.removeprefix(PREFIX)}", s.at_s, heap / MIB, HEAP)
+        for name, unshared in s.private.items():
+            private.setdefault(f"heap, {name.removeprefix(PREFIX)}", []).append(unshared / MIB)
         add("shared memory", s.at_s, s.run_dir / MIB, SHARED)
         if s.processes:
             add("descriptors per process", s.at_s, s.descriptors / s.processes, DESCRIPTORS)
     found = []
     for name, (ats, values, limit) in series.items():
-        if limit is RSS:
+        if limit is RSS or limit is HEAP:
             least = _LOADING * percentile(values, 50)
             kept = [(at, v) for at, v in zip(ats, values, strict=True) if v >= least]
             ats, values = [at for at, _ in kept], [v for _, v in kept]
-        found.append(growth(name, ats, values, limit))
+        own = percentile(private[name], 50) if name in private else None
+        found.append(growth(name, ats, values, limit, own))
     return [g for g in found if g is not None]

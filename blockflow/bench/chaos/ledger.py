@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from blockflow.bench.chaos.lag import LagBook
+
 OK = "OK"
 WRONG = "wrong value"
 """An answer that is not what the blocks compute."""
@@ -22,6 +24,11 @@ NO_REPLY = "no reply"
 LATE = "late reply"
 """The client had ended it so, and then the reply came: it is judged by when."""
 POISON = "POISON"
+CANCELLED = "CANCELLED"
+PLAIN = frozenset({OK})
+"""What a good request shall come to."""
+UNHARMED = "OK, and should not be"
+"""A request that cannot be answered was."""
 
 ALLOWED = frozenset(
     {
@@ -49,13 +56,24 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request's end. Times are seconds of the run; ``due_s`` is its deadline."""
+    """A request's end. Times are seconds of the run; ``due_s`` is its deadline.
+
+    ``wanted`` is how it should end where nothing comes in between; ``far``: its client's connection
+    is one that faults of the network hit.
+    """
 
     task: str
     sent_s: float
     done_s: float
     due_s: float
     outcome: str
+    wanted: frozenset[str] = PLAIN
+    far: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """It is a good request, and its client stays with it."""
+        return self.wanted == PLAIN
 
     @property
     def ok(self) -> bool:
@@ -83,13 +101,25 @@ class Ledger:
 
     ended: list[Ended] = field(default_factory=list)
     doubled: int = 0
-    _open: dict[bytes, tuple[str, float, float]] = field(default_factory=dict)
+    _open: dict[bytes, Ended] = field(default_factory=dict)
     _wire: dict[bytes, _OnWire] = field(default_factory=dict)
     _silent: dict[bytes, int] = field(default_factory=dict)
+    _cancelled: set[bytes] = field(default_factory=set)
+    _broken: set[int] = field(default_factory=set)
 
-    def sent(self, request_id: bytes, task: str, now_s: float, deadline_s: float) -> None:
+    def sent(
+        self,
+        request_id: bytes,
+        task: str,
+        now_s: float,
+        deadline_s: float,
+        wanted: frozenset[str] = PLAIN,
+        *,
+        far: bool = False,
+    ) -> None:
         """It is handed to the SDK; its answer is due ``deadline_s`` later."""
-        self._open[request_id] = (task, now_s, now_s + deadline_s)
+        due_s = now_s + deadline_s
+        self._open[request_id] = Ended(task, now_s, due_s, due_s, "", wanted, far)
 
     def done(self, request_id: bytes, outcome: str, now_s: float) -> None:
         """Its handle ended: with OK, an error's code, WRONG, or NO_REPLY."""
@@ -97,10 +127,12 @@ class Ledger:
         if found is None:
             self.doubled += 1
             return
-        task, sent_s, due_s = found
         if outcome == NO_REPLY:
             self._silent[request_id] = len(self.ended)
-        self.ended.append(Ended(task, sent_s, now_s, due_s, outcome))
+        known = self._wire.get(request_id)
+        if outcome == CANCELLED and known is not None and known.replies < known.sendings:
+            self._cancelled.add(request_id)  # its client was told at once: the reply comes later
+        self.ended.append(replace(found, done_s=now_s, outcome=outcome))
 
     def carried(self, request_id: bytes, connection: int) -> None:
         """It went out, the first time or again: the same connection may bring it again where a
@@ -117,8 +149,18 @@ class Ledger:
             self.doubled += 1
             return
         known.replies += 1
+        self._cancelled.discard(request_id)
         if (index := self._silent.pop(request_id, None)) is not None:
             self.ended[index] = replace(self.ended[index], done_s=now_s, outcome=LATE)
+
+    def broke(self, connection: int) -> None:
+        """It ended: what was cancelled on it will not be answered."""
+        self._broken.add(connection)
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that were cancelled, and got no reply on a connection that stayed."""
+        return sum(self._wire[r].connection not in self._broken for r in self._cancelled)
 
     @property
     def sent_count(self) -> int:
@@ -136,27 +178,50 @@ class Ledger:
 
     @property
     def answered(self) -> float:
-        """The share of the requests that were answered with their result."""
-        return sum(e.ok for e in self.ended) / self.sent_count if self.sent_count else 0.0
+        """The share of the good requests that were answered with their result."""
+        good = [e.ok for e in self.ended if e.plain]
+        asked = len(good) + sum(e.plain for e in self._open.values())
+        return sum(good) / asked if asked else 0.0
 
     def outcomes(self) -> Counter[str]:
         return Counter(e.outcome for e in self.ended)
 
-    def late(self, grace_s: float) -> int:
-        """Requests that ended more than ``grace_s`` after their deadline."""
-        return sum(e.done_s > e.due_s + grace_s for e in self.ended)
+    def odd(self) -> Counter[str]:
+        """Of the requests that were not plain ones: what they wanted -> how many got just that."""
+        return Counter(
+            "/".join(sorted(e.wanted)) for e in self.ended if not e.plain and e.outcome in e.wanted
+        )
+
+    def late(self, grace_s: float, lag: LagBook | None = None, cuts: Sequence[Span] = ()) -> int:
+        """Requests that ended more than ``grace_s`` after their deadline, more than that and the
+        machine's ``lag`` around it, and not because the network was cut then."""
+        late = [e for e in self.ended if e.done_s > e.due_s + grace_s]
+        return sum(
+            (lag is None or e.done_s > e.due_s + grace_s + lag.allowance(e.due_s, e.done_s))
+            and not (e.far and _within(e.due_s, e.done_s, cuts))
+            for e in late
+        )
 
     def unexplained(self) -> Counter[str]:
-        """Outcomes that no fault excuses."""
+        """Outcomes that no fault excuses, and results where there should be none."""
         known = ALLOWED | ALONE | {POISON}
-        return Counter({o: n for o, n in self.outcomes().items() if o not in known})
+        out: Counter[str] = Counter()
+        for e in self.ended:
+            if e.ok and e.outcome not in e.wanted:
+                out[UNHARMED] += 1
+            elif e.outcome not in known | e.wanted:
+                out[e.outcome] += 1
+        return out
 
-    def alone(self, outages: Sequence[Span]) -> int:
+    def alone(self, outages: Sequence[Span], cuts: Sequence[Span] = ()) -> int:
         """Requests that their clients ended by themselves while there was somebody to answer them:
-        outside all of these outages. A client sends what was in flight again, so that only those
-        whose time ended in an outage had no chance."""
+        outside all of these outages, and for those behind the network also of its ``cuts``. A
+        client sends what was in flight again, so that only those whose time ended in an outage had
+        no chance."""
         return sum(
-            e.outcome in ALONE and not any(begin <= e.done_s <= end for begin, end in outages)
+            e.outcome in ALONE
+            and not _within(e.done_s, e.done_s, outages)
+            and not (e.far and _within(e.done_s, e.done_s, cuts))
             for e in self.ended
         )
 
@@ -165,6 +230,7 @@ class Ledger:
         their way; a death may take :data:`LINGERS_S` to show."""
         return sum(
             e.outcome == POISON
+            and POISON not in e.wanted
             and sum(
                 e.sent_s - LINGERS_S <= at <= e.done_s and task == e.task for at, task in deaths
             )
@@ -176,7 +242,7 @@ class Ledger:
         """Of the requests that were sent in the first half of ``span``: how many were answered with
         their result before its end, and how many there were."""
         begin, end = span
-        mine = [e for e in self.ended if begin <= e.sent_s <= (begin + end) / 2]
+        mine = [e for e in self.ended if e.plain and begin <= e.sent_s <= (begin + end) / 2]
         return sum(e.ok and e.done_s <= end for e in mine), len(mine)
 
     def worst_s(self) -> float | None:
@@ -200,3 +266,8 @@ class Ledger:
             return ends[i] - at_s if i < len(ends) else None
 
         return recovery_s
+
+
+def _within(begin_s: float, end_s: float, spans: Sequence[Span]) -> bool:
+    """Whether one of them has a part of this time."""
+    return any(begin <= end_s and begin_s <= end for begin, end in spans)

@@ -1,4 +1,5 @@
-"""Load: clients that send the three digit tasks without a pause and know the right answers."""
+"""Load: clients that send all tasks without a pause and know the right answers; and odd ones, that
+ask for what cannot be answered, or change their minds."""
 
 from __future__ import annotations
 
@@ -10,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from blockflow.bench.chaos.ledger import NO_REPLY, OK, WRONG, Ledger
+from blockflow.bench.chaos.ledger import CANCELLED, NO_REPLY, OK, PLAIN, POISON, WRONG, Ledger
 from blockflow.bench.chaos.wire import WireTap
 from blockflow.client import Client
 from blockflow.core.errors import BlockFlowError
@@ -25,8 +27,35 @@ from blockflow.wire.data import REQUEST_ID_BYTES
 Array = npt.NDArray[np.float32]
 _TOLERANCE = 1e-3
 PATIENCE_S = 5.0
+NOWHERE = "no such task"
+_POISONED = frozenset({POISON})
+CANCELS_S = 0.03
+"""A client changes its mind so soon at the latest: about as long as an answer takes."""
 _OWN_WORDS = "no answer within"
 """How the client's own DEADLINE_EXCEEDED begins; the Dispatcher's is a reply like any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """A client: where it connects to, what it sends how often, and what is special about it."""
+
+    address: str
+    tasks: tuple[str, ...]
+    rate: float
+    odd: bool = False
+    far: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A request; ``right`` is its result, None where there should be none."""
+
+    task: str
+    x: Array
+    wanted: frozenset[str]
+    right: Array | None = None
+    retries: int = 8
+    far: bool = False
 
 
 class Load:
@@ -40,6 +69,8 @@ class Load:
         deadline_s: of each request.
         seed: of gaps and inputs.
         patience_s: how long, at the end, replies are waited for that should have come before.
+        odd_rate: of requests that are cancelled or cannot be answered, per second.
+        far_address: the Dispatcher's for one client more, which sends all tasks in turn.
 
     Attributes:
         ledger: of all clients; read it after :meth:`stop`.
@@ -55,6 +86,8 @@ class Load:
         deadline_s: float,
         seed: int,
         patience_s: float = PATIENCE_S,
+        odd_rate: float = 0.0,
+        far_address: str = "",
     ) -> None:
         self.ledger = Ledger()
         self._address = address
@@ -67,9 +100,14 @@ class Load:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._origin = time.monotonic()
+        clients = [_Sender(address, (task,), rate) for task in answers]
+        if odd_rate:
+            clients.append(_Sender(address, tuple(answers), odd_rate, odd=True))
+        if far_address:
+            clients.append(_Sender(far_address, tuple(answers), rate, far=True))
         self._threads = [
-            threading.Thread(target=self._send, args=(task, n), name=f"load-{task}", daemon=True)
-            for n, task in enumerate(answers)
+            threading.Thread(target=self._send, args=(c, n), name=f"load-{n}", daemon=True)
+            for n, c in enumerate(clients)
         ]
 
     def now(self) -> float:
@@ -91,49 +129,83 @@ class Load:
         with self._lock:
             return len(self.ledger.ended)
 
-    def _send(self, task: str, client_number: int) -> None:
-        chance = random.Random(f"{self._seed}/{client_number}")
+    def poison(self, task: str, value: float) -> str:
+        """Send ``task`` an input that kills whoever computes it, and wait for the end: the outcome.
+        It is not sent again, lest it kill more than two."""
+        tap = WireTap(self.ledger, self._lock, self.now)
+        with Client(self._address, connect_timeout_s=self._deadline_s, tap=tap) as client:
+            x = np.full_like(self._inputs[0], value)
+            pending = self._submit(client, _Ask(task, x, _POISONED, retries=0))
+            if pending is None:
+                return "refused"
+            self._await_all(client, [pending])
+            error = pending.exception()
+        return OK if error is None else code_of(error)
+
+    def _send(self, sender: _Sender, number: int) -> None:
+        chance = random.Random(f"{self._seed}/{number}")
         due = time.monotonic()
         open_requests: list[Future[Any]] = []
         tap = WireTap(self.ledger, self._lock, self.now)
         # A client that gave up for want of a connection before the deadline would be its own fault.
-        with Client(self._address, connect_timeout_s=self._deadline_s, tap=tap) as client:
+        with Client(sender.address, connect_timeout_s=self._deadline_s, tap=tap) as client:
             while not self._stop.is_set():
-                due += chance.expovariate(self._rate)
+                due += chance.expovariate(sender.rate)
                 self._stop.wait(max(0.0, due - time.monotonic()))
-                which = chance.randrange(len(self._inputs))
-                pending = self._submit(client, task, which)
+                ask = self._ask(sender, chance)
+                pending = self._submit(client, ask)
                 if pending is not None:
                     open_requests.append(pending)
+                    if CANCELLED in ask.wanted:
+                        self._stop.wait(chance.uniform(0.0, CANCELS_S))
+                        pending.cancel()
                 if len(open_requests) > 1000:
                     open_requests = [p for p in open_requests if not p.done()]
             self._await_all(client, open_requests)
 
-    def _submit(self, client: Client, task: str, which: int) -> Future[Any] | None:
+    def _ask(self, sender: _Sender, chance: random.Random) -> _Ask:
+        task = sender.tasks[chance.randrange(len(sender.tasks))]
+        which = chance.randrange(len(self._inputs))
+        x, right = self._inputs[which], self._answers[task][which]
+        if not sender.odd:
+            return _Ask(task, x, PLAIN, right, far=sender.far)
+        return chance.choice(
+            (
+                _Ask(task, x, frozenset({CANCELLED, OK}), right),
+                _Ask(task, x[..., :-1], frozenset({"CONTRACT_MISMATCH"})),
+                _Ask(task, np.full_like(x, np.nan), frozenset({"NON_FINITE_INPUT"})),
+                _Ask(NOWHERE, x, frozenset({"UNKNOWN_TASK"})),
+            )
+        )
+
+    def _submit(self, client: Client, ask: _Ask) -> Future[Any] | None:
         request_id = secrets.token_bytes(REQUEST_ID_BYTES)
         with self._lock:
-            self.ledger.sent(request_id, task, self.now(), self._deadline_s)
+            now = self.now()
+            self.ledger.sent(request_id, ask.task, now, self._deadline_s, ask.wanted, far=ask.far)
         try:
             pending = client.submit(
-                task,
-                self._inputs[which],
+                ask.task,
+                ask.x,
                 deadline_s=self._deadline_s,
                 request_id=request_id,
-                retries=8,
+                retries=ask.retries,
             )
         except BlockFlowError as e:
             self._done(request_id, e.code)
             return None
-        right = self._answers[task][which]
-        pending.add_done_callback(partial(self._ended, request_id, right))
+        pending.add_done_callback(partial(self._ended, request_id, ask.right))
         return pending
 
-    def _ended(self, request_id: bytes, right: Array, pending: Future[Any]) -> None:
+    def _ended(self, request_id: bytes, right: Array | None, pending: Future[Any]) -> None:
         error = pending.exception()
         if error is not None:
             self._done(request_id, code_of(error))
             return
         value = pending.result().value
+        if right is None:
+            self._done(request_id, OK)
+            return
         same = value.shape == right.shape and np.allclose(value, right, atol=_TOLERANCE)
         self._done(request_id, OK if same else WRONG)
 

@@ -11,8 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.chaos.faults import Injected, Takeover
+from blockflow.bench.chaos.faults import NETWORK_KINDS, POISONED, STALL_S, Injected, Takeover
 from blockflow.bench.chaos.growth import growths
+from blockflow.bench.chaos.lag import LagBook
 from blockflow.bench.chaos.ledger import OK, Ledger, Span
 from blockflow.bench.chaos.watch import MemorySample
 from blockflow.bench.results import Figure, interval_figure, latency_figure
@@ -39,6 +40,9 @@ REQUESTS, VIOLATIONS, LEFT = "requests", "violations", "left behind"
 ANSWERED = "answered with their result"
 FAULTS, HITS, RECOVERY, READY = "faults", "processes hit", "recovery", "ready again"
 GROWTH, TIMELINE = "growth", "timeline"
+LATE = "later than the deadline allows"
+AS_WANTED = "ended as it should"
+"""Requests that cannot be answered, or whose clients have changed their minds."""
 _STEPS = 240
 
 
@@ -60,7 +64,7 @@ class Findings:
         files: paths that it left behind.
         recovered: the system was ready again at the end.
         takeovers: by a new Manager, each time that one was killed.
-        lag_s: how late this machine woke a waiting thread at worst: no reply can be judged closer.
+        lag: how late this machine woke a waiting thread, and when: no reply can be judged closer.
         grace_s: what a reply may come after its deadline.
         least_ok: the share of the requests that shall be answered with a result.
         ready_again: kind of fault -> seconds until everything was ready again, where the run
@@ -73,7 +77,7 @@ class Findings:
     survivors: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     recovered: bool = True
-    lag_s: float = 0.0
+    lag: LagBook = field(default_factory=LagBook)
     grace_s: float = GRACE_S
     least_ok: float = LEAST_OK
     ready_again: dict[str, list[float]] = field(default_factory=dict)
@@ -95,6 +99,8 @@ class Findings:
             out.append(f"{self.lost} requests got no reply, though somebody was there to reply")
         if blamed := ledger.blamed(self._hits("worker")):
             out.append(f"{blamed} requests were blamed without two deaths")
+        if ledger.unanswered:
+            out.append(f"{ledger.unanswered} cancelled requests got no reply")
         out += [f"{n} requests ended with {o}" for o, n in sorted(ledger.unexplained().items())]
         if ledger.answered < self.least_ok:
             share = f"{ledger.answered:.1%} of {ledger.sent_count:,}"
@@ -110,15 +116,27 @@ class Findings:
         return out
 
     def slow(self) -> list[str]:
-        """Those about time, which a machine that others share may break as well."""
-        late = self.ledger.late(self.grace_s + self.lag_s)
-        return [f"{late} requests ended later than their deadline allows"] if late else []
+        """Those about time, which a machine that others share may break as well. Each reply is
+        judged by the lag around it: what the machine did to others is no excuse."""
+        return [f"{n} requests ended later than their deadline allows"] if (n := self.late) else []
+
+    @property
+    def late(self) -> int:
+        """Requests that ended later than their deadline allows, the lag and the cuts around it."""
+        return self.ledger.late(self.grace_s, self.lag, self.cuts())
 
     @property
     def lost(self) -> int:
         """Requests that nobody has ever answered, though the Dispatcher lived when their time was
         over."""
-        return self.ledger.alone(self.outages())
+        return self.ledger.alone(self.outages(), self.cuts())
+
+    def cuts(self) -> list[Span]:
+        """When the network between the Dispatcher and those clients that are far from it failed,
+        until what it held had been worked off."""
+        return [
+            (f.at_s, f.at_s + STALL_S + BEHIND_S) for f in self.faults if f.kind in NETWORK_KINDS
+        ]
 
     def outages(self) -> list[Span]:
         """When clients had no Dispatcher: from the moment at which one was killed or stopped until
@@ -133,8 +151,14 @@ class Findings:
         return out
 
     def _hits(self, role: str) -> list[tuple[float, str]]:
-        """Second and task of every fault of processes of this role."""
-        return [(f.at_s, t) for f in self.faults if f.kind.startswith(role) for t in f.tasks]
+        """Second and task of every fault of processes of this role. Of the two deaths by a poison
+        its batch mates are at work in one at most."""
+        return [
+            (f.at_s, t)
+            for f in self.faults
+            if f.kind.startswith(role) or (role == "worker" and f.kind == POISONED)
+            for t in f.tasks
+        ]
 
 
 def recoveries(found: Findings) -> dict[str, list[float]]:
@@ -142,6 +166,8 @@ def recoveries(found: Findings) -> dict[str, list[float]]:
     out: dict[str, list[float]] = defaultdict(list)
     recovery_s = found.ledger.recoveries()
     for fault in found.faults:
+        if fault.kind == POISONED:  # it kills some time after it was sent
+            continue
         for task in fault.tasks:
             seconds = recovery_s(task, fault.at_s)
             if seconds is not None:
@@ -170,7 +196,10 @@ def figures(found: Findings) -> list[Figure]:
         count(VIOLATIONS, "all", len(found.violations()), "1"),
         count(LEFT, "processes", len(found.survivors), "processes"),
         count(LEFT, "files", len(found.files), "files"),
-        count("lag", "worst", 1e3 * found.lag_s, "ms"),
+        count("lag", "worst", 1e3 * found.lag.worst_s, "ms"),
+        count(LATE, "all", ledger.late(found.grace_s), "requests"),
+        count(LATE, "beyond the machine's lag", found.late, "requests"),
+        *(count(AS_WANTED, what, many, "requests") for what, many in sorted(ledger.odd().items())),
     ]
     worst = ledger.worst_s()
     if worst is not None:

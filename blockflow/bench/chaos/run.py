@@ -1,4 +1,4 @@
-"""``make chaos``: the digit tasks under load and random faults, judged by the clients' ledger.
+"""``make chaos``: digit tasks, good and odd requests, and random faults, by the clients' ledger.
 
 ``make soak`` is the same for an hour. With ``--kills N``, N processes of all roles in turn are
 killed instead, each as soon as the system has recovered from the one before. The exit status is 1
@@ -14,7 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from blockflow.bench.canvas import save_page
-from blockflow.bench.chaos.faults import Injector, wait_healthy
+from blockflow.bench.chaos.faults import FRAGILE, Injector, wait_healthy
 from blockflow.bench.chaos.kills import REPLICAS, Turns, strike
+from blockflow.bench.chaos.lag import Lag
 from blockflow.bench.chaos.load import PATIENCE_S, Array, Load
 from blockflow.bench.chaos.plan import KINDS, Fault, Kind, plan_faults
+from blockflow.bench.chaos.proxy import Proxy
 from blockflow.bench.chaos.remote import RemoteSystem
 from blockflow.bench.chaos.report import (
     GRACE_S,
@@ -39,10 +43,12 @@ from blockflow.bench.chaos.report import (
     outcome_table,
     violation_lines,
 )
-from blockflow.bench.chaos.watch import Lag, Watch
+from blockflow.bench.chaos.watch import Watch
+from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
 from blockflow.repository.export import export_tree
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
@@ -53,9 +59,15 @@ QUIET_S = 3.0
 """No faults at the begin, when the load shall be seen to run, and at the end, for the recovery."""
 
 TOPOLOGY: Mapping[str, Any] = {
-    "blocks": list(ZOO["digits-multi"].blocks),
-    "tasks": {task: ["trunk1", "trunk2", f"head_{task}"] for task in HEAD_CLASSES},
+    "blocks": [*ZOO["digits-multi"].blocks, FRAGILE],
+    "tasks": {
+        **{task: ["trunk1", "trunk2", f"head_{task}"] for task in HEAD_CLASSES},
+        FRAGILE: [FRAGILE],
+    },
 }
+"""The three digit tasks, and one that a poison kills."""
+POISON_VALUE = 666.0
+ODD = 8.0
 _INPUTS = 64
 _ROWS = (1, 1, 1, 2, 8)
 _HEALTHY_S = 120.0
@@ -67,12 +79,14 @@ Advance = Callable[[float, str], None]
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """The load: requests per second and task, seconds that each may take, the seed of it all, and
-    how long overdue replies are waited for at the end."""
+    how long overdue replies are waited for at the end; with ``odd``, also requests that cannot be
+    answered or are cancelled, so many per second, and a client behind a network that fails."""
 
     rate: float = 20.0
     deadline_s: float = 10.0
     seed: int = 1
     patience_s: float = PATIENCE_S
+    odd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ class Stage:
 
 
 def prepare(repository: BlockRepository, seed: int) -> tuple[list[Array], dict[str, list[Array]]]:
-    """Store the blocks of a digits model with random weights.
+    """Store the blocks of a digits model with random weights, and one that a poison kills.
 
     Returns:
         Inputs, and per task the model's own answers to them.
@@ -105,6 +119,8 @@ def prepare(repository: BlockRepository, seed: int) -> tuple[list[Array], dict[s
         for task in HEAD_CLASSES:
             one = model.separate(task)
             answers[task] = [one(torch.from_numpy(x)).numpy() for x in inputs]
+    save_echo(repository, FRAGILE, spec, settings={"crash_on_value": POISON_VALUE})
+    answers[FRAGILE] = inputs
     return inputs, answers
 
 
@@ -130,7 +146,7 @@ def run(
             advance(stage.load.now(), done.kind)
         _rest(stage.load, seconds, advance)
 
-    return perform(folder, Traffic(rate, deadline_s, seed), TOPOLOGY, course)
+    return perform(folder, Traffic(rate, deadline_s, seed, odd=ODD), TOPOLOGY, course)
 
 
 def run_kills(
@@ -175,10 +191,12 @@ def perform(
     """Start the system and its load, let the course of faults run, and collect what is found."""
     inputs, answers = prepare(BlockRepository(folder / "blocks"), traffic.seed)
     system = RemoteSystem(folder)
-    lag = Lag()
-    with system:
+    with system, ExitStack() as stack:
         watch = Watch(system.run_dir)
         system.apply(topology)
+        proxy = Proxy(system.client_endpoint) if traffic.odd else None
+        if proxy is not None:
+            stack.callback(proxy.close)
         load = Load(
             system.client_endpoint,
             inputs,
@@ -187,19 +205,31 @@ def perform(
             deadline_s=traffic.deadline_s,
             seed=traffic.seed,
             patience_s=traffic.patience_s,
+            odd_rate=traffic.odd,
+            far_address=proxy.endpoint if proxy else "",
         )
         found = Findings(load.ledger)
-        injector = Injector(system, topology, load.now, traffic.seed)
+        injector = Injector(
+            system,
+            topology,
+            load.now,
+            traffic.seed,
+            proxy=proxy,
+            poison=partial(load.poison, FRAGILE, POISON_VALUE),
+        )
         load.start()
         watch.start()
-        course(Stage(system, load, injector, found))
-        injector.close()
+        lag = Lag(load.now)
+        try:
+            course(Stage(system, load, injector, found))
+        finally:  # also of an interrupted run: faults leave processes that keep the machine busy
+            injector.close()
         found.takeovers = injector.takeovers
         found.recovered = wait_healthy(system, _HEALTHY_S) is not None
         load.stop()
+        found.lag = lag.stop()
         watch.stop()
         found.memory = watch.samples
-    found.lag_s = lag.stop()
     found.survivors = watch.survivors()
     found.files = watch.files()
     return found
@@ -252,6 +282,7 @@ def status_of(found: Findings) -> int:
     return os.EX_TEMPFAIL if found.slow() else 0
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write the figures and the picture; the status is :func:`status_of`."""
     arguments = sys.argv[1:] if argv is None else list(argv)

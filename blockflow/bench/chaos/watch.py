@@ -14,6 +14,8 @@ import psutil
 PREFIX = "bf:"
 """Of the names that the launcher gives its processes."""
 _UP = "blockflow.cli.main"
+_PRIVATE_EVERY = 10
+"""Samples: it takes a few milliseconds per process, in which that one cannot map memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,9 @@ class MemorySample:
     """At ``at_s`` of the run: resident and shared-memory bytes, processes, their descriptors.
 
     ``by_name`` are the resident bytes of each process of the system; what else this process has
-    started (busy programs, say) is not counted.
+    started (busy programs, say) is not counted. ``anonymous`` are those that are no file's: its
+    heap, and what it inherited by fork. ``private`` are those that it shares with nobody and has
+    written; they come in some samples only, as the kernel has to look through all pages for them.
     """
 
     at_s: float
@@ -30,6 +34,8 @@ class MemorySample:
     processes: int
     descriptors: int
     by_name: Mapping[str, int] = field(default_factory=dict)
+    anonymous: Mapping[str, int] = field(default_factory=dict)
+    private: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -70,6 +76,9 @@ class Watch:
     def sample(self) -> MemorySample:
         descriptors = 0
         by_name: dict[str, int] = {}
+        anonymous: dict[str, int] = {}
+        private: dict[str, int] = {}
+        thorough = len(self.samples) % _PRIVATE_EVERY == 0
         for process in psutil.Process().children(recursive=True):
             self.seen[process.pid] = process
             try:
@@ -80,14 +89,21 @@ class Watch:
                 if not rss:  # it has ended, and somebody will reap it
                     continue
                 descriptors += process.num_fds()
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                heap = proc_bytes(process.pid, "status", "RssAnon")
+                own = proc_bytes(process.pid, "smaps_rollup", "Private_Dirty") if thorough else 0
+            except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 continue
             # Two of one name: an old life beside the new one, or a fork that has no name yet.
             by_name[name] = max(rss, by_name.get(name, 0))
+            anonymous[name] = max(heap, anonymous.get(name, 0))
+            if thorough:
+                private[name] = max(own, private.get(name, 0))
         used = allocated_bytes(self.run_dir)
         now = time.monotonic() - self._origin
         total = sum(by_name.values())
-        return MemorySample(now, total, used, len(by_name), descriptors, by_name)
+        return MemorySample(
+            now, total, used, len(by_name), descriptors, by_name, anonymous, private
+        )
 
     def survivors(self) -> list[str]:
         """Processes of the system that are there ``gone_s`` after its end."""
@@ -100,26 +116,16 @@ class Watch:
         return [str(self.run_dir)] if self.run_dir.exists() else []
 
 
-class Lag:
-    """How late a thread of this process is woken, at worst: the error of every time measured."""
+def proc_bytes(pid: int, file: str, key: str) -> int:
+    """What ``/proc/PID/FILE`` says of ``key`` in kB; 0 where it does not.
 
-    def __init__(self) -> None:
-        self.worst_s = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        step = 0.01
-        while not self._stop.is_set():
-            before = time.monotonic()
-            self._stop.wait(step)
-            self.worst_s = max(self.worst_s, time.monotonic() - before - step)
-
-    def stop(self) -> float:
-        self._stop.set()
-        self._thread.join()
-        return self.worst_s
+    Raises:
+        OSError: the process is gone, or another user's.
+    """
+    for line in Path(f"/proc/{pid}/{file}").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{key}:"):
+            return 1024 * int(line.split()[1])
+    return 0
 
 
 def allocated_bytes(folder: Path) -> int:

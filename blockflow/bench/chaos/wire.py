@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import count
 
 from blockflow.bench.chaos.ledger import Ledger
 from blockflow.core.errors import WireError
@@ -14,6 +15,8 @@ from blockflow.wire.client import (
     decode_to_dispatcher,
 )
 
+_NUMBERS = count(1)
+"""Of connections, of all clients."""
 SAME_S = 0.02
 """A connection that begins so soon after the last one's end was noticed had begun before that (the
 client waits at least 50 ms): what was sent meanwhile may have gone out on it."""
@@ -32,15 +35,17 @@ class WireTap:
         self._ledger = ledger
         self._lock = lock
         self._clock = clock
-        self._connection = 0
+        self._connection = next(_NUMBERS)
         self._ended_s = 0.0
 
     def connected(self) -> None:
         if self._clock() - self._ended_s >= SAME_S:
-            self._connection += 1
+            self._connection = next(_NUMBERS)
 
     def disconnected(self) -> None:
         self._ended_s = self._clock()
+        with self._lock:
+            self._ledger.broke(self._connection)
 
     def sent(self, header: bytes) -> None:
         message = decode_to_dispatcher(header)
