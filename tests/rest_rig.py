@@ -12,16 +12,21 @@ from jsonschema import Draft202012Validator
 
 from blockflow.control.system import System
 from blockflow.core.errors import CODES
+from blockflow.launch.base import Launcher
 
 BODY = {"blocks": ["a", "b", "c"], "tasks": {"t1": ["a", "b"], "t2": ["a", "c"]}}
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[System]:
     root = tmp_path_factory.mktemp("rest")
     echo_repository(root / "blocks", broken={"fail_on_load": 1})
     with System(
-        repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
+        repository=root / "blocks",
+        state_dir=root / "state",
+        rest_port=0,
+        client_port=0,
+        launcher=launcher,
     ) as running:
         yield running
 

@@ -1,29 +1,24 @@
-"""Children: the processes that the Manager launched, watched by pidfd, and their last log lines."""
+"""Children: the processes that the Manager launched, watched by pidfd, and their logs."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import resource
 import select
 import signal
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from blockflow.control.events import Exited, Kill, Launch, Launched, LaunchFailed
 from blockflow.control.fleet import Life
+from blockflow.control.logfiles import LogFiles, tail
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Child, Launcher, stop_all
 from blockflow.launch.process import start_time
 
 log = logging.getLogger("blockflow.control")
-
-TAIL_LINES = 10
-_TAIL_BYTES = 4096
-_LINE_CHARS = 300
-_KEPT_LOGS = 100
 
 _ASK_NS = 20_000_000
 """How often the launcher is asked for what was deferred."""
@@ -45,18 +40,19 @@ class Children:
         launcher: how processes are started.
         poll: the poller of the owner's loop; pidfds are registered in it.
         log_dir: where the launch orders put the log files; the oldest are removed.
+        warn: told of what people should know.
     """
 
-    def __init__(self, launcher: Launcher, poll: select.poll, log_dir: Path) -> None:
+    def __init__(
+        self, launcher: Launcher, poll: select.poll, log_dir: Path, warn: Callable[[str], None]
+    ) -> None:
         self._launcher = launcher
         self._poll = poll
-        self._log_dir = log_dir
+        self._logs = LogFiles(log_dir, warn)
         self._by_fd: dict[int, int] = {}
         self._children: dict[int, tuple[Child, str]] = {}
         self._deferred: dict[int, Launch] = {}
         self._unborn: list[Exited] = []
-        log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._prune_logs()
 
     def __len__(self) -> int:
         return len(self._children) + len(self._deferred)
@@ -71,6 +67,11 @@ class Children:
             self._check_descriptors(order)
         except SystemError_ as e:
             return self._failed(order, e)
+        log_path = str(order.spec.get("log_path", ""))
+        if log_path:
+            self._logs.prune({path for _, path in self._children.values()})
+            if not self._logs.make(log_path, order.name):
+                order = replace(order, spec={**order.spec, "log_path": ""})
         event = None if self._deferred else self._attempt(order)
         if event is None:
             log.info("launch of %s waits for the launcher", order.name)
@@ -167,17 +168,13 @@ class Children:
             del self._by_fd[fd], self._children[incarnation]
             child.close()
             yield Exited(incarnation, status, tail(log_path))
-            if log_path and status == 0:
-                with suppress(OSError):
-                    if os.path.getsize(log_path) == 0:
-                        os.unlink(log_path)
+            if log_path:
+                self._logs.closed(log_path, status)
 
-    def _prune_logs(self) -> None:
-        with suppress(OSError):
-            # By incarnation and not by date: a clock that was set back makes the newest the oldest.
-            logs = sorted(self._log_dir.glob("*.log"), key=_incarnation)
-            for path in logs[:-_KEPT_LOGS]:
-                path.unlink(missing_ok=True)
+    def tend(self, now_ns: int) -> None:
+        """Look after what launches rely on, and after the logs. Called often."""
+        self._launcher.tend()
+        self._logs.look((path for _, path in self._children.values() if path), now_ns)
 
 
 def most_children(descriptors: int) -> float:
@@ -185,22 +182,3 @@ def most_children(descriptors: int) -> float:
     if descriptors == resource.RLIM_INFINITY:
         return math.inf
     return max(0, descriptors - _OWN_DESCRIPTORS) // _DESCRIPTORS_PER_CHILD
-
-
-def _incarnation(log: Path) -> int:
-    """Of the life whose log it is (``name.incarnation.log``); 0 = it is none of ours."""
-    number = log.stem.rpartition(".")[2]
-    return int(number) if number.isdecimal() else 0
-
-
-def tail(path: str) -> tuple[str, ...]:
-    """The last lines of a log file, bounded in number and length; () when it cannot be read."""
-    if not path:
-        return ()
-    try:
-        with open(path, "rb") as f:
-            f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
-            text = f.read(_TAIL_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ()
-    return tuple(line[:_LINE_CHARS] for line in text.splitlines()[-TAIL_LINES:])

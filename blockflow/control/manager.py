@@ -209,7 +209,7 @@ class Manager:
     # --- the Manager's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._children = Children(self._launcher, self._poll, self._log_dir)
+        self._children = Children(self._launcher, self._poll, self._log_dir, self.store.warn)
         self._running = True
         if self._inheritance is not None and self._ward is not None:
             self._succeed(self._inheritance, self._ward)
@@ -272,7 +272,7 @@ class Manager:
         for hang in self._health.tick(now):
             self.brain.condemn(hang, now)
             self._carry_out()
-        self._launcher.tend()
+        self._children.tend(now)
         if self._ward is not None:
             self._ward.line.alive(now)
         for event in self._children.go_on():

@@ -34,6 +34,12 @@ PREVIOUS = "state.previous.json"
 PENDING = "update.pending"
 LOCK = "lock"
 MAX_STATE_BYTES = 16 * 1024 * 1024
+MISSING = "missing"
+
+CORRUPT_HINT = (
+    "restore one of the files from a backup, or start with --fresh and post the topology again "
+    "(the broken files are kept)"
+)
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READERS: Mapping[int, Callable[[dict[str, Any]], StoredState]] = {
@@ -226,32 +232,24 @@ class StateStore:
 
     def _load(self) -> StoredState:
         self._given: dict[str, int] = {}
-        found: dict[str, str] = {}
-        for name in (CURRENT, PREVIOUS):
-            try:
-                state = _read(self.root / name)
-            except FileNotFoundError:
-                found[name] = "missing"
-            except (OSError, ValueError) as e:
-                found[name] = str(e) or type(e).__name__
-            else:
-                if found:
-                    state = state.fallen_back()
-                    self.warn(
-                        f"{CURRENT} cannot be used ({found[CURRENT]}); "
-                        f"the previous generation (epoch {state.epoch}) is in force"
-                    )
-                self._tell_interrupted(state.epoch)
-                return state
-        if set(found.values()) == {"missing"} and self._is_new():
+        state, found = latest_generation(self.root)
+        if state is not None:
+            if found:
+                state = state.fallen_back()
+                self.warn(
+                    f"{CURRENT} cannot be used ({found[CURRENT]}); "
+                    f"the previous generation (epoch {state.epoch}) is in force"
+                )
+            self._tell_interrupted(state.epoch)
+            return state
+        if set(found.values()) == {MISSING} and self._is_new():
             return StoredState()
         raise SystemError_(
             "STATE_CORRUPT",
             f"no generation of the state can be read: {CURRENT}: {found[CURRENT]}; "
             f"{PREVIOUS}: {found[PREVIOUS]}",
             where=str(self.root),
-            hint="restore one of the files from a backup, or start with --fresh and post the "
-            "topology again (the broken files are kept)",
+            hint=CORRUPT_HINT,
         )
 
     def _tell_interrupted(self, epoch: int) -> None:
@@ -320,6 +318,20 @@ class StateStore:
             where=str(self.root),
             hint="check the directory and its permissions, or name another --state-dir",
         )
+
+
+def latest_generation(root: Path) -> tuple[StoredState | None, dict[str, str]]:
+    """The latest generation in ``root`` that can be read, None without one; and, by their names,
+    what is wrong with those before it. Changes nothing, and needs no lock."""
+    found: dict[str, str] = {}
+    for name in (CURRENT, PREVIOUS):
+        try:
+            return _read(root / name), found
+        except FileNotFoundError:
+            found[name] = MISSING
+        except (OSError, ValueError) as e:
+            found[name] = str(e) or type(e).__name__
+    return None, found
 
 
 def _read(path: Path) -> StoredState:

@@ -6,6 +6,7 @@ memory file; forked children are handed theirs by the template.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import logging
 import os
@@ -81,6 +82,8 @@ def _prepare(order: Order, lifeline_fd: int) -> None:
         signal.signal(sig, signal.SIG_IGN if sig == signal.SIGPIPE else signal.SIG_DFL)
     give_up_privileges()
     _redirect(str(order.spec.get("log_path", "")))
+    # A signal that ends this process (a native library's SIGSEGV) says where it was, in the log.
+    faulthandler.enable(2, all_threads=False)
     drop_capabilities()
     set_process_name(f"bf:{order.name}")
     cores = order.spec.get("cores")

@@ -21,6 +21,9 @@ from blockflow.monitor.text import (
 
 Doc = Mapping[str, Any]
 
+_LOG_LINES = 3
+"""Of a crash's log that are shown; REST has them all."""
+
 
 def listing(document: Any, key: str) -> list[Doc]:
     """The objects of a list that comes bare or under ``key``."""
@@ -78,8 +81,20 @@ def notices(status: Doc) -> list[str]:
                 text += f", while it computed {', '.join(map(_work_text, at_work))}"
             if given_up := process.get("given_up"):
                 text += f"; not restarted: {given_up}"
-            out.append(text)
+            out += [text, *_said(crash)]
     return out
+
+
+def _said(crash: Doc) -> list[str]:
+    """The lines of the log that say most: the last ones, and of a signal's report the first."""
+    log = crash.get("log")
+    lines = [str(line) for line in log if line] if isinstance(log, list) else []
+    chosen = lines[:_LOG_LINES] if lines and _is_report(lines[0]) else lines[-_LOG_LINES:]
+    return [f"    {line}" for line in chosen]
+
+
+def _is_report(line: str) -> bool:
+    return line.startswith("Fatal Python error: ")
 
 
 def _work_text(work: Doc) -> str:

@@ -30,6 +30,9 @@ MAX_PATH_CHARS = 100
 """Longest path of a socket file (the kernel's limit for a unix socket is 107)."""
 
 _BELOW_ROOT = 1 + 8 + 1 + 20  # /<instance>/<socket>, the longest being d<14 digits>.sock
+
+MAX_ROOT_BYTES = MAX_PATH_CHARS - _BELOW_ROOT
+"""Longest path of the folder that run directories are made in."""
 _OF_A_PROCESS = re.compile(r"(?:arena|marks|work)-(\d{1,20})|[dg](\d{1,20})\.sock")
 _PASSES = 10
 _log = logging.getLogger("blockflow.tensormq")
@@ -76,7 +79,7 @@ class RunDir:
                 its path is too long for sockets.
         """
         root = run_root() if root is None else root
-        if len(os.fsencode(root)) + _BELOW_ROOT > MAX_PATH_CHARS:
+        if len(os.fsencode(root)) > MAX_ROOT_BYTES:
             raise RequestError(
                 "INVALID_REQUEST",
                 f"{root} is too long: sockets below it would exceed {MAX_PATH_CHARS} characters",

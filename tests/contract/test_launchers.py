@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from blockflow.control.logfiles import tail
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import LIFELINE_ENV, Child, Launcher, wait_any
 from blockflow.launch.fresh import SubprocessLauncher
@@ -54,6 +56,9 @@ def trivial(spec: Mapping[str, Any]) -> int:
         case "hang":
             os.read(lifeline, 1)  # returns at end of file: the manager has died
             return 70
+        case "segfault":
+            ctypes.string_at(0)
+            return 0
         case "raise":
             raise ValueError("told to raise")
         case "exit":
@@ -89,6 +94,15 @@ def report(child: Child, folder: Path) -> dict[str, Any]:
 
 def test_lifeline_has_one_name() -> None:
     assert agent.LIFELINE_ENV == LIFELINE_ENV  # rooms of one ring do not import each other
+
+
+def test_a_signal_says_in_the_log_where_the_process_was(launcher: Launcher, tmp_path: Path) -> None:
+    log = tmp_path / "w.log"
+    child = launcher.launch(ENTRY, spec_for(tmp_path, "segfault", log_path=str(log)), "w#0")
+    assert child.wait(WAIT_S) == -signal.SIGSEGV
+    lines = tail(str(log))
+    assert lines[0] == "Fatal Python error: Segmentation fault"
+    assert any("in trivial" in line for line in lines)
 
 
 @pytest.mark.parametrize(("then", "status"), [(0, 0), (3, 3), ("raise", 1), ("exit", 9)])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from blockflow.control import logfiles
 from blockflow.control.children import Children
 from blockflow.control.events import Exited, Kill, Launch, Launched, LaunchFailed
 from blockflow.core.errors import SystemError_
@@ -25,6 +26,7 @@ class Slow(Launcher):
         self.ready = False
         self.refused: set[str] = set()
         self.launched: list[str] = []
+        self.logs: list[str] = []
         self._made: list[Child] = []
 
     def start(self) -> None: ...
@@ -40,6 +42,7 @@ class Slow(Launcher):
         if not self.ready:
             return None
         self.launched.append(name)
+        self.logs.append(spec.get("log_path", ""))
         self._made.append(Child(name, os.getpid(), os.pidfd_open(os.getpid()), lambda: None))
         return self._made[-1]
 
@@ -57,7 +60,7 @@ def launcher() -> Iterator[Slow]:
 
 @pytest.fixture
 def children(launcher: Slow, tmp_path: Path) -> Children:
-    return Children(launcher, select.poll(), tmp_path)
+    return Children(launcher, select.poll(), tmp_path, pytest.fail)
 
 
 def order(incarnation: int) -> Launch:
@@ -141,3 +144,34 @@ def test_the_end_of_the_control_plane_forgets_them(children: Children, launcher:
     launcher.ready = True
     assert list(children.go_on()) == []
     assert launcher.launched == []
+
+
+def test_without_a_log_file_it_is_launched_all_the_same(launcher: Slow, tmp_path: Path) -> None:
+    """As when the disk takes no new file; a deferred launch as well."""
+    told: list[str] = []
+    children = Children(launcher, select.poll(), tmp_path / "logs", told.append)
+    logs = [str(tmp_path / folder / "w.1.log") for folder in ("logs", "none")]
+    launches = [Launch(n, "worker", f"w#{n}", "a:run", {"log_path": logs[n % 2]}) for n in (1, 2)]
+    assert [children.launch(order) for order in launches] == [None, None]
+    launcher.ready = True
+    assert list(children.go_on()) == [born(1), born(2)]
+    assert launcher.logs == ["", logs[0]]
+    assert len(told) == 1 and told[0].startswith("w#1 has no log file: ")
+    children.tend(0)
+
+
+def test_logs_are_bounded_at_each_launch_and_while_processes_run(
+    children: Children, launcher: Slow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logfiles, "_MOST_FILES", 2)
+    launcher.ready = True
+    logs = [tmp_path / f"w.{n}.log" for n in range(1, 7)]
+    for path in logs[1:5]:
+        path.touch()  # of the dead
+    for n in (1, 6):
+        assert children.launch(Launch(n, "w", "w", "a:run", {"log_path": str(logs[n - 1])}))
+    assert [p for p in logs if p.exists()] == [logs[0], *logs[3:]]
+    with logs[0].open("wb") as f:
+        f.truncate(logfiles.MOST_BYTES + 1)
+    children.tend(0)
+    assert logs[0].stat().st_size < logfiles.MOST_BYTES / 2

@@ -14,6 +14,7 @@ import pytest
 
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.main import main
+from blockflow.control.store import CURRENT, PREVIOUS, StateStore
 from blockflow.core.model import TensorSpec
 from blockflow.monitor.doctor import gather as gathering
 from blockflow.monitor.doctor.checks import CHECKS, examine, summary, worst
@@ -70,15 +71,23 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"run_root": replace(RUN, ours=False)}, "run folder", Level.ERROR, "another user"),
     ({"run_root": replace(RUN, mode=0o777)}, "run folder", Level.ERROR, "777"),
     ({"run_root": replace(RUN, mode=0o755)}, "run folder", Level.WARNING, "755"),
+    ({"run_root": replace(RUN, path="/r" * 36)}, "run folder", Level.ERROR, "longer than 70"),
     ({"leftovers": (Leftover("/dev/shm/x/y", 3 * MIB),)}, "leftovers", Level.WARNING, "3 MiB"),
     ({"state_dir": replace(STATE, writable=False)}, "state", Level.ERROR, "written"),
     ({"state_dir": replace(STATE, ours=False)}, "state", Level.ERROR, "written"),
     ({"state_dir": replace(STATE, free=MIB)}, "state", Level.ERROR, "1 MiB"),
     ({"state_dir": replace(STATE, mode=0o770)}, "state", Level.ERROR, "others"),
+    ({"state_dir": replace(STATE, loose=("s/state.json",))}, "state", Level.ERROR, "others"),
+    ({"state_dir": replace(STATE, foreign=("s/lock",))}, "state", Level.ERROR, "others"),
+    ({"stored": "state.json: torn", "stored_usable": False}, "state", Level.ERROR, "torn"),
+    ({"stored": "state.json: torn"}, "state", Level.WARNING, "previous generation"),
     ({"ports": (TAKEN,)}, "ports", Level.ERROR, "nginx"),
     ({"keys": "the token file is empty"}, "keys", Level.ERROR, "empty"),
     ({"repository": replace(BLOCKS, exists=False)}, "repository", Level.WARNING, "no folder"),
     ({"repository": replace(BLOCKS, mode=0o777)}, "repository", Level.ERROR, "anybody"),
+    ({"repository": replace(BLOCKS, loose=("blocks/t",))}, "repository", Level.ERROR, "blocks/t"),
+    ({"repository": replace(BLOCKS, loose=("x",) * 9)}, "repository", Level.ERROR, "and 4 more"),
+    ({"repository": replace(BLOCKS, foreign=("blocks/u",))}, "repository", Level.WARNING, "user's"),
     ({"blocks": (BlockFacts("b", "DIGEST_MISMATCH: x"),)}, "repository", Level.ERROR, "DIGEST"),
     ({"blocks": ()}, "repository", Level.NOTE, "no block"),
     ({"hashed": False}, "repository", Level.NOTE, "not hashed"),
@@ -201,6 +210,48 @@ def test_a_folder_that_is_not_there_is_judged_by_its_place(machine: Path) -> Non
     link = machine / "link"
     link.symlink_to("/etc")
     assert not look_at(link).ours
+
+
+def test_what_others_can_write_to_or_own(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BlockRepository(machine / "blocks")
+    for name in ("open", "closed"):
+        save_echo(store, name, TensorSpec("float32", ("rows", 4)))
+    sound = found(machine).repository
+    assert sound.loose == sound.foreign == ()
+    folder = machine / "blocks" / "open"
+    file = folder / store.manifest("open").artifact
+    folder.chmod(0o777)
+    file.chmod(0o666)
+    (machine / "blocks" / "closed" / "link").symlink_to(file)  # its own mode means nothing
+    assert found(machine).repository.loose == tuple(sorted((str(folder), str(file))))
+    assert found(machine).repository.foreign == ()
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    foreign = gathering.look_into(machine / "blocks").foreign
+    assert (str(folder) in foreign) is (os.getuid() != 0)
+    if os.getuid() == 0:
+        os.chown(folder, 12345, 0)
+        assert gathering.look_into(machine / "blocks").foreign == (str(folder),)
+
+
+def test_a_state_that_is_torn(machine: Path) -> None:
+    folder = machine / "state"
+    assert found(machine, state_dir=folder).stored == ""
+    with StateStore(folder) as state:
+        assert found(machine, state_dir=folder).stored == ""  # new, and in use
+        for epoch in (1, 2):
+            state.commit(epoch, {"posted": epoch}, {})
+    sound = found(machine, state_dir=folder)
+    assert (sound.stored, sound.stored_usable) == ("", True)
+    before = sorted(p.name for p in folder.iterdir())
+    (folder / CURRENT).write_bytes(b"{")
+    torn = found(machine, state_dir=folder)
+    assert torn.stored.startswith("state.json: not valid JSON") and torn.stored_usable
+    (folder / PREVIOUS).unlink()
+    lost = found(machine, state_dir=folder)
+    assert lost.stored.endswith("state.previous.json: missing") and not lost.stored_usable
+    (folder / CURRENT).unlink()
+    assert not found(machine, state_dir=folder).stored_usable  # the lock file knows of a first save
+    assert sorted(p.name for p in folder.iterdir()) == sorted({*before} - {CURRENT, PREVIOUS})
 
 
 def test_limits_of_control_groups(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from control_rig import S, topology
 
-from blockflow.control.children import tail
 from blockflow.control.crew import describe_exit
 from blockflow.control.events import Kill, Send
 from blockflow.control.kpis import KpiBook, aggregate, plain, totals
@@ -254,14 +253,6 @@ class TestSmallThings:
         assert describe_exit(0) == "exit status 0"
         assert describe_exit(-9) == "killed by SIGKILL"
         assert describe_exit(-199) == "killed by signal 199"
-
-    def test_tail_is_bounded(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.log"
-        path.write_text("\n".join(f"{i} " + "x" * 1000 for i in range(100)))
-        lines = tail(str(path))
-        assert len(lines) <= 10 and lines[-1].startswith("99")
-        assert all(len(line) <= 300 for line in lines)
-        assert tail("") == () and tail(str(tmp_path / "none")) == ()
 
     def test_a_route_table_that_no_message_holds_is_refused(self) -> None:
         blocks = [f"b{i}" for i in range(800)]

@@ -213,6 +213,12 @@ def test_notices_name_what_is_wrong(status: dict[str, Any]) -> None:
         "trunk1#0 crashed 3 s ago: killed by SIGKILL, while it computed trunk1 for 2 requests, "
         "trunk2 for 1 request; not restarted: 5 crashes in 60 s"
     ) in notices(status)
+    status["workers"][0]["crash"] |= {"work": [], "log": ["1", "2", "", "3", "Traceback", "4"]}
+    assert [n for n in notices(status) if n.startswith(" ")] == ["    3", "    Traceback", "    4"]
+    report = ["Fatal Python error: Aborted", "Current thread 0x1 (most recent call first):"]
+    report += ['  File "engine.py", line 7 in run', '  File "worker.py", line 9 in turn']
+    status["workers"][0]["crash"]["log"] = report
+    assert [n[4:] for n in notices(status) if n.startswith(" ")] == report[:3]
     status["updating"] = {"id": 3, "kind": "apply", "state": "preparing"}
     assert "update 3 (apply): preparing" in notices(status)
 

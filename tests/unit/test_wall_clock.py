@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from blockflow.control import children, store
-from blockflow.control.children import Children
+from blockflow.control import logfiles, store
 from blockflow.control.crashes import CrashBook
 from blockflow.control.store import StateStore
 
@@ -175,11 +174,11 @@ def test_a_crash_of_the_future_is_shown_as_of_now(tmp_path: Path) -> None:
 def test_the_newest_logs_are_kept_whatever_their_dates_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "_KEPT_LOGS", 2)
+    monkeypatch.setattr(logfiles, "_MOST_FILES", 2)
     for n in range(8, 13):
         path = tmp_path / f"w#0.{n}.log"
         path.touch()
         os.utime(path, (1e9 - n, 1e9 - n))  # each was written before its predecessor
     (tmp_path / "other.log").touch()
-    Children(None, None, tmp_path)  # type: ignore[arg-type]
+    logfiles.LogFiles(tmp_path, pytest.fail).prune(())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["w#0.11.log", "w#0.12.log"]

@@ -23,6 +23,7 @@ from blockflow.control.rest.body import (
     refuse_duplicates,
 )
 from blockflow.control.rest.origin import SAFE_METHODS, SCHEMES, check_origin
+from blockflow.control.rest.request import refusal
 from blockflow.control.rest.resources import Answer, Call, Resource
 from blockflow.control.settings import is_address, is_loopback
 from blockflow.core.errors import BlockFlowError, Problem, RequestError, SystemError_
@@ -135,12 +136,11 @@ class RestApp:
     def _body(self, request: Any) -> bytes:
         headers = request.headers
         length = headers.get("Content-Length")
-        chunked = "chunked" in (headers.get("Transfer-Encoding") or "").lower()
-        if length is None and not chunked:
+        if length is None:
             return b""
         try:
-            return read_body(request.rfile, None if chunked else length)
-        except (OSError, ValueError) as e:  # the peer's broken chunks or a reset
+            return read_body(request.rfile, length)
+        except OSError as e:  # a reset, or it took too long
             raise SystemError_("BAD_BODY", f"the body broke off: {e}", where="body") from e
 
     def _check_host(self, header: str | None) -> None:
@@ -211,7 +211,4 @@ def _one_handler(handler: Any) -> Any:
 def _error_page(status: str, message: str, traceback: str, version: str) -> bytes:
     """What CherryPy itself refuses before a resource is reached."""
     cherrypy.serving.response.headers["Content-Type"] = JSON_TYPE
-    known = {"404": "NOT_FOUND", "405": "METHOD_NOT_ALLOWED", "413": "BODY_TOO_LARGE"}
-    code = known.get(status[:3], "INTERNAL" if status.startswith("5") else "INVALID_REQUEST")
-    error = SystemError_(code, f"{status}: {message}"[:300])
-    return json.dumps({"error": error.to_dict()}).encode("utf-8")
+    return json.dumps({"error": refusal(status, message).to_dict()}).encode("utf-8")

@@ -37,21 +37,20 @@ def check_content_type(value: str | None) -> None:
         )
 
 
-def read_body(stream: Readable, length: str | None) -> bytes:
+def read_body(stream: Readable, length: str) -> bytes:
     """Read a request body of at most MAX_REST_BODY_BYTES.
 
     Args:
         stream: the server's input; it ends at the body's end.
-        length: the Content-Length header, None for a chunked body.
+        length: the Content-Length header.
 
     Raises:
         SystemError_: BODY_TOO_LARGE, BAD_BODY.
     """
-    if length is not None:
-        if not length.isdigit():
-            raise SystemError_("BAD_BODY", f"Content-Length {length[:40]!r} is no number")
-        if int(length) > limits.MAX_REST_BODY_BYTES:
-            raise _too_large(int(length))
+    if not length.isdigit():
+        raise SystemError_("BAD_BODY", f"Content-Length {length[:40]!r} is no number")
+    if int(length) > limits.MAX_REST_BODY_BYTES:
+        raise _too_large(int(length))
     parts: list[bytes] = []
     size = 0
     while chunk := stream.read(min(65536, limits.MAX_REST_BODY_BYTES + 1 - size)):
@@ -59,7 +58,7 @@ def read_body(stream: Readable, length: str | None) -> bytes:
         size += len(chunk)
         if size > limits.MAX_REST_BODY_BYTES:
             raise _too_large(size)
-    if length is not None and size < int(length):
+    if size < int(length):
         raise SystemError_("BAD_BODY", f"the body ended after {size} of {length} bytes")
     return b"".join(parts)
 

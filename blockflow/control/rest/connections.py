@@ -1,8 +1,10 @@
-"""The HTTP server's connections: who says nothing takes up no thread, and their number is bounded.
+"""The HTTP server's connections: who says nothing takes up no thread, who says half a request takes
+one up for a bounded time, and their number is bounded.
 
 cheroot hands each new connection to a thread at once, which waits for the first line; as many
 silent connections as there are threads would keep everybody else waiting. Here a new one is watched
-with the idle ones until something comes of it.
+with the idle ones until something comes of it, and what comes is awaited with
+:mod:`blockflow.control.rest.patience`.
 """
 
 from __future__ import annotations
@@ -14,10 +16,39 @@ from contextlib import suppress
 from typing import Any
 
 from cheroot import wsgi
+from cheroot.server import HTTPConnection
+
+from blockflow.control.rest.patience import Clock, PatientReader, PatientWriter, allowance
+from blockflow.control.rest.request import StrictRequest
 
 MAX_CONNECTIONS = 512
 _SHARE_OF_DESCRIPTORS = 8
 _FEWEST = 4
+
+
+class _Connection(HTTPConnection):
+    """Its thread's waits are bounded for a request as a whole, and for its answer.
+
+    Attributes:
+        reading, writing: the clocks.
+    """
+
+    RequestHandlerClass = StrictRequest
+
+    def __init__(self, server: PatientServer, sock: socket.socket, makefile: object = None) -> None:
+        self.reading, self.writing = Clock(server.allowance), Clock(server.allowance)
+        super().__init__(server, sock, self._file)
+
+    def _file(self, sock: socket.socket, mode: str, size: int) -> PatientReader | PatientWriter:
+        if "r" in mode:
+            return PatientReader(sock, self.reading, size)
+        return PatientWriter(sock, self.writing, size)
+
+    def communicate(self) -> Any:
+        """One request; called by a thread of the server."""
+        self.reading.restart()
+        self.writing.restart()
+        return super().communicate()
 
 
 class PatientServer(wsgi.Server):
@@ -27,7 +58,18 @@ class PatientServer(wsgi.Server):
     new one, where even that takes too long.
     """
 
+    ConnectionClass = _Connection
     _connections: Any  # cheroot's manager of connections, which its stubs leave out
+    requests: Any  # and its threads
+    _most_waiting = 0
+
+    def allowance(self) -> float:
+        """Seconds that a request may take to arrive at present, or its answer to be taken."""
+        waiting = self.requests.qsize
+        # The most since nobody waited: as the queue gets shorter those that are left in it would
+        # otherwise have to wait for ever longer turns.
+        self._most_waiting = max(self._most_waiting, waiting) if waiting else 0
+        return allowance(self._most_waiting, self.requests.max)
 
     def process_conn(self, conn: Any) -> None:
         """Called for a new connection, and for a known one that something was received on."""
@@ -36,10 +78,11 @@ class PatientServer(wsgi.Server):
             return
         silent = [c for _, c in self._connections._selector.connections if c is not self]
         most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        if len(silent) >= 2 * most:
+        others = len(silent) + self.requests.qsize
+        if others >= 2 * most:
             conn.close()
             return
-        if len(silent) >= most:
+        if others >= most and silent:
             self._end_oldest(silent)
         self._connections.put(conn)
 

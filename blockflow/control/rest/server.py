@@ -24,9 +24,8 @@ from blockflow.core.errors import RequestError, SystemError_
 
 log = logging.getLogger("blockflow.rest")
 
-_THREADS = 8
-_MAX_THREADS = 32
-_SOCKET_TIMEOUT_S = 10
+_THREADS = 32
+_IDLE_S = 10
 _STOP_S = 2
 
 
@@ -89,9 +88,9 @@ class RestServer:
             (host, port),
             RestApp(table, host, auth, names, schemes).wsgi(),
             numthreads=_THREADS,
-            max=_MAX_THREADS,
+            max=_THREADS,  # cheroot's pool does not grow by itself
             server_name="blockflow",
-            timeout=_SOCKET_TIMEOUT_S,  # a peer that stalls gives its thread back
+            timeout=_IDLE_S,  # of a connection without a request
             shutdown_timeout=_STOP_S,
             request_queue_size=512,
         )

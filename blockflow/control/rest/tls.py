@@ -7,14 +7,13 @@ in the thread of that connection, once something has come on it.
 
 from __future__ import annotations
 
-import io
 import socket
 import ssl
 from pathlib import Path
 from typing import Any
 
 from cheroot.errors import FatalSSLAlert
-from cheroot.makefile import StreamReader, StreamWriter
+from cheroot.makefile import MakeFile
 from cheroot.ssl import Adapter
 
 from blockflow.core.errors import RequestError
@@ -55,28 +54,13 @@ def _no_password() -> str:
 
 
 class _Socket(ssl.SSLSocket):
-    """Ends quietly with a peer that does not shake hands, or breaks the protocol."""
+    """Ends quietly with a peer that breaks the protocol."""
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         try:
             return super().recv_into(*args, **kwargs)
         except ssl.SSLError as e:
             raise FatalSSLAlert(*e.args) from e
-        except TimeoutError as e:
-            if self.version() is None:  # the handshake did not end: no answer could be read
-                raise FatalSSLAlert(*e.args) from e
-            raise
-
-
-class _Reader(StreamReader):
-    """Knows of what TLS has decrypted already, which the selector does not see."""
-
-    def __init__(self, sock: ssl.SSLSocket, mode: str, bufsize: int) -> None:
-        super().__init__(sock, mode, bufsize)
-        self._tls = sock
-
-    def has_data(self) -> bool:
-        return bool(super().has_data()) or self._tls.pending() > 0
 
 
 class TlsAdapter(Adapter):
@@ -103,7 +87,6 @@ class TlsAdapter(Adapter):
     def get_environ(self) -> dict[str, str]:
         return {"wsgi.url_scheme": "https", "HTTPS": "on"}
 
-    def makefile(
-        self, sock: ssl.SSLSocket, mode: str = "r", bufsize: int = io.DEFAULT_BUFFER_SIZE
-    ) -> StreamReader | StreamWriter:
-        return _Reader(sock, mode, bufsize) if "r" in mode else StreamWriter(sock, mode, bufsize)
+    def makefile(self, sock: ssl.SSLSocket, mode: str = "r", bufsize: int = -1) -> Any:
+        """Asked for by cheroot; the connections make their own."""
+        return MakeFile(sock, mode, bufsize)

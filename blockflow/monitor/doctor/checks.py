@@ -7,11 +7,14 @@ planted fault, and none needs a broken machine for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from blockflow.control.store import CORRUPT_HINT
 from blockflow.core.engines import ENGINES
 from blockflow.monitor.doctor.facts import GIB, MIB, Facts, Finding, Level
+from blockflow.tensormq.janitor import MAX_ROOT_BYTES
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_ZMQ = (4, 3, 3)
@@ -21,6 +24,7 @@ GOOD_SHM = GIB
 GOOD_FDS = 1024
 LEAST_FDS = 128
 LEAST_DISK = 100 * MIB
+_SHOWN = 5
 SLOW_CLOCKS = ("acpi_pm", "hpet", "jiffies", "refined-jiffies")
 
 Check = Callable[[Facts], Iterator[Finding]]
@@ -168,7 +172,10 @@ def clock(f: Facts) -> Iterator[Finding]:
 
 def run_root(f: Facts) -> Iterator[Finding]:
     name, root = "run folder", f.run_root
-    if not root.exists:
+    if len(os.fsencode(root.path)) > MAX_ROOT_BYTES:
+        text = f"{root.path} is longer than {MAX_ROOT_BYTES} bytes: no socket can be made below it"
+        yield Finding(name, Level.ERROR, text, "set BLOCKFLOW_RUN_ROOT to a shorter path")
+    elif not root.exists:
         yield Finding(name, Level.OK, f"{root.path} is made when it is needed")
     elif not root.ours:
         remedy = f"see whose it is (ls -ld {root.path}), or set BLOCKFLOW_RUN_ROOT to one of yours"
@@ -202,9 +209,16 @@ def state(f: Facts) -> Iterator[Finding]:
     elif folder.free < LEAST_DISK:
         text = f"{folder.path}: {_size(folder.free)} left on its disk; updates could not be stored"
         yield Finding(name, Level.ERROR, text, "free some space, or choose another --state-dir")
-    elif folder.exists and folder.mode & 0o022:
+    elif folder.exists and (folder.mode & 0o022 or folder.loose or folder.foreign):
         text = f"others can write to {folder.path}: they decide what is deployed next time"
-        yield Finding(name, Level.ERROR, text, f"chmod 700 {folder.path}")
+        remedy = f"chmod -R go-w {folder.path}; chown -R what is not this user's"
+        yield Finding(name, Level.ERROR, text, remedy)
+    elif not f.stored_usable:
+        yield Finding(name, Level.ERROR, f"no stored state can be read: {f.stored}", CORRUPT_HINT)
+    elif f.stored:
+        text = f"the previous generation of the state would be in force: {f.stored}"
+        remedy = "see after the start what runs (blockflow history), and post the topology again"
+        yield Finding(name, Level.WARNING, text, remedy)
     else:
         made = "" if folder.exists else " is made when it is needed"
         yield Finding(name, Level.OK, f"{folder.path}{made}")
@@ -241,6 +255,13 @@ def repository(f: Facts) -> Iterator[Finding]:
     if folder.mode & 0o002:
         text = f"anybody can write to {folder.path}, and blocks are code that is run"
         yield Finding(name, Level.ERROR, text, f"chmod o-w {folder.path}")
+    if folder.loose:
+        text = f"anybody can write to {_some(folder.loose)}, and blocks are code that is run"
+        yield Finding(name, Level.ERROR, text, f"chmod -R o-w {folder.path}")
+    if folder.foreign:
+        text = f"{_some(folder.foreign)}: another user's, who decides what code is run"
+        remedy = f"chown -R it to this user or to root: {folder.path}"
+        yield Finding(name, Level.WARNING, text, remedy)
     bad = [b for b in f.blocks if b.problem]
     for block in bad:
         remedy = block.remedy or "export the block again"
@@ -292,6 +313,11 @@ def summary(findings: list[Finding]) -> dict[str, Any]:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(str(n) for n in version)
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = len(paths) - _SHOWN
+    return ", ".join(paths[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _size(nbytes: int) -> str:

@@ -34,7 +34,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that BlockFlow uses; ``free`` bytes on its file system, ``mode`` its permissions."""
+    """A folder that BlockFlow uses; ``free`` bytes on its file system, ``mode`` its permissions.
+
+    ``loose`` is what in it anybody can write to, ``foreign`` what, itself included, belongs to
+    neither this user nor root.
+    """
 
     path: str
     exists: bool = True
@@ -43,6 +47,8 @@ class Folder:
     writable: bool = True
     free: int = 100 * GIB
     size: int = 100 * GIB
+    loose: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,8 @@ class Facts:
         memory_limit: of the control group, 0 = none.
         hashed: whether the artifacts were read as a whole.
         keys: why the folder of keys cannot be used, '' = it can, or there is none.
+        stored: what is wrong with the stored state, '' = nothing, or nothing was stored.
+        stored_usable: whether a start has a generation of it to go on with.
     """
 
     python: tuple[int, int] = (3, 11)
@@ -115,3 +123,5 @@ class Facts:
     memory: int = 16 * GIB
     memory_limit: int = 0
     keys: str = ""
+    stored: str = ""
+    stored_usable: bool = True

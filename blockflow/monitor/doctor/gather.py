@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from blockflow.control.settings import (
     default_run_root,
     default_state_dir,
 )
+from blockflow.control.store import LOCK, MISSING, latest_generation
 from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.specs import BlockSpec
@@ -66,6 +68,7 @@ def gather(
     """
     run_root, soft_hard = default_run_root(), resource.getrlimit(resource.RLIMIT_NOFILE)
     blocks, hashed = _blocks(repository, hash_bytes)
+    stored, usable = _stored(state_dir or default_state_dir())
     soft, hard = (_UNLIMITED if n == resource.RLIM_INFINITY else n for n in soft_hard)
     return Facts(
         python=sys.version_info[:2],
@@ -77,9 +80,9 @@ def gather(
         curve=bool(zmq.has("curve")),
         packages={name: version_of(name) for name in ENGINE_PACKAGES},
         shm=look_at(_shared_memory(run_root)),
-        run_root=look_at(run_root),
-        state_dir=look_at(state_dir or default_state_dir()),
-        repository=look_at(repository),
+        run_root=look_at(run_root.absolute()),
+        state_dir=look_into(state_dir or default_state_dir()),
+        repository=look_into(repository),
         blocks=blocks,
         hashed=hashed,
         leftovers=tuple(find_leftovers(run_root)),
@@ -98,7 +101,26 @@ def gather(
         memory=psutil.virtual_memory().total,
         memory_limit=_memory_limit(),
         keys=_keys(keys),
+        stored=stored,
+        stored_usable=usable,
     )
+
+
+def look_into(path: Path) -> Folder:
+    """:func:`look_at`, and whose the files and folders in it are."""
+    loose, foreign = [], []
+    trusted = {os.geteuid(), 0}  # root can do everything anyway
+    for folder, _, files in os.walk(path):
+        for found in (folder, *(os.path.join(folder, name) for name in files)):
+            with suppress(OSError):
+                status = os.lstat(found)
+                if stat.S_ISLNK(status.st_mode):
+                    continue
+                if status.st_mode & stat.S_IWOTH and found != str(path):
+                    loose.append(found)
+                if status.st_uid not in trusted:
+                    foreign.append(found)
+    return replace(look_at(path), loose=tuple(sorted(loose)), foreign=tuple(sorted(foreign)))
 
 
 def look_at(path: Path) -> Folder:
@@ -205,6 +227,21 @@ def _keys(folder: Path | None) -> str:
     except BlockFlowError as e:
         return f"{e.message} ({e.where})"
     return ""
+
+
+def _stored(root: Path) -> tuple[str, bool]:
+    """What is wrong with the state in ``root``, and whether a start could do without."""
+    state, found = latest_generation(root)
+    new = set(found.values()) == {MISSING} and not _nbytes(root / LOCK)
+    problem = "" if new else "; ".join(f"{name}: {why}" for name, why in found.items())
+    return problem, state is not None or new
+
+
+def _nbytes(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _shared_memory(run_root: Path) -> Path:

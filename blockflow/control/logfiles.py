@@ -1,0 +1,131 @@
+"""LogFiles: what launched processes write, in files that are bounded in size and number.
+
+A process writes to its own (stdout and stderr, appended to); the control plane makes it before the
+launch, cuts it, removes it, and reads its last lines when the process has died.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+log = logging.getLogger("blockflow.control")
+
+TAIL_LINES = 10
+_TAIL_BYTES = 16 * 1024
+_LINE_CHARS = 300
+_FATAL = "Fatal Python error: "
+"""How faulthandler begins, which tells where a process was when a signal ended it."""
+
+_MOST_FILES = 100
+MOST_BYTES = 8 * 1024 * 1024
+"""Of a log; one that has more is cut."""
+
+_KEPT_BYTES = 1024 * 1024
+"""The end of it that is left then."""
+
+_LOOK_NS = 2_000_000_000
+
+
+class LogFiles:
+    """Owned by the Manager's thread.
+
+    Args:
+        folder: where they are; made if need be.
+        warn: told, once, that a process has to do without.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._warn: Callable[[str], None] | None = warn
+        self._looked_ns: int | None = None
+        with suppress(OSError):  # making a file in it will say what is wrong
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def make(self, path: str, name: str) -> bool:
+        """Make a log file for the process ``name`` whose launch order says ``path``.
+
+        Returns:
+            False when there cannot be one: a disk without room is no reason not to replace a
+            process that has died.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            os.close(os.open(path, flags, 0o600))
+        except OSError as e:
+            text = f"{name} has no log file: {e.strerror} ({path})"
+            if self._warn is not None:
+                self._warn(f"{text}; what it says goes where the control plane's own log goes")
+                self._warn = None
+            else:
+                log.warning("%s", text)
+            return False
+        return True
+
+    def prune(self, in_use: Collection[str]) -> None:
+        """Remove the oldest of those that nobody writes to, beyond a number."""
+        with suppress(OSError):
+            # By incarnation and not by date: a clock that was set back makes the newest the oldest.
+            logs = sorted(self._folder.glob("*.log"), key=_incarnation)
+            for path in [p for p in logs if str(p) not in in_use][:-_MOST_FILES]:
+                path.unlink(missing_ok=True)
+
+    def look(self, paths: Iterable[str], now_ns: int) -> None:
+        """Cut those of ``paths`` that have grown too long; called often, looks every 2 s."""
+        if self._looked_ns is None or now_ns - self._looked_ns >= _LOOK_NS:
+            self._looked_ns = now_ns
+            for path in paths:
+                cut(path, MOST_BYTES)
+
+    def closed(self, path: str, status: int) -> None:
+        """Nobody writes to it any more: an empty one without a reason to be is removed."""
+        if status == 0:
+            with suppress(OSError):
+                if os.path.getsize(path) == 0:
+                    os.unlink(path)
+        cut(path, _KEPT_BYTES)
+
+
+def cut(path: str, most: int) -> None:
+    """Leave the end of a log that has more than ``most`` bytes.
+
+    In place, for the process that writes to it appends: its next line comes after what is left. A
+    line that it writes meanwhile may be lost.
+    """
+    with suppress(OSError):
+        if os.path.getsize(path) <= most:
+            return
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags), "rb+") as f:
+            size = os.fstat(f.fileno()).st_size
+            f.seek(size - _KEPT_BYTES)
+            end = f.read(_KEPT_BYTES).partition(b"\n")[2]
+            f.truncate(0)
+            f.write(b"[%d earlier bytes were cut off]\n" % (size - len(end)) + end)
+
+
+def tail(path: str) -> tuple[str, ...]:
+    """The lines of a log file that say how its process ended: the last ones, or those of the fatal
+    error that the interpreter reported; bounded in number and length; () when it cannot be read."""
+    if not path:
+        return ()
+    try:
+        with open(path, "rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
+            text = f.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    lines = text.splitlines()
+    fatal = [i for i, line in enumerate(lines) if line.startswith(_FATAL)]
+    # The innermost calls come first, and a list of all loaded modules last.
+    said = [line for line in lines[fatal[-1] :] if line] if fatal else []
+    return tuple(line[:_LINE_CHARS] for line in said[:TAIL_LINES] or lines[-TAIL_LINES:])
+
+
+def _incarnation(log: Path) -> int:
+    """Of the life whose log it is (``name.incarnation.log``); 0 = it is none of ours."""
+    number = log.stem.rpartition(".")[2]
+    return int(number) if number.isdecimal() else 0
