@@ -98,6 +98,7 @@ class FakeWorker:
         self.mode = mode
         self.behave: dict[str, Callable[[np.ndarray], Any]] = {}
         self.table = RouteTable(0, 0)
+        self.replayable = True
         self.seen: list[tuple[int, Item]] = []
         self.withdrawn: list[tuple[bytes, int]] = []
         self.pull, self.endpoint = bind_pull(context, transport, run_dir, incarnation)
@@ -119,8 +120,9 @@ class FakeWorker:
         remove_leavings(self.run_dir, self.incarnation)
 
     def routes(self) -> list[StageRoute]:
+        mine, where = self.incarnation, (self.incarnation, self.endpoint, self.mode)
         return [
-            StageRoute(s, b, f"{b}#{self.incarnation}", self.incarnation, self.endpoint, self.mode)
+            StageRoute(s, b, f"{b}#{mine}", *where, replayable=self.replayable)
             for s, b in self.stages.items()
         ]
 

@@ -4,16 +4,14 @@ ZeroMQ tells neither how many bytes it holds for a peer nor when a peer has gone
 ROUTER's peer off. What is needed is found out beside it: a large frame is sent from our memory, and
 a tracker says when ZeroMQ has written it; small ones are bounded by the socket's HWM. Every message
 says on which file descriptor it came: shutting that down ends the connection, and what ZeroMQ held
-for it is freed.
+for it is freed. Whose the descriptor is meanwhile, :class:`Connections` knows.
 """
 
 from __future__ import annotations
 
 import errno
-import socket as std_socket
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -21,8 +19,9 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from blockflow.dispatcher.descriptors import end_connection, inode, last_descriptor
-from blockflow.dispatcher.past import Past, came_after, is_given
+from blockflow.dispatcher.connections import Connection, Connections, takes_over
+from blockflow.dispatcher.descriptors import Doors, last_descriptor, mark
+from blockflow.dispatcher.past import Past, is_given
 from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.watch import Watch
 
@@ -44,7 +43,6 @@ _SLOWEST_NS_PER_BYTE = 250
 _MOST_FRAMES = 3
 """Of a message: who sent it, its header, and a tensor."""
 
-_DOUBT_NS = 10_000_000_000
 _RETRY_MS = 5
 _LOOK_MS = 100
 
@@ -110,20 +108,12 @@ class _Debt:
         return now_ns - self.since_ns > patience
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """A client's connection: its descriptor in this process, and the inode that tells it from
-    another connection that gets the same number later."""
-
-    fd: int
-    inode: int
-
-
 class ClientPort:
     """Receives requests and sends replies; used from the Dispatcher's thread alone.
 
     Args:
         socket: a bound ROUTER with ROUTER_MANDATORY and a finite SNDHWM.
+        endpoints: that it is bound to, ports resolved.
 
     Attributes:
         departures: becomes readable when a connection has begun or ended; then call
@@ -133,38 +123,43 @@ class ClientPort:
         watch: over messages without an end.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], endpoints: Sequence[str]) -> None:
         self.socket = socket
         self.departures: zmq.Socket[bytes] = socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED
         )
         self.evicted = 0
         self.turned_away = 0
-        self.watch = Watch()
+        self._doors = Doors(endpoints)
+        self.watch = Watch(self._doors)
         self._reader = FrameReader(socket, _MOST_FRAMES)
         self._debts: dict[bytes, _Debt] = {}
         self._owed = 0
-        self._links: dict[bytes, _Link] = {}
-        self._by_fd: dict[int, bytes] = {}
-        self._doubts: dict[bytes, int] = {}
+        self._book = Connections()
+        self._links: dict[bytes, Connection] = {}
+        self._gone: set[bytes] = set()
         self._past = Past()
         self._last_fd = last_descriptor()
 
-    def receive(self) -> tuple[bytes, list[zmq.Frame]] | None:
+    def receive(self, now_ns: int) -> tuple[bytes, list[zmq.Frame]] | None:
         """(client, its frames) of the next message, or None when there is none now.
 
         Of more than two frames, the third stands for all others.
         """
         frames = self._reader.read()
         if not frames:
+            if not self._reader.skipping:
+                self._book.all_read()
             return None
         client = frames[0].bytes
         if self._past.cut_off(client):
             return None
-        self._learn(client, frames)
+        self._learn(client, frames, now_ns)
         if self._reader.skipping:  # a thousand frames and more are no mistake
-            if client not in self._past:  # else it may be of an earlier connection
-                self._end(client)
+            self.watch.freed(now_ns)
+            link = self._links.get(client)
+            if link is not None and link.certain:  # else it may be of an earlier connection
+                self._end(client, link)
             return None
         return client, frames[1:]
 
@@ -206,44 +201,34 @@ class ClientPort:
                 lost.append((client, Sent.SLOW))
         while self._owed > OWED_BYTES:
             client = max(self._debts, key=lambda c: self._debts[c].owed)
-            self._cut_off(client)
+            self._cut_off(client, now_ns)
             lost.append((client, Sent.SLOW))
-        return lost + self._departed(now_ns)
+        return lost + self._departed()
 
     def on_departures(self, now_ns: int) -> None:
         """Connections have come, or ended: :meth:`flush` will say which clients are gone."""
-        while self.departures.poll(0):
-            event = parse_monitor_message(self.departures.recv_multipart(zmq.NOBLOCK))
-            fd = int(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                if fd > self._last_fd:
-                    self._turn_away(fd)
-                self.watch.began(fd)
-                continue
-            self.watch.gone(fd)
-            client = self._by_fd.get(fd)
-            if client is not None:
-                self._doubts[client] = now_ns + _DOUBT_NS
+        self._note_events(now_ns)
+        if self._book.unclear and not self.socket.poll(0):
+            self._book.all_read()
 
     def forget(self, client: bytes) -> None:
         """Throw away what waits for ``client``, and all that is known of it."""
         debt = self._debts.pop(client, None)
         if debt is not None:
             self._owed -= debt.owed
-        self._doubts.pop(client, None)
+        self._gone.discard(client)
         link = self._links.pop(client, None)
         if link is not None:
             self._past.add(client, cut_off=False)
-            if self._by_fd.get(link.fd) == client:
-                del self._by_fd[link.fd]
+            link.leave(client)
 
     def waiting(self) -> int:
         """Clients that :meth:`flush` has something to do for."""
-        return len(self._debts) + len(self._doubts)
+        return len(self._debts) + len(self._gone)
 
     def next_look_ms(self, *, watching: bool) -> int | None:
         """How soon :meth:`flush` (``watching``: and :meth:`look`) is due; None = at any event."""
-        if self._doubts or any(d.waiting for d in self._debts.values()):
+        if self._gone or any(d.waiting for d in self._debts.values()):
             return _RETRY_MS
         watch_ms = self.watch.next_ms() if watching else None
         return watch_ms if watch_ms is not None or not self._debts else _LOOK_MS
@@ -252,6 +237,7 @@ class ClientPort:
         """Cut off whose message has no end; only while messages are received, as whole ones pile
         up else. ``held``: bytes of inputs that are kept elsewhere."""
         if self.watch.due(now_ns):
+            self._note_events(now_ns)
             drained = not self.socket.poll(0)
             self.watch.look(now_ns, held + self._owed, drained=drained)
 
@@ -284,7 +270,10 @@ class ClientPort:
         debt = self._debts.get(client)
         if debt is None or not debt.hopeless(now_ns):
             return True
-        self._cut_off(client)
+        link = self._links.get(client)
+        if link is not None and link.doubtful(now_ns):  # in a moment it is known
+            return True
+        self._cut_off(client, now_ns)
         return False
 
     def _try(self, client: bytes, frames: Sequence[Any], now_ns: int) -> Sent:
@@ -314,7 +303,30 @@ class ClientPort:
 
     # --- connections -----------------------------------------------------------------------------
 
-    def _learn(self, client: bytes, frames: Sequence[zmq.Frame]) -> None:
+    def _note_events(self, now_ns: int) -> None:
+        """ZeroMQ tells of an end just before it closes the descriptor."""
+        while self.departures.poll(0):
+            event = parse_monitor_message(self.departures.recv_multipart(zmq.NOBLOCK))
+            fd = int(event["value"])
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                # The workers', on unix sockets, must find some: without any libzmq ends this
+                # process.
+                if fd > self._last_fd and self._doors.turn_away(fd):
+                    self.turned_away += 1
+                self._began(fd, now_ns)
+                continue
+            self.watch.gone(fd)
+            ended = self._book.ended(fd)
+            if ended is not None and ended.client:
+                self._gone.add(ended.client)
+
+    def _began(self, fd: int, now_ns: int) -> None:
+        name = mark(fd)
+        if name is not None:  # else it has ended already, and ZeroMQ will say so
+            self._book.began(fd, name, now_ns)
+            self.watch.began(fd, name)
+
+    def _learn(self, client: bytes, frames: Sequence[zmq.Frame], now_ns: int) -> None:
         """Remember which connection ``client`` has.
 
         What is left of a connection that has ended names a descriptor that is closed by now, or is
@@ -328,68 +340,44 @@ class ClientPort:
             return
         self.watch.delivered(fd, sum(map(len, frames)))
         known = self._links.get(client)
-        if known is not None and (
-            is_given(client) or (known.fd == fd and client not in self._doubts)
-        ):
+        if known is not None and known.certain and is_given(client):
             return
-        node = inode(fd)
-        other = self._by_fd.get(fd)
-        if node is None or (known is not None and known.inode == node):
-            return
-        if other is not None and self._links[other].inode == node and not came_after(client, other):
-            self._past.add(client, cut_off=False)  # its own connection was the one before
+        self._note_events(now_ns)
+        if not self._book.heard_of(fd):  # it came between the socket's binding and its monitor
+            self._began(fd, now_ns)
+        connection = self._book.at(fd)
+        if connection is None or not takes_over(client, connection):
             return
         # Whoever chooses its identity itself may be back, even with the same descriptor.
-        self._doubts.pop(client, None)
-        if other is not None and other != client:
-            self._doubts[other] = 0  # its descriptor has been given to this one
-        if known is not None and self._by_fd.get(known.fd) == client:
-            del self._by_fd[known.fd]
-        self._links[client] = _Link(fd, node)
-        self._by_fd[fd] = client
+        self._gone.discard(client)
+        if known is not None and known is not connection:
+            known.leave(client)
+        if connection.client not in (b"", client):
+            self._gone.add(connection.client)  # its descriptor has been given to this one
+        connection.belongs_to(client)
+        self._links[client] = connection
 
-    def _departed(self, now_ns: int) -> list[tuple[bytes, Sent]]:
-        """Clients whose connection is no more.
-
-        ZeroMQ says so just before it closes the descriptor: until then it looks alive.
-        """
-        lost: list[tuple[bytes, Sent]] = []
-        for client, until_ns in list(self._doubts.items()):
-            link = self._links.get(client)
-            taken = link is not None and self._by_fd.get(link.fd) != client
-            if link is None:
-                del self._doubts[client]
-            elif taken or inode(link.fd) != link.inode:
-                self.forget(client)
-                lost.append((client, Sent.GONE))
-            elif now_ns > until_ns:
-                del self._doubts[client]
+    def _departed(self) -> list[tuple[bytes, Sent]]:
+        """Clients whose connection is no more."""
+        lost = [(client, Sent.GONE) for client in self._gone]
+        for client, _ in lost:
+            self.forget(client)
         return lost
 
-    def _turn_away(self, fd: int) -> None:
-        """End a connection from outside that took one of the last descriptors: the workers', on
-        unix sockets, must find some, for without any libzmq ends this process."""
-        with suppress(OSError):  # it may have ended itself
-            theirs = std_socket.socket(fileno=fd)  # no copy: there may be no descriptor for one
-            try:
-                if theirs.family != std_socket.AF_UNIX:
-                    self.turned_away += 1
-                    theirs.shutdown(std_socket.SHUT_RDWR)
-            finally:
-                theirs.detach()
-
-    def _cut_off(self, client: bytes) -> None:
+    def _cut_off(self, client: bytes, now_ns: int) -> None:
         """End the client's connection and forget it."""
-        self._end(client)
+        link = self._links.get(client)
+        if link is None or link.doubtful(now_ns):
+            self.evicted += 1
+        else:
+            self._end(client, link)
         self.forget(client)
 
-    def _end(self, client: bytes) -> None:
+    def _end(self, client: bytes, link: Connection) -> None:
         """End the client's connection; when ZeroMQ says that it has ended, the client is lost."""
         self.evicted += 1
-        link = self._links.get(client)
-        if link is not None:
-            self._past.add(client, cut_off=True)
-            end_connection(link.fd, link.inode)
+        self._past.add(client, cut_off=True)
+        self._doors.shut(link.fd, link.mark)
 
 
 def _size(frame: Any) -> int:

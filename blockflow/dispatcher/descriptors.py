@@ -9,6 +9,7 @@ import resource
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 
 _SPARE_DESCRIPTORS = 256
@@ -19,6 +20,9 @@ _RECEIVED = slice(128, 136)
 """``tcpi_bytes_received`` of ``struct tcp_info`` (linux/tcp.h), since Linux 4.1."""
 
 _NO_LINGER = struct.pack("ii", 1, 0)
+_SO_COOKIE = 57
+"""Of ``getsockopt`` (asm-generic/socket.h), since Linux 4.6; Python has no name for it."""
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LIBC = ctypes.CDLL(None)
 
@@ -31,12 +35,15 @@ def last_descriptor() -> float:
     return soft - min(_SPARE_DESCRIPTORS, soft // 4)
 
 
-def inode(fd: int) -> int | None:
-    """Of the file behind a descriptor of this process; None when it is closed."""
-    try:
-        return os.fstat(fd).st_ino
-    except OSError:
+def mark(fd: int) -> int | None:
+    """What the kernel calls the socket behind a descriptor, and no other before or after it (its
+    *cookie*); None when there is no socket."""
+    cookie = ctypes.c_uint64()
+    size = ctypes.c_uint(ctypes.sizeof(cookie))
+    at = ctypes.byref(cookie)
+    if _LIBC.getsockopt(fd, socket.SOL_SOCKET, _SO_COOKIE, at, ctypes.byref(size)) != 0:
         return None
+    return cookie.value
 
 
 def bytes_received(fd: int) -> int | None:
@@ -50,24 +57,74 @@ def bytes_received(fd: int) -> int | None:
     return int.from_bytes(info.raw[_RECEIVED], sys.byteorder) if size.value == _INFO_BYTES else None
 
 
-def end_connection(fd: int, expected: int) -> None:
-    """Shut a connection down, if the file behind its descriptor still is the ``expected`` inode.
+class Doors:
+    """Where clients come in: tells their connections from every other file of this process.
 
-    That frees what ZeroMQ holds for it; the descriptor stays ZeroMQ's to close.
+    Args:
+        endpoints: as they are bound, ports resolved.
     """
-    try:
-        # A copy of the descriptor cannot become another connection while we look at it.
-        copy = os.dup(fd)
-    except OSError:
-        return
-    if inode(copy) != expected:
-        os.close(copy)
-        return
-    with socket.socket(fileno=copy) as mine, suppress(OSError):  # it may have ended itself
-        # When ZeroMQ closes it, it is reset: a peer that does not read, or writes on, would keep
-        # the kernel's half of it for minutes.
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        mine.shutdown(socket.SHUT_RDWR)
+
+    def __init__(self, endpoints: Iterable[str]) -> None:
+        self._paths: set[str] = set()
+        self._ports: set[int] = set()
+        for endpoint in endpoints:
+            kind, _, address = endpoint.partition("://")
+            if kind == "ipc":
+                self._paths.add(address)
+            else:
+                self._ports.add(int(address.rpartition(":")[2]))
+
+    def shut(self, fd: int, expected: int) -> bool:
+        """Shut a client's connection down, if ``expected`` still is the mark of what is behind its
+        descriptor; anything else is left alone.
+
+        That frees what ZeroMQ holds for it; the descriptor stays ZeroMQ's to close.
+
+        Returns:
+            Whether there was such a connection.
+        """
+        try:
+            # A copy of the descriptor cannot become another connection while we look at it.
+            copy = os.dup(fd)
+        except OSError:
+            return False
+        try:
+            return mark(copy) == expected and self._shut(copy, tcp_only=False)
+        finally:
+            os.close(copy)
+
+    def turn_away(self, fd: int) -> bool:
+        """Shut down a connection that has just been accepted, if it came by TCP.
+
+        Returns:
+            Whether it did.
+        """
+        return self._shut(fd, tcp_only=True)  # no copy: there may be no descriptor for one
+
+    def _shut(self, fd: int, *, tcp_only: bool) -> bool:
+        try:
+            theirs = socket.socket(fileno=fd)
+        except OSError:  # closed, or no socket
+            return False
+        try:
+            local = theirs.family == socket.AF_UNIX
+            if (local and tcp_only) or not self._leads_to(theirs):
+                return False
+            with suppress(OSError):  # it may have ended itself
+                # When ZeroMQ closes it, it is reset: a peer that does not read, or writes on, would
+                # keep the kernel's half of it for minutes.
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                theirs.shutdown(socket.SHUT_RDWR)
+            return True
+        finally:
+            theirs.detach()  # its owner closes it
+
+    def _leads_to(self, sock: socket.socket) -> bool:
+        """Whether it is the near end of a client's connection."""
+        name = sock.getsockname()
+        if sock.family == socket.AF_UNIX:
+            return name in self._paths
+        return name[1] in self._ports
 
 
 class OwnMemory:

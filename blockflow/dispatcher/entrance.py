@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from blockflow.core.routing import TaskRoute
 from blockflow.dispatcher.admission import Admission, Reject
 from blockflow.dispatcher.plan import Plan, Planner
+from blockflow.dispatcher.recovery import may_have_run
 from blockflow.dispatcher.register import Register
 from blockflow.wire.client import Request
 
@@ -23,7 +24,8 @@ def let_in(
     """The way of ``request``, whose ``tasks`` these are; an outline when it has to wait for it.
 
     Raises:
-        RequestError: OVERLOADED, or what :meth:`Planner.way` says.
+        RequestError: OVERLOADED, or what :meth:`Planner.way` says; WORKER_LOST: it may have been
+            begun before, and must not be a second time.
     """
     inflight, nbytes = len(register), request.tensor.nbytes
     verdict = admission.decide(
@@ -40,6 +42,9 @@ def let_in(
         raise verdict.error
     admission.check_tasks(tasks, register.rows_of, request.tensor.dims[0], inflight, now_ns)
     plan = planner.way(tasks)
+    refusal = may_have_run(request.request_id, plan) if request.tries > 1 else None
+    if refusal is not None:
+        raise refusal
     if plan.absent:
         places, room = admission.max_inflight, admission.max_bytes
         why = register.may_not_wait(client, nbytes, places, room)

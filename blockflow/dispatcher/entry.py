@@ -51,6 +51,7 @@ class Entry:
         retained: the input as the server keeps it, for a re-run.
         charged: bytes that it occupies.
         digest: of tasks and input, where the client may send the request again; else empty.
+        again: the client has sent it before, and what became of that is not known.
         attempt: which run of the path this is.
         ingress_ns: from the receipt until the input was on its way (the last time).
         open: the tasks of the present attempt; ``plan.ends`` are their end nodes.
@@ -72,6 +73,7 @@ class Entry:
     retained: Any
     charged: int
     digest: bytes = b""
+    again: bool = False
     attempt: int = 1
     ingress_ns: int = 0
     open: tuple[str, ...] = ()

@@ -40,6 +40,10 @@ from blockflow.wire import client as wire
 from blockflow.wire.data import Data, Failure, Item, Withdraw, decode_data_plane, encode_data
 
 _LOG = logging.getLogger("blockflow.dispatcher")
+
+_NAMED = 16
+"""So many requests at work are named when their worker dies; of a large batch the first."""
+
 ANY_TASK = "*"
 """Stands for the task in the reply to a request whose task names could not be read."""
 
@@ -128,21 +132,19 @@ class Exchange:
         table = self.table
         table.check_new(client, request.request_id)
         source = self._desk.elements(client, request, frame)
-        digest = b""
-        if request.tries and self.memory.on:
-            digest = request_digest(request, source)
-            known = find_known(self.memory, table, client, request, digest, received)
-            if known is not None:
-                if known:
-                    self._send_frames(client, known)
-                return None
+        known = find_known(self.memory, table, client, request, source, received)
+        if known is not None:
+            if known:
+                self._send_frames(client, known)
+            return None
         if self.closed_because:
             raise RequestError("NOT_READY", self.closed_because, hint="try again later")
         tasks = [self.planner.task(name) for name in request.tasks]
         check_contract(request.tensor, tasks)
         budget_ns = request.deadline_ms * 1_000_000
         plan = let_in(self.admission, table, self.planner, client, request, tasks, received)
-        # What costs more the larger the input is comes last: the copy, and the check of the values.
+        # What costs more the larger the input is comes last: digest, copy, the check of the values.
+        digest = request_digest(request, source) if request.tries and self.memory.on else b""
         check_finite = any(t.check_finite for t in tasks)
         root = None if plan.absent else plan.root
         retained = self._desk.retain(request, source, root, check_finite)
@@ -159,6 +161,7 @@ class Exchange:
             retained=retained,
             charged=source.nbytes,
             digest=digest,
+            again=request.tries > 1,
         )
         self.admission.enter(entry.ticket, client, request.tasks, budget_ns, received)
         self.stats.admitted(request.tasks, entry.rows)
@@ -256,8 +259,8 @@ class Exchange:
         try:
             buffer = self._desk.open(msg, frame)
         except BlockFlowError as exc:
-            self.stats.events["unreadable_data"] += 1
-            _LOG.warning("a result of incarnation %d: %s", msg.sender, exc.__cause__ or exc)
+            why = f"a result of incarnation {msg.sender}: {exc.__cause__ or exc}"
+            self._count("unreadable_data", why)
             for item in msg.items:
                 self._fail_item(msg, item, exc, now)
             return
@@ -296,9 +299,12 @@ class Exchange:
         )
 
     def _malformed_data(self, why: str) -> None:
-        n = self.stats.events["malformed_data"] = self.stats.events["malformed_data"] + 1
+        self._count("malformed_data", f"data message refused: {why}")
+
+    def _count(self, event: str, what: str) -> None:
+        n = self.stats.events[event] = self.stats.events[event] + 1
         if n & (n - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
-            _LOG.warning("data message refused (%d so far): %s", n, why)
+            _LOG.warning("%s (%s: %d so far)", what, event, n)
 
     # --- from the Controller and the clock
 
@@ -328,6 +334,10 @@ class Exchange:
         tickets = {t.entry.ticket for t in tags if t.current}
         self._desk.peer_gone(incarnation)
         death = Death.of(incarnation, at_work, tickets)
+        for entry in self.table.at_work(death)[:_NAMED]:
+            # Who looks for a crash's cause finds tickets there, and a client knows its own id only.
+            words = (incarnation, entry.ticket.hex(), entry.request_id.hex(), entry.client.hex())
+            _LOG.warning("incarnation %d died at ticket %s: request %s of client %s", *words)
         self.carry_out(self.table.peer_gone(death, self._clock()))
 
     def tick(self) -> None:

@@ -176,6 +176,10 @@ class InFlightTable(Register):
         error = RequestError("CANCELLED", "cancelled by the client", where=request_id.hex())
         return self._fail(entry, entry.plan.ends, error)
 
+    def at_work(self, death: Death) -> list[Entry]:
+        """The requests that a dead worker was executing, of those that are in flight."""
+        return [e for t in death.at_work if (e := self._by_ticket.get(t)) is not None]
+
     def peer_gone(self, death: Death, now_ns: int) -> list[Instruction]:
         """A worker is dead: open tasks whose way leads through it are lost with it.
 
@@ -183,7 +187,7 @@ class InFlightTable(Register):
         or they end. What it was executing may be the cause.
         """
         self._planner.peer_gone(death.incarnation)
-        blamed = [e for t in death.at_work if (e := self._by_ticket.get(t)) is not None]
+        blamed = self.at_work(death)
         for entry in blamed:
             entry.deaths += 1
         out: list[Instruction] = []

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from blockflow.core.errors import RequestError
 from blockflow.core.routing import PathTree
 from blockflow.dispatcher.entry import Entry
+from blockflow.dispatcher.plan import Plan
 from blockflow.dispatcher.retry import MAX_ATTEMPTS
 from blockflow.wire.data import REQUEST_ID_BYTES
 
@@ -90,6 +91,20 @@ def lost(entry: Entry, incarnation: int, why: str, hint: str = "send it again") 
     blocks = sorted({block for block, inc in ways if inc == incarnation})
     text = f"the worker of {', '.join(blocks)} died with the request: {why}"
     return RequestError("WORKER_LOST", text, where=entry.request_id.hex(), hint=hint)
+
+
+def may_have_run(request_id: bytes, plan: Plan) -> RequestError | None:
+    """Why a request is not run that its client had sent before, and of which nothing is known here:
+    a block on its way may have begun, and must not run twice; None: it can be run."""
+    if not plan.once:
+        return None
+    return RequestError(
+        "WORKER_LOST",
+        f"what became of the request when it was sent before is not known here, and block"
+        f" {plan.blocks[min(plan.once)]!r} must not run twice",
+        where=request_id.hex(),
+        hint="it may have been done: ask anew, under another id, only if that does no harm",
+    )
 
 
 def why_not_again(entry: Entry, death: Death, now_ns: int) -> RequestError | None:

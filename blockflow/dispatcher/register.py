@@ -65,6 +65,12 @@ class Register:
         entry = self._repeatable.get(request_id)
         return entry if entry is not None and entry.digest == digest else None
 
+    def alike(self, request_id: bytes, shape: bytes) -> bool:
+        """Whether one of this name is in flight that :meth:`find` may find; ``shape`` is what its
+        digest begins with."""
+        entry = self._repeatable.get(request_id)
+        return entry is not None and entry.digest.startswith(shape)
+
     def named(self, client: bytes, request_id: bytes) -> Entry | None:
         """The request in flight that this client calls so."""
         return self._by_id.get((client, request_id))
@@ -112,6 +118,7 @@ class Register:
         retained: Any,
         charged: int,
         digest: bytes = b"",
+        again: bool = False,
     ) -> Entry:
         """A request enters; from here on it gets exactly one reply.
 
@@ -136,6 +143,7 @@ class Register:
             retained,
             charged,
             digest,
+            again,
         )
         self._by_ticket[ticket] = entry
         self._by_id[client, request_id] = entry

@@ -3,6 +3,7 @@
 A client that lost its connection does not know whether its request was answered. It sends it again
 under the same id and says so (``tries``); what is remembered here is then sent once more, and
 nothing runs twice. Only requests that announced this are remembered, so the others cost nothing.
+Of what is not remembered nothing can be known: it runs (again), unless a block must not.
 """
 
 from __future__ import annotations
@@ -33,11 +34,16 @@ def request_digest(request: Request, elements: memoryview) -> bytes:
 
     An id alone does not: whoever guesses or repeats another's id must not get its result.
     """
+    content = hashlib.blake2b(elements, digest_size=_DIGEST_BYTES)
+    return _shape(request) + content.digest()
+
+
+def _shape(request: Request) -> bytes:
+    """What a digest begins with: of all but the elements, it costs the same for all inputs."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name in request.tasks:
         digest.update(name.encode() + b"\0")
     digest.update(f"\0{request.tensor.dtype}{request.tensor.dims}".encode())
-    digest.update(elements)
     return digest.digest()
 
 
@@ -108,6 +114,12 @@ class ResultMemory:
         self.events["answered"] += 1
         return kept.frames
 
+    def alike(self, request_id: bytes, shape: bytes) -> bool:
+        """Whether there is a reply that :meth:`recall` may find; ``shape`` is what the digest of
+        its request begins with."""
+        kept = self._kept.get(request_id)
+        return kept is not None and kept.digest.startswith(shape)
+
     def gauges(self) -> dict[str, int]:
         return {"results": len(self._kept), "bytes": self._nbytes, **self.events}
 
@@ -128,24 +140,31 @@ def find_known(
     register: Register,
     client: bytes,
     request: Request,
-    digest: bytes,
+    elements: memoryview,
     now_ns: int,
 ) -> Sequence[Any] | None:
     """What is known of a request that says that it was sent before.
 
+    Its ``elements`` are read only where one that is like it is known: that takes long, and it has
+    not been let in.
+
     Returns:
         The frames of its reply; empty when it is in flight, and its reply will now go to
-        ``client``; None when it is a new one after all: it may never have arrived.
+        ``client``; None when nothing is known of it: it may never have arrived.
 
     Raises:
         RequestError: DUPLICATE_REQUEST.
     """
     if request.tries <= 1:
         return None
-    frames = memory.recall(request.request_id, digest, now_ns)
+    name, shape = request.request_id, _shape(request)
+    if not (memory.alike(name, shape) or register.alike(name, shape)):
+        return None
+    digest = request_digest(request, elements)
+    frames = memory.recall(name, digest, now_ns)
     if frames is not None:
         return frames
-    entry = register.find(request.request_id, digest)
+    entry = register.find(name, digest)
     if entry is None:
         return None
     register.attach(client, entry)

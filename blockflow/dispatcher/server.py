@@ -133,7 +133,7 @@ class DispatcherServer:
             undo.pop_all()
         self._reader = FrameReader(self._returns, _RETURN_FRAMES)
         self._push = PushCache(context, self._poller, protect=link.connect)
-        self._clients = ClientPort(router)
+        self._clients = ClientPort(router, self.client_endpoints)
         side = grant_socket_path(run_dir, launch.incarnation)
         self._grants = GrantDesk(side, self._poller)
         self._desk = TensorDesk(producer, ShmConsumer(run_dir), self._grants)
@@ -171,25 +171,26 @@ class DispatcherServer:
     def step(self, timeout_ms: int) -> None:
         """One round: wait for at most ``timeout_ms``, then handle what has come."""
         events = dict(self._poller.poll(timeout_ms))
+        guarded = self._guarded
         if self._returns in events:
             self._serve_returns()
         if self._clients.socket in events:
             self._serve_clients()
         if self._clients.departures in events:
-            self._clients.on_departures(self._clock())
+            guarded("connections", self._clients.on_departures, self._clock())
         # After the requests: what a client had sent before it went is served with its memory.
         for source in events:
             if self._grants.watches(source):
-                self._grants.on_event(source, self._clock())
+                guarded("a grant", self._grants.on_event, source, self._clock())
         if self._mailbox.fileno() in events:
             for note in self._mailbox.drain():
                 self._on_note(note)
         if self._push.sockets_waiting():
             self._push.flush()
-        self.exchange.tick()
+        guarded("what is due", self.exchange.tick)
         if self._opens_ns is None:  # else nobody reads what clients have sent
-            self._clients.look(self._clock(), self._desk.framed)
-        self._grants.tick(self._clock())
+            guarded("connections", self._clients.look, self._clock(), self._desk.framed)
+        guarded("grants", self._grants.tick, self._clock())
         self._report_drained()
         if self._opens_ns is not None:
             self._open_when_due(self._opens_ns)
@@ -231,19 +232,25 @@ class DispatcherServer:
 
     def _serve_clients(self) -> None:
         for _ in range(_REQUESTS_AT_ONCE):
-            received = self._clients.receive()
-            if received is None:
-                return
             try:
+                received = self._clients.receive(self._clock())
+                if received is None:
+                    return
                 self.exchange.on_client(*received)
             except Exception:
                 self._defect("a request")
 
+    def _guarded(self, what: str, act: Callable[..., None], *given: Any) -> None:
+        try:
+            act(*given)
+        except Exception:
+            self._defect(what)
+
     def _defect(self, what: str) -> None:
         """One message hit a defect: the others must not. Its request ends at its deadline."""
-        events = self.exchange.stats.events
-        events["defects"] += 1
-        _LOG.exception("%s could not be handled (%d so far)", what, events["defects"])
+        n = self.exchange.stats.events["defects"] = self.exchange.stats.events["defects"] + 1
+        if n & (n - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
+            _LOG.exception("%s could not be handled (%d so far)", what, n)
 
     # --- the Controller
 

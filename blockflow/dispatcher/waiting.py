@@ -10,6 +10,7 @@ from __future__ import annotations
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.dispatcher.entry import EDGE, QUARANTINE, Entry
 from blockflow.dispatcher.plan import Plan, Planner
+from blockflow.dispatcher.recovery import may_have_run
 
 
 class WaitingRoom:
@@ -112,6 +113,9 @@ class WaitingRoom:
                 return exc
             entry.waits_for = _worker_of(exc.where)
             return None
+        refusal = may_have_run(entry.request_id, plan) if entry.again else None
+        if refusal is not None:  # its outline did not say what its blocks are like
+            return refusal
         if entry.deaths and self._contested(plan):
             entry.waits_for = QUARANTINE
             return None

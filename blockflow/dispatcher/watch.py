@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from blockflow.dispatcher.descriptors import OwnMemory, bytes_received, end_connection, inode
+from blockflow.dispatcher.descriptors import Doors, OwnMemory, bytes_received
 from blockflow.dispatcher.unfinished import Unfinished
 from blockflow.launch.environment import give_memory_back
 
@@ -25,29 +25,37 @@ _FREED_NS = 1_000_000_000
 class Watch:
     """Over the TCP connections of a bound socket; those on unix sockets are of the same user.
 
+    Args:
+        doors: shuts connections.
+
     Attributes:
         ended: connections that it has cut off.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, doors: Doors) -> None:
         self.ended = 0
+        self._doors = doors
         self._book = Unfinished()
         self._memory = OwnMemory()
-        self._inodes: dict[int, int] = {}
+        self._marks: dict[int, int] = {}
         self._due_ns = 0
         self._trim_ns: int | None = None
         self.delivered = self._book.delivered
 
-    def began(self, fd: int) -> None:
-        """ZeroMQ has accepted a connection."""
-        node = inode(fd)
-        if node is not None and bytes_received(fd) is not None:
-            self._inodes[fd] = node
+    def began(self, fd: int, name: int) -> None:
+        """ZeroMQ has accepted a connection; ``name`` is its mark."""
+        if bytes_received(fd) is not None:
+            self._marks[fd] = name
             self._book.began(fd)
 
     def gone(self, fd: int) -> None:
-        self._inodes.pop(fd, None)
+        self._marks.pop(fd, None)
         self._book.ended(fd)
+
+    def freed(self, now_ns: int) -> None:
+        """What took much memory has been read and thrown away."""
+        if self._trim_ns is None:
+            self._trim_ns = now_ns + _FREED_NS
 
     def close(self) -> None:
         self._memory.close()
@@ -56,7 +64,7 @@ class Watch:
         """How soon :meth:`look` shall be called again; None = there is nobody to look at."""
         if self._book.suspects:
             return _SOON_NS // 1_000_000
-        return _LOOK_NS // 1_000_000 if self._inodes or self._trim_ns is not None else None
+        return _LOOK_NS // 1_000_000 if self._marks or self._trim_ns is not None else None
 
     def due(self, now_ns: int) -> bool:
         return now_ns >= self._due_ns and self.next_ms() is not None
@@ -64,7 +72,7 @@ class Watch:
     def look(self, now_ns: int, held: int, *, drained: bool) -> None:
         """Look at all connections; see :meth:`Unfinished.look`."""
         begin = time.thread_time_ns()
-        received = {fd: bytes_received(fd) for fd in self._inodes}
+        received = {fd: bytes_received(fd) for fd in self._marks}
         known = {fd: n for fd, n in received.items() if n is not None}
         for fd in self._book.look(now_ns, known, self._memory.read(), held, drained=drained):
             self._end(fd, now_ns)
@@ -79,9 +87,9 @@ class Watch:
             give_memory_back()
 
     def _end(self, fd: int, now_ns: int) -> None:
-        end_connection(fd, self._inodes[fd])
+        self.ended += 1  # before the peer can know it
+        self._doors.shut(fd, self._marks[fd])
         self.gone(fd)
-        self.ended += 1
-        self._trim_ns = now_ns + _FREED_NS
+        self.freed(now_ns)
         if self.ended & (self.ended - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
             _LOG.warning("a client's message has no end: cut off (%d so far)", self.ended)

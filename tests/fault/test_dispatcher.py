@@ -224,8 +224,8 @@ def test_a_backlog_is_sent_in_order_and_bounded() -> None:
     peer = connect_dealer(context, endpoint, hwm=1)
     peer.send(b"hello")
     assert socket.poll(5000)
-    port = ClientPort(socket)
-    received = port.receive()
+    port = ClientPort(socket, [endpoint])
+    received = port.receive(0)
     assert received is not None
     client, _ = received
     body = bytes(300_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +19,7 @@ from blockflow.tensormq.janitor import run_root
 MIB = 1024 * 1024
 BOUND = 16 * MIB
 MUCH = 2048 * MIB
+FLOODS = 80
 
 
 @pytest.fixture
@@ -85,6 +87,43 @@ def test_a_message_of_too_many_frames_is_thrown_away_as_it_is_read(up: Rig) -> N
     np.testing.assert_array_equal(witness.infer("t", X)[0], X + 1)
 
 
+def test_who_sends_too_many_frames_and_goes_harms_nobody(up: Rig) -> None:
+    """By the time such a message is read, its descriptor may be anything: another client's
+    connection, which stays, and in this process a file of any kind."""
+    host, _, port = up.server.client_endpoints[1].removeprefix("tcp://").rpartition(":")
+    message = zmtp.frame(b"", more=True) * 2000 + zmtp.frame(b"", more=False)
+    refused: list[OSError] = []
+    over = threading.Event()
+
+    def flood() -> None:
+        for _ in range(FLOODS):
+            try:
+                with zmtp.connect(host, int(port), PATIENCE_S) as sock, suppress(ConnectionError):
+                    sock.sendall(message)
+            except OSError as exc:  # before it had sent anything: another's fault is laid on it
+                refused.append(exc)
+
+    def open_files() -> None:
+        while not over.wait(0.0005):
+            for fd in [os.eventfd(0) for _ in range(8)]:
+                os.close(fd)
+
+    floods = [threading.Thread(target=flood) for _ in range(3)]
+    threads = [*floods, threading.Thread(target=open_files)]
+    for thread in threads:
+        thread.start()
+    witness = up.client(1)
+    while any(t.is_alive() for t in floods):
+        np.testing.assert_array_equal(witness.infer("t", X)[0], X + 1)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not refused
+    assert not up.exchange.stats.events["defects"]
+    np.testing.assert_array_equal(witness.infer("t", X)[0], X + 1)
+    wait_until(up.idle)
+
+
 def test_a_few_frames_too_many_are_a_malformed_message(up: Rig) -> None:
     client = up.client(1)
     for extra in (1, 20, 900):
@@ -109,7 +148,7 @@ def test_nobody_is_judged_while_nobody_reads() -> None:
         server._clients.watch.look = look  # type: ignore[method-assign]
         host, _, port = server.client_endpoints[1].removeprefix("tcp://").rpartition(":")
         with zmtp.connect(host, int(port), PATIENCE_S):
-            wait_until(lambda: server.step(10) or server._clients.watch._inodes)
+            wait_until(lambda: server.step(10) or server._clients.watch._marks)
             for _ in range(20):
                 server.step(10)
             assert not looks and server._clients.next_look_ms(watching=False) is None

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import zmq
 from dispatcher_rig import RawClient, Rig, rig, swallow, task, wait_until
+from system_rig import served
 
 from blockflow.client import Client
-from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.dispatcher import clients
+from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.janitor import run_root
@@ -140,14 +141,16 @@ def test_connections_that_come_and_go_leave_nothing(up: Rig) -> None:
         np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
         client.close()
     port = up.server._clients
-    wait_until(lambda: not port._links and not port._by_fd)
+    wait_until(lambda: not port._links and not port._book._present)
     assert up.exchange.stats.events["client_gone"] == 0  # they were owed nothing
 
 
 # --- workers --------------------------------------------------------------------------------------
 
 
-def test_opposed_paths_under_load_never_block_each_other(tmp_path: Path) -> None:
+def test_opposed_paths_under_load_never_block_each_other(
+    tmp_path: Path, launcher: Launcher
+) -> None:
     repository = BlockRepository(tmp_path / "blocks")
     spec = TensorSpec("float32", ("rows", 4))
     for name in ("a", "b"):
@@ -157,12 +160,9 @@ def test_opposed_paths_under_load_never_block_each_other(tmp_path: Path) -> None
         "tasks": {"there": ["a", "b"], "back": ["b", "a"]},
     }
     with (
-        System(
-            repository=tmp_path / "blocks", state_dir=tmp_path / "state", rest_port=0, client_port=0
-        ) as system,
+        served(tmp_path, topology, launcher) as system,
         Client(system.client_endpoint) as client,
     ):
-        system.apply(topology)
         client.wait_ready(["there", "back"])
         done: list[str] = []
 

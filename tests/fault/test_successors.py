@@ -6,13 +6,15 @@ import os
 import socket as std_socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from dispatcher_rig import wait_until
 
 from blockflow.bench.fuzz import zmtp
 from blockflow.dispatcher.clients import ClientPort, Sent
-from blockflow.dispatcher.descriptors import inode
+from blockflow.dispatcher.connections import SURE_NS
+from blockflow.dispatcher.descriptors import mark
 from blockflow.tensormq.sockets import bind_router, new_context
 
 
@@ -33,7 +35,7 @@ class Door:
     def __init__(self) -> None:
         self.context = new_context()
         self.socket, (endpoint,) = bind_router(self.context, ["tcp://127.0.0.1:0"], 1 << 20, 64)
-        self.port = ClientPort(self.socket)
+        self.port = ClientPort(self.socket, [endpoint])
         host, _, number = endpoint.removeprefix("tcp://").rpartition(":")
         self.address = host, int(number)
         self.spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
@@ -45,18 +47,18 @@ class Door:
         peer = zmtp.connect(*self.address, 5.0)
         self.peers.append(peer)
         wait_until(lambda: self.accepted() > len(self.fds))
-        (fd,) = self.port.watch._inodes
+        (fd,) = self.port.watch._marks
         self.fds.append(fd)
         return peer
 
     def accepted(self) -> int:
         self.port.on_departures(time.monotonic_ns())
-        return len(self.fds) + bool(self.port.watch._inodes)
+        return len(self.fds) + bool(self.port.watch._marks)
 
     def gone(self) -> None:
         """The connection has ended, and its descriptor is closed."""
         wait_until(lambda: self.accepted() == len(self.fds))
-        wait_until(lambda: inode(self.fds[-1]) is None)
+        wait_until(lambda: mark(self.fds[-1]) is None)
 
     def flush(self) -> list[tuple[bytes, Sent]]:
         self.port.on_departures(time.monotonic_ns())
@@ -66,7 +68,7 @@ class Door:
         """What so many calls of the port give: messages per body."""
         found: dict[bytes, int] = {}
         for _ in range(messages):
-            received = self.port.receive()
+            received = self.port.receive(time.monotonic_ns())
             if received is not None:
                 body = received[1][0].bytes
                 found[body] = found.get(body, 0) + 1
@@ -163,3 +165,68 @@ def test_late_first_messages_neither(door: Door) -> None:
     assert (client, Sent.GONE) not in lost
     assert door.port.send(client, [b"answer"], time.monotonic_ns()) is Sent.YES
     assert door.flush() == []
+
+
+def test_who_is_silent_pays_for_nobody(door: Door) -> None:
+    """The one had sent too much and gone, unread; the other has not said a word yet."""
+    first = door.connect()
+    first.sendall(LONG)
+    assert door.socket.poll(5000)
+    first.shutdown(std_socket.SHUT_RDWR)
+    door.gone()
+    second = door.connect()
+    assert door.fds[0] == door.fds[1]
+    assert door.read(20) == {}
+    assert lives(second)
+    assert door.port.evicted == 0
+    door.flush()
+    second.sendall(LONG)  # its own is laid on itself
+    wait_until(lambda: door.read(1) == {} and door.port.evicted == 1)
+    assert not lives(second)
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_who_takes_nothing_is_cut_off_when_it_must_be_the_one(door: Door, certain: bool) -> None:
+    """Its only message was read while an earlier connection's might have been still to come."""
+    first = door.connect()
+    first.sendall(zmtp.frame(b"a", more=False))
+    assert door.socket.poll(5000)
+    first.shutdown(std_socket.SHUT_RDWR)
+    door.gone()
+    if certain:
+        assert door.read(2) == {b"a": 1}
+    second = door.connect()
+    second.sendall(zmtp.frame(b"b", more=False))
+    found: dict[bytes, int] = {}
+    wait_until(lambda: found.update(door.read(1)) or b"b" in found)
+    link = door.port._book.at(door.fds[1])
+    assert link is not None and link.certain is certain
+    client, body = link.client, bytes(1 << 20)
+    sent = [door.port.send(client, [body], link.since_ns + 1)]
+    while len(sent) < 40 and sent[-1] is not Sent.SLOW:
+        sent.append(door.port.send(client, [body], link.since_ns + 1))
+    assert (sent[-1] is Sent.SLOW) is certain
+    if not certain:
+        assert door.port.evicted == 0
+        assert (client, Sent.SLOW) in door.port.flush(link.since_ns + SURE_NS)
+    assert door.port.evicted == 1
+    second.settimeout(5.0)
+    with suppress(ConnectionError):
+        while second.recv(1 << 20):
+            pass
+
+
+def test_a_connection_from_before_the_monitor_is_known(door: Door) -> None:
+    """Clients that wait for a new Dispatcher come as soon as its socket is bound."""
+    door.port.on_departures = lambda now_ns: None  # type: ignore[method-assign]
+    os.close(door.spare.pop())
+    with zmtp.connect(*door.address, 5.0) as peer:
+        while door.port.departures.poll(100):
+            door.port.departures.recv_multipart()  # nobody has heard of it
+        peer.sendall(zmtp.frame(b"a", more=False))
+        wait_until(lambda: door.read(1) == {b"a": 1})
+        (link,) = door.port._links.values()
+        assert link.certain
+        peer.sendall(LONG)
+        wait_until(lambda: door.read(1) == {} and door.port.evicted == 1)
+        assert not lives(peer)

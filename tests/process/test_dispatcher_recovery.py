@@ -169,14 +169,16 @@ def test_what_never_left_for_a_dead_worker_is_run_elsewhere(make: Callable[..., 
     wait_until(r.idle)
 
 
-def test_suspects_are_told_to_run_alone(make: Callable[..., Rig]) -> None:
+def test_suspects_are_told_to_run_alone(
+    make: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And are named: by ticket, as the crash has them, and by the client's id."""
     r = make()
     dead = r.worker(11, {1: "e"})
     dead.behave["e"] = swallow
     r.publish(task("t", ["e"]))
     client = r.client()
-    for _ in range(2):
-        client.ask("t", X)
+    asked = {client.ask("t", X).hex() for _ in range(2)}
     wait_until(lambda: len(dead.seen) == 2)
     at_work = [i.request_id + bytes([i.attempt, i.hop]) for _, i in dead.seen]
     r.mailbox.put(PeerGone(11, at_work))
@@ -185,6 +187,9 @@ def test_suspects_are_told_to_run_alone(make: Callable[..., Rig]) -> None:
     for _ in range(2):
         np.testing.assert_array_equal(array_of(*client.answer()), X + 1)
     assert [i.alone for _, i in successor.seen] == [True, True]
+    told = [m for m in caplog.messages if m.startswith("incarnation 11 died at ticket ")]
+    assert {m.partition("request ")[2].split()[0] for m in told} == asked
+    assert {m.split("ticket ")[1][:32] for m in told} == {r[:-2].hex() for r in at_work}
     recovery = r.server._gauges()["recovery"]
     assert (recovery["rerun"], recovery["poisoned"], recovery["suspects"]) == (2, 0, 0)
     wait_until(r.idle)

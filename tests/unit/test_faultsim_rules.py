@@ -16,7 +16,7 @@ from blockflow.control import crew
 from blockflow.control.heartbeat import Heartbeat
 from blockflow.control.supervision import RestartAt, RestartLedger
 from blockflow.core.placement import WorkerSpec
-from blockflow.dispatcher import inflight
+from blockflow.dispatcher import entrance, inflight, waiting
 from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.entry import Drop, Entry
 from blockflow.dispatcher.exchange import Exchange
@@ -121,6 +121,12 @@ def repeats_all(patch: Patch) -> None:
     patch.setattr(inflight, "begun_once", lambda entry, end, not_begun: "")
 
 
+def runs_what_came_again(patch: Patch) -> None:
+    """Under another ticket it counts as never run."""
+    for module in (entrance, waiting):
+        patch.setattr(module, "may_have_run", lambda request_id, plan: None)
+
+
 def never_expires(patch: Patch) -> None:
     patch.setattr(Scheduler, "expire", lambda self, now: [])
     patch.setattr(Scheduler, "next_deadline", lambda self: None)
@@ -193,6 +199,7 @@ DEFECTS: list[tuple[Callable[[Patch], None], str, tuple[str, ...]]] = [
     (blames_at_once, judge.BLAME, ("poison",)),
     (blames_nobody, judge.KILLS_TWO, ("poison",)),
     (repeats_all, judge.ONCE, KILLS),
+    (runs_what_came_again, judge.ONCE, ("kill dispatcher",)),
     (never_expires, judge.NOT_LATE, ("stuck forward", "stop")),
     (counts_from_the_receipt, judge.NOT_LATE, ("late messages", "stop")),
     (keeps_what_is_replaced, judge.ONE_EPOCH, ("update",)),

@@ -131,16 +131,41 @@ def test_failures_may_run_again_unless_a_block_must_not() -> None:
 
 def test_what_is_in_flight_is_attached_to_the_new_connection() -> None:
     table, memory = new_table(), ResultMemory(1000)
-    entry = admit(table, 1)
-    assert find_known(memory, table, b"new", request(tries=1), b"d", 0) is None
-    assert find_known(memory, table, b"new", request(), b"other", 0) is None
-    assert find_known(memory, table, b"new", request(), b"d", 0) == ()
+    mine, others = memoryview(bytes(16)), memoryview(bytes(15) + b"\1")
+    entry = admit(table, 1, request_digest(request(), mine))
+    assert find_known(memory, table, b"new", request(tries=1), mine, 0) is None
+    assert find_known(memory, table, b"new", request(), others, 0) is None
+    assert find_known(memory, table, b"new", request(), mine, 0) == ()
     assert entry.client == b"new"
     assert (table.of_client(b"c"), table.of_client(b"new")) == (0, 1)
     assert table.client_gone(b"c") == []
     with pytest.raises(RequestError, match="in flight"):
-        find_known(memory, table, b"new", request(), b"d", 0)
+        find_known(memory, table, b"new", request(), mine, 0)
     assert memory.events["attached"] == 1
+
+
+def test_what_was_answered_is_found() -> None:
+    table, memory, x = new_table(), ResultMemory(1000), memoryview(bytes(16))
+    memory.remember(ended(table, 1, request_digest(request(), x)), [b"frame"], 0)
+    assert find_known(memory, table, b"new", request(), x, 5) == (b"frame",)
+    assert find_known(memory, table, b"new", request(2), x, 5) is None
+    assert find_known(memory, table, b"new", request(), memoryview(b"\1" * 16), 5) is None
+
+
+def test_elements_are_read_only_of_what_may_be_known() -> None:
+    """They may be 256 MiB, of a request that nobody has let in."""
+    table, memory = new_table(), ResultMemory(1000)
+    x = memoryview(bytes(16))
+    memory.remember(ended(table, 1, request_digest(request(), x)), [b"frame"], 0)
+    admit(table, 2, request_digest(request(2), x))
+    gone = memoryview(bytearray(16))
+    gone.release()  # whoever reads it fails
+    other = {"tensor": TensorDesc("float32", (2, 4))}
+    for unlike in (request(3), request(1, **other), request(2, **other), request(1, tries=1)):
+        assert find_known(memory, table, b"new", unlike, gone, 5) is None
+    for like in (request(1), request(2)):
+        with pytest.raises(ValueError, match="released"):
+            find_known(memory, table, b"new", like, gone, 5)
 
 
 def test_what_may_come_again_outlives_its_connection() -> None:

@@ -90,7 +90,7 @@ class Judge:
         self._epochs: dict[tuple[bytes, int], int] = {}
         self._deaths: Counter[bytes] = Counter()
         self._kills: Counter[bytes] = Counter()
-        self._ran_once: set[tuple[bytes, str]] = set()
+        self._ran_once: set[tuple[int, str]] = set()
         self._gone: set[tuple[int, int]] = set()
 
     def _broken(self, rule: str, now: int, what: str) -> InvariantBroken:
@@ -130,9 +130,10 @@ class Judge:
                 late = (now - due) / 1e6
                 raise self._broken(NOT_LATE, now, f"{worker.name} starts {late:.3f} ms late")
             if worker.block in self._world.once:
-                key = ticket.item.request_id, worker.block
+                # By the client's own number: sent again, a request has another ticket.
+                key = self._number[ticket.item.request_id], worker.block
                 if key in self._ran_once:
-                    what = f"request {self._number.get(key[0])} runs again at {worker.block}"
+                    what = f"request {key[0]} runs again at {worker.block}"
                     raise self._broken(ONCE, now, what)
                 self._ran_once.add(key)
 

@@ -32,6 +32,7 @@ from blockflow.bench.fuzz.decoders import DIMS, decoders
 from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.bench.fuzz.sockets import Target, targets
 from blockflow.bench.grid import Grid
+from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import Figure, ResultFile, make_command
 from blockflow.client import Client
 from blockflow.core.errors import BlockFlowError
@@ -257,6 +258,7 @@ def figures(decoded: Report, system: Report) -> list[Figure]:
     ]
 
 
+@orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; the exit status is 1 when something failed."""
     arguments = sys.argv[1:] if argv is None else list(argv)
