@@ -30,6 +30,14 @@ def wait_for(what: str, happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """Of its command line; [] of one that has ended and that somebody else is to reap."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # zombies among them
+        return []
+
+
 def of_ours(folder: Path) -> list[Path]:
     """What is in it, but for the cache that torch makes at its import."""
     return [p for p in folder.iterdir() if not p.name.startswith("torchinductor_")]
@@ -97,4 +105,4 @@ def test_a_process_with_one_thing_to_do_takes_its_folder_along(tmp_path: Path) -
         run_apart("tests.scratch_child", str(tmp_path))
     impatient.join()
     assert list(tmp_path.iterdir()) == []
-    assert not [p for p in psutil.Process().children() if "tests.scratch_child" in p.cmdline()]
+    assert not [p for p in psutil.Process().children() if "tests.scratch_child" in words_of(p)]

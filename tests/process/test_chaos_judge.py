@@ -21,7 +21,7 @@ import pytest
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.bench.chaos import run as chaos
-from blockflow.bench.chaos.ledger import LATE, NO_REPLY, OK
+from blockflow.bench.chaos.ledger import LATE, NO_REPLY, OK, UNHARMED
 from blockflow.bench.chaos.report import Findings
 from blockflow.bench.chaos.run import Stage, Traffic, perform, status_of
 from blockflow.bench.chaos.watch import Watch
@@ -38,6 +38,7 @@ TOO_LATE_S = 1.5
 INPUTS = [np.full((1, 4), n, np.float32) for n in range(8)]
 TRAFFIC = Traffic(rate=300.0, deadline_s=0.5, patience_s=0.2)
 PATIENT = Traffic(rate=300.0, deadline_s=10.0)
+ODD = Traffic(rate=150.0, deadline_s=0.5, patience_s=0.2, odd=100.0)
 
 
 class Faulty(FakeDispatcher):
@@ -216,6 +217,27 @@ def test_who_refuses_too_much_serves_nobody(play: Play, code: str) -> None:
     (said,) = found.broken()
     assert said.startswith("only 0.0% of ")
     assert status_of(found) == 1
+
+
+def test_who_answers_what_cannot_be_answered_is_noticed(play: Play) -> None:
+    """The fake takes every shape and value."""
+    found = play(FakeDispatcher(share=False), traffic=ODD)
+    (said,) = [line for line in found.broken() if UNHARMED in line]
+    assert int(said.split()[0]) > 0
+    assert any(e.far and e.ok for e in found.ledger.ended)  # through the proxy
+
+
+def test_a_cancelled_request_without_a_reply_is_noticed(play: Play) -> None:
+    found = play(Faulty(dropped, every=1), traffic=ODD)
+    assert any("cancelled requests got no reply" in line for line in found.broken())
+
+
+def test_who_was_there_before_is_not_left_behind(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chaos, "Watch", partial(Watch, gone_s=0.2))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE):
+        assert play(FakeDispatcher(share=False), traffic=PATIENT).broken() == []
 
 
 def test_what_is_left_behind_is_found(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from rich.console import Console
 from rich.progress import Progress
@@ -190,9 +191,10 @@ def perform(
 ) -> Findings:
     """Start the system and its load, let the course of faults run, and collect what is found."""
     inputs, answers = prepare(BlockRepository(folder / "blocks"), traffic.seed)
+    others = psutil.Process().children(recursive=True)
     system = RemoteSystem(folder)
     with system, ExitStack() as stack:
-        watch = Watch(system.run_dir)
+        watch = Watch(system.run_dir, others=others)
         system.apply(topology)
         proxy = Proxy(system.client_endpoint) if traffic.odd else None
         if proxy is not None:

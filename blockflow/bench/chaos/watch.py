@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,11 +46,13 @@ class Watch:
         run_dir: of the system; its files lie in shared memory.
         interval_s: between samples.
         gone_s: after the system's end, what it may take its processes to be gone.
+        others: descendants of this process that are not the system's.
     """
 
     run_dir: Path
     interval_s: float = 0.5
     gone_s: float = 10.0
+    others: Collection[psutil.Process] = ()
     samples: list[MemorySample] = field(default_factory=list)
     seen: dict[int, psutil.Process] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -80,6 +82,8 @@ class Watch:
         private: dict[str, int] = {}
         thorough = len(self.samples) % _PRIVATE_EVERY == 0
         for process in psutil.Process().children(recursive=True):
+            if process in self.others:
+                continue
             self.seen[process.pid] = process
             try:
                 name = process.name()
