@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import zmq
 from control_rig import echo_repository
-from system_rig import served
+from system_rig import own_template, served
 
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -127,7 +127,8 @@ def staged(root: Path) -> Iterator[Stage]:
     save_echo(repository, "wide", TensorSpec("float32", ("rows", 8)))
     save_echo(repository, "ints", TensorSpec("int64", ("rows", 4)))
     with (
-        served(root, BODY) as system,
+        own_template() as launcher,  # whose descriptors, threads and children are counted
+        served(root, BODY, launcher) as system,
         httpx.Client(base_url=system.rest_url, timeout=30) as http,
         Client(system.client_endpoint) as client,
     ):

@@ -1,4 +1,4 @@
-"""What all tests share: markers by folder, a private run root, and the leak check.
+"""What all tests share: markers by folder, a private run root, a template and the leak check.
 
 Every pytest process gets its own run root and its own mark in the environment. Whatever a test
 starts inherits both, so that at the end of the session one can tell exactly which processes and
@@ -10,13 +10,23 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from blockflow.launch.base import Launcher
+
+# The suite starts some hundred interpreters: where the environment forbids to keep what was
+# compiled, each would compile the package anew, and pytest every test.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
@@ -83,6 +93,22 @@ def leak_check() -> Iterator[None]:
     assert not processes, f"processes left running: {processes}"
     assert not left, f"entries left in the run root: {sorted(left)}"
     assert not stray, f"dead run directories left in {default_root}: {sorted(stray)}"
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    """A template for all systems and workers that need none of their own: its imports take seconds.
+
+    Whoever arms failpoints, kills the template or looks at its memory has another one.
+    """
+    from blockflow.launch.local import TemplateLauncher
+    from blockflow.launch.preload import REHEARSAL
+
+    no_blocks = tmp_path_factory.mktemp("repository")  # the rest of the rehearsal is the same
+    template = TemplateLauncher(rehearsals=[(REHEARSAL, {"repository": str(no_blocks)})])
+    template.start()  # now: it keeps the environment that it is started with
+    yield template
+    template.close()
 
 
 def entries(folder: Path) -> set[str]:

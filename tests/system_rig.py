@@ -10,28 +10,34 @@ from typing import Any
 import pytest
 
 from blockflow.control.system import System
+from blockflow.launch.base import Launcher
 from blockflow.launch.local import TemplateLauncher
-from blockflow.worker.failpoints import ENV
 
 
 @contextmanager
-def served(root: Path, topology: Any, failpoints: str = "") -> Iterator[System]:
+def served(root: Path, topology: Any, launcher: Launcher) -> Iterator[System]:
     """The blocks in ``root/blocks``, deployed by ``topology``, on free ports."""
+    with System(
+        repository=root / "blocks",
+        state_dir=root / "state",
+        rest_port=0,
+        client_port=0,
+        launcher=launcher,
+    ) as running:
+        running.apply(topology)
+        yield running
+
+
+@contextmanager
+def own_template(**environment: str) -> Iterator[Launcher]:
+    """A template of a system's own; whoever it launches has this in its environment."""
     launcher = TemplateLauncher()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            if failpoints:
-                patch.setenv(ENV, failpoints)
+            for name, value in environment.items():
+                patch.setenv(name, value)
             launcher.start()  # it keeps the environment that it was started with
             launcher.wait_ready()
-        with System(
-            repository=root / "blocks",
-            state_dir=root / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as running:
-            running.apply(topology)
-            yield running
+        yield launcher
     finally:
         launcher.close()

@@ -19,8 +19,6 @@ from blockflow.core.launchspec import StageSpec, WorkerLaunch
 from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.core.routing import DISPATCHER_STAGE, PathTree, RouteTable, StageRoute, merge_paths
 from blockflow.launch.base import Child, Launcher
-from blockflow.launch.local import TemplateLauncher
-from blockflow.launch.preload import REHEARSAL
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.arena import Arena
@@ -42,7 +40,6 @@ from blockflow.wire.control import (
 )
 from blockflow.wire.data import Data, Failure, Item, decode_data_plane, encode_data
 from blockflow.wire.tensor import TensorDesc
-from blockflow.worker import failpoints
 
 ENTRY = "blockflow.worker.main:run"
 WAIT_S = 30.0
@@ -277,35 +274,23 @@ def private_folder(name: str) -> Path:
 
 
 @contextmanager
-def rig_with_template(options: str = "") -> Iterator[Callable[[], AbstractContextManager[Rig]]]:
-    """A template for many rigs; yields a function that makes one, with the same repository.
-
-    ``options`` is the failpoint variable of the template's environment.
-    """
-    before = os.environ.get(failpoints.ENV)
-    if options:
-        os.environ[failpoints.ENV] = options
+def rigs_of(launcher: Launcher) -> Iterator[Callable[[], AbstractContextManager[Rig]]]:
+    """Yields a function that makes a rig; all of them have the same repository."""
     repository = private_folder("repo")
-    launcher = TemplateLauncher(rehearsals=[(REHEARSAL, {"repository": str(repository)})])
+
+    @contextmanager
+    def make() -> Iterator[Rig]:
+        folder = private_folder("rig")
+        try:
+            with rig_in(folder, launcher, repository) as rig:
+                yield rig
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     try:
-        launcher.start()
-        launcher.wait_ready()
-
-        @contextmanager
-        def make() -> Iterator[Rig]:
-            folder = private_folder("rig")
-            try:
-                with rig_in(folder, launcher, repository) as rig:
-                    yield rig
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-
         yield make
     finally:
-        launcher.close()
         shutil.rmtree(repository, ignore_errors=True)
-        if before is None:
-            os.environ.pop(failpoints.ENV, None)
 
 
 def echo(rig: Rig, name: str, dims: Sequence[int | str] = (4,), **settings: Any) -> BlockInfo:

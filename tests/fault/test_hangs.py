@@ -27,7 +27,7 @@ from blockflow.core.model import Contract, TensorSpec
 from blockflow.repository.manifest import Manifest, Source, contract_form
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.janitor import sweep_stale
-from tests.system_rig import served
+from tests.system_rig import own_template, served
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 WAIT_S = 60.0
@@ -48,7 +48,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     root = tmp_path_factory.mktemp("hangs")
     repository = echo_repository(root / "blocks", **{name: {} for name in NAMES})
     store_liar(repository)
-    with served(root, BODY, POINTS) as running:
+    armed = own_template(BLOCKFLOW_FAILPOINTS=POINTS)
+    with armed as launcher, served(root, BODY, launcher) as running:
         yield running
 
 

@@ -27,6 +27,7 @@ from blockflow.control.system import System
 from blockflow.control.update import Kind
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import Contract, TensorSpec
+from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.manifest import Manifest, Source, contract_form
 from blockflow.repository.repository import BlockRepository
@@ -72,12 +73,12 @@ def save_greedy(repository: BlockRepository) -> None:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[System]:
     root = tmp_path_factory.mktemp("memory")
     repository = echo_repository(root / "blocks")
     save_greedy(repository)
     save_echo(repository, "wide", TensorSpec("float32", ("rows", MIB)))
-    with served(root, BODY) as running:
+    with served(root, BODY, launcher) as running:
         yield running
 
 

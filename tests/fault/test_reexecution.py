@@ -16,7 +16,7 @@ from blockflow.client.sync import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.lifecycle import State
-from tests.system_rig import served
+from tests.system_rig import own_template, served
 
 WAIT_S = 60.0
 DEADLINE_S = 60.0
@@ -55,8 +55,9 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         fragile={"crash_on_value": 666},
         once={"crash_on_value": 666},
     )
-    armed = [f"{point}=kill-once:{block}" for block, point in POINTS.items()]
-    with served(root, BODY, ",".join(armed)) as running:
+    points = ",".join(f"{point}=kill-once:{block}" for block, point in POINTS.items())
+    armed = own_template(BLOCKFLOW_FAILPOINTS=points)
+    with armed as launcher, served(root, BODY, launcher) as running:
         yield running
 
 

@@ -25,6 +25,7 @@ from blockflow.tensormq.janitor import remove_leavings
 from blockflow.wire.control import Hello, PeerGone, Ping, Pong, StartFailed, Stats
 from blockflow.wire.data import Data, Failure, Item, encode_data, encode_failure
 from blockflow.wire.tensor import Handle, TensorDesc
+from tests.system_rig import own_template
 from tests.worker_rig import (
     DISPATCHER,
     WAIT_S,
@@ -32,7 +33,7 @@ from tests.worker_rig import (
     echo,
     private_folder,
     rig_in,
-    rig_with_template,
+    rigs_of,
 )
 
 MakeRig = Callable[[], AbstractContextManager[Rig]]
@@ -40,7 +41,8 @@ MakeRig = Callable[[], AbstractContextManager[Rig]]
 
 @pytest.fixture(scope="module")
 def make_rig() -> Iterator[MakeRig]:
-    with rig_with_template(options="options") as make:
+    armed = own_template(BLOCKFLOW_FAILPOINTS="options")
+    with armed as launcher, rigs_of(launcher) as make:
         yield make
 
 

@@ -17,6 +17,7 @@ import pytest
 from byte_proxy import ByteProxy
 from control_rig import echo_repository
 from dispatcher_rig import wait_until
+from system_rig import served
 
 from blockflow.client import Client, Result
 from blockflow.control import crew
@@ -24,6 +25,7 @@ from blockflow.control.brain import Received
 from blockflow.control.manager import Manager
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
+from blockflow.launch.base import Launcher
 from blockflow.wire.control import Ready
 
 X = np.ones((4, 4), np.float32)
@@ -84,7 +86,7 @@ class Net:
 
 
 @pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
+def net(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Net]:
     root: Path = tmp_path_factory.mktemp("links")
     echo_repository(root / "blocks")
     proxies: dict[str, ByteProxy] = {}
@@ -108,12 +110,9 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
         patch.setattr(crew, "dispatcher_launch", on_tcp)
         try:
             with (
-                System(
-                    repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
-                ) as system,
+                served(root, BODY, launcher) as system,
                 Client(system.client_endpoint, connect_timeout_s=LONG_S) as client,
             ):
-                system.apply(BODY)
                 system.commands.monitor(50.0)
                 net = Net(system, client, proxies)
                 assert set(proxies) == {"c#0", *LINKS}

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.worker_rig import Rig, rig_with_template
+from blockflow.launch.base import Launcher
+from tests.worker_rig import Rig, rigs_of
 
 
 @pytest.fixture(scope="package")
-def worker_rigs() -> Iterator[Callable[[], AbstractContextManager[Rig]]]:
-    """A template for many rigs of workers; see ``worker_rig.rig``."""
-    with rig_with_template() as make:
+def worker_rigs(launcher: Launcher) -> Iterator[Callable[[], AbstractContextManager[Rig]]]:
+    """Rigs of workers with one repository; see ``worker_rig.rig``."""
+    with rigs_of(launcher) as make:
         yield make

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from system_rig import served
 
 from blockflow.cli.main import main
 from blockflow.client import AsyncClient, Client, Collector, TaskGenerator
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
+from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
@@ -35,7 +37,7 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("system")
     repository = BlockRepository(folder / "blocks")
     for name, settings in (
@@ -45,10 +47,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         ("picky", {"fail_on_value": 99.0}),
     ):
         save_echo(repository, name, SPEC, settings=settings)
-    with System(
-        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
-    ) as running:
-        running.apply(TOPOLOGY)
+    with served(folder, TOPOLOGY, launcher) as running:
         yield running
 
 

@@ -27,7 +27,7 @@ from blockflow.client import Client
 from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
-from blockflow.launch.local import TemplateLauncher
+from blockflow.launch.base import Launcher
 from blockflow.monitor.rest import RestClient
 from blockflow.tensormq.curve import LINK_FILE, Gatekeeper, as_client
 from blockflow.tensormq.keys import (
@@ -71,7 +71,7 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Secured]:
     root = tmp_path_factory.mktemp("secured")
     echo_repository(root / "blocks")
     ring = Keyring(root / "keys")
@@ -84,7 +84,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         client_port=0,
         keys=ring.folder,
     )
-    with closing(TemplateLauncher()) as launcher, System(settings, launcher=launcher) as system:
+    with System(settings, launcher=launcher) as system:
         system.apply({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}, "transport": "tcp"})
         yield Secured(system, ring, root)
 

@@ -16,7 +16,7 @@ from blockflow.client.sync import Client
 from blockflow.control.system import System
 from blockflow.core.errors import TopologyError
 from blockflow.core.model import TensorSpec
-from blockflow.launch.local import TemplateLauncher
+from blockflow.launch.base import Launcher
 from blockflow.repository.machine import fingerprint
 from blockflow.repository.manifest import Choice
 from blockflow.repository.repository import BlockRepository
@@ -54,14 +54,14 @@ def blocks(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def system(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    launcher = TemplateLauncher()
+def system(
+    blocks: Path, tmp_path_factory: pytest.TempPathFactory, launcher: Launcher
+) -> Iterator[System]:
     state = tmp_path_factory.mktemp("state")
     with System(
         repository=blocks, state_dir=state, rest_port=0, client_port=0, launcher=launcher
     ) as running:
         yield running
-    launcher.close()
 
 
 def told(system: System, test: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

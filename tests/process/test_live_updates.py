@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,11 @@ from blockflow.core.model import Contract
 from blockflow.core.routing import CanaryRoute, TaskRoute
 from blockflow.dispatcher.canary import CanaryTurns
 from blockflow.launch.base import Launcher
-from blockflow.launch.local import TemplateLauncher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 BODY = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    template = TemplateLauncher()
-    yield template
-    template.close()
 
 
 Make = Callable[..., System]

@@ -14,6 +14,7 @@ import pytest
 from fake_dispatcher import FakeDispatcher
 from mlperf_rig import job_of
 from safetensors.numpy import save_file
+from system_rig import served
 
 from blockflow.bench.mlperf.accuracy import measure
 from blockflow.bench.mlperf.batch_sizes import BatchWatch
@@ -27,6 +28,7 @@ from blockflow.bench.mlperf.verdict import WHOLE_QUERY
 from blockflow.cli.main import main
 from blockflow.control.system import System
 from blockflow.core.model import TensorSpec
+from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
@@ -44,7 +46,7 @@ SURE = ("--short", "--duration", "0.3", "--queries", "30", "--percentile", "50")
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("system")
     repository = BlockRepository(folder / "blocks")
     for name, settings in (
@@ -53,10 +55,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         ("picky", {"fail_on_value": 99.0}),
     ):
         save_echo(repository, name, SPEC, settings=settings)
-    with System(
-        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
-    ) as running:
-        running.apply(TOPOLOGY)
+    with served(folder, TOPOLOGY, launcher) as running:
         yield running
 
 

@@ -26,16 +26,17 @@ from schemathesis.specs.openapi.checks import (
 from system_rig import served
 
 from blockflow.core.errors import CODES
+from blockflow.launch.base import Launcher
 
 EXAMPLES = 6
 TOPOLOGY = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[str]:
     root = tmp_path_factory.mktemp("served")
     echo_repository(root / "blocks")
-    with served(root, TOPOLOGY) as system:
+    with served(root, TOPOLOGY, launcher) as system:
         yield system.rest_url
 
 

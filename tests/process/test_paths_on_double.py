@@ -4,16 +4,25 @@ that a machine without a GPU can run."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from blockflow.control.system import System
+from blockflow.core.model import TensorSpec
+from blockflow.launch.base import Launcher
+from blockflow.repository.export import export_model
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
 from blockflow.tensormq.cuda_fake_world import World
 from blockflow.tensormq.memory import DOUBLE_ENV
 from tests.gpu import test_paths_on_gpu as suite
+from tests.system_rig import own_template
 
-layer, system = suite.layer, suite.system
+layer = suite.layer
 test_cpu_and_gpu_blocks_in_one_path = suite.test_cpu_and_gpu_blocks_in_one_path
 test_a_trunk_with_heads_on_both = suite.test_a_trunk_with_heads_on_both
 test_blocks_in_one_worker_stay_on_the_device = suite.test_blocks_in_one_worker_stay_on_the_device
@@ -23,12 +32,43 @@ test_inputs_of_several_lengths = suite.test_inputs_of_several_lengths
 test_device_times_and_memory_are_reported = suite.test_device_times_and_memory_are_reported
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the double's devices are; systems come and go."""
+    return tmp_path_factory.mktemp("double")
+
+
+@pytest.fixture(scope="module")
+def launcher(folder: Path) -> Iterator[Launcher]:
+    with own_template(**{DOUBLE_ENV: str(folder)}) as template:
+        yield template
+
+
+@pytest.fixture(scope="module")
+def exported(layer: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    blocks = tmp_path_factory.mktemp("exported") / "blocks"
+    loaded = LoadedModel(layer, "layer", TensorSpec("float32", ("rows", suite.WIDTH)))
+    export_model(loaded, BlockRepository(blocks), names=["layer"])
+    return blocks
+
+
+@pytest.fixture
+def system(exported: Path, tmp_path: Path, launcher: Launcher) -> Iterator[System]:
+    shutil.copytree(exported, tmp_path / "blocks")
+    with System(
+        repository=tmp_path / "blocks",
+        state_dir=tmp_path / "state",
+        rest_port=0,
+        client_port=0,
+        launcher=launcher,
+    ) as made:
+        yield made
+
+
 @pytest.fixture(autouse=True)
-def double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = tmp_path / "double"
-    folder.mkdir()
+def double(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(DOUBLE_ENV, str(folder))
-    yield folder
+    yield
     world = World(folder, os.getpid())
     assert world.broken_rules() == []
     assert world.names("mem") == [], "workers that stop in order free their slabs"

@@ -17,6 +17,7 @@ from blockflow.client import Client
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.system import System
 from blockflow.core.errors import TopologyError
+from blockflow.launch.base import Launcher
 from blockflow.repository.repository import BlockRepository
 from tests.control_rig import echo_repository
 from tests.system_rig import served
@@ -46,8 +47,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def running(root: Path) -> Iterator[System]:
-    with served(root, body("none")) as system:
+def running(root: Path, launcher: Launcher) -> Iterator[System]:
+    with served(root, body("none"), launcher) as system:
         system.commands.monitor(50.0)
         yield system
 

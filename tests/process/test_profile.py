@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from blockflow.bench.profiling import measurer as measurers
 from blockflow.bench.profiling.candidates import candidates
 from blockflow.bench.profiling.child import error_of
 from blockflow.bench.profiling.measurer import Workshop
@@ -32,6 +33,7 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import TensorSpec
 from blockflow.core.profile import StageProfile
 from blockflow.engine.workshop import EngineWorkshop
+from blockflow.launch.base import Launcher
 from blockflow.repository.convert import convert_block
 from blockflow.repository.echo import save_echo
 from blockflow.repository.export import export_model
@@ -62,6 +64,22 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> BlockRepository:
     export_model(LoadedModel(other, "other", SPEC), repository, names=["other"])
     save_echo(repository, "slow", SPEC, settings={"delay_ms": 60})
     return repository
+
+
+class Forks:
+    """Processes of the session's template, in place of a launcher of fresh ones."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launch = launcher.launch
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def forks(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What measures has nothing to import. Fresh processes, as users have them, are left to the
+    tests without this."""
+    monkeypatch.setattr(measurers, "SubprocessLauncher", lambda: Forks(launcher))
 
 
 def test_a_block_is_measured_chosen_and_handed_to_workers(
@@ -99,6 +117,7 @@ def test_a_block_is_measured_chosen_and_handed_to_workers(
     assert shelf.attach(other, Fleet()) == other
 
 
+@pytest.mark.usefixtures("forks")
 def test_other_engines_are_measured_beside_the_reference(repository: BlockRepository) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(package)
@@ -123,6 +142,7 @@ def test_other_engines_are_measured_beside_the_reference(repository: BlockReposi
     assert ProfileStore(repository.root).fresh([info], [chosen]).complete
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_chain_is_measured_in_one_process(repository: BlockRepository) -> None:
     found = measure(
         repository, ["front", "back"], Wish(threads=[1], rows=[1, 2], effort=QUICK), Quiet()
@@ -146,12 +166,14 @@ def test_a_process_that_dies_is_a_reason(
         measure(repository, ["front"], wish, Quiet())
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_block_that_fails_is_a_reason(repository: BlockRepository, tmp_path: Path) -> None:
     save_echo(repository, "sour", SPEC, settings={"fail_on_load": 1})
     with pytest.raises(BlockFlowError, match="told to fail on load"):
         measure(repository, ["sour"], Wish(threads=[1], rows=[1], effort=QUICK), Quiet())
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_measurer_pins_warms_and_stops_in_time(repository: BlockRepository) -> None:
     info = repository.info("slow")
     (candidate,) = candidates([info], ["echo"], ["fp32"], fingerprint())
@@ -227,6 +249,7 @@ def test_a_killed_one_leaves_nothing_after_the_next(repository: BlockRepository)
     assert list(root.iterdir()) == []
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_command_prints_stores_and_draws(
     repository: BlockRepository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,6 +323,7 @@ def test_bad_input_is_named(
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_task_is_a_chain(
     repository: BlockRepository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,12 +338,17 @@ def test_a_task_is_a_chain(
     assert "no task 'u'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_rest_document_of_a_block_says_whether_one_holds(
-    repository: BlockRepository, tmp_path: Path
+    repository: BlockRepository, tmp_path: Path, launcher: Launcher
 ) -> None:
     save_echo(repository, "plain", SPEC)
     with System(
-        repository=repository.root, state_dir=tmp_path / "state", rest_port=0, client_port=0
+        repository=repository.root,
+        state_dir=tmp_path / "state",
+        rest_port=0,
+        client_port=0,
+        launcher=launcher,
     ) as system:
         system.apply({"blocks": ["plain"], "tasks": {"t": ["plain"]}})
         told = system.commands.block("plain")["profile"]

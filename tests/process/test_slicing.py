@@ -12,9 +12,11 @@ from torch import nn
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core.model import TensorSpec
+from blockflow.launch.base import Launcher
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from tests.system_rig import served
 from tests.unit.test_stages import profile
 
 SPEC = TensorSpec("float32", ("rows", 16))
@@ -46,7 +48,7 @@ def all_at_once(system: System) -> list[np.ndarray[Any, Any]]:
         return [w.result(60).value for w in waiting]
 
 
-def test_auto_stages_are_resolved_shown_and_served(tmp_path: Path) -> None:
+def test_auto_stages_are_resolved_shown_and_served(tmp_path: Path, launcher: Launcher) -> None:
     repository = BlockRepository(tmp_path / "blocks")
     torch.manual_seed(0)
     layers = [nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 16)]
@@ -54,10 +56,7 @@ def test_auto_stages_are_resolved_shown_and_served(tmp_path: Path) -> None:
     export_model(LoadedModel(model, "net", SPEC), repository, names=NAMES, cuts=["1", "2", "3"])
     profile(repository, {"b0": (9.0, 0.1), "b1": (9.0, 0.1), "b2": (18.0, 0.2), "b3": (18.0, 0.2)})
     asked = {"policy": "dvabatch", "join": "always", "stages": "auto"}
-    with System(
-        repository=repository.root, state_dir=tmp_path / "state", rest_port=0, client_port=0
-    ) as system:
-        system.apply(body("none"))
+    with served(tmp_path, body("none"), launcher) as system:
         alone = one_by_one(system)
         update = system.apply(body(asked))["update"]
         (note,) = [n for n in update["notes"] if "stages" in n]

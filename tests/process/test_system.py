@@ -19,18 +19,9 @@ from blockflow.control.system import System
 from blockflow.control.update import Kind
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Launcher
-from blockflow.launch.local import TemplateLauncher
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 AB = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    """One template for all systems of this module: its imports take seconds."""
-    template = TemplateLauncher()
-    yield template
-    template.close()
 
 
 Make = Callable[..., System]

@@ -22,13 +22,13 @@ from blockflow.control.system import System
 from blockflow.core.errors import TopologyError
 from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.engine.workshop import EngineWorkshop
-from blockflow.launch.local import TemplateLauncher
+from blockflow.launch.base import Launcher
 from blockflow.repository.convert import convert_block
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from blockflow.wire.control import Hello, Monitor, SetThreads, Stats
-from tests.worker_rig import Rig, rig_with_template
+from tests.worker_rig import Rig, rigs_of
 
 ROWS, WIDTH = 32, 2048
 X = np.linspace(-1, 1, ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
@@ -53,8 +53,8 @@ def store(root: Path) -> list[BlockInfo]:
 
 
 @pytest.fixture(scope="module")
-def rigs() -> Iterator[Callable[[], AbstractContextManager[Rig]]]:
-    with rig_with_template() as make:
+def rigs(launcher: Launcher) -> Iterator[Callable[[], AbstractContextManager[Rig]]]:
+    with rigs_of(launcher) as make:
         yield make
 
 
@@ -110,8 +110,11 @@ def batches(rig: Rig, times: int = 20) -> Callable[[], None]:
 
 
 def in_use(rig: Rig, incarnation: int) -> Any:
+    asked_ns = time.monotonic_ns()
     rig.tell(incarnation, Monitor(50.0))
     stats = rig.expect(Stats, incarnation)
+    while stats.time_ns < asked_ns:  # left over from the last time
+        stats = rig.expect(Stats, incarnation)
     rig.tell(incarnation, Monitor(0.0))
     return stats.extra["threads"]
 
@@ -207,15 +210,8 @@ def test_what_a_worker_was_told_while_it_loaded_holds(rig: Rig) -> None:
 # --- a system ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[TemplateLauncher]:
-    template = TemplateLauncher()
-    yield template
-    template.close()
-
-
 @pytest.fixture
-def system(tmp_path: Path, launcher: TemplateLauncher) -> Iterator[System]:
+def system(tmp_path: Path, launcher: Launcher) -> Iterator[System]:
     store(tmp_path / "blocks")
     settings = ControlSettings(
         repository=tmp_path / "blocks",

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from fake_dispatcher import FakeDispatcher
+from cli_rig import document
 from fake_rest import FakeRest
 
 from blockflow.cli.complete import names_in
@@ -51,11 +50,6 @@ def rest(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRest]:
     with FakeRest(answers) as fake:
         monkeypatch.setenv("BLOCKFLOW_URL", fake.url)
         yield fake
-
-
-def document(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The one JSON document on stdout."""
-    return json.loads(capsys.readouterr().out)
 
 
 def test_every_command_loads_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,112 +301,3 @@ def test_names_in_listings() -> None:
     assert names_in({"tasks": {"x": 1}}, "tasks") == ["x"]
     assert names_in(["q"], "tasks") == ["q"]
     assert names_in(3, "tasks") == []
-
-
-# --- infer ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDispatcher]:
-    with FakeDispatcher() as fake:
-        monkeypatch.setenv("BLOCKFLOW_ADDRESS", fake.endpoint)
-        yield fake
-
-
-def test_infer_random(dispatcher: FakeDispatcher, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["infer", "echo", "--random", "--rows", "3", "--json"]) == 0
-    result = document(capsys)["results"]["echo"]
-    assert (result["dtype"], result["dims"], result["epoch"]) == ("float32", [3, 4], 1)
-    assert np.array(result["values"]).shape == (3, 4)
-    assert [t["block"] for t in result["timings"]] == ["b1", "b2"]
-    assert main(["infer", "echo", "--random"]) == 0
-    out = capsys.readouterr().out
-    assert "echo: float32[1, 4], epoch 1" in out
-    assert "b2" in out
-
-
-def test_infer_files(
-    dispatcher: FakeDispatcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from safetensors.numpy import save_file
-
-    x = np.arange(8, dtype=np.float32).reshape(2, 4)
-    np.save(tmp_path / "in.npy", x)
-    save_file({"x": x, "y": x + 1}, tmp_path / "in.safetensors")
-    out = tmp_path / "out.npy"
-    assert main(["infer", "echo", "-i", str(tmp_path / "in.npy"), "-o", str(out)]) == 0
-    assert np.array_equal(np.load(out), x)
-    source = f"{tmp_path}/in.safetensors:y"
-    assert main(["infer", "echo", "double", "-i", source, "-o", str(out)]) == 0
-    assert np.array_equal(np.load(tmp_path / "out.echo.npy"), x + 1)
-    assert np.load(tmp_path / "out.double.npy").shape == (4, 4)
-
-
-def test_infer_bfloat16_file(
-    dispatcher: FakeDispatcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    save_file({"x": torch.ones(1, 4, dtype=torch.bfloat16)}, tmp_path / "b.safetensors")
-    assert main(["infer", "echo", "-i", str(tmp_path / "b.safetensors"), "--json"]) == 0
-    result = document(capsys)["results"]["echo"]
-    assert (result["dtype"], result["values"]) == ("bfloat16", None)
-    assert dispatcher.requests[0].tensor.dtype == "bfloat16"
-
-
-def test_infer_values_are_json_even_if_not_finite(
-    dispatcher: FakeDispatcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    np.save(tmp_path / "n.npy", np.array([[1.0, np.nan, np.inf, 2.0]], np.float32))
-    assert main(["infer", "echo", "-i", str(tmp_path / "n.npy"), "--json"]) == 0
-    assert document(capsys)["results"]["echo"]["values"] == [[1.0, None, None, 2.0]]
-
-
-def test_infer_failures(
-    dispatcher: FakeDispatcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["infer", "fail", "--random"]) == ExitCode.FAILED
-    assert "BLOCK_FAILED" in capsys.readouterr().err
-    assert main(["infer", "fail", "--random", "--json"]) == ExitCode.FAILED
-    assert document(capsys)["error"]["code"] == "BLOCK_FAILED"
-    assert main(["infer", "echo", "fail", "--random", "--json"]) == ExitCode.FAILED
-    results = document(capsys)["results"]
-    assert results["fail"]["error"]["code"] == "BLOCK_FAILED"
-    assert results["echo"]["dims"] == [1, 4]
-    assert main(["infer", "silent", "--random", "--deadline", "0.05"]) == ExitCode.FAILED
-    assert "DEADLINE_EXCEEDED" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["echo"],
-        ["echo", "--random", "--input", "x.npy"],
-        ["echo", "--input", "none.npy"],
-        ["echo", "--input", "x.txt"],
-        ["echo", "--input", "{tmp}/pickled.npy"],
-        ["echo", "--input", "{tmp}/bad.safetensors"],
-        ["echo", "--input", "{tmp}/two.safetensors"],
-        ["echo", "--input", "{tmp}/two.safetensors:c"],
-        ["echo", "--random", "--output", "x.txt"],
-        ["echo", "--random", "--output", "{tmp}/none/x.npy"],
-        ["echo", "--random", "--dim", "length=3"],
-        ["nonsense", "--random"],
-        ["echo", "--random", "--rows", "0"],
-        ["echo", "--random", "--deadline", "100"],
-        ["echo", "--random", "--address", "nonsense"],
-    ],
-)
-def test_infer_bad_input(dispatcher: FakeDispatcher, tmp_path: Path, args: list[str]) -> None:
-    from safetensors.numpy import save_file
-
-    np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    (tmp_path / "bad.safetensors").write_bytes(b"nonsense")
-    save_file({"a": np.zeros(1), "b": np.zeros(1)}, tmp_path / "two.safetensors")
-    assert main(["infer", *(a.replace("{tmp}", str(tmp_path)) for a in args)]) == 2
-
-
-def test_infer_without_a_system(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/none.sock"
-    assert main(["infer", "echo", "--random", "--address", address]) == ExitCode.NOT_RUNNING

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from client_core_rig import (
+    BODY,
+    DESC,
+    MS,
+    connected_core,
+    description,
+    new_core,
+    only,
+    reply,
+    rid,
+    send_all,
+    submit,
+)
 
 from blockflow.client.core import GRACE_NS, ClientCore
-from blockflow.client.outcome import Answered, Described, Failed, Outcome
+from blockflow.client.outcome import Answered, Described, Failed
 from blockflow.core.errors import RequestError, make_error
-from blockflow.core.model import Contract, TensorSpec
-from blockflow.core.routing import TaskRoute
 from blockflow.wire.client import (
     Cancel,
     Describe,
@@ -21,61 +27,8 @@ from blockflow.wire.client import (
     Reply,
     Request,
     TaskResult,
-    decode_to_dispatcher,
     encode_to_client,
 )
-from blockflow.wire.codec import encode
-from blockflow.wire.tensor import TensorDesc
-
-MS = 1_000_000
-DESC = TensorDesc("float32", (1, 4))
-SPEC = TensorSpec("float32", ("rows", 4))
-BODY = memoryview(bytes(16))
-
-
-def rid(n: int) -> bytes:
-    return n.to_bytes(16, "big")
-
-
-def new_core(max_pending: int = 100) -> ClientCore:
-    return ClientCore(
-        "tcp://test:1", connect_timeout_ns=1000 * MS, max_pending=max_pending, now_ns=0
-    )
-
-
-def connected_core() -> ClientCore:
-    core = new_core()
-    core.on_connected()
-    return core
-
-
-def submit(core: ClientCore, n: int, now: int = 0, deadline_ms: int | None = 1000) -> None:
-    core.submit(rid(n), ("t",), DESC, BODY, deadline_ms, now)
-
-
-def send_all(core: ClientCore, now: int = 0) -> list[Any]:
-    """What a socket that takes everything would have sent, decoded."""
-    out = []
-    while (message := core.next_message(now)) is not None:
-        header, _, request_id = message
-        core.sent(request_id)
-        out.append(decode_to_dispatcher(header))
-    return out
-
-
-def reply(n: int, epoch: int = 1, **kw: Any) -> list[bytes]:
-    result = TaskResult(kw.get("task", "t"), DESC, None)
-    return [encode_to_client(Reply(rid(n), epoch, (result,))), bytes(16)]
-
-
-def description(request_id: bytes, deadline_ms: int = 300, epoch: int = 1) -> list[bytes]:
-    task = TaskRoute("t", ("b",), Contract(SPEC, SPEC), 32, deadline_ms)
-    return [encode_to_client(Description(request_id, epoch, (task.to_dict(),), {}))]
-
-
-def only(outcomes: list[Outcome]) -> Any:
-    assert len(outcomes) == 1
-    return outcomes[0]
 
 
 def test_a_request_goes_out_once_and_its_reply_ends_it() -> None:
@@ -311,35 +264,6 @@ def test_timers_do_not_pile_up() -> None:
     assert len(core._timers) < 600
 
 
-@given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
-def test_any_bytes_are_survived(data: bytes) -> None:
-    assert connected_core().on_message([data], 0) == []
-
-
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(0, 2**63)
-    | st.text(max_size=5)
-    | st.binary(max_size=16),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=12,
-)
-
-
-@given(st.sampled_from([20, 21, 10, 99]), st.lists(PLAIN, max_size=5))
-@settings(max_examples=300, deadline=None)
-def test_any_message_of_the_right_envelope_is_survived(kind: int, rest: list[Any]) -> None:
-    core = connected_core()
-    submit(core, 1)
-    send_all(core)
-    core.on_message([encode([1, kind, rid(1), *rest])], 0)
-    for fields in ({"problems": 3}, {"code": 7}, {"details": []}, {"problems": [1]}):
-        error = {"code": "INVALID_TOPOLOGY", "message": ""} | fields
-        core.on_message([encode([1, 20, rid(1), 0, [["t", None, error, [], [], 0, 0, 0]]])], 0)
-
-
 # --- retries
 
 
@@ -384,84 +308,3 @@ def test_no_retry_waits_longer_than_for_a_connection_or_the_deadline() -> None:
     assert only(core.on_tick(500 * MS)).request_id == rid(2)
     lost = only(core.on_tick(1100 * MS))  # the connect time-out is 1 s
     assert (lost.request_id, lost.error.code) == (rid(1), "CONNECTION_LOST")
-
-
-class OneOutcomeEach(RuleBasedStateMachine):
-    """Whatever happens in whatever order: one outcome per request, and none is left in the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.core = new_core(max_pending=20)
-        self.now = 0
-        self.next_id = 1
-        self.open: set[bytes] = set()
-        self.sent: set[bytes] = set()
-
-    def took(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            assert outcome.request_id in self.open
-            self.open.remove(outcome.request_id)
-
-    @rule(deadline=st.sampled_from([None, 10, 1000]))
-    def submit(self, deadline: int | None) -> None:
-        n = rid(self.next_id)
-        self.next_id += 1
-        if len(self.open) == 20:
-            with pytest.raises(RequestError, match="OVERLOADED"):
-                self.core.submit(n, ("t",), DESC, BODY, deadline, self.now)
-        else:
-            self.core.submit(n, ("t",), DESC, BODY, deadline, self.now)
-            self.open.add(n)
-
-    @rule(n=st.integers(1, 30))
-    def send(self, n: int) -> None:
-        for _ in range(n):
-            message = self.core.next_message(self.now)
-            if message is None:
-                return
-            self.core.sent(message[2])
-            msg = decode_to_dispatcher(message[0])
-            if isinstance(msg, Request):
-                assert msg.request_id in self.open
-                self.sent.add(msg.request_id)
-            elif isinstance(msg, Describe):
-                self.took(self.core.on_message(description(msg.request_id), self.now))
-
-    @rule(n=st.integers(1, 40))
-    def answer(self, n: int) -> None:
-        was_open = rid(n) in self.open
-        outcomes = self.core.on_message(reply(n), self.now)
-        assert bool(outcomes) == was_open
-        self.took(outcomes)
-
-    @rule(n=st.integers(1, 40))
-    def cancel(self, n: int) -> None:
-        self.took(self.core.cancel(rid(n)))
-
-    @rule()
-    def connect(self) -> None:
-        if not self.core.link.up:
-            self.core.on_connected()
-
-    @rule()
-    def disconnect(self) -> None:
-        self.took(self.core.on_disconnected(self.now))
-
-    @rule(ms=st.integers(1, 1500))
-    def wait(self, ms: int) -> None:
-        self.now += ms * MS
-        self.took(self.core.on_tick(self.now))
-
-    @invariant()
-    def the_core_agrees(self) -> None:
-        assert self.core.in_flight == len(self.open)
-
-    def teardown(self) -> None:
-        self.now += 200_000 * MS
-        self.took(self.core.on_tick(self.now))
-        assert not self.open
-        assert self.core.in_flight == 0
-
-
-OneOutcomeEach.TestCase.settings = settings(max_examples=60, deadline=None)
-TestOneOutcomeEach = OneOutcomeEach.TestCase

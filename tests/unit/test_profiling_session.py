@@ -1,4 +1,4 @@
-"""bench/profiling: sessions, candidates and choices with made-up measurers."""
+"""bench/profiling: sessions and choices with made-up measurers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from blockflow.bench.profiling import candidates as candidates_module
-from blockflow.bench.profiling.candidates import Candidate, candidates, parse_option, reference
+from blockflow.bench.profiling.candidates import Candidate
 from blockflow.bench.profiling.choice import Judged, choose
 from blockflow.bench.profiling.measurer import Measurer
 from blockflow.bench.profiling.plan import Cell, Effort, cells_of
 from blockflow.bench.profiling.session import Session
 from blockflow.core.engines import Selection
-from blockflow.core.errors import BlockError, BlockFlowError, RequestError, SystemError_
-from blockflow.core.model import BlockInfo, Contract, TensorSpec, Variant
+from blockflow.core.errors import BlockError, BlockFlowError
+from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.repository.echo import save_echo
 from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
@@ -349,74 +348,3 @@ def test_a_reference_that_is_not_finite_is_none(
     outcomes = session(info, store, lab).run([REFERENCE], CELLS, CHECK)
     with pytest.raises(BlockError, match="not finite"):
         choose(outcomes, CELLS, 1e-2)
-
-
-# --- candidates ---------------------------------------------------------------------------------
-
-IMAGE = TensorSpec("float32", ("rows", 3, 8, 8))
-
-
-def block(format_: str = "pt2", spec: TensorSpec = SPEC, **variants: str) -> BlockInfo:
-    found = {k.replace("_", "-"): Variant(f"{k}.x", v, 1) for k, v in variants.items()}
-    return BlockInfo("a", "1", "ab" * 32, format_, Contract(spec, spec), 0, 0, found)
-
-
-def by_label(found: Sequence[Candidate]) -> dict[str, Candidate]:
-    return {c.label: c for c in found}
-
-
-def test_all_engines_are_listed_with_what_they_lack() -> None:
-    found = by_label(candidates([block()], ["all"], ["all"], "m1"))
-    assert not found["exported fp32"].reason
-    assert not found["exported bf16"].reason
-    assert "blockflow convert a --to onnx" in found["openvino fp32"].reason
-    assert "does not load" in found["torchscript fp32"].reason
-    assert not any(label.startswith("echo") for label in found)
-
-
-def test_variants_and_layouts_are_tried() -> None:
-    found = by_label(candidates([block(spec=IMAGE, onnx="cd" * 32)], ["all"], ["all"], "m1"))
-    assert not found["openvino fp32"].reason
-    assert found["openvino fp32"].selections[0].variant == "onnx"
-    assert not found["exported fp32 (memory_format=channels_last)"].reason
-    assert "torchscript fp32 (memory_format=channels_last)" not in found
-
-
-def test_a_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(info: BlockInfo, engine: str) -> BlockFlowError | None:
-        if engine != "openvino":
-            return None
-        return SystemError_(
-            "MISSING_EXTRA", "no openvino", hint="pip install 'blockflow[openvino]'"
-        )
-
-    monkeypatch.setattr(candidates_module, "missing_extra", lacking)
-    found = by_label(candidates([block(onnx="cd" * 32)], ["openvino"], ["fp32"], "m1"))
-    assert found["openvino fp32"].reason == "no openvino -- pip install 'blockflow[openvino]'"
-
-
-def test_auto_is_what_a_topology_would_run() -> None:
-    (own,) = candidates([block()], ["auto"], ["all"], "m1")
-    assert own.label == "exported fp32"
-    choice = {"engine": "openvino", "precision": "fp32", "options": {}}
-    chosen_here = replace(block(onnx="cd" * 32), choices={"m1": choice})
-    (auto,) = candidates([chosen_here], ["auto"], ["all"], "m1")
-    assert auto.label == "openvino fp32"
-    (elsewhere,) = candidates([chosen_here], ["auto"], ["all"], "m2")
-    assert elsewhere.label == "exported fp32"
-    assert reference(chosen_here, "m1").label == "exported fp32"
-
-
-def test_options_and_names_are_checked() -> None:
-    assert parse_option("memory_format=channels_last") == ("memory_format", "channels_last")
-    assert parse_option("spin=true") == ("spin", True)
-    for wrong in ("x", "=1", "x="):
-        with pytest.raises(RequestError):
-            parse_option(wrong)
-    (refused,) = candidates([block()], ["exported"], ["fp32"], "m1", {"nonsense": 1})
-    assert "unknown option 'nonsense'" in refused.reason
-    for engines, precisions in ((["exportd"], ["fp32"]), (["exported"], ["fp31"])):
-        with pytest.raises(RequestError) as e:
-            candidates([block()], engines, precisions, "m1")
-        assert e.value.code == "INVALID_REQUEST"
-        assert "did you mean" in e.value.hint
