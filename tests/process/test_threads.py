@@ -90,14 +90,13 @@ def reaches(pid: int, work: Callable[[], None], threads: int) -> bool:
     """Whether as many threads compute as were given, and never more.
 
     A pool hands out its work as its threads wake up: on a machine with other things to do one of
-    them may find that nothing is left, so a few tries are allowed for reaching the number.
+    them may find that nothing is left, so reaching the number may take some tries.
     """
-    for _ in range(10):
-        found = computing(pid, work)
-        assert found <= threads
-        if found == threads:
-            return True
-    return False
+    end = time.monotonic() + 30
+    while (found := computing(pid, work)) < threads and time.monotonic() < end:
+        pass
+    assert found <= threads
+    return found == threads
 
 
 def batches(rig: Rig, times: int = 20) -> Callable[[], None]:
