@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from small_disk import on_small_disk
 
 from blockflow.core.errors import RequestError
 from blockflow.tensormq.arena import Arena
@@ -203,14 +204,7 @@ def test_a_full_tmpfs_is_a_typed_error_and_never_a_signal(tmp_path: Path) -> Non
     """1 MiB of tmpfs in a mount namespace of its own; the arena would like 64."""
     mount = tmp_path / "shm"
     mount.mkdir()
-    inner = f'mount -t tmpfs -o size=1m,mode=700 none {mount} && exec "$0" "$@"'
-    base = ["unshare", "-m", "sh", "-c", inner]
-    try:
-        probe = subprocess.run([*base, "true"], capture_output=True, text=True, timeout=30)
-    except FileNotFoundError:
-        pytest.skip("no unshare(1) here")
-    if probe.returncode:
-        pytest.skip(f"no mount namespace may be made here: {probe.stderr.strip()}")
+    base = on_small_disk(mount, "size=1m")
     lines = run_filling([*base, sys.executable, "-c", PRELUDE + FILL_SCRIPT, str(mount)])
     # What is held lies in committed memory: releases will help, so reserve says "not now".
     assert lines[0] == "full"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from small_disk import on_small_disk
 
 SCRIPT = """
 import json, os, sys
@@ -95,14 +95,7 @@ def test_a_system_on_a_full_tmpfs(tmp_path: Path) -> None:
     mount = Path("/dev/shm") / f"bf-{os.getpid()}"
     mount.mkdir()
     try:
-        inner = f'mount -t tmpfs -o size=16m,mode=700 none {mount} && exec "$0" "$@"'
-        base = ["unshare", "-m", "sh", "-c", inner]
-        try:
-            probe = subprocess.run([*base, "true"], capture_output=True, text=True, timeout=30)
-        except FileNotFoundError:
-            pytest.skip("no unshare(1) here")
-        if probe.returncode:
-            pytest.skip(f"no mount namespace may be made here: {probe.stderr.strip()}")
+        base = on_small_disk(mount, "size=16m")
         done = subprocess.run(
             [*base, sys.executable, "-c", SCRIPT, str(mount), str(tmp_path)],
             capture_output=True,

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_disk import on_small_disk
 
 SCRIPT = """
 import errno, json, os, signal, sys, time
@@ -99,14 +100,7 @@ def test_a_system_whose_disk_is_full(tmp_path: Path, kind: str) -> None:
     """A small tmpfs in a mount namespace of its own."""
     mount = tmp_path / "disk"
     mount.mkdir()
-    inner = f'mount -t tmpfs -o size=1m,nr_inodes=200,mode=700 none {mount} && exec "$0" "$@"'
-    base = ["unshare", "-m", "sh", "-c", inner]
-    try:
-        probe = subprocess.run([*base, "true"], capture_output=True, text=True, timeout=30)
-    except FileNotFoundError:
-        pytest.skip("no unshare(1) here")
-    if probe.returncode:
-        pytest.skip(f"no mount namespace may be made here: {probe.stderr.strip()}")
+    base = on_small_disk(mount, "size=1m,nr_inodes=200")
     done = subprocess.run(
         [*base, sys.executable, "-c", SCRIPT, str(mount), str(tmp_path), kind],
         capture_output=True,
