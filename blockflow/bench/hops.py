@@ -59,6 +59,7 @@ from blockflow.bench.kpi_reader import Counted
 from blockflow.bench.queue_link import QueueLink
 from blockflow.bench.results import ResultFile, make_command
 from blockflow.client import Client
+from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
 from blockflow.repository.repository import BlockRepository
 
@@ -123,12 +124,15 @@ class Rest:
 @contextmanager
 def chains(plan: Plan, folder: Path) -> Iterator[list[EchoChain]]:
     """One running system per transport, with its ways."""
+    # Bare messages are not encrypted either, with which the hops are compared.
+    settings = ControlSettings(plain_links=True)
     with ExitStack() as stack:
         found = []
         for transport in dict.fromkeys(w.transport for w in plan.ways):
             ways = [w for w in plan.ways if w.transport == transport]
             system = stack.enter_context(
                 System(
+                    settings,
                     repository=folder / "blocks",
                     state_dir=folder / f"state-{transport}",
                     rest_port=0,

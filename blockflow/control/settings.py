@@ -90,6 +90,8 @@ class ControlSettings:
     of CURVE keys, and a token. ``token_file`` is by default the one in that folder, else there is
     none. ``names`` are further names of this machine that REST answers to. ``rest_cert`` and
     ``rest_key`` (PEM files) make it HTTPS; beyond loopback that is a must unless ``rest_plain``.
+    ``plain_links`` leaves the tcp links between this instance's own processes open to whoever is on
+    this machine, as measurements beside bare messages need it; they are closed by a key otherwise.
     ``dispatcher_arena_bytes`` bounds the inputs that it keeps; memory is committed only as
     it is used. ``result_memory_bytes`` bounds the replies that it keeps for clients that may ask
     again (0 = off).
@@ -116,4 +118,5 @@ class ControlSettings:
     rest_cert: Path | None = None
     rest_key: Path | None = None
     rest_plain: bool = False
+    plain_links: bool = False
     timing: Timing = Timing()

@@ -133,7 +133,7 @@ class System:
                 store.warn(f"nothing could be taken over from the last control plane: {ward.cause}")
         self.run_dir = run_dir.path
         inheritance = inherit(settings, store, ward) if ward is not None and ward.adopt else None
-        if settings.keys is not None and inheritance is None:
+        if not settings.plain_links and inheritance is None:
             make_link_key(run_dir.path)
         launcher = self._launcher
         if launcher is None:

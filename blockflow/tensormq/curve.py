@@ -174,7 +174,12 @@ class LinkGuard:
 def make_link_key(run_dir: Path) -> None:
     """Protect the TCP links of the instance that ``run_dir`` belongs to; before its first launch.
 
+    A key of a control plane that was here before, and of whose processes none goes on, is replaced:
+    it may be torn.
+
     Raises:
         SystemError_: MISSING_EXTRA, UNAUTHORIZED.
     """
-    write_key_file(run_dir / LINK_FILE, KeyPair.make())
+    path = run_dir / LINK_FILE
+    path.unlink(missing_ok=True)
+    write_key_file(path, KeyPair.make())

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import zmq
 from control_rig import echo_repository
+from system_rig import served
 from zmq.utils.monitor import recv_monitor_message
 
 from blockflow.bench.fuzz.sockets import ClientTarget, HandshakeTarget
@@ -41,6 +42,7 @@ from blockflow.tensormq.keys import (
 from blockflow.tensormq.sockets import new_context
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
+CHAIN = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}, "transport": "tcp"}
 WAIT_S = 20.0
 NO_KEY = ("UNAUTHORIZED", "NOT_RUNNING")
 FAILED = (
@@ -85,7 +87,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Ite
         keys=ring.folder,
     )
     with System(settings, launcher=launcher) as system:
-        system.apply({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}, "transport": "tcp"})
+        system.apply(CHAIN)
         yield Secured(system, ring, root)
 
 
@@ -191,10 +193,23 @@ def succeeds(client: Client) -> bool:
 
 
 def test_links_between_workers_are_closed_to_others(secured: Secured) -> None:
-    endpoint = str(secured.system.commands.worker("a#0")["endpoint"])
+    assert_closed_links(secured.system)
+
+
+def test_links_between_workers_need_no_keys_to_be_closed(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    echo_repository(tmp_path / "blocks")
+    with served(tmp_path, CHAIN, launcher) as system:
+        assert outcome(system.client_endpoint) == "OK"
+        assert_closed_links(system)
+
+
+def assert_closed_links(system: System) -> None:
+    endpoint = str(system.commands.worker("a#0")["endpoint"])
     assert endpoint.startswith("tcp://")
-    assert (secured.system.run_dir / LINK_FILE).stat().st_mode & 0o077 == 0
-    link = read_key_file(secured.system.run_dir / LINK_FILE)
+    assert (system.run_dir / LINK_FILE).stat().st_mode & 0o077 == 0
+    link = read_key_file(system.run_dir / LINK_FILE)
     stranger = KeyPair.make()
     assert not shakes_hands(endpoint, zmq.PUSH, None)
     assert not shakes_hands(endpoint, zmq.PUSH, ClientKeys(stranger, link.public))

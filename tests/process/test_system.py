@@ -95,7 +95,7 @@ def test_an_update_changes_only_what_differs(system: System, client: Client) -> 
         [f"{kind}-{i}" for i in (*workers, dispatcher) for kind in ("arena", "marks")]
         + [f"work-{i}" for i in workers]
         + [f"d{i}.sock" for i in (*workers, dispatcher, prober)]
-        + ["clients.sock", "control.sock", f"g{dispatcher}.sock", "lock"]
+        + ["clients.sock", "control.sock", f"g{dispatcher}.sock", "link.key", "lock"]
     )
 
 

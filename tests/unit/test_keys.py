@@ -14,6 +14,7 @@ from blockflow.control.auth import TokenAuth, read_token
 from blockflow.control.exposure import check_exposure
 from blockflow.control.settings import ControlSettings, is_address, is_loopback
 from blockflow.core.errors import BlockFlowError
+from blockflow.tensormq.curve import LINK_FILE, make_link_key
 from blockflow.tensormq.keys import (
     KEY_BYTES,
     KeyPair,
@@ -262,3 +263,13 @@ def test_the_keys_command(
     assert "bob" in text and "alice" not in text
     for wrong in (["new"], ["authorise", "x"], ["init", "x"], ["revoke", "bob", "-o", "x"]):
         run(*wrong, status=2)
+
+
+def test_a_torn_link_key_of_a_former_control_plane_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / LINK_FILE
+    make_link_key(tmp_path)
+    first = read_key_file(path)
+    path.write_bytes(path.read_bytes()[:20])
+    make_link_key(tmp_path)
+    assert read_key_file(path) != first
+    assert path.stat().st_mode & 0o777 == 0o600
