@@ -100,7 +100,7 @@ chaos: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.chaos.run $(ARGS)
 
 soak: $(VENV)/.ready
-	@$(BIN)/python -m blockflow.bench.chaos.run --target=soak --seconds=3600 --gap=5 $(ARGS)
+	@$(BIN)/python -m blockflow.bench.chaos.run --target=soak --seconds=3600 --gap=5 --spare=0.5 $(ARGS)
 
 faultsim: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.faultsim $(ARGS)

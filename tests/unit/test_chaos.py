@@ -24,7 +24,7 @@ from blockflow.bench.chaos.ledger import (
     Ledger,
 )
 from blockflow.bench.chaos.load import code_of
-from blockflow.bench.chaos.plan import KINDS, Kind, plan_faults
+from blockflow.bench.chaos.plan import KINDS, LASTING, Kind, plan_faults
 from blockflow.bench.chaos.report import (
     ABANDONED,
     AWAY,
@@ -62,6 +62,16 @@ def test_the_ends_of_a_run_are_quiet() -> None:
     times = [f.at_s for f in plan_faults(1, 60.0, 0.5, quiet_s=5.0)]
     assert 5.0 < min(times) < max(times) < 55.0
     assert times == sorted(times)
+
+
+def test_a_part_of_a_run_spares_who_lives_as_long_as_the_system() -> None:
+    plan = plan_faults(1, 1000.0, 1.0, spare=0.5)
+    early = {f.kind.name for f in plan if f.at_s < 500.0}
+    late = {f.kind.name for f in plan if f.at_s >= 500.0}
+    assert early == {k.name for k in KINDS}
+    assert late == early - LASTING
+    only = [k for k in KINDS if k.name in LASTING]
+    assert max(f.at_s for f in plan_faults(1, 100.0, 1.0, only, spare=0.2)) < 80.0
 
 
 def test_a_request_that_never_ends_is_missing() -> None:

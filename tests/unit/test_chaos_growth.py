@@ -14,7 +14,7 @@ from rich.console import Console
 
 from blockflow.bench.chaos.faults import Injected
 from blockflow.bench.chaos.grids import fault_grid, growth_grid, outcome_grid
-from blockflow.bench.chaos.growth import growths
+from blockflow.bench.chaos.growth import ONE_LIFE, growths
 from blockflow.bench.chaos.ledger import OK
 from blockflow.bench.chaos.report import (
     JUDGED_S,
@@ -70,6 +70,39 @@ def test_a_leak_that_is_small_beside_shared_pages_is_found(seed: int) -> None:
     assert found["RSS, dispatcher"].tolerance > 25.0
     (said,) = Findings(ledger(), memory=heaps(15.0, seed=seed)).violations()
     assert said.startswith("heap, dispatcher grows: +1")
+
+
+def reborn(samples: list[MemorySample], period_s: float, until_s: float) -> list[MemorySample]:
+    """The same process, but until then it ends once in a while, and gives back what it leaked."""
+    out, at_birth = [], samples[0]
+    for i, s in enumerate(samples):
+        if s.at_s < until_s and s.at_s - at_birth.at_s >= period_s:
+            at_birth = s
+        back = int(LEAK_MIB * at_birth.at_s / 3600 * 2**20)
+        parts = [{n: v - back for n, v in m.items()} for m in (s.by_name, s.anonymous, s.private)]
+        pids = {"bf:dispatcher": int(at_birth.at_s) + 1, "bf:w": 1 + i // 30}
+        out.append(replace(s, by_name=parts[0], anonymous=parts[1], private=parts[2], pids=pids))
+    return out
+
+
+LEAK_MIB = 15.0
+"""In an hour."""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slow_leak_of_one_that_is_replaced_once_a_minute_shows_in_its_last_life(
+    seed: int,
+) -> None:
+    samples = heaps(LEAK_MIB, seed=seed)
+    hidden = growths(reborn(samples, 60.0, 3600.0))
+    assert [g.name for g in hidden if g.grows] == []
+    assert not any(ONE_LIFE in g.name for g in hidden)
+    seen = {g.name: g for g in growths(reborn(samples, 60.0, 1800.0))}
+    assert seen[f"heap, dispatcher{ONE_LIFE}"].grows
+    assert seen[f"heap, dispatcher{ONE_LIFE}"].per_hour == pytest.approx(LEAK_MIB, abs=2.0)
+    assert seen[f"heap, dispatcher{ONE_LIFE}"].seconds == pytest.approx(1440, abs=60)
+    sound = {g.name: g for g in growths(reborn(heaps(0.0, seed=seed), 60.0, 1800.0))}
+    assert not sound[f"RSS, dispatcher{ONE_LIFE}"].grows
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,6 +8,9 @@ tolerance with the line's whole 95% interval.
 Most of a process's resident memory it shares with its siblings, so a tenth of that is much. Its
 heap is judged too, by a tenth of what is its own. What grows is looked for in its anonymous memory,
 not in the private one: when the others that share a page die, it becomes private without growth.
+
+A successor begins anew, so a slow leak of a process that is killed now and then shows in no such
+line. Whoever lives through a good part of the run is judged by its longest life alone, too.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ _LOADING = 0.75
 """A process below this part of its median memory has not loaded yet."""
 _SHARE = 0.1
 """Growth below this part of the median is none: heaps breathe."""
+ONE_LIFE = ", one life"
+"""Ends the name of a series of one process, without its predecessors and successors."""
+_LONG = 0.3
+"""Part of the run that a life must have to be judged by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,10 @@ def growth(
 
 
 def growths(samples: Iterable[MemorySample]) -> list[Growth]:
-    """Resident memory and heap of each process, shared memory, descriptors per process."""
+    """Resident memory and heap of each process and of long lives, shared memory, descriptors per
+    process."""
+    samples = list(samples)
+    lives = longest_lives(samples)
     series: dict[str, tuple[list[float], list[float], Tolerance]] = {}
 
     def add(name: str, at_s: float, value: float, limit: Tolerance) -> None:
@@ -126,12 +136,14 @@ def growths(samples: Iterable[MemorySample]) -> list[Growth]:
 
     private: dict[str, list[float]] = {}
     for s in samples:
-        for name, rss in s.by_name.items():
-            add(f"RSS, {name.removeprefix(PREFIX)}", s.at_s, rss / MIB, RSS)
-        for name, heap in s.anonymous.items():
-            add(f"heap, {name.removeprefix(PREFIX)}", s.at_s, heap / MIB, HEAP)
-        for name, unshared in s.private.items():
-            private.setdefault(f"heap, {name.removeprefix(PREFIX)}", []).append(unshared / MIB)
+        for memory, of, limit in ((s.by_name, "RSS", RSS), (s.anonymous, "heap", HEAP)):
+            for name, value in memory.items():
+                title = f"{of}, {name.removeprefix(PREFIX)}"
+                add(title, s.at_s, value / MIB, limit)
+                if name in lives and s.pids.get(name) == lives[name]:
+                    add(title + ONE_LIFE, s.at_s, value / MIB, limit)
+        for name, own in s.private.items():
+            private.setdefault(f"heap, {name.removeprefix(PREFIX)}", []).append(own / MIB)
         add("shared memory", s.at_s, s.run_dir / MIB, SHARED)
         if s.processes:
             add("descriptors per process", s.at_s, s.descriptors / s.processes, DESCRIPTORS)
@@ -141,6 +153,22 @@ def growths(samples: Iterable[MemorySample]) -> list[Growth]:
             least = _LOADING * percentile(values, 50)
             kept = [(at, v) for at, v in zip(ats, values, strict=True) if v >= least]
             ats, values = [at for at, _ in kept], [v for _, v in kept]
-        own = percentile(private[name], 50) if name in private else None
-        found.append(growth(name, ats, values, limit, own))
+        unshared = private.get(name.removesuffix(ONE_LIFE))
+        median = percentile(unshared, 50) if unshared else None
+        found.append(growth(name, ats, values, limit, median))
     return [g for g in found if g is not None]
+
+
+def longest_lives(samples: Sequence[MemorySample]) -> dict[str, int]:
+    """By name the process that lived longest, where that was a good part of the run."""
+    spans: dict[tuple[str, int], tuple[float, float]] = {}
+    for s in samples:
+        for key in s.pids.items():
+            begin, _ = spans.get(key, (s.at_s, s.at_s))
+            spans[key] = (begin, s.at_s)
+    least = _LONG * (samples[-1].at_s - samples[0].at_s) if samples else 0.0
+    found: dict[str, int] = {}
+    for (name, pid), (begin, end) in sorted(spans.items(), key=lambda i: i[1][1] - i[1][0]):
+        if 0.0 < least <= end - begin:
+            found[name] = pid
+    return found

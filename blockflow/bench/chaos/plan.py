@@ -42,6 +42,12 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
+LASTING = frozenset(
+    {"dispatcher killed", "dispatcher stopped 5 s", "template killed", "manager killed"}
+)
+"""Kinds that replace a process which otherwise lives as long as the system."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault: when, in seconds of the run, and a number in [0, 1) that chooses its victim.
@@ -55,12 +61,18 @@ class Fault:
 
 
 def plan_faults(
-    seed: int, seconds: float, gap_s: float, kinds: Sequence[Kind] = KINDS, quiet_s: float = 0.0
+    seed: int,
+    seconds: float,
+    gap_s: float,
+    kinds: Sequence[Kind] = KINDS,
+    quiet_s: float = 0.0,
+    spare: float = 0.0,
 ) -> list[Fault]:
     """Faults with exponential gaps of ``gap_s`` on average, none in the first and last ``quiet_s``.
 
     Every kind comes once, in random order, before chance alone decides: a short run, too, shall
-    have met the whole matrix if its time allows.
+    have met the whole matrix if its time allows. In the last part ``spare`` of the run there are no
+    faults that replace a :data:`LASTING` process: what it leaks slowly can be seen then.
     """
     chance = random.Random(seed)
     deck = list(kinds)
@@ -68,7 +80,11 @@ def plan_faults(
     out: list[Fault] = []
     at = quiet_s
     while (at := at + chance.expovariate(1 / gap_s)) < seconds - quiet_s:
-        weights = [k.weight for k in kinds]
-        kind = deck.pop() if deck else chance.choices(list(kinds), weights)[0]
+        spared = at >= (1.0 - spare) * seconds
+        drawn = [k for k in kinds if not (spared and k.name in LASTING)]
+        deck = [k for k in deck if k in drawn]
+        if not drawn:
+            break
+        kind = deck.pop() if deck else chance.choices(drawn, [k.weight for k in drawn])[0]
         out.append(Fault(at, kind, chance.random()))
     return out

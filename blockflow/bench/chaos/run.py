@@ -135,12 +135,13 @@ def run(
     deadline_s: float,
     kinds: Sequence[Kind] = KINDS,
     quiet_s: float = QUIET_S,
+    spare: float = 0.0,
     advance: Advance = lambda _s, _what: None,
 ) -> Findings:
     """One run in ``folder``; ``advance`` is told the seconds done and the latest fault."""
 
     def course(stage: Stage) -> None:
-        for fault in plan_faults(seed, seconds, gap_s, kinds, quiet_s):
+        for fault in plan_faults(seed, seconds, gap_s, kinds, quiet_s, spare):
             _rest(stage.load, fault.at_s, advance)
             done = stage.injector.inject(fault)
             stage.found.faults.append(done)
@@ -255,6 +256,13 @@ def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Kind]
         "--grace", type=float, default=GRACE_S, help="seconds that a reply may be late (0.1)"
     )
     parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
+    parser.add_argument(
+        "--spare",
+        type=float,
+        default=0.0,
+        help="part of the run, at its end, that leaves dispatcher, template and manager alone, so "
+        "that a slow leak in them shows (default 0)",
+    )
     parser.add_argument("--json", help="file for the figures (default results/chaos.jsonl)")
     parser.add_argument("--plot", help="picture (default results/chaos.png); '' = none")
     parser.add_argument(
@@ -267,6 +275,8 @@ def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Kind]
         parser.error("--only takes some of: " + ", ".join(k.name for k in KINDS))
     if args.seconds <= 2 * QUIET_S or args.gap <= 0 or args.rate <= 0 or args.deadline <= 0:
         parser.error(f"--seconds must exceed {2 * QUIET_S:g}, the others must be above 0")
+    if not 0 <= args.spare <= 1:
+        parser.error("--spare is a part of the run, from 0 to 1")
     if args.kills and not Turns(kinds):
         parser.error("--only leaves nothing that kills")
     # One run must not take the place of another's figures.
@@ -318,6 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rate=args.rate,
                 deadline_s=args.deadline,
                 kinds=kinds,
+                spare=args.spare,
                 advance=advance,
             )
     found.grace_s = args.grace

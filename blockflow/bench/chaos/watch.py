@@ -26,6 +26,7 @@ class MemorySample:
     started (busy programs, say) is not counted. ``anonymous`` are those that are no file's: its
     heap, and what it inherited by fork. ``private`` are those that it shares with nobody and has
     written; they come in some samples only, as the kernel has to look through all pages for them.
+    ``pids`` tell a process from its successor of the same name.
     """
 
     at_s: float
@@ -36,6 +37,7 @@ class MemorySample:
     by_name: Mapping[str, int] = field(default_factory=dict)
     anonymous: Mapping[str, int] = field(default_factory=dict)
     private: Mapping[str, int] = field(default_factory=dict)
+    pids: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class Watch:
         by_name: dict[str, int] = {}
         anonymous: dict[str, int] = {}
         private: dict[str, int] = {}
+        pids: dict[str, int] = {}
         thorough = len(self.samples) % _PRIVATE_EVERY == 0
         for process in psutil.Process().children(recursive=True):
             if process in self.others:
@@ -98,7 +101,8 @@ class Watch:
             except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 continue
             # Two of one name: an old life beside the new one, or a fork that has no name yet.
-            by_name[name] = max(rss, by_name.get(name, 0))
+            if rss > by_name.get(name, 0):
+                by_name[name], pids[name] = rss, process.pid
             anonymous[name] = max(heap, anonymous.get(name, 0))
             if thorough:
                 private[name] = max(own, private.get(name, 0))
@@ -106,7 +110,7 @@ class Watch:
         now = time.monotonic() - self._origin
         total = sum(by_name.values())
         return MemorySample(
-            now, total, used, len(by_name), descriptors, by_name, anonymous, private
+            now, total, used, len(by_name), descriptors, by_name, anonymous, private, pids
         )
 
     def survivors(self) -> list[str]:
