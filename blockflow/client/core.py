@@ -70,6 +70,7 @@ class ClientCore:
         self._outbox: deque[bytes] = deque()
         self._urgent: deque[bytes] = deque()
         self._timers: list[tuple[int, bytes]] = []
+        self._unanswered = 0
 
     @property
     def in_flight(self) -> int:
@@ -189,22 +190,27 @@ class ClientCore:
         """
         if not self.link.up:
             return None
-        self._urgent.extend(self.sharing.invites)
-        self.sharing.invites.clear()
-        while not self._urgent and self._outbox:
+        while not self._has_urgent() and self._outbox:
             p = self._pending.get(self._outbox[0])
-            if p is None or p.sent:  # cancelled or expired meanwhile
-                self._outbox.popleft()
+            if p is None or p.sent:
+                self._outbox.popleft()  # cancelled or expired meanwhile
             elif p.has_deadline or self._settle_deadline(p, now_ns):
+                upload = self._upload(p, now_ns)
+                if upload is None and self._too_much(p.desc.nbytes):
+                    break
                 left_ms = -(-(p.deadline_ns - now_ns) // 1_000_000)
                 left_ms = min(max(1, left_ms), limits.MAX_DEADLINE_MS)
-                upload = self._upload(p, now_ns)
                 where = None if upload is None else (upload.slot.grant, upload.slot.index)
                 request = Request(p.request_id, p.tasks, left_ms, p.desc, where, p.tries)
                 return encode_to_dispatcher(request), upload or p.body, p.request_id
             elif not self._urgent:
                 return None
-        return (self._urgent[0], None, None) if self._urgent else None
+        return (self._urgent[0], None, None) if self._has_urgent() else None
+
+    def _has_urgent(self) -> bool:
+        self._urgent.extend(self.sharing.invites)
+        self.sharing.invites.clear()
+        return bool(self._urgent)
 
     def sent(self, request_id: bytes | None) -> None:
         """The socket took the message of :meth:`next_message`."""
@@ -220,11 +226,20 @@ class ClientCore:
         if p.upload is None:
             if p.sendings > p.retries:
                 p.body = None
+            p.on_wire = nbytes
+            self._unanswered += nbytes
             counters.message_uploads += 1
             counters.message_upload_bytes += nbytes
         else:
             counters.slot_uploads += 1
             counters.slot_upload_bytes += nbytes
+
+    def _too_much(self, nbytes: int) -> bool:
+        """So many bytes more might be more than the Dispatcher lets wait (dispatcher/unread.py)."""
+        return self._unanswered > 0 and self._unanswered + nbytes > limits.MAX_UNANSWERED_BYTES
+
+    def _ended(self, p: Pending) -> None:
+        self._unanswered, p.on_wire = self._unanswered - p.on_wire, 0
 
     def _upload(self, p: Pending, now_ns: int) -> Upload | None:
         if p.upload is not None and not self.sharing.holds(p.upload.slot):
@@ -313,8 +328,7 @@ class ClientCore:
 
     def _on_reply(self, msg: Reply, frames: tuple[Any, ...], now_ns: int) -> list[Outcome]:
         self._catalog.on_epoch(msg.epoch)
-        results = msg.results
-        places = [r.place for r in results if r.place is not None]
+        results, places = msg.results, [r.place for r in msg.results if r.place is not None]
         p = self._pending.get(msg.request_id)
         self.sharing.on_reply(msg.request_id, 0 if p is None else p.number)
         if p is None:
@@ -333,6 +347,7 @@ class ClientCore:
             text = f"the reply has tasks {[r.task for r in results]} and {len(frames)} frames"
             return [self._fail(p, WireError("MALFORMED_MESSAGE", text, where=self.link.address))]
         del self._pending[msg.request_id]
+        self._ended(p)
         self.counters.answered += 1
         self._count_results(results, now_ns)
         rest = iter(frames)
@@ -355,6 +370,7 @@ class ClientCore:
 
     def _put_back(self, p: Pending) -> None:
         """To be sent once more, from its body."""
+        self._ended(p)
         p.upload = None
         p.sent = False
         self._outbox.append(p.request_id)
@@ -376,6 +392,7 @@ class ClientCore:
 
     def _fail(self, p: Pending, error: BlockFlowError) -> Failed:
         del self._pending[p.request_id]
+        self._ended(p)
         if p.upload is not None and not p.sent:
             self.sharing.put_back(p.upload.slot)
         p.body = None

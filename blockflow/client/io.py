@@ -140,8 +140,12 @@ class IoThread:
         s.setsockopt(zmq.RECONNECT_IVL, 50)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         s.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        s.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        s.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        if address.startswith("tcp://"):  # the kernel tells of the end of a unix socket's peer
+            s.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+            s.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        # A high-water mark and heartbeats together can end this process (tensormq/sockets.py). What
+        # may come is bounded by what was asked for.
+        s.setsockopt(zmq.RCVHWM, 0)
         monitor = s.get_monitor_socket(_EVENTS)
         s.connect(address)
         return s, monitor

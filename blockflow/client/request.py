@@ -28,7 +28,7 @@ class Pending:
 
     ``retries`` is how often it may be sent again, under the same id, when the connection broke with
     it in flight; ``sendings`` how often it was sent. ``number`` orders the requests as they were
-    sent; 0 = not sent yet.
+    sent; 0 = not sent yet. ``on_wire`` are the bytes of its tensor that were sent in a message.
     """
 
     request_id: bytes
@@ -40,6 +40,7 @@ class Pending:
     has_deadline: bool
     sent: bool = False
     number: int = 0
+    on_wire: int = 0
     upload: Upload | None = None
     message_only: bool = False
     retries: int = 0

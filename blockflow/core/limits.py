@@ -18,6 +18,9 @@ MAX_CONTROL_BYTES = 1024 * 1024
 MAX_REST_BODY_BYTES = 1024 * 1024
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """All tensors of one message together."""
+MAX_UNANSWERED_BYTES = 128 * 1024 * 1024
+"""Of tensors that a client has sent in messages on one connection and that were not answered yet; a
+larger one is sent when there is no other."""
 
 MAX_RANK = 8
 MAX_NESTING = 4

@@ -10,9 +10,7 @@ for it is freed. Whose the descriptor is meanwhile, :class:`Connections` knows.
 from __future__ import annotations
 
 import errno
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -20,25 +18,18 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from blockflow.dispatcher.connections import Connection, Connections, takes_over
-from blockflow.dispatcher.descriptors import Doors, last_descriptor, mark
+from blockflow.dispatcher.debt import Debt
+from blockflow.dispatcher.descriptors import Doors, bytes_taken, last_descriptor, mark
 from blockflow.dispatcher.past import Past, is_given
 from blockflow.dispatcher.reading import FrameReader
+from blockflow.dispatcher.unread import wire_bytes
 from blockflow.dispatcher.watch import Watch
-
-SLOW_CLIENT_BYTES = 8 * 1024 * 1024
-"""A client that lets more bytes of replies than this pile up is cut off."""
-
-SLOW_CLIENT_NS = 2_000_000_000
-"""... and so is one that takes nothing for this long."""
 
 OWED_BYTES = 256 * 1024 * 1024
 """All clients together may let so much pile up; beyond it the one who is owed most is cut off."""
 
 TRACKED_BYTES = 64 * 1024
 """Frames of this size are not copied by ZeroMQ and can be watched until they are written."""
-
-_SLOWEST_NS_PER_BYTE = 250
-"""A large frame may take a second more for every 4 MB: to a distant client it is one write."""
 
 _MOST_FRAMES = 3
 """Of a message: who sent it, its header, and a tensor."""
@@ -70,70 +61,36 @@ def is_local(frame: zmq.Frame) -> bool:
     return peer.startswith(_LOCAL_PEERS)
 
 
-@dataclass(slots=True)
-class _Debt:
-    """What a client has not taken yet.
-
-    Attributes:
-        since_ns: when it last took something.
-        waiting: messages that its connection would not take, ``nbytes`` of them.
-        posted: frames that ZeroMQ has not written yet with their trackers, ``posted_bytes``.
-    """
-
-    since_ns: int
-    nbytes: int = 0
-    posted_bytes: int = 0
-    waiting: deque[list[Any]] = field(default_factory=deque)
-    posted: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
-
-    @property
-    def owed(self) -> int:
-        return self.nbytes + self.posted_bytes
-
-    def settle(self, now_ns: int) -> bool:
-        """Take off what ZeroMQ has written; True when nothing is left."""
-        posted = self.posted
-        while posted and posted[0][0].done:
-            self.posted_bytes -= posted.popleft()[1]
-            self.since_ns = now_ns
-        return not posted and not self.waiting
-
-    def hopeless(self, now_ns: int) -> bool:
-        # One message may be larger than the bound: a lone one is bounded by the message limit.
-        if len(self.waiting) + len(self.posted) > 1 and self.owed > SLOW_CLIENT_BYTES:
-            return True
-        patience = SLOW_CLIENT_NS
-        if self.posted:
-            patience += _SLOWEST_NS_PER_BYTE * self.posted[0][1]
-        return now_ns - self.since_ns > patience
-
-
 class ClientPort:
     """Receives requests and sends replies; used from the Dispatcher's thread alone.
 
     Args:
         socket: a bound ROUTER with ROUTER_MANDATORY and a finite SNDHWM.
         endpoints: that it is bound to, ports resolved.
+        encrypted: tcp connections have CURVE.
 
     Attributes:
         departures: becomes readable when a connection has begun or ended; then call
             :meth:`on_departures`.
         evicted: clients that were cut off.
         turned_away: connections that were ended at once, because of their number.
-        watch: over messages without an end.
+        watch: over what is unread.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoints: Sequence[str]) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], endpoints: Sequence[str], *, encrypted: bool = False
+    ) -> None:
         self.socket = socket
         self.departures: zmq.Socket[bytes] = socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED
         )
         self.evicted = 0
         self.turned_away = 0
+        self._encrypted = encrypted
         self._doors = Doors(endpoints)
         self.watch = Watch(self._doors)
         self._reader = FrameReader(socket, _MOST_FRAMES)
-        self._debts: dict[bytes, _Debt] = {}
+        self._debts: dict[bytes, Debt] = {}
         self._owed = 0
         self._book = Connections()
         self._links: dict[bytes, Connection] = {}
@@ -175,7 +132,7 @@ class ClientPort:
                 return sent
             if sent is Sent.YES:
                 return sent if self._patient(client, now_ns) else Sent.SLOW
-            debt = self._debts.setdefault(client, _Debt(now_ns))
+            debt = self._debts.setdefault(client, Debt(now_ns))
         debt.waiting.append(list(frames))
         self._owe(debt, sum(map(_size, frames)))
         return Sent.LATER if self._patient(client, now_ns) else Sent.SLOW
@@ -226,16 +183,15 @@ class ClientPort:
         """Clients that :meth:`flush` has something to do for."""
         return len(self._debts) + len(self._gone)
 
-    def next_look_ms(self, *, watching: bool) -> int | None:
-        """How soon :meth:`flush` (``watching``: and :meth:`look`) is due; None = at any event."""
+    def next_look_ms(self) -> int | None:
+        """How soon :meth:`flush` or :meth:`look` is due; None = at any event."""
         if self._gone or any(d.waiting for d in self._debts.values()):
             return _RETRY_MS
-        watch_ms = self.watch.next_ms() if watching else None
+        watch_ms = self.watch.next_ms()
         return watch_ms if watch_ms is not None or not self._debts else _LOOK_MS
 
     def look(self, now_ns: int, held: int) -> None:
-        """Cut off whose message has no end; only while messages are received, as whole ones pile
-        up else. ``held``: bytes of inputs that are kept elsewhere."""
+        """Cut off who left too much unread. ``held``: bytes of inputs that are kept elsewhere."""
         if self.watch.due(now_ns):
             self._note_events(now_ns)
             drained = not self.socket.poll(0)
@@ -254,11 +210,11 @@ class ClientPort:
 
     # --- debts -----------------------------------------------------------------------------------
 
-    def _owe(self, debt: _Debt, nbytes: int) -> None:
+    def _owe(self, debt: Debt, nbytes: int) -> None:
         debt.nbytes += nbytes
         self._owed += nbytes
 
-    def _settle(self, debt: _Debt, now_ns: int) -> bool:
+    def _settle(self, debt: Debt, now_ns: int) -> bool:
         """Take off what ZeroMQ has written; True when nothing is owed any more."""
         before = debt.posted_bytes
         clear = debt.settle(now_ns)
@@ -268,9 +224,12 @@ class ClientPort:
     def _patient(self, client: bytes, now_ns: int) -> bool:
         """False when ``client`` was too slow: it has been cut off."""
         debt = self._debts.get(client)
-        if debt is None or not debt.hopeless(now_ns):
+        if debt is None:
             return True
         link = self._links.get(client)
+        taken = bytes_taken(link.fd) if link is not None and debt.crowded else None
+        if not debt.hopeless(now_ns, taken):
+            return True
         if link is not None and link.doubtful(now_ns):  # in a moment it is known
             return True
         self._cut_off(client, now_ns)
@@ -295,7 +254,7 @@ class ClientPort:
                 socket.send(frame, flags, copy=False)  # pyzmq copies small ones all the same
                 continue
             tracker = socket.send(frame, flags, copy=False, track=True)
-            debt = self._debts.setdefault(client, _Debt(now_ns))
+            debt = self._debts.setdefault(client, Debt(now_ns))
             debt.posted.append((tracker, size))
             debt.posted_bytes += size
             self._owed += size
@@ -338,7 +297,8 @@ class ClientPort:
             fd = int(frames[0].get(zmq.SRCFD))
         except zmq.ZMQError:  # a transport without descriptors
             return
-        self.watch.delivered(fd, sum(map(len, frames)))
+        sizes = map(len, frames[1:])  # the first one says who it was, and was made here
+        self.watch.delivered(fd, wire_bytes(sizes, encrypted=self._encrypted))
         known = self._links.get(client)
         if known is not None and known.certain and is_given(client):
             return

@@ -16,8 +16,9 @@ _SPARE_DESCRIPTORS = 256
 """So many are not for clients' connections; of a small limit, a quarter."""
 
 _INFO_BYTES = 136
-_RECEIVED = slice(128, 136)
-"""``tcpi_bytes_received`` of ``struct tcp_info`` (linux/tcp.h), since Linux 4.1."""
+_ACKED, _RECEIVED = slice(120, 128), slice(128, 136)
+"""``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of ``struct tcp_info`` (linux/tcp.h), since
+Linux 4.1."""
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 _SO_COOKIE = 57
@@ -48,13 +49,22 @@ def mark(fd: int) -> int | None:
 
 def bytes_received(fd: int) -> int | None:
     """What a TCP connection has brought so far; None when it is none, or the kernel is too old."""
+    return _counted(fd, _RECEIVED)
+
+
+def bytes_taken(fd: int) -> int | None:
+    """What the peer of a TCP connection has acknowledged so far; None as above."""
+    return _counted(fd, _ACKED)
+
+
+def _counted(fd: int, field: slice) -> int | None:
     # By the C library: a socket object would ask the kernel four times more, and close the
     # descriptor when it is collected.
     info = ctypes.create_string_buffer(_INFO_BYTES)
     size = ctypes.c_uint(_INFO_BYTES)
     if _LIBC.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size)) != 0:
         return None
-    return int.from_bytes(info.raw[_RECEIVED], sys.byteorder) if size.value == _INFO_BYTES else None
+    return int.from_bytes(info.raw[field], sys.byteorder) if size.value == _INFO_BYTES else None
 
 
 class Doors:

@@ -109,12 +109,9 @@ class DispatcherServer:
         run_dir = Path(launch.run_dir)
         keeper = Gatekeeper(context)
         link = LinkGuard(keeper, run_dir)
+        protection = _client_protection(launch, keeper)
         router, self.client_endpoints = bind_router(
-            context,
-            launch.client_endpoints,
-            limits.MAX_MESSAGE_BYTES,
-            _CLIENT_HWM,
-            _client_protection(launch, keeper),
+            context, launch.client_endpoints, limits.MAX_MESSAGE_BYTES, _CLIENT_HWM, protection
         )
         with ExitStack() as undo:  # of what this Dispatcher has made itself, and nothing else
             undo.callback(remove_socket_files, launch.client_endpoints)
@@ -133,7 +130,7 @@ class DispatcherServer:
             undo.pop_all()
         self._reader = FrameReader(self._returns, _RETURN_FRAMES)
         self._push = PushCache(context, self._poller, protect=link.connect)
-        self._clients = ClientPort(router, self.client_endpoints)
+        self._clients = ClientPort(router, self.client_endpoints, encrypted=protection is not None)
         side = grant_socket_path(run_dir, launch.incarnation)
         self._grants = GrantDesk(side, self._poller)
         self._desk = TensorDesk(producer, ShmConsumer(run_dir), self._grants)
@@ -188,8 +185,7 @@ class DispatcherServer:
         if self._push.sockets_waiting():
             self._push.flush()
         guarded("what is due", self.exchange.tick)
-        if self._opens_ns is None:  # else nobody reads what clients have sent
-            guarded("connections", self._clients.look, self._clock(), self._desk.framed)
+        guarded("connections", self._clients.look, self._clock(), self._desk.framed)
         guarded("grants", self._grants.tick, self._clock())
         self._report_drained()
         if self._opens_ns is not None:
@@ -214,7 +210,7 @@ class DispatcherServer:
     def _timeout_ms(self) -> int:
         dues = [self.exchange.table.next_deadline(), self._grants.next_due(), self._opens_ns]
         due = min((d for d in dues if d is not None), default=None)
-        look = self._clients.next_look_ms(watching=self._opens_ns is None)
+        look = self._clients.next_look_ms()
         if due is None:
             return -1 if look is None else look
         left = max(0, -((self._clock() - due) // 1_000_000))  # rounded up: not a moment too early
@@ -333,7 +329,7 @@ class DispatcherServer:
             "backlog_bytes": self._clients.backlog_bytes(),
             "evicted": self._clients.evicted,
             "turned_away": self._clients.turned_away,
-            "endless": self._clients.watch.ended,
+            "unread": self._clients.watch.ended,
             "admission": exchange.admission.figures(),
             "withdrawn": exchange.withdrawals.sent,
             "legs": self._desk.legs.to_dict(),

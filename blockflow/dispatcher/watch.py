@@ -1,4 +1,4 @@
-"""Watch: cuts off connections whose message has no end; what :class:`Unfinished` decides."""
+"""Watch: cuts off connections that leave too much unread; what :class:`Unread` decides."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 
 from blockflow.dispatcher.descriptors import Doors, OwnMemory, bytes_received
-from blockflow.dispatcher.unfinished import Unfinished
+from blockflow.dispatcher.unread import Unread
 from blockflow.launch.environment import give_memory_back
 
 _LOG = logging.getLogger("blockflow.dispatcher")
@@ -35,7 +35,7 @@ class Watch:
     def __init__(self, doors: Doors) -> None:
         self.ended = 0
         self._doors = doors
-        self._book = Unfinished()
+        self._book = Unread()
         self._memory = OwnMemory()
         self._marks: dict[int, int] = {}
         self._due_ns = 0
@@ -70,7 +70,7 @@ class Watch:
         return now_ns >= self._due_ns and self.next_ms() is not None
 
     def look(self, now_ns: int, held: int, *, drained: bool) -> None:
-        """Look at all connections; see :meth:`Unfinished.look`."""
+        """Look at all connections; see :meth:`Unread.look`."""
         begin = time.thread_time_ns()
         received = {fd: bytes_received(fd) for fd in self._marks}
         known = {fd: n for fd, n in received.items() if n is not None}
@@ -92,4 +92,4 @@ class Watch:
         self.gone(fd)
         self.freed(now_ns)
         if self.ended & (self.ended - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
-            _LOG.warning("a client's message has no end: cut off (%d so far)", self.ended)
+            _LOG.warning("a client left too much unread: cut off (%d so far)", self.ended)

@@ -180,7 +180,7 @@ def _socket(
     sock.set(zmq.LINGER, LINGER_MS)
     sock.set(zmq.SNDTIMEO, 0)
     # The limit is per frame; the largest one carries a tensor, or is a header or control message.
-    # How many frames a message has, nothing here bounds: see dispatcher/unfinished.py.
+    # How many frames a message has, nothing here bounds: see dispatcher/unread.py.
     sock.set(zmq.MAXMSGSIZE, max(max_bytes, limits.MAX_HEADER_BYTES))
     sock.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
     sock.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
@@ -202,6 +202,11 @@ def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
         sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         sock.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
         sock.set(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
+        # libzmq ends this process (zeromq/libzmq#4364) when it has stopped reading a connection, as
+        # the high-water mark is reached, the peer resets that, and a heartbeat is due or still
+        # to be decoded. So it never stops; what waits to be read, others bound: by credits between
+        # workers, of clients by bytes (dispatcher/unread.py).
+        sock.set(zmq.RCVHWM, 0)
 
 
 def _connect(sock: zmq.Socket[bytes], endpoint: str) -> None:

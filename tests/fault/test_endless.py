@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
 import pytest
+import zmq
 from dispatcher_rig import PATIENCE_S, Rig, X, rig, task, wait_until
 
 from blockflow.bench.fuzz import zmtp
-from blockflow.dispatcher import unfinished
-from blockflow.dispatcher.descriptors import OwnMemory
+from blockflow.dispatcher import unread
+from blockflow.dispatcher.descriptors import OwnMemory, bytes_received
+from blockflow.tensormq.curve import Gatekeeper, as_client
 from blockflow.tensormq.janitor import run_root
+from blockflow.tensormq.keys import ClientKeys, KeyPair
+from blockflow.tensormq.sockets import new_context
 
 MIB = 1024 * 1024
 BOUND = 16 * MIB
@@ -25,8 +31,8 @@ FLOODS = 80
 @pytest.fixture
 def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """With small bounds: the large ones need gigabytes to be shown."""
-    monkeypatch.setattr(unfinished, "MESSAGE_BYTES", BOUND)
-    monkeypatch.setattr(unfinished, "UNEXPLAINED_BYTES", BOUND)
+    monkeypatch.setattr(unread, "CONNECTION_BYTES", BOUND)
+    monkeypatch.setattr(unread, "UNEXPLAINED_BYTES", BOUND)
     with rig(run_root()) as r:
         r.worker(11, {1: "e"})
         r.publish(task("t", ["e"]))
@@ -64,7 +70,7 @@ def test_a_message_without_an_end_is_cut_off(up: Rig, body: bytes) -> None:
     before = memory.read()
     for times in (1, 2):
         send_until_cut_off(up, zmtp.frame(body, more=True))
-        assert up.server._gauges()["endless"] == times
+        assert up.server._gauges()["unread"] == times
     # ZeroMQ frees it, and the Dispatcher gives it back.
     wait_until(lambda: memory.read() - before < 32 * MIB)
     memory.close()
@@ -133,24 +139,74 @@ def test_a_few_frames_too_many_are_a_malformed_message(up: Rig) -> None:
     assert not up.server._clients.evicted
 
 
-def test_nobody_is_judged_while_nobody_reads() -> None:
-    """A new Dispatcher that has no routes yet: whole messages wait in the clients' socket."""
+@pytest.fixture
+def unread_by_anybody() -> Iterator[tuple[Rig, str, int]]:
+    """A new Dispatcher that has no routes yet, and where it listens."""
     with rig(run_root()) as up:
-        server = up.server
         up.stop()
-        server._opens_ns = server._clock() + 3_600_000_000_000
-        looks = 0
+        up.server._opens_ns = up.server._clock() + 3_600_000_000_000
+        host, _, port = up.server.client_endpoints[1].removeprefix("tcp://").rpartition(":")
+        yield up, host, int(port)
 
-        def look(now_ns: int, held: int, *, drained: bool) -> None:
-            nonlocal looks
-            looks += 1
 
-        server._clients.watch.look = look  # type: ignore[method-assign]
-        host, _, port = server.client_endpoints[1].removeprefix("tcp://").rpartition(":")
-        with zmtp.connect(host, int(port), PATIENCE_S):
-            wait_until(lambda: server.step(10) or server._clients.watch._marks)
-            for _ in range(20):
-                server.step(10)
-            assert not looks and server._clients.next_look_ms(watching=False) is None
-            server._opens_ns = server._clock()
-            wait_until(lambda: server.step(min(50, server._timeout_ms())) or looks)
+def test_what_nobody_reads_yet_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, unread_by_anybody: tuple[Rig, str, int]
+) -> None:
+    """Whole messages without a tensor; ZeroMQ itself would take in any number of them."""
+    monkeypatch.setattr(unread, "CONNECTION_BYTES", BOUND)
+    up, host, port = unread_by_anybody
+    server = up.server
+    piece = zmtp.frame(bytes(65536), more=False)
+    sent = 0
+    with zmtp.connect(host, port, PATIENCE_S) as sock:
+        sock.setblocking(False)
+        with suppress(ConnectionError):
+            while sent < MUCH:
+                with suppress(BlockingIOError):
+                    sent += sock.send(piece[sent % len(piece) :])
+                server.step(0)
+    assert BOUND < sent < MUCH
+    assert server._gauges()["unread"] == 1
+
+
+def test_one_that_floods_and_resets_with_a_heartbeat_on_the_way_ends_nobody(
+    unread_by_anybody: tuple[Rig, str, int],
+) -> None:
+    """zeromq/libzmq#4364: with a high-water mark, libzmq ends the process when it decodes a
+    heartbeat after the connection has ended, since it had stopped reading at the mark. If this
+    process ends here, that is it."""
+    up, host, port = unread_by_anybody
+    flood = zmtp.frame(b"x", more=False) * 200 + zmtp.command(b"\x04PING\0\x64")
+    for _ in range(5):
+        with zmtp.connect(host, port, PATIENCE_S) as sock:
+            sock.sendall(3 * flood)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: up.server.step(10) or not up.server._clients.watch._marks)
+    up.server._opens_ns = up.server._clock()
+    events = up.exchange.stats.events
+    wait_until(lambda: up.server.step(10) or events["malformed_client"] >= 5)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_what_messages_take_on_the_wire_is_known(encrypted: bool) -> None:
+    sizes = [[0], [40], [40, 600], [222], [223], [255], [256], [1, 2, 3], [70_000]]
+    context, server, own = new_context(), KeyPair.make(), KeyPair.make()
+    keeper = Gatekeeper(context)
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    if encrypted:
+        keeper.protect("test", server, lambda key: key == own.public)(router)
+        as_client(ClientKeys(own, server.public))(dealer)
+    dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+    dealer.send(b"hello")
+    frames = router.recv_multipart(copy=False)
+    before = bytes_received(int(frames[0].get(zmq.SRCFD)))
+    for wanted in sizes:
+        dealer.send_multipart([bytes(n) for n in wanted])
+        frames = router.recv_multipart(copy=False)
+        received = bytes_received(int(frames[0].get(zmq.SRCFD)))
+        assert before is not None and received is not None
+        assert received - before == unread.wire_bytes(wanted, encrypted=encrypted), wanted
+        before = received
+    for sock in (router, dealer):
+        sock.close(0)
+    context.term()

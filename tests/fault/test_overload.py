@@ -77,6 +77,24 @@ def test_a_greedy_client_does_not_starve_a_modest_one(up: Rig) -> None:
     assert refused["share"] + refused["credits"] + refused["limit"] > 0
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["ipc", "tcp"])
+def test_one_that_asks_for_much_at_once_and_reads_gets_it(which: int) -> None:
+    """Forty megabytes are on the way to it at times: no reason to cut it off."""
+    large = np.ones((1, 1 << 20), np.float32)
+    many, often = 10, 5
+    with rig(run_root(), slots=256) as r:
+        worker = r.worker(11, {1: "e"})
+        worker.behave["e"] = lambda v: large
+        r.publish(task("t", ["e"]), mode="zeromq")
+        client = r.client(which)
+        for _ in range(often):
+            for _ in range(many):
+                client.ask("t", X)
+            sizes = [len(client.answer()[1][0]) for _ in range(many)]
+            assert sizes == [large.nbytes] * many
+        assert r.exchange.stats.events["slow_client"] == 0
+
+
 def test_a_hundred_readers_that_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = 16 << 20
     monkeypatch.setattr(clients, "OWED_BYTES", bound)

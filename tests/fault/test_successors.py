@@ -14,7 +14,8 @@ from dispatcher_rig import wait_until
 from blockflow.bench.fuzz import zmtp
 from blockflow.dispatcher.clients import ClientPort, Sent
 from blockflow.dispatcher.connections import SURE_NS
-from blockflow.dispatcher.descriptors import mark
+from blockflow.dispatcher.debt import CROWDED_NS
+from blockflow.dispatcher.descriptors import bytes_taken, mark
 from blockflow.tensormq.sockets import bind_router, new_context
 
 
@@ -202,10 +203,16 @@ def test_who_takes_nothing_is_cut_off_when_it_must_be_the_one(door: Door, certai
     link = door.port._book.at(door.fds[1])
     assert link is not None and link.certain is certain
     client, body = link.client, bytes(1 << 20)
-    sent = [door.port.send(client, [body], link.since_ns + 1)]
-    while len(sent) < 40 and sent[-1] is not Sent.SLOW:
-        sent.append(door.port.send(client, [body], link.since_ns + 1))
-    assert (sent[-1] is Sent.SLOW) is certain
+    now = link.since_ns + 1
+    for _ in range(40):
+        assert door.port.send(client, [body], now) in (Sent.YES, Sent.LATER)
+    taken = [-1, bytes_taken(link.fd)]
+    while taken[-1] != taken[-2]:  # what its kernel takes in
+        time.sleep(0.05)
+        taken.append(bytes_taken(link.fd))
+    door.port.flush(now)
+    lost = door.port.flush(now + CROWDED_NS + 1)
+    assert ((client, Sent.SLOW) in lost) is certain
     if not certain:
         assert door.port.evicted == 0
         assert (client, Sent.SLOW) in door.port.flush(link.since_ns + SURE_NS)

@@ -19,6 +19,7 @@ from client_core_rig import (
 
 from blockflow.client.core import GRACE_NS, ClientCore
 from blockflow.client.outcome import Answered, Described, Failed
+from blockflow.core import limits
 from blockflow.core.errors import RequestError, make_error
 from blockflow.wire.client import (
     Cancel,
@@ -134,6 +135,33 @@ def test_an_id_may_be_used_again_after_its_end() -> None:
     submit(core, 1)
     assert len(send_all(core)) == 1
     assert isinstance(only(core.on_message(reply(1), 0)), Answered)
+
+
+def test_unanswered_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Dispatcher cuts off who leaves it too much to read."""
+    size = len(BODY)
+    monkeypatch.setattr(limits, "MAX_UNANSWERED_BYTES", 2 * size)
+    core = connected_core()
+    for n in range(1, 6):
+        submit(core, n)
+    assert [r.request_id for r in send_all(core)] == [rid(1), rid(2)]
+    assert only(core.on_message(reply(2), 1))
+    assert [r.request_id for r in send_all(core)] == [rid(3)]
+    assert isinstance(only(core.cancel(rid(1))), Failed)
+    assert [type(m) for m in send_all(core)] == [Cancel, Request]
+    core.on_disconnected(2)  # nothing of it waits anywhere
+    core.on_connected()
+    assert [r.request_id for r in send_all(core)] == [rid(5)]
+
+
+def test_one_that_is_larger_than_the_bound_is_sent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_UNANSWERED_BYTES", 1)
+    core = connected_core()
+    submit(core, 1)
+    submit(core, 2)
+    assert [r.request_id for r in send_all(core)] == [rid(1)]
+    assert only(core.on_message(reply(1), 1))
+    assert [r.request_id for r in send_all(core)] == [rid(2)]
 
 
 def test_max_pending_is_a_bound() -> None:

@@ -38,7 +38,7 @@ _DELAYS_MS = {SLOW: 300.0, WORK: 20.0, SMALL: 0.0, LARGE: 0.0}
 _SMALL_SPEC = TensorSpec("float32", ("rows", 4))
 _LARGE_SPEC = TensorSpec("float32", ("rows", LARGE_COLUMNS))
 X: Array = np.ones((1, 4), np.float32)
-_ROUND_S = 0.5
+_ROUND_S = 1.0
 _FIGURES_S = 0.6
 """Until the Dispatcher's figures, which come four times a second, tell of what was before."""
 _OFFERS = (0.5, 0.5, 1.0, 2.0)

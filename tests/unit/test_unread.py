@@ -1,22 +1,22 @@
-"""Messages without an end: who is cut off, and who never is."""
+"""What clients leave unread: who is cut off, and who never is."""
 
 from __future__ import annotations
 
 from blockflow.core import limits
-from blockflow.dispatcher import unfinished
-from blockflow.dispatcher.unfinished import Unfinished
+from blockflow.dispatcher import unread
+from blockflow.dispatcher.unread import Unread, wire_bytes
 
 MIB = 1024 * 1024
 SECOND = 1_000_000_000
 HELD = 0
-OVER = unfinished.MESSAGE_BYTES + MIB
+OVER = unread.CONNECTION_BYTES + MIB
 
 
 class Links:
     """A book, and what its connections have brought."""
 
     def __init__(self, *fds: int) -> None:
-        self.book = Unfinished()
+        self.book = Unread()
         self.received = dict.fromkeys(fds, 0)
         self.private = 50 * MIB
         self.now = 0
@@ -54,13 +54,60 @@ def test_more_than_a_message_is_cut_off_at_the_second_look() -> None:
     assert links.look() == []
 
 
-def test_whole_messages_that_wait_are_no_offence() -> None:
+def test_whole_messages_that_wait_are_no_offence_up_to_the_bound() -> None:
     links = Links(7, 8)
+    links.bring(7, limits.MAX_UNANSWERED_BYTES)
+    for _ in range(20):
+        assert links.look(drained=False) == [] and not links.book.suspects
     links.bring(7, 2 * limits.MAX_MESSAGE_BYTES)
     assert links.look(drained=False) == links.look(drained=False) == []
-    links.book.delivered(7, limits.MAX_MESSAGE_BYTES)
-    links.private -= limits.MAX_MESSAGE_BYTES
-    assert links.look() == links.look() == []
+    links.book.delivered(7, 2 * limits.MAX_MESSAGE_BYTES)  # it has had its turn
+    links.private -= 2 * limits.MAX_MESSAGE_BYTES
+    assert links.look() == links.look() == [] and not links.book.suspects
+
+
+def test_who_brings_messages_faster_than_they_are_read_is_cut_off() -> None:
+    """Each of them is a whole one, and some are delivered between any two looks."""
+    links = Links(7, 8)
+    cut: list[int] = []
+    while not cut:
+        links.bring(7, 30 * MIB)
+        links.book.delivered(7, 10 * MIB)
+        cut = links.look(drained=False)
+        assert links.received[7] < 3 * OVER
+    assert cut == [7]
+
+
+def test_small_messages_that_pile_up_are_seen_by_the_memory_that_they_take() -> None:
+    links = Links(7, 8)
+    cut: list[int] = []
+    while not cut:
+        links.bring(7, 2 * MIB, memory=16 * MIB)
+        links.book.delivered(7, MIB // 4)
+        links.private -= 2 * MIB
+        cut = links.look(drained=False)
+        assert links.private < 400 * MIB
+    assert cut == [7]
+
+
+def test_framing_is_no_backlog() -> None:
+    """Messages for hours, so that there is always one unread: what they take on the wire besides
+    their content must not add up."""
+    links = Links(7)
+    size = wire_bytes([40, 600], encrypted=False)
+    for _ in range(100):
+        for _ in range(1000):
+            links.bring(7, 1000 * size, memory=0)
+            links.book.delivered(7, 1000 * size)
+        assert links.look(drained=False) == [] and not links.book.suspects
+
+
+def test_a_message_laid_on_another_connection_is_no_credit() -> None:
+    links = Links(7)
+    links.book.delivered(7, 10 * OVER)
+    assert links.look(drained=False) == []
+    links.bring(7, OVER)
+    assert links.look() == [] and links.look() == [7]
 
 
 def test_a_flood_of_others_messages_is_no_hiding_place() -> None:
@@ -90,7 +137,7 @@ def test_all_together_are_bounded() -> None:
         for fd in links.look():
             links.book.ended(fd)
             del links.received[fd]
-    assert sum(links.received.values()) <= unfinished.TOTAL_BYTES
+    assert sum(links.received.values()) <= unread.TOTAL_BYTES
 
 
 def test_frames_that_take_more_memory_than_bytes() -> None:
@@ -116,7 +163,7 @@ def test_what_others_bring_is_explained_and_who_is_gone_is_forgotten() -> None:
 
 def test_one_that_sends_many_messages_at_once_does_not_blame_the_slow() -> None:
     links = Links(7, 8)
-    links.bring(8, 400 * MIB)  # forty messages, of which one is delivered now and then
+    links.bring(8, 250 * MIB)  # 25 messages, of which one is delivered now and then
     for _ in range(20):
         links.bring(7, MIB)
         links.book.delivered(8, 10 * MIB)
@@ -133,7 +180,7 @@ def test_memory_that_was_given_back_in_between_convicts_nobody() -> None:
 
 
 def test_what_is_held_elsewhere_is_no_clients_fault() -> None:
-    book = Unfinished()
+    book = Unread()
     book.began(7)
     book.look(0, {7: 0}, 0, 0, drained=True)
     for now in (1, 2, 3):
@@ -141,7 +188,7 @@ def test_what_is_held_elsewhere_is_no_clients_fault() -> None:
 
 
 def test_what_is_let_go_of_elsewhere_does_not_count_as_growth() -> None:
-    book = Unfinished()
+    book = Unread()
     book.began(7)
     book.look(0, {7: 0}, 500 * MIB, 200 * MIB, drained=True)
     for now in (1, 2, 3):

@@ -1,28 +1,31 @@
-"""Unfinished: which connections hold more here than a message may be. Pure: counts come in.
+"""Unread: which connections hold more here than they may. Pure: counts come in.
 
-ZeroMQ delivers a message when it is whole. Its size limit is per frame and its high-water mark
-counts whole messages, so that it keeps any number of frames of a message that never ends, and tells
-nobody. What can be seen from outside: the bytes that a connection has brought since a message of it
-was delivered, and how this process has grown meanwhile (a frame without content takes 2 bytes on
-the wire and 64 here).
+ZeroMQ delivers a message when it is whole. Its size limit is per frame, and a high-water mark,
+which would count whole messages, must not be set (:mod:`blockflow.tensormq.sockets`). So it keeps
+whatever comes, any number of frames of a message that never ends and any number of messages, and
+tells nobody. What can be seen from outside: the bytes that a connection has brought and that were
+not delivered yet, and how this process has grown meanwhile (a frame without content takes 2 bytes
+on the wire and 64 here).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blockflow.core import limits
 
-MESSAGE_BYTES = limits.MAX_MESSAGE_BYTES + 16 * 1024 * 1024
-"""One connection may have brought so much of a message: the largest one, and what the kernel
-holds of the next."""
+CONNECTION_BYTES = limits.MAX_MESSAGE_BYTES + 16 * 1024 * 1024
+"""So much may wait to be read of what one connection has brought: the largest message, and what the
+kernel holds of the next. Who keeps to
+:data:`~blockflow.core.limits.MAX_UNANSWERED_BYTES` is never beyond it."""
 
 TOTAL_BYTES = 1024 * 1024 * 1024
-"""... and all of them together; beyond it the one that has brought most is cut off."""
+"""... and of all of them together; beyond it the one that has brought most is cut off."""
 
 UNEXPLAINED_BYTES = 128 * 1024 * 1024
-"""While a message is unfinished, this process may grow by so much more than is known of."""
+"""While something of a connection is unread, this process may grow by so much more than is known
+of."""
 
 FRAME_BYTES_PER_BYTE = 64
 """A byte on the wire takes no more memory than this: an empty frame, of 2 bytes, takes 64 here (32
@@ -30,6 +33,9 @@ each; encrypted it is longer). As much again is for what is taken for heartbeats
 
 IDLE_BYTES_S = 128
 """Heartbeats are no part of a message: 16 bytes a second, encrypted 80."""
+
+_LITTLE_BYTES = 1024 * 1024
+"""Who has left no more than this unread is as good as read."""
 
 _ROUNDS = 2
 """ZeroMQ takes messages from its connections in turn: after so many rounds each had its own."""
@@ -39,32 +45,47 @@ _PATIENCE_NS = 250_000_000
 
 _SECOND_NS = 1_000_000_000
 
+_SHORT_BYTES, _LONG_BYTES, _SHORTEST = 2, 9, 255
+"""Flags and length of a frame."""
+
+_CURVE_BYTES = 33
+"""Of a frame with CURVE: the command's name, a nonce, the box's overhead, and flags."""
+
+
+def wire_bytes(frames: Iterable[int], *, encrypted: bool) -> int:
+    """What the frames of a message, of these lengths, take on the wire (ZMTP 3.1; with CURVE each
+    is the payload of a command)."""
+    total = 0
+    for nbytes in frames:
+        body = nbytes + _CURVE_BYTES if encrypted else nbytes
+        total += body + (_SHORT_BYTES if body <= _SHORTEST else _LONG_BYTES)
+    return total
+
 
 @dataclass(slots=True)
 class _Connection:
     """What is known of one.
 
     Attributes:
-        since_ns: when it was first looked at after its last message (or after it began).
-        base: bytes that it had brought by then.
-        private: memory of this process then, without what is known to belong elsewhere.
-        queued: bytes of all connections that had come and had not been delivered then.
-        unfinished: bytes since then, without heartbeats.
-        delivered: bytes of its messages, in all.
+        since_ns: when all that it had brought had been read (or when it began).
+        private: memory of this process, without what is known to belong elsewhere, when it had left
+            little unread.
+        queued: bytes of all connections that were unread then.
+        unread: bytes that have come and were not delivered, without heartbeats.
+        delivered: bytes that were, in all.
         suspected: when it was first found over a bound, and the messages of all that had been
             delivered by then.
     """
 
     since_ns: int = 0
-    base: int = 0
     private: int = 0
     queued: int = 0
-    unfinished: int = 0
+    unread: int = 0
     delivered: int = 0
     suspected: tuple[int, int] | None = None
 
 
-class Unfinished:
+class Unread:
     """The book of connections, each named by its descriptor.
 
     Attributes:
@@ -90,7 +111,7 @@ class Unfinished:
         self._fresh.discard(fd)
 
     def delivered(self, fd: int, nbytes: int) -> None:
-        """A whole message of it has arrived: at the next look it begins anew."""
+        """A whole message of it has been read, which took so many bytes on the wire."""
         self._turns += 1
         self._fresh.add(fd)
         link = self._connections.get(fd)  # those of unix sockets are not booked
@@ -102,8 +123,8 @@ class Unfinished:
     ) -> list[int]:
         """Judge all connections.
 
-        A whole message may wait to be delivered; so nobody is cut off who has not been over a bound
-        before, and had his turn since.
+        What has just come may be read in a moment; so nobody is cut off who has not been over a
+        bound before, and had his turn since.
 
         Args:
             received: bytes that each connection has brought since it began; without those that
@@ -119,42 +140,43 @@ class Unfinished:
             self.ended(fd)
         queued = 0
         for fd, link in self._connections.items():
-            if fd in self._fresh:
-                link.since_ns, link.base, link.suspected = now_ns, received[fd], None
-                if drained:  # what frames take on the wire besides their content
-                    link.delivered = received[fd]
+            if drained and fd in self._fresh:
+                link.since_ns, link.delivered = now_ns, received[fd]
+            # A message of an earlier connection may have been laid on this one.
+            link.delivered = min(link.delivered, received[fd])
             idle = IDLE_BYTES_S * (now_ns - link.since_ns) // _SECOND_NS
-            link.unfinished = max(0, received[fd] - link.base - idle)
-            queued += max(0, received[fd] - link.delivered)
+            link.unread = max(0, received[fd] - link.delivered - idle)
+            queued += received[fd] - link.delivered
         for fd in self._fresh & self._connections.keys():
             link = self._connections[fd]
-            link.private, link.queued = private - held, queued
+            if link.unread <= _LITTLE_BYTES:
+                link.private, link.queued = private - held, queued
         self._fresh.clear()
         return self._convicted(self._over(private - held, queued), now_ns, drained)
 
     def _over(self, private: int, queued: int) -> set[int]:
         """Who is over a bound."""
         links = self._connections
-        over = {fd for fd, link in links.items() if link.unfinished > MESSAGE_BYTES}
-        if sum(link.unfinished for link in links.values()) > TOTAL_BYTES:
-            over.add(max(links, key=lambda fd: links[fd].unfinished))
+        over = {fd for fd, link in links.items() if link.unread > CONNECTION_BYTES}
+        if sum(link.unread for link in links.values()) > TOTAL_BYTES:
+            over.add(max(links, key=lambda fd: links[fd].unread))
         grown = self._grown(private, queued)
         if grown:
-            over.add(max(grown, key=lambda fd: links[fd].unfinished))
+            over.add(max(grown, key=lambda fd: links[fd].unread))
         self.unexplained = bool(grown)
         self.suspects = len(over)
         return over
 
     def _grown(self, private: int, queued: int) -> list[int]:
-        """Those during whose message this process has grown beyond the bound, and by no more than
-        what they have brought can take: memory grows for other reasons as well."""
+        """Those of whom something was unread while this process has grown beyond the bound, and by
+        no more than that can take: memory grows for other reasons as well."""
         growth = {
             fd: private - link.private - (queued - link.queued)
             for fd, link in self._connections.items()
-            if link.unfinished
+            if link.unread
         }
         grown = [fd for fd, nbytes in growth.items() if nbytes > UNEXPLAINED_BYTES]
-        most = FRAME_BYTES_PER_BYTE * sum(self._connections[fd].unfinished for fd in grown)
+        most = FRAME_BYTES_PER_BYTE * sum(self._connections[fd].unread for fd in grown)
         return [fd for fd in grown if growth[fd] <= most]
 
     def _convicted(self, over: set[int], now_ns: int, drained: bool) -> list[int]:

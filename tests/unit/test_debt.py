@@ -1,0 +1,94 @@
+"""Who is too slow to be sent to: by bytes, by time, and who only has much on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from blockflow.dispatcher.debt import (
+    CROWDED_NS,
+    SLOW_CLIENT_BYTES,
+    SLOW_CLIENT_NS,
+    SLOWEST_NS_PER_BYTE,
+    Debt,
+)
+
+MIB = 2**20
+STEP_NS = 100_000_000
+
+
+@dataclass
+class Frame:
+    """Of which ZeroMQ says whether it is written."""
+
+    done: bool = False
+
+
+def owing(frames: int, nbytes: int) -> Debt:
+    debt = Debt(0)
+    debt.posted.extend((Frame(), nbytes) for _ in range(frames))
+    debt.posted_bytes = frames * nbytes
+    return debt
+
+
+def cut_off_ns(debt: Debt, rate: float | None, until_ns: int = 10 * SLOW_CLIENT_NS) -> int | None:
+    """When a client that takes ``rate`` bytes a second (None: nobody counts) is given up."""
+    for now in range(0, until_ns, STEP_NS):
+        taken = None if rate is None else int(rate * now / 1e9)
+        if debt.hopeless(now, taken):
+            return now
+    return None
+
+
+def test_one_that_takes_nothing_is_given_up_in_half_a_second() -> None:
+    assert cut_off_ns(owing(3, 4 * MIB), 0.0) == CROWDED_NS + STEP_NS
+
+
+def test_one_that_reads_may_have_much_on_the_way() -> None:
+    """A burst of ten results of 4 MiB over 20 MB/s: every frame within its own time."""
+    debt = owing(10, 4 * MIB)
+    for now in range(0, 3 * SLOW_CLIENT_NS, STEP_NS):
+        taken = int(20e6 * now / 1e9)
+        for tracker, _ in list(debt.posted)[: taken // (4 * MIB) - (10 - len(debt.posted))]:
+            tracker.done = True  # type: ignore[misc]
+        if debt.settle(now):
+            return
+        assert not debt.hopeless(now, taken)
+    raise AssertionError("it was never through")
+
+
+def test_one_that_drips_is_given_up_when_a_frame_takes_too_long() -> None:
+    frame = 4 * MIB
+    assert cut_off_ns(owing(3, frame), 100.0) == pytest.approx(
+        SLOW_CLIENT_NS + SLOWEST_NS_PER_BYTE * frame, abs=STEP_NS
+    )
+
+
+def test_up_to_the_bound_only_time_counts() -> None:
+    frame = SLOW_CLIENT_BYTES // 2
+    late = SLOW_CLIENT_NS + SLOWEST_NS_PER_BYTE * frame
+    assert cut_off_ns(owing(2, frame), 0.0) == pytest.approx(late, abs=STEP_NS)
+    alone = SLOW_CLIENT_NS + SLOWEST_NS_PER_BYTE * 64 * MIB
+    assert cut_off_ns(owing(1, 64 * MIB), 0.0, 2 * alone) == pytest.approx(alone, abs=STEP_NS)
+
+
+def test_where_nobody_counts_a_frame_has_its_time() -> None:
+    frame = 4 * MIB
+    allowed = CROWDED_NS + SLOWEST_NS_PER_BYTE * frame
+    assert cut_off_ns(owing(3, frame), None) == pytest.approx(allowed, abs=STEP_NS)
+
+
+def test_what_was_seen_in_an_earlier_crowd_does_not_count() -> None:
+    """Not crowded for a while, and then with the same count: its half second begins anew."""
+    debt = owing(3, 4 * MIB)
+    assert not debt.hopeless(0, 7)
+    frame, _ = debt.posted[0]
+    frame.done = True  # type: ignore[misc]
+    debt.settle(2 * CROWDED_NS)
+    assert not debt.hopeless(2 * CROWDED_NS, None)
+    debt.posted.append((Frame(), 4 * MIB))
+    debt.posted_bytes += 4 * MIB
+    assert not debt.hopeless(4 * CROWDED_NS, 7)
+    assert not debt.hopeless(5 * CROWDED_NS, 7)
+    assert debt.hopeless(6 * CROWDED_NS, 7)
