@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ import zmq
 from blockflow.bench.chaos.plan import Fault
 from blockflow.bench.chaos.proxy import Proxy
 from blockflow.bench.chaos.remote import RemoteSystem
+from blockflow.bench.fuzz import zmtp
 from blockflow.bench.fuzz.decoders import request_frames
 from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.client import Client
@@ -42,6 +45,8 @@ FRAGILE = "fragile"
 _MALFORMED = 2000
 _UNREAD = 300
 _BURNERS_PER_CORE = 4
+_FLOOD, _FLOODS = 500, 20
+_PING = b"\x04PING\x00\x64"
 _SPARED = WORKER_POLICY.crashes - 2
 """A worker that has died so often lately is left alone: it would be given up, as it should be, and
 its block stay down."""
@@ -129,6 +134,7 @@ class Injector:
             "client vanishes": self._client_vanishes,
             "malformed messages": self._malformed,
             "slow reader": self._slow_reader,
+            "flood and reset": lambda d: self._flood(),
             "CPU burners": lambda d: self._burn(),
             RESET: lambda d: self._network(lambda proxy: proxy.reset()),
             STALLED: lambda d: self._network(lambda proxy: proxy.hold(STALL_S)),
@@ -303,6 +309,16 @@ class Injector:
                 socket.send_multipart([encode_to_dispatcher(request), x.tobytes()], zmq.NOBLOCK)
                 sent += 1
         return (), f"{sent} requests"
+
+    def _flood(self) -> tuple[Sequence[str], str]:
+        """More messages than anybody reads meanwhile, heartbeats among them, and a reset."""
+        host, _, port = self._address.removeprefix("tcp://").rpartition(":")
+        flood = zmtp.frame(b"x", more=False) * _FLOOD + zmtp.command(_PING)
+        for _ in range(_FLOODS):
+            with suppress(OSError), zmtp.connect(host, int(port), STALL_S) as sock:
+                sock.sendall(flood + flood)
+                sock.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        return (), f"{2 * _FLOODS * _FLOOD} messages"
 
     def _task(self, draw: float) -> str:
         return random.Random(draw).choice(sorted(self._topology["tasks"]))

@@ -38,6 +38,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("network stalls 2 s", 1),
     Kind("malformed messages", 1),
     Kind("slow reader", 1),
+    Kind("flood and reset", 1),
     Kind("CPU burners", 1),
 )
 
