@@ -15,6 +15,7 @@ line. Whoever lives through a good part of the run is judged by its longest life
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -160,15 +161,17 @@ def growths(samples: Iterable[MemorySample]) -> list[Growth]:
 
 
 def longest_lives(samples: Sequence[MemorySample]) -> dict[str, int]:
-    """By name the process that lived longest, where that was a good part of the run."""
+    """By name the process that lived longest, where that was a good part of the run and it was not
+    the only one of that name."""
     spans: dict[tuple[str, int], tuple[float, float]] = {}
     for s in samples:
         for key in s.pids.items():
             begin, _ = spans.get(key, (s.at_s, s.at_s))
             spans[key] = (begin, s.at_s)
+    heirs = Counter(name for name, _ in spans)
     least = _LONG * (samples[-1].at_s - samples[0].at_s) if samples else 0.0
     found: dict[str, int] = {}
     for (name, pid), (begin, end) in sorted(spans.items(), key=lambda i: i[1][1] - i[1][0]):
-        if 0.0 < least <= end - begin:
+        if heirs[name] > 1 and 0.0 < least <= end - begin:
             found[name] = pid
     return found
