@@ -38,7 +38,6 @@ from blockflow.wire.tensor import TensorDesc
 STOP_S = 5.0
 BURN_S = 5.0
 STALL_S = 2.0
-FLOOD_S = 2.0
 RESET, STALLED, POISONED = "connections reset", "network stalls 2 s", "poison"
 NETWORK_KINDS = frozenset({RESET, STALLED})
 FRAGILE = "fragile"
@@ -46,7 +45,7 @@ FRAGILE = "fragile"
 _MALFORMED = 2000
 _UNREAD = 300
 _BURNERS_PER_CORE = 4
-_FLOOD, _FLOODS = 100, 4
+_FLOOD, _FLOODS, _EACH = 100, 4, 50
 _PING = b"\x04PING\x00\x64"
 _SPARED = WORKER_POLICY.crashes - 2
 """A worker that has died so often lately is left alone: it would be given up, as it should be, and
@@ -315,21 +314,19 @@ class Injector:
         """More messages than anybody reads meanwhile, heartbeats among them, and a reset."""
         host, _, port = self._address.removeprefix("tcp://").rpartition(":")
         flood = zmtp.frame(b"x", more=False) * _FLOOD + zmtp.command(_PING)
-        end, made = time.monotonic() + FLOOD_S, []
 
         def work() -> None:
-            while time.monotonic() < end:
-                with suppress(OSError), zmtp.connect(host, int(port), FLOOD_S) as sock:
+            for _ in range(_EACH):
+                with suppress(OSError), zmtp.connect(host, int(port), STALL_S) as sock:
                     sock.sendall(3 * flood)
                     sock.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-                made.append(host)
 
         threads = [threading.Thread(target=work) for _ in range(_FLOODS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return (), f"{len(made)} connections"
+        return (), f"{_FLOODS * _EACH} connections"
 
     def _task(self, draw: float) -> str:
         return random.Random(draw).choice(sorted(self._topology["tasks"]))
