@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from blockflow.bench.demo.report import AIM_S, WHOLE_RUN
 from blockflow.bench.grid import Grid, digits, ms
+from blockflow.bench.reliability.promise import NOT_MEASURED
 from blockflow.bench.results import Figure
 
 
@@ -39,3 +41,14 @@ def demo_memory_grid(found: Sequence[Figure]) -> Grid:
         rows.append((mode, str(by["state", mode].n), *sizes))
     heads = ("deployment", "workers", "weights MiB", "private MiB", "PSS MiB")
     return Grid("The demo's memory", heads, rows, frozenset({"deployment"}))
+
+
+def demo_time_grid(found: Sequence[Figure]) -> Grid:
+    """How long the whole run took, in seconds."""
+    f = next((f for f in found if f.name == WHOLE_RUN), None)
+    taken, verdict = (digits(f.value), str(f.labels["verdict"])) if f else ("", NOT_MEASURED)
+    goal = AIM_S if f is None else f.labels["goal"]
+    heads = ("whole run, s", "goal", "verdict")
+    return Grid(
+        "The demo's time", heads, [(taken, f"<= {goal:g}", verdict)], frozenset({"verdict"})
+    )

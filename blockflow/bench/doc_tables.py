@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from blockflow.bench import gpu_figures, hop_figures, overload_figures, pipeline_figures
+from blockflow.bench import (
+    gpu_figures,
+    hop_figures,
+    overload_figures,
+    pipeline_aims,
+    pipeline_figures,
+)
 from blockflow.bench.batching import grids as batching
 from blockflow.bench.batching import reason_grids as reasons
 from blockflow.bench.chaos import grids as chaos
 from blockflow.bench.compare import report as compare
-from blockflow.bench.demo_grids import demo_memory_grid, demo_task_grid
+from blockflow.bench.demo_grids import demo_memory_grid, demo_task_grid, demo_time_grid
 from blockflow.bench.fuzz import figures as fuzz
 from blockflow.bench.grid import Grid, digits, ms
 from blockflow.bench.mlperf import figures as mlperf
@@ -100,6 +106,7 @@ TABLES: Mapping[str, Table] = {
         "bench",
         "make bench",
         latency=pipeline_figures.latency_grid,
+        aims=pipeline_aims.aim_grid,
         start=pipeline_figures.start_grid,
     ),
     **_tables(
@@ -143,7 +150,9 @@ TABLES: Mapping[str, Table] = {
         verdicts=compare.verdict_grid,
         notes=compare.note_grid,
     ),
-    **_tables("demo", "make demo", tasks=demo_task_grid, memory=demo_memory_grid),
+    **_tables(
+        "demo", "make demo", tasks=demo_task_grid, memory=demo_memory_grid, time=demo_time_grid
+    ),
     **_tables(
         "mlperf",
         "blockflow bench",

@@ -314,9 +314,6 @@ def _verdict(name: str, figures: Sequence[Figure]) -> str:
     """The worst one of figures that have goals."""
     verdicts = set()
     for f in figures:
-        low = f.value if f.low is None else f.low
-        high = f.value if f.high is None else f.high
-        found = Interval(f.value, low, high, f.n)
         goal = _goal(f) or 0.0
-        verdicts.add(str(judge(found, goal, at_least=name in (LESS, SATURATION_RATIO))))
+        verdicts.add(str(judge(f.interval, goal, at_least=name in (LESS, SATURATION_RATIO))))
     return next(v for v in ("missed", "within noise", "met") if v in verdicts)

@@ -29,6 +29,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from blockflow.bench import pipeline_aims
 from blockflow.bench.bare import BareLink
 from blockflow.bench.calibration import calibrate, calibration_figures, compare
 from blockflow.bench.contenders import CONTENDERS, USUAL, Contender, Model, prepare_apart
@@ -355,9 +356,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "pipeline" if args.all else "bench"
     console = Console()
     found = measure(plan, console)
-    wide = [latency_grid(found), throughput_grid(found), cost_grid(found), aim_grid(found)]
-    narrow = [part for grid in wide for part in grid.split("engine")]
-    for grid in (*narrow, start_grid(found)):
+    wide = [latency_grid(found), throughput_grid(found), cost_grid(found)]
+    tables = [part for grid in wide for part in grid.split("engine")]
+    tables.append(start_grid(found))
+    if args.all:
+        tables += aim_grid(found).split("engine")
+    else:
+        found += pipeline_aims.judged(found)
+        tables += pipeline_aims.aim_grid(found).split("of")
+    for grid in tables:
         if grid.rows:
             console.print(grid.rich())
     for line in remarks(found):

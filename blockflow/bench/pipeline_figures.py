@@ -28,6 +28,7 @@ HOP = "overhead per hop"
 RATIO = "latency to in-process"
 COMPUTE_RATIO = "compute to in-process"
 TO_APART = "latency to apart"
+LESS = "zeromq overhead to tensormq"
 ACCOUNTED = "accounted share"
 MEMORY = "memory (PSS)"
 THROUGHPUT = "throughput"
@@ -45,6 +46,7 @@ _AIMS: Mapping[tuple[str, int], float] = {
 
 _THROUGHPUT_AIM = 0.97
 _SHORT = {RATIO: "latency", TO_BOUND: "throughput"}
+"""What has an aim here; those of ``make bench`` are its own (pipeline_aims)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,10 @@ class Series:
         if APART in self.latency and way in (TENSORMQ, ZEROMQ):
             alike = ratio_interval([s.total for s in self.latency[APART]], [s.total for s in runs])
             out.append(interval_figure(TO_APART, way, rows, alike, "x", tags))
+        if way == ZEROMQ and TENSORMQ in self.latency:
+            hops = [s.hop_overhead for s in self.latency[TENSORMQ]]
+            less = ratio_interval(hops, [s.hop_overhead for s in runs])
+            out.append(interval_figure(LESS, way, rows, less, "x", tags))
         base = [s.compute for s in self.latency[IN_PROCESS]]
         compute = ratio_interval(base, [s.compute for s in runs])
         share = median_interval([s.accounted for s in runs])
@@ -271,27 +277,34 @@ def cost_grid(found: Iterable[Figure]) -> Grid:
 
 
 def aim_grid(found: Iterable[Figure]) -> Grid:
-    """The aims and what this run says of them."""
-    rows = []
-    for f in found:
-        if "verdict" not in f.labels:
-            continue
-        sign = ">=" if f.labels.get("at_least") else "<="
-        noise = f.labels.get("noise")
-        rows.append(
-            (
-                engine_of(f),
-                str(f.batch),
-                f"{f.mode}: {_SHORT[f.name]}",
-                f"{f.value:.3f}",
-                bounds(f.low, f.high),
-                f"{sign} {f.labels['goal']:g}",
-                "" if noise is None else f"{noise:.1%}",
-                str(f.labels["verdict"]),
-            )
-        )
-    heads = ("engine", "rows", "aim", "measured", "95%", "goal", "noise", "verdict")
+    """The aims of ``make bench-pipeline`` and what this run says of them."""
+    rows = [
+        (engine_of(f), str(f.batch), f"{f.mode}: {_SHORT[f.name]}", *verdict_cells(f))
+        for f in found
+        if f.name in _SHORT and "verdict" in f.labels
+    ]
+    heads = ("engine", "rows", "aim", *VERDICT_HEADS)
     return Grid("Aims", heads, rows, frozenset({"engine", "aim", "verdict"}))
+
+
+VERDICT_HEADS = ("measured", "95%", "goal", "noise", "verdict")
+
+
+def verdict_cells(figure: Figure) -> tuple[str, ...]:
+    """A judged figure in the columns of ``VERDICT_HEADS``."""
+    labels = figure.labels
+    noise = labels.get("noise")
+    return (
+        f"{figure.value:.3f}",
+        bounds(figure.low, figure.high),
+        goal_text(labels["goal"], at_least=bool(labels.get("at_least"))),
+        "" if noise is None else f"{noise:.1%}",
+        str(labels["verdict"]),
+    )
+
+
+def goal_text(goal: float, *, at_least: bool) -> str:
+    return f"{'>=' if at_least else '<='} {goal:g}"
 
 
 def _ratio(figure: Figure | None) -> str:
@@ -302,7 +315,9 @@ def start_grid(found: Sequence[Figure]) -> Grid:
     """One more worker, and a bare message: figures without a batch size."""
     rows = []
     for f in found:
-        if f.batch is not None or f.labels.get("engine") or f.name == CALIBRATION:
+        if f.batch is not None or "engine" in f.labels or "verdict" in f.labels:
+            continue
+        if f.name == CALIBRATION:
             continue
         first = f.p50_ms if f.unit == "ms" else None
         last = f.p90_ms if f.unit == "ms" else f.value

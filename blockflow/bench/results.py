@@ -61,6 +61,13 @@ class Figure:
     high: float | None = None
     labels: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def interval(self) -> Interval:
+        """For the judge; of a number without one, the number itself."""
+        low = self.value if self.low is None else self.low
+        high = self.value if self.high is None else self.high
+        return Interval(self.value, low, high, self.n)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON form; what was not measured is left out (``p50_ms`` and ``p90_ms`` stay)."""
         out = asdict(self)

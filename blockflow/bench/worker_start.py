@@ -23,7 +23,8 @@ def measure_start(
     """Add one worker at a time for one more of ``blocks`` to the topology ``base``.
 
     ``start_ms`` runs from the order to launch until Ready; ``load_ms`` is the artifact's share;
-    ``uss_mib`` the private memory of the idle process beyond its block's parameters and buffers.
+    ``uss_mib`` the private memory of the idle process beyond its block's parameters and buffers,
+    which is left out where the kernel does not tell.
     """
     out = []
     repository = BlockRepository(system.settings.repository)
@@ -34,13 +35,10 @@ def measure_start(
         system.apply({**base, "blocks": [*base["blocks"], extra]})
         worker = next(w for w in system.status()["workers"] if w["worker"] == name)
         uss, _ = private_and_shared(worker["pid"])
-        out.append(
-            {
-                "start_ms": worker["start_ms"],
-                "load_ms": worker["load_ms"],
-                "uss_mib": (uss - repository.info(block).state_bytes) / 2**20,
-            }
-        )
+        one = {"start_ms": worker["start_ms"], "load_ms": worker["load_ms"]}
+        if uss:
+            one["uss_mib"] = (uss - repository.info(block).state_bytes) / 2**20
+        out.append(one)
         system.apply(base)
     return out
 
@@ -48,9 +46,11 @@ def measure_start(
 def start_figures(starts: Sequence[Mapping[str, float]]) -> list[Figure]:
     """How fast one more worker is there, and how big it is (the largest)."""
     without = [s["start_ms"] - s["load_ms"] for s in starts]
-    most = max(s["uss_mib"] for s in starts)
-    return [
+    out = [
         latency_figure(READY, "tensormq", None, [s["start_ms"] for s in starts]),
         latency_figure(READY_WITHOUT_LOAD, "tensormq", None, without),
-        Figure(USS, "tensormq", None, None, None, most, "MiB", len(starts)),
     ]
+    sizes = [s["uss_mib"] for s in starts if "uss_mib" in s]
+    if sizes:
+        out.append(Figure(USS, "tensormq", None, None, None, max(sizes), "MiB", len(sizes)))
+    return out

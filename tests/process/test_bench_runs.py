@@ -11,9 +11,11 @@ import pytest
 
 from blockflow.bench.hop_figures import HOP
 from blockflow.bench.kpi_reader import COPIES, COPIES_IN
+from blockflow.bench.pipeline_aims import AIM
 from blockflow.bench.pipeline_figures import LATENCY, NOT_RUN, THROUGHPUT
 from blockflow.bench.reliability import figures as reliability
 from blockflow.bench.results import Figure, ResultFile
+from blockflow.bench.statistics import Verdict
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,6 +59,10 @@ def test_pipeline(tmp_path: Path, engines: str) -> None:
     assert {way for way, _ in ways} >= {"in-process", "apart", "tensormq", "zeromq", "one-worker"}
     assert {batch for _, batch in ways} == {1, 8}
     assert {f.mode for f in found if f.name == THROUGHPUT} >= {"bound", "tensormq"}
+    aims = {(f.mode, f.batch): f for f in found if f.name == AIM}
+    assert {"ready beside load, ms", "private memory, MB"} < {mode for mode, _ in aims}
+    assert aims["zeromq/tensormq: hop", 8].value > 0
+    assert all(f.labels["verdict"] in set(Verdict) for f in aims.values())
     for missing in (f for f in found if f.name == NOT_RUN):
         assert missing.labels["reason"]
 

@@ -83,6 +83,7 @@ def test_the_demo_measures_and_leaves_nothing_behind(
         assert values["compute", f"modular/{block}"] > 0
     assert values["state", "modular"] < 0.4 * values["state", "separate"]
     assert values["uss", "modular"] > values["state", "modular"]
+    assert 0 < values["whole run", "all"] < WAIT_S
     assert all(line["machine"]["cores"] for line in lines)
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -14,8 +19,10 @@ from blockflow.bench.demo import picture, report
 from blockflow.bench.demo.blocks import SHARED, one_worker_topology, separate_topology
 from blockflow.bench.demo.data import HELD_OUT, TASKS, labels, load_data
 from blockflow.bench.demo.measure import Deployment, JointFigures, Memory, TaskFigures, accuracy
-from blockflow.bench.demo.run import Outcome, read_topology
+from blockflow.bench.demo.run import Demo, Outcome, Settings, read_topology
 from blockflow.bench.demo.server import Leftovers
+from blockflow.bench.demo_grids import demo_time_grid
+from blockflow.bench.reliability.promise import NOT_MEASURED
 from blockflow.cli.main import main
 from blockflow.client.collector import BlockMeans
 from blockflow.core.errors import BlockFlowError
@@ -138,6 +145,52 @@ def test_figures_are_plain_json() -> None:
     names = {f.name for f in found}
     assert names >= {"accuracy", "latency", "throughput", "compute", "wait", "overhead", "uss"}
     json.dumps([f.to_dict() for f in found])
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(179.0, "met"), (181.0, "missed")])
+def test_the_whole_run_is_held_to_three_minutes(seconds: float, verdict: str) -> None:
+    found = report.figures(deployments(), seconds)
+    assert [row[1:] for row in demo_time_grid(found).rows] == [("<= 180", verdict)]
+    assert demo_time_grid(found).rows[0][0] == f"{seconds:.0f}"
+    # Results of before it was timed, and of runs that left something out.
+    assert demo_time_grid(report.figures(deployments())).rows == [("", "<= 180", NOT_MEASURED)]
+
+
+def test_a_run_is_timed_from_the_begin_of_its_process() -> None:
+    code = (
+        "import time\n"
+        "began = time.monotonic()\n"
+        "from blockflow.bench.demo.measure import age_s\n"
+        "age = age_s()\n"
+        "print(age, time.monotonic() - began)\n"
+    )
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    age, imports = map(float, done.stdout.split())
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert imports - tick <= age <= time.monotonic() - start + tick
+
+
+@pytest.mark.parametrize(
+    ("change", "timed"), [({}, True), ({"reuse": True}, False), ({"keep": True}, False)]
+)
+def test_only_a_run_that_leaves_nothing_out_is_a_whole_one(
+    tmp_path: Path, change: dict[str, bool], timed: bool
+) -> None:
+    out = io.StringIO()
+    demo = Demo(Settings(**change), Console(file=out, width=80), connect=never)
+    outcome = Outcome(deployments(), tmp_path / "demo.png", tmp_path / "demo.jsonl")
+    demo._report(outcome)
+    lines = [json.loads(line) for line in outcome.figures.read_text().splitlines()]
+    assert [x["unit"] for x in lines if x["name"] == report.WHOLE_RUN] == ["s"] * timed
+    assert ("whole run" in {f["name"] for f in outcome.to_dict()["figures"]}) == timed
+    assert "All of this took" in out.getvalue()
+
+
+def never(_url: str) -> NoReturn:
+    raise AssertionError("nothing is served here")
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from blockflow.bench.demo.data import HELD_OUT, TASKS, Digits, load_data
 from blockflow.bench.demo.measure import (
     Deployment,
     TaskFigures,
+    age_s,
     measure_joint,
     measure_memory,
     measure_task,
@@ -77,6 +78,7 @@ class Outcome:
     """What a run found and left.
 
     ``rest_url`` and ``client_address`` are those of the system if it was kept, else empty.
+    ``whole_run_s`` is None where blocks were reused or the system was kept: that is not all of it.
     """
 
     deployments: list[Deployment] = field(default_factory=list)
@@ -87,11 +89,12 @@ class Outcome:
     client_address: str = ""
     log: Path = Path()
     pid: int = 0
+    whole_run_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON form for ``--json``."""
         return {
-            "figures": [f.to_dict() for f in figures(self.deployments)],
+            "figures": [f.to_dict() for f in figures(self.deployments, self.whole_run_s)],
             "machine": fingerprint(),
             "picture": str(self.picture),
             "figures_file": str(self.figures),
@@ -214,10 +217,14 @@ class Demo:
         line = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
         with self._step("Drawing the picture"):
             picture.draw(outcome.deployments, line, outcome.picture)
-            made = figures(outcome.deployments)
+            taken_s = age_s()
+            if not (self._settings.reuse or self._settings.keep):
+                outcome.whole_run_s = taken_s
+            made = figures(outcome.deployments, outcome.whole_run_s)
             ResultFile(outcome.figures, "demo", "make demo").write(made, machine)
         self._console.print()
         print_report(self._console, outcome.deployments, outcome.deployments[-1])
+        self._say(f"All of this took {taken_s:.0f} s.")
 
     @contextmanager
     def _state_folder(self) -> Iterator[Path]:
