@@ -32,6 +32,10 @@ def context(folder: Path, workshop: Workshop | None = None, **settings: Any) -> 
 
 
 def record(
-    at_ms: float, took_ms: float, outcome: str = OK, timings: Sequence[BlockTiming] = ()
+    at_ms: float,
+    took_ms: float,
+    outcome: str = OK,
+    timings: Sequence[BlockTiming] = (),
+    task: str = "t",
 ) -> Record:
-    return Record("t", 1, at_ms, at_ms, at_ms + took_ms, outcome, tuple(timings))
+    return Record(task, 1, at_ms, at_ms, at_ms + took_ms, outcome, tuple(timings))

@@ -59,7 +59,7 @@ def test_transports(tmp_path: Path) -> None:
         *((kind, way) for kind in ("string", "JSON", "tensor") for way in transports.WAYS[:3]),
         *(("tensor", way) for way in transports.WAYS[3:]),
     }
-    assert all(f.value > 0 and f.n >= 25 for f in found.figures if f.unit == "ms")
+    assert all(f.value > 0 and f.n >= 5 for f in found.figures if f.unit == "ms")
 
 
 def test_one_client_by_every_way(made: Context, monkeypatch: pytest.MonkeyPatch) -> None:

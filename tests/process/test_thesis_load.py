@@ -38,7 +38,7 @@ from blockflow.bench.thesis.devices_model import CORES, Places
 from blockflow.bench.thesis.energy_source import EnergySource
 from blockflow.bench.thesis.experiment import Context, Experiment, Findings, Settings, Workshop
 from blockflow.bench.thesis.outcome import PARTIAL, broken_off
-from blockflow.bench.thesis.served import WAYS, replicas
+from blockflow.bench.thesis.served import ARMS, WAYS, replicas
 from blockflow.client import Client
 from blockflow.control.settings import available_cores
 from blockflow.control.system import System
@@ -237,7 +237,7 @@ def test_a_worker_that_is_killed_in_mid_visit_leaves_what_was_found(
         yield advance
 
     def kill() -> None:
-        for worker in replicas(running[0], WAYS[0]):
+        for worker in (w for arm in ARMS for w in replicas(running[0], arm)):
             os.kill(worker["pid"], signal.SIGKILL)
 
     timer = threading.Timer(0.1, kill)

@@ -15,7 +15,7 @@ from blockflow.bench.thesis.energy_figures import ABOVE, ENERGY, IDLE, Energy
 from blockflow.bench.thesis.energy_figures import RATIO as ENERGY_RATIO
 from blockflow.bench.thesis.energy_figures import Visit as EnergyVisit
 from blockflow.bench.thesis.energy_source import Rapl, find_source, grown
-from blockflow.bench.thesis.growth_blocks import COST, OWN, PROCESS, Start, figures_of
+from blockflow.bench.thesis.growth_blocks import COST, OWN, PROCESS, Start, draw, figures_of
 from blockflow.bench.thesis.growth_figures import (
     FIRST,
     LONG,
@@ -291,6 +291,9 @@ def test_memory_figures() -> None:
     assert by[FIRST, HANDLES].value == 10
     assert by[LONG, HANDLES].value == 6
     assert "1.01 times with tensormq" in made.says()
+    # Whoever reads one line learns that memory did grow, before what is compared.
+    once = "had added once 10.0 MiB with tensormq (+11%), 10.0 MiB with zeromq (+11%)"
+    assert once in made.says()
     assert {len(row) for row in made.grid().rows} == {len(made.grid().heads)}
     assert len(made.rows()) == 2 * (4 * 5 + 9)
 
@@ -312,3 +315,13 @@ def test_memory_per_block() -> None:
     assert rows[PROCESS, "block1"][4:6] == ("394 MB", "MiB")
     assert rows[COST, ""][4] == "370 MB"
     assert (by[COST, ""].value, by[COST, ""].n) == (10, 5)
+
+
+def test_a_bar_ends_where_its_process_does() -> None:
+    """Pages of a state that nobody has touched are not resident."""
+    starts = [Start({"block1": 30.0, "block2": 30.0}, {"block1": 10.0, "block2": 10.0})] * 5
+    page = draw(starts, {"block1": 8.0, "block2": 50.0}, {"model": "other"})
+    tops: dict[float, float] = {}
+    for bar in page.axes[0].patches:
+        tops[bar.get_x()] = max(tops.get(bar.get_x(), 0.0), bar.get_y() + bar.get_height())
+    assert list(tops.values()) == [30.0, 30.0]

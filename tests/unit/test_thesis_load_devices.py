@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thesis_rig import CHAIN, HANDLES, TENSORS, record
 
+from blockflow.bench.thesis.beside import thesis_cell
 from blockflow.bench.thesis.devices_figures import LESS, Distribution
 from blockflow.bench.thesis.devices_figures import Visit as DeviceVisit
 from blockflow.bench.thesis.devices_model import (
@@ -19,7 +20,7 @@ from blockflow.bench.thesis.devices_model import (
     spread_topology,
     way_of,
 )
-from blockflow.bench.thesis.served import TWICE, WAYS
+from blockflow.bench.thesis.served import ARMS, TWICE, WAYS
 from blockflow.client.result import BlockTiming
 
 
@@ -54,10 +55,10 @@ def test_a_topology_for_cores_and_one_for_gpus() -> None:
     assert not any("cores" in b for b in gpus["blocks"])
 
 
-def device_visit(overhead_ms: float) -> DeviceVisit:
+def device_visit(overhead_ms: float, blocks: int = 4) -> DeviceVisit:
     timings = [
         BlockTiming(f"w.pt2.block{n}", overhead_ms / 4, 9.0, overhead_ms * 3 / 4, 5.0 * n)
-        for n in (1, 2, 3, 4)
+        for n in range(1, blocks + 1)
     ]
     return DeviceVisit.of([record(0, 1, timings=timings), record(0, 1, "TIMEOUT")])
 
@@ -80,6 +81,11 @@ def test_overhead_by_distribution_stands_beside_the_thesis_s() -> None:
     assert {pdi: f.value for pdi, f in found.items()} == pytest.approx({25.0: 5.0, 50.0: 3.0})
     assert {pdi: f.labels["thesis"] for pdi, f in found.items()} == {25.0: 5.26, 50.0: 3.56}
     assert "PDI 25: 5.00 times as much" in made.says()
+    # A core is no GPU: whose figure it is stands beside it.
+    assert made.says().count("times as much on GPUs)") == 2
+    assert {thesis_cell(f) for f in found.values()} == {"5.26 x on GPUs", "3.56 x on GPUs"}
+    three = {(arm, 2): [device_visit(1.0, blocks=3)] * 5 for arm in ARMS}  # no such PDI there
+    assert "thesis" not in Distribution(three, Places(CORES, ["0", "1"]), 30.0, {}).says()
     assert {f.labels["noise"] for f in found.values()} == {0.0}
     assert {f.mode for f in made.table()} == {
         "PDI 25 (4 blocks, 1 GPU)",

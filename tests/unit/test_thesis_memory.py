@@ -252,6 +252,18 @@ def test_the_command_with_the_thesis_constants(
     assert picture.stat().st_size > 1000
 
 
+def test_what_cannot_be_written_is_shown_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "m.jsonl"
+    assert main(["--constants", "thesis", "--json", str(target)]) == 2
+    shown = capsys.readouterr().out
+    assert "Table 4.5" in shown
+    assert "INVALID_REQUEST" in shown
+    assert "--json" in shown
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -14,7 +14,6 @@ from blockflow.bench.thesis.clients_figures import KNEE, STEP, Clients, Visit
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.served import (
     ARMS,
-    WAYS,
     ask_in_turn,
     input_of,
     served,
@@ -33,15 +32,18 @@ def run(ctx: Context) -> Findings:
     chain = ctx.chain()
     x = input_of(chain)
     found: dict[tuple[str, int], list[Visit]] = {(arm, n): [] for n in counts for arm in ARMS}
-    with ctx.system(served(chain, ctx.settings.device, tasks=most)) as system, ExitStack() as stack:
+    with (
+        ctx.system(served(chain, ctx.settings.device, ARMS, tasks=most)) as system,
+        ExitStack() as stack,
+    ):
         clients = [stack.enter_context(Client(system.client_endpoint)) for _ in range(most)]
         for number, client in enumerate(clients):
-            warm(client, [task_of(way, number) for way in WAYS], x, 1)
+            warm(client, [task_of(arm, number) for arm in ARMS], x, 1)
 
         def visit(arm: str, n: int) -> Visit:
             tasks = [task_of(arm, i) for i in range(n)]
             asked = ask_in_turn(clients[:n], tasks, x, seconds)
-            return Visit(percentile(asked.latency_ms, 50), asked.rate)
+            return Visit(percentile(asked.steady_ms, 50), asked.rate)
 
         with ctx.step("clients that ask in turn", rounds * len(counts)) as advance:
             for number in range(rounds):

@@ -46,14 +46,16 @@ class Visit:
     rate: float
 
 
-def find_knee(latency_ms: Mapping[int, float], rate: Mapping[int, float]) -> float:
-    """Where a way's latency begins to grow: N* = R(1) X clients, from medians by their number.
+def find_knee(alone_ms: Sequence[float], rate: Sequence[float]) -> Interval:
+    """Where a way's latency begins to grow: N* = R(1) X clients.
 
-    Raises:
-        ValueError: nothing was measured with the fewest clients.
+    Args:
+        alone_ms: of a lone client, one per round: R(1).
+        rate: the most answers per second of the same rounds: X.
     """
     # Noise can make a lone client seem to do more than the pipeline can.
-    return max(1.0, latency_ms[min(latency_ms)] / 1e3 * max(rate.values()))
+    rounds = zip(alone_ms, rate, strict=True)
+    return median_interval([max(1.0, ms / 1e3 * most) for ms, most in rounds])
 
 
 def find_step(latency_ms: Mapping[int, Sequence[float]], knee: float) -> Interval | None:
@@ -101,13 +103,10 @@ class Clients:
         return Rounds({arm: [value(v) for v in f] for arm, f in found.items()})
 
     def knee(self, way: str) -> Interval:
-        """N* with what it inherits from the interval of R(1)."""
-        latency = {n: self.latency(n).median(way) for n in self.counts}
-        rates = {n: self.rate(n).median(way).value for n in self.counts}
-        knee = find_knee({n: found.value for n, found in latency.items()}, rates)
-        alone = latency[self.counts[0]]
-        scale = knee / alone.value
-        return Interval(knee, max(1.0, alone.low * scale), max(1.0, alone.high * scale), alone.n)
+        """N* by rounds; X is the rate with the number of clients that do the most on the whole."""
+        most = max(self.counts, key=lambda n: self.rate(n).median(way).value)
+        alone = [v.latency_ms for v in self._visits[way, self.counts[0]]]
+        return find_knee(alone, [v.rate for v in self._visits[way, most]])
 
     def step(self, way: str) -> Interval | None:
         """What a further client adds beyond the knee, by rounds; none of them is left out, so that
@@ -182,13 +181,11 @@ class Clients:
         knee, step = self.knee(TENSORMQ), self.step(TENSORMQ)
         line = (
             f"with handles a lone request's time and the highest rate put the end of the plateau "
-            f"at {knee.value:.1f} clients (95% {bounds(knee.low, knee.high)})"
+            f"at {knee.value:.1f} clients ({_shown(knee)})"
             f"{quoted(self._labels, f'{_THESIS_KNEE:g}')}"
         )
         if step is not None:
-            shown = f"95% {bounds(step.low, step.high)}, n = {step.n}"
-            few = ": too few rounds to conclude" if step.n < MIN_PAIRS else ""
-            line += f", from where each further one adds {digits(step.value)} ms ({shown}{few})"
+            line += f", from where each further one adds {digits(step.value)} ms ({_shown(step)})"
         if len(self.ways) < 2:
             return line
         told = self.latency(most).compared(TENSORMQ, ZEROMQ)
@@ -232,3 +229,9 @@ class Clients:
             for number, v in enumerate(found)
             if not way.endswith(AGAIN)
         ]
+
+
+def _shown(found: Interval) -> str:
+    """An interval in words, and whether it says anything."""
+    few = ": too few rounds to conclude" if found.n < MIN_PAIRS else ""
+    return f"95% {bounds(found.low, found.high)}, n = {found.n}{few}"

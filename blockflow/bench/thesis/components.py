@@ -103,6 +103,7 @@ def findings(found: Series, settings: Settings) -> Findings:
         notes=[
             "Figures 4.4, B.1 and B.2 have no numbers in the thesis's text; their shape is what "
             "can be compared. A request that is alone waits for nobody: waiting is the scheduler.",
+            f"The distributions are drawn up to each way's {_TAIL:g}th percentile.",
         ],
     )
 

@@ -200,6 +200,8 @@ def findings(
         notes=[
             f"The loopback device sends {background / 1e3:.3g} kB in the time of a request while "
             "nobody asks: heartbeats, KPIs, and whatever else runs on this machine.",
+            "The workers are connected by TCP for this, as on several machines, so that the "
+            "kernel counts; on one machine they use Unix sockets, which it does not.",
             "A byte through a socket is copied twice, into the kernel and out of it. What the "
             "thesis counts is PCIe: the same tensors, to the host and to the next block's device.",
         ],

@@ -12,7 +12,7 @@ import os
 
 from blockflow.bench.batching.plan import rotated
 from blockflow.bench.pipeline_figures import TENSORMQ
-from blockflow.bench.thesis.beside import AGAIN, beside_grid, known
+from blockflow.bench.thesis.beside import beside_grid, known
 from blockflow.bench.thesis.devices_figures import Distribution, Visit
 from blockflow.bench.thesis.devices_model import (
     CORES,
@@ -33,7 +33,7 @@ from blockflow.bench.thesis.experiment import (
     Settings,
 )
 from blockflow.bench.thesis.served import (
-    WAYS,
+    ARMS,
     Flood,
     callers_of,
     callers_rate,
@@ -79,25 +79,21 @@ def run(ctx: Context) -> Findings:
     if places.kind == CORES:
         labels["device"] = CPU  # whatever the call says: pinned workers compute on their cores
     with (
-        ctx.system(spread_topology(chain, WAYS, places, counts)) as system,
+        ctx.system(spread_topology(chain, ARMS, places, counts)) as system,
         Client(system.client_endpoint) as client,
     ):
-        tasks = {way_of(way, n): (way, n) for n in counts for way in WAYS}
-        warm(client, tasks, x)
+        # On every number of devices one way twice: each has a noise of its own.
+        arms = {way_of(arm, n): (arm, n) for n in counts for arm in ARMS}
+        warm(client, arms, x)
         with ctx.step("what one device can do", None):
             alone = callers_rate(client, way_of(TENSORMQ, counts[0]), x, seconds, callers_of(chain))
         rate = _SHARE * alone
-        # On every number of devices one arm twice: each has a noise of its own.
-        again = {way_of(TENSORMQ, n) + AGAIN: (TENSORMQ + AGAIN, n) for n in counts}
-        arms = {**tasks, **again}
-
         with ctx.step(f"blocks on {places.kind}", rounds) as advance:
             for number in range(rounds):
-                for arm in rotated(list(arms), number):
-                    task = arm.removesuffix(AGAIN)
+                for task in rotated(list(arms), number):
                     # The same arrivals for all arms.
                     asked = Flood(rate, seconds, number).ask(client, task, x)
-                    found.setdefault(arms[arm], []).append(Visit.of(asked.records))
+                    found.setdefault(arms[task], []).append(Visit.of(asked.records))
                 ctx.keep(Distribution(found, places, rate, labels).figures())
                 advance()
     made = Distribution(found, places, rate, labels)

@@ -110,7 +110,8 @@ class Distribution:
             labels = {**self._labels, "pdi": self.pdi(count), "noise": rounds.noise}
             ratio = rounds.ratio(TENSORMQ, ZEROMQ)
             figure = interval_figure(LESS, self._name(count), 1, ratio, "x", labels)
-            out.append(thesis(figure, THESIS_LESS.get(self.pdi(count)), _SOURCE, "on GPUs"))
+            printed = THESIS_LESS.get(self.pdi(count))
+            out.append(thesis(figure, printed, _SOURCE, "on GPUs", "x on GPUs"))
         return out
 
     def table(self) -> list[Figure]:
@@ -137,9 +138,10 @@ class Distribution:
         parts = []
         for count in self.counts:
             printed = THESIS_LESS.get(self.pdi(count))
-            beside = "" if printed is None else quoted(self._labels, f"{printed:g}")
             told = self.overhead(count).compared(TENSORMQ, ZEROMQ, "as much", "less")
-            parts.append(f"PDI {self.pdi(count):.0f}: {told}{beside}")
+            if printed is not None:
+                told += quoted(self._labels, f"{printed:g} times as much on GPUs")
+            parts.append(f"PDI {self.pdi(count):.0f}: {told}")
         over = f"with blocks on one {self._places.one} or several"
         return f"overhead of whole tensors beside handles, {over}: {'; '.join(parts)}"
 

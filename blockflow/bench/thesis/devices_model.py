@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockflow.bench.in_process import Chain
-from blockflow.bench.pipeline_ways import block_names
+from blockflow.bench.pipeline_ways import block_names, task_name
 from blockflow.bench.thesis.served import served
 
 GPUS, CORES = "GPUs", "cores"
@@ -57,7 +57,7 @@ class Places:
 
 def way_of(way: str, devices: int) -> str:
     """A way's name on so many devices: of its blocks, and of its task."""
-    return f"{way}-{devices}"
+    return f"{task_name(way)}-{devices}"
 
 
 def spread_topology(

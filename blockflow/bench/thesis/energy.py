@@ -25,7 +25,6 @@ from blockflow.bench.thesis.experiment import (
 )
 from blockflow.bench.thesis.served import (
     ARMS,
-    WAYS,
     ask_in_turn,
     input_of,
     once,
@@ -68,11 +67,11 @@ def measure(ctx: Context, chain: Chain, source: EnergySource) -> Findings:
     arms = [(arm, rows) for rows in batches for arm in ARMS]
     found: dict[tuple[str, int], list[Visit]] = {arm: [] for arm in arms}
     with (
-        ctx.system(served(chain, ctx.settings.device)) as system,
+        ctx.system(served(chain, ctx.settings.device, ARMS)) as system,
         Client(system.client_endpoint) as client,
     ):
         for x in inputs.values():
-            warm(client, [task_of(way) for way in WAYS], x)
+            warm(client, [task_of(arm) for arm in ARMS], x)
         with ctx.step("energy", rounds * len(arms)) as advance:
             for number in range(rounds):
                 with Sampler(source.joules, _LOOK_S) as idle:
@@ -84,7 +83,7 @@ def measure(ctx: Context, chain: Chain, source: EnergySource) -> Findings:
                 for arm, rows in arms[shift:] + arms[:shift]:
                     ask = partial(ask_in_turn, [client], [task_of(arm)], inputs[rows], seconds)
                     with Sampler(source.joules, _LOOK_S) as sampler:
-                        answered = len(ask().latency_ms) * rows
+                        answered = ask().answers * rows
                     visit = Visit(answered, sampler.seconds, spent(sampler), idle_w)
                     found[arm, rows].append(visit)
                     advance()

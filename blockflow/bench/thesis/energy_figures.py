@@ -90,7 +90,8 @@ class Energy:
                 RATIO, ZEROMQ, batch, rounds.ratio(TENSORMQ, ZEROMQ), "x", labels
             )
             out.append(thesis(figure, _THESIS_RATIO if batch == 1 else None, _SOURCE))
-        idle = median_interval([v.idle_w for found in self._visits.values() for v in found])
+        # A round's is given to each of its visits.
+        idle = median_interval([v.idle_w for v in next(iter(self._visits.values()))])
         out.append(interval_figure(IDLE, "idle", None, idle, "W", self._labels))
         return out
 
@@ -103,7 +104,7 @@ class Energy:
         return (
             f"{handles:.0f} mJ per tensor with handles, {whole:.0f} with whole tensors "
             f"({batch} row{'s' * (batch > 1)}): {told}"
-            + quoted(self._labels, f"{_THESIS_RATIO} times")
+            + quoted(self._labels, f"{_THESIS_RATIO} times as much")
         )
 
     def draw(self) -> Any:

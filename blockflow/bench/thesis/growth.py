@@ -46,7 +46,8 @@ def look_at(system: System, way: str, pids: Mapping[str, int]) -> Look:
     arena = sum(k.get("arena_used", 0) for k in kpis)
     # In a container NVML hides whose memory is whose; torch's own count does not.
     gpu = [k.get("gpu_memory") or k.get("torch_reserved") for k in kpis]
-    whole = sum(g or 0 for g in gpu) / _MIB if any(gpu) else None
+    # The sum of some of them would be no memory of the way.
+    whole = sum(g or 0 for g in gpu) / _MIB if gpu and all(gpu) else None
     return Look(
         sum(m.rss for m in found) / _MIB, sum(m.pss for m in found) / _MIB, arena / _MIB, whole
     )
@@ -76,8 +77,11 @@ def run(ctx: Context) -> Findings:
 
         def visit(way: str, times: float, lasts: float, seed: int) -> list[tuple[float, Look]]:
             with Sampler(looks[way], _LOOK_S) as sampler:
-                Flood(times * callers, lasts, seed, deadline_s).ask(client, task_of(way), x)
-            return sampler.samples
+                flood = Flood(times * callers, lasts, seed, deadline_s)
+                asked = flood.ask(client, task_of(way), x)
+            # Requests are sent from the first look on; when the last one is, queues run empty.
+            end = sampler.samples[0][0] + asked.seconds
+            return [(at, look) for at, look in sampler.samples if at <= end]
 
         with ctx.step("the first overload", len(WAYS)) as advance:
             for way in WAYS:

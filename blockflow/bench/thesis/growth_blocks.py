@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.grid import digits
+from blockflow.bench.grid import bounds, digits
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import median_interval
+from blockflow.bench.statistics import Interval, median_interval
 from blockflow.bench.thesis.beside import beside_grid, known, quoted, thesis
 from blockflow.bench.thesis.experiment import CPU, Context, Data, Experiment, Findings, Plot, skip
 from blockflow.bench.thesis.memory_measure import EMPTY, save_empty
-from blockflow.bench.thesis.offline_table import CLASSIFIER, PRINTED, SCRIPTED, SOURCE
+from blockflow.bench.thesis.offline_table import CLASSIFIER, LAST, PRINTED, SCRIPTED, SOURCE
 from blockflow.bench.thesis.served import (
     WAYS,
     callers_of,
@@ -34,7 +36,7 @@ from blockflow.bench.thesis.served import (
     task_of,
     warm,
 )
-from blockflow.bench.thesis.util_watch import memory_of
+from blockflow.bench.thesis.util_watch import Sampler, memory_of
 from blockflow.client import Client
 from blockflow.control.system import System
 
@@ -54,11 +56,12 @@ THESIS_UNIT = "MB"
 it may mean MiB."""
 
 _MIB = 2**20
+_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of the pipeline, in MiB after some work.
+    """One start of the pipeline, in MiB at work.
 
     Attributes:
         process: block -> its process.
@@ -70,7 +73,7 @@ class Start:
 
 
 def run(ctx: Context) -> Findings:
-    """Some starts, each measured while callers keep the pipeline busy."""
+    """Some starts, each looked at while callers keep the pipeline busy."""
     starts, seconds = ctx.pick((5, 1.5), (1, 0.3))
     chain = ctx.chain()
     cpu = ctx.settings.device == CPU
@@ -82,6 +85,7 @@ def run(ctx: Context) -> Findings:
         topology["tasks"][EMPTY] = [EMPTY]
     x = input_of(chain)
     states = {short(b): state_mib(chain.repository, b) for b in chain.blocks}
+    look = on_cpu if cpu else on_gpu
     found: list[Start] = []
     with ctx.step("starts of the pipeline", starts) as advance:
         for _ in range(starts):
@@ -89,14 +93,21 @@ def run(ctx: Context) -> Findings:
                 warm(client, [task_of(way)], x)
                 if cpu:
                     warm(client, [EMPTY], np.ones((1, 1), np.float32))
-                callers_rate(client, task_of(way), x, seconds, callers_of(chain))
-                start = on_cpu(system, way) if cpu else on_gpu(system, way)
-            if start is None:
+                with Sampler(partial(look, system, way), _LOOK_S) as sampler:
+                    callers_rate(client, task_of(way), x, seconds, callers_of(chain))
+            looks = [start for _, start in sampler.samples if start is not None]
+            if len(looks) < len(sampler.samples):
                 return skip("NVML does not tell whose memory is whose here (a container?)")
-            found.append(start)
+            found.append(typical(looks))
             ctx.keep(figures_of(found, states, ctx.settings.labels))
             advance()
     return conclude(found, states, ctx.settings.labels)
+
+
+def typical(looks: Sequence[Start]) -> Start:
+    """The medians of a start's looks, block by block."""
+    process = {b: median(look.process[b] for look in looks) for b in looks[0].process}
+    return Start(process, {b: median(look.cost[b] for look in looks) for b in looks[0].cost})
 
 
 def on_cpu(system: System, way: str) -> Start:
@@ -141,9 +152,9 @@ def figures_of(
     return [*out, thesis(cost, THESIS_COST, "figure 4.14", unit=THESIS_UNIT)]
 
 
-def cost_of(found: Sequence[Start]) -> Any:
-    """C over all starts, with its interval."""
-    return median_interval([cost for s in found for cost in dict.fromkeys(s.cost.values())])
+def cost_of(found: Sequence[Start]) -> Interval:
+    """C over all starts, with its interval; a start is one sample, however many blocks tell it."""
+    return median_interval([median(s.cost.values()) for s in found])
 
 
 def conclude(
@@ -156,7 +167,8 @@ def conclude(
     share = len(states) * cost.value / whole
     theirs = len(_ROWS) * THESIS_COST / sum(row.process for row in _ROWS.values())
     says = (
-        f"a process without a block takes {digits(cost.value)} MiB"
+        f"a process without a block takes {digits(cost.value)} MiB (95% "
+        f"{bounds(cost.low, cost.high)}, n = {cost.n})"
         f"{quoted(labels, f'{THESIS_COST:g} {THESIS_UNIT}')}, {share:.0%} of the {digits(whole)} "
         f"MiB that {len(states)} blocks take{quoted(labels, f'{theirs:.0%}')}"
     )
@@ -165,18 +177,25 @@ def conclude(
         for number, s in enumerate(found)
         for block in states
     ]
+    notes = [
+        "on the CPU: private memory (USS); pages that workers share with the template count "
+        "for none of them. The thesis's is a GPU's memory, where C is a CUDA context",
+        f"ours is in MiB, the thesis's in {THESIS_UNIT}, as it prints it. What torch reserves "
+        "on a GPU comes in multiples of 2 MiB, and the thesis's are even: it may mean MiB",
+    ]
+    if known(labels):
+        head = PRINTED[SCRIPTED][CLASSIFIER].process
+        notes.append(
+            f"our {LAST} holds the classifier; the thesis's figures beside it are of a block "
+            f"without it, which had a process of its own ({head:g} {THESIS_UNIT})"
+        )
     return Findings(
         says,
         figures,
         [beside_grid("Memory per block of a pipeline at work", figures, "block")],
         [Plot("Memory per block", "blocks", draw(found, states, labels))],
         [Data("starts", ("block", "start", "process_mib", "cost_mib"), rows)],
-        [
-            "on the CPU: private memory (USS); pages that workers share with the template count "
-            "for none of them. The thesis's is a GPU's memory, where C is a CUDA context",
-            f"ours is in MiB, the thesis's in {THESIS_UNIT}, as it prints it. What torch reserves "
-            "on a GPU comes in multiples of 2 MiB, and the thesis's are even: it may mean MiB",
-        ],
+        notes,
     )
 
 
@@ -191,9 +210,11 @@ def draw(found: Sequence[Start], states: Mapping[str, float], labels: Mapping[st
     blocks = list(states)
     cost = [median_interval([s.cost[b] for s in found]).value for b in blocks]
     whole = [median_interval([s.process[b] for s in found]).value for b in blocks]
-    state = list(states.values())
-    # Pages of an artifact that nobody has touched are not resident: the rest can be negative.
-    rest = [max(0.0, w - c - s) for w, c, s in zip(whole, cost, state, strict=True)]
+    # Pages of an artifact that nobody has touched are not resident: a bar ends where its process
+    # does, whatever the state comes to.
+    own = [max(0.0, w - c) for w, c in zip(whole, cost, strict=True)]
+    state = [min(mib, most) for mib, most in zip(states.values(), own, strict=True)]
+    rest = [most - mib for mib, most in zip(state, own, strict=True)]
     ax.bar(blocks, cost, color="#bdbdbd", label="C")
     ax.bar(blocks, state, bottom=cost, color="#17779b", label=STATE)
     bottom = [c + s for c, s in zip(cost, state, strict=True)]

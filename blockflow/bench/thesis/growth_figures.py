@@ -100,6 +100,11 @@ class Way:
     long: Sequence[tuple[float, Look]] = ()
 
     @property
+    def once(self) -> float:
+        """MiB that the first overload has added: slots that were never used before."""
+        return self.after.main - self.fresh.main
+
+    @property
     def below(self) -> list[float]:
         return [m for m in sorted(self.visits) if m < _SATURATED]
 
@@ -174,8 +179,7 @@ class Growth:
             labels = {**self._labels, "noise": way.noise, "goal": GOAL, "verdict": way.verdict}
             figure = interval_figure(PAST_RATIO, name, 1, way.ratio, "x", labels)
             out.append(thesis(figure, None, _SOURCE, _GREW if name == TENSORMQ else ""))
-            once = way.after.main - way.fresh.main
-            out.append(Figure(FIRST, name, 1, None, None, once, "MiB", 1, labels=self._labels))
+            out.append(Figure(FIRST, name, 1, None, None, way.once, "MiB", 1, labels=self._labels))
             if len(way.long) >= _THIRDS:
                 grown = growth_mib(way.long)
                 labels = {**self._labels, "seconds": round(way.long[-1][0], 1)}
@@ -207,8 +211,15 @@ class Growth:
             f"at most {GOAL:g}: {way.verdict})"
             for name, way in self._ways.items()
         ]
+        first = ", ".join(
+            f"{digits(way.once)} MiB with {name} ({way.once / way.fresh.main:+.0%})"
+            for name, way in self._ways.items()
+        )
         theirs = "; the thesis's grew" if known(self._labels) else ""
-        return f"memory past saturation to that below: {', '.join(parts)}{theirs}"
+        return (
+            f"memory past saturation to that below: {', '.join(parts)}; before, the first overload "
+            f"of all had added once {first}{theirs}"
+        )
 
     def draw(self) -> Any:
         """Left: memory by rate. Right: over a long overload.

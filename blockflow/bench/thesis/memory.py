@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from blockflow.bench.canvas import save_page
+from blockflow.bench.compare.room import room
 from blockflow.bench.contenders import CONTENDERS, Model
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import Figure, ResultFile, make_command
@@ -137,8 +138,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     stem = f"results/thesis-memory-{args.model}"
     stem += f"{'-constants' * (args.constants == _THESIS)}{'-quick' * args.quick}"
     path = Path(args.json or f"{stem}.jsonl")
-    ResultFile(path, "thesis-memory", make_command("bench-thesis-memory", arguments)).write(found)
-    save_page(draw(found), Path(args.plot or f"{stem}.png"))
+    command = make_command("bench-thesis-memory", arguments)
+    try:
+        with room(path, "what was found stands above; name other files with --json and --plot"):
+            ResultFile(path, "thesis-memory", command).write(found)
+            save_page(draw(found), Path(args.plot or f"{stem}.png"))
+    except BlockFlowError as error:
+        console.print(str(error), highlight=False)
+        return 2
     return 1 if wrong else 0
 
 

@@ -119,7 +119,7 @@ def findings(found: Series, settings: Settings) -> Findings:
 
 def _says(times: Rounds, settings: Settings) -> str:
     def beside(way: str) -> str:
-        printed = f"{_RATIOS[TENSORMQ, way]:g} times"
+        printed = f"{_RATIOS[TENSORMQ, way]:g} times slower"
         return times.compared(TENSORMQ, way) + quoted(settings.labels, printed)
 
     return (

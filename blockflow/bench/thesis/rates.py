@@ -12,8 +12,6 @@ from functools import partial
 
 from blockflow.bench.batching.plan import rotated
 from blockflow.bench.in_process import Chain
-from blockflow.bench.kpi_reader import KpiReader
-from blockflow.bench.pipeline_ways import block_names
 from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.experiment import CPU, Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.rates_figures import PAST, Sweep
@@ -24,7 +22,6 @@ from blockflow.bench.thesis.served import (
     Flood,
     callers_of,
     callers_rate,
-    device_ms,
     input_of,
     patience_s,
     served,
@@ -33,7 +30,6 @@ from blockflow.bench.thesis.served import (
     warm,
 )
 from blockflow.client import Client
-from blockflow.control.system import System
 
 NAME = "throughput"
 _RUNS = 20
@@ -43,16 +39,12 @@ _SETTLING = 4
 yet how long its queues take, admits what will be late, and has to be rid of it."""
 
 
-def capacity_of(ctx: Context, chain: Chain, system: System, client: Client) -> Capacity:
-    """From the blocks' own times; on a GPU from those that its workers have measured so far."""
-    if ctx.settings.device == CPU:
-        with ctx.step("the blocks alone", None):
-            return Capacity(service_ms(chain, _RUNS), len(os.sched_getaffinity(0)))
-    reader = KpiReader(system)
-    before = reader.now()
-    warm(client, [task_of(WAYS[0])], input_of(chain), _RUNS)
-    reader.since(before, dict.fromkeys(block_names(WAYS[0], chain), _RUNS))
-    return Capacity(device_ms(system, WAYS[0]), None)
+def capacity_of(ctx: Context, chain: Chain) -> Capacity:
+    """From the blocks' own times, in a process of their own: what workers count holds the overloads
+    of the rounds before. On a GPU nobody knows how much of it a block leaves to the others."""
+    seats = len(os.sched_getaffinity(0)) if ctx.settings.device == CPU else None
+    with ctx.step("the blocks alone", None):
+        return Capacity(service_ms(chain, _RUNS), seats)
 
 
 def run(ctx: Context) -> Findings:
@@ -65,17 +57,17 @@ def run(ctx: Context) -> Findings:
     flows: dict[tuple[str, float], list[Flow]] = {}
     calm: list[Calm] = []
     with (
-        ctx.system(served(chain, ctx.settings.device)) as system,
+        ctx.system(served(chain, ctx.settings.device, ARMS)) as system,
         Client(system.client_endpoint) as client,
     ):
-        warm(client, [task_of(way) for way in WAYS], x)
+        warm(client, [task_of(arm) for arm in ARMS], x)
         waiting = partial(callers_rate, client, task_of(WAYS[0]), x, seconds, callers_of(chain))
         with ctx.step("callers that wait", None):
             callers = waiting()
         deadline_s = patience_s(callers_of(chain), callers)
         with ctx.step("arrivals at random", rounds * len(multiples)) as advance:
             for number in range(rounds):
-                calm.append(Calm(capacity_of(ctx, chain, system, client), waiting()))
+                calm.append(Calm(capacity_of(ctx, chain), waiting()))
                 for place, multiple in enumerate(multiples):
                     # The same arrivals for all arms.
                     seed = number * len(multiples) + place

@@ -188,8 +188,18 @@ class Sweep:
             f"{bounds(limit.low, limit.high)})"
             + quoted(self._labels, f"{THESIS_PEAK[TENSORMQ]:.0f} of {_THESIS_LIMIT:.0f}")
             + f"; beside whole tensors {told}"
-            + quoted(self._labels, f"{_THESIS_RATIO:.2f} times")
+            + quoted(self._labels, f"{_THESIS_RATIO:.2f} times as many")
+            + self._unsaturated()
         )
+
+    def _unsaturated(self) -> str:
+        """Ways that keep up with rates which count as past saturation: their mean is no peak."""
+        kept = {way: self.keeps_up(way) or 0.0 for way in (TENSORMQ, ZEROMQ)}
+        least = PAST * self._callers
+        told = [f"{way} kept up with {digits(r)}/s" for way, r in kept.items() if r >= least]
+        if not told:
+            return ""
+        return f"; of rates that count as past saturation {', '.join(told)}: more may be possible"
 
     def draw(self) -> Any:
         """Throughput by rate, all visits, with the predicted limit and the line of no loss.

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from blockflow.bench.calibration import calibrate, compare
+from blockflow.bench.calibration import Steadiness, calibrate, compare
 from blockflow.bench.mlperf.job import disk
 from blockflow.bench.thesis.experiment import (
     Advance,
@@ -93,7 +93,12 @@ class Session:
                 scratch.mkdir()
                 context = Context(self._call.settings, workshop, scratch, self._screen.step)
                 outcome = self._one(experiment, context)
-                outcome = self._store(outcome)
+                try:
+                    outcome = self._store(outcome)
+                except KeyboardInterrupt:
+                    # The first one is the only one (bench.interrupts): now it is written whole.
+                    self.interrupted = True
+                    outcome = self._store(outcome)
                 self.outcomes.append(outcome)
                 self._screen.ended(outcome)
                 if self.interrupted:
@@ -112,13 +117,22 @@ class Session:
             error = make_error("CANCELLED", "interrupted before the end")
             return broken_off(experiment, error, context.kept, time.monotonic() - start)
         except Exception as exc:
-            steady = compare(before, calibrate(_FIXED_S))
+            steady = self._after(before)
             seconds = time.monotonic() - start
             return broken_off(experiment, _typed(exc), context.kept, seconds, steady)
         if findings.skipped is not None:
             return Outcome(experiment, findings)
-        steady = compare(before, calibrate(_FIXED_S))
+        steady = self._after(before)
         return Outcome(experiment, findings, time.monotonic() - start, steady)
+
+    def _after(self, before: Sequence[float]) -> Steadiness | None:
+        """The fixed work beside that of before; None after Ctrl-C, which costs nothing else of an
+        experiment that has ended."""
+        try:
+            return compare(before, calibrate(_FIXED_S))
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return None
 
     def _store(self, outcome: Outcome) -> Outcome:
         """Write it; where that fails the outcome says so, and what it found is on the screen."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from blockflow.bench.in_process import Chain, InProcess, example
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
-from blockflow.bench.pipeline_ways import block_names, topology
+from blockflow.bench.pipeline_ways import block_names, task_name, topology
 from blockflow.bench.results import Figure
 from blockflow.bench.statistics import percentile
 from blockflow.bench.thesis.beside import AGAIN
@@ -30,7 +30,7 @@ from blockflow.repository.repository import BlockRepository
 WAYS = (TENSORMQ, ZEROMQ)
 TWICE = TENSORMQ + AGAIN
 ARMS = (*WAYS, TWICE)
-"""The ways, and one of them once more: what equal things differ by."""
+"""The ways, and one of them once more, in processes of its own: what equal things differ by."""
 
 DEADLINE_S = limits.MAX_DEADLINE_MS / 1e3
 """Nothing is to fail because it is late: the thesis's requests had no deadline."""
@@ -62,8 +62,8 @@ def served(chain: Chain, device: str, ways: Sequence[str] = WAYS, tasks: int = 1
 
 
 def task_of(way: str, number: int = 0) -> str:
-    """The task of a way's n-th client; of both visits of a way that is measured twice."""
-    return f"{way.removesuffix(AGAIN)}-{number}"
+    """The task of a way's n-th client."""
+    return f"{task_name(way)}-{number}"
 
 
 def short(block: str) -> str:
@@ -78,7 +78,7 @@ def input_of(chain: Chain, rows: int = 1) -> np.ndarray[Any, Any]:
 
 def replicas(system: System, way: str) -> list[dict[str, Any]]:
     """The status of a way's workers, in the order of the path."""
-    prefix = f"{way.removesuffix(AGAIN)}."
+    prefix = f"{task_name(way)}."
     return [w for w in system.status()["workers"] if w["worker"].startswith(prefix) and w["pid"]]
 
 
@@ -88,7 +88,8 @@ def processes(system: System, way: str) -> dict[str, int]:
 
 
 def service_ms(chain: Chain, runs: int) -> dict[str, float]:
-    """The thesis's offline times: milliseconds of each block, called in turn on an idle machine."""
+    """The thesis's offline times: milliseconds of each block, called in turn on an idle machine;
+    on a device until it has computed."""
     with InProcess(chain) as alone:
         alone.run(1)
         found = [alone.run(1) for _ in range(runs)]
@@ -96,13 +97,6 @@ def service_ms(chain: Chain, runs: int) -> dict[str, float]:
         short(block): percentile(times, 50)
         for block, times in zip(chain.blocks, zip(*found, strict=True), strict=True)
     }
-
-
-def device_ms(system: System, way: str) -> dict[str, float]:
-    """Milliseconds of each block as the way's workers have measured them on their GPU so far; where
-    they compute on the CPU, there."""
-    kpis = {s["block"]: s["kpi"] for w in replicas(system, way) for s in w["stages"]}
-    return {short(b): float((k["device"] or k["compute"])["p50_ms"]) for b, k in kpis.items()}
 
 
 # --- clients -------------------------------------------------------------------------------------
@@ -115,15 +109,34 @@ class Asked:
     Attributes:
         records: of all clients; times from the visit's begin.
         seconds: that requests were sent for.
+        earlier: answers of the visits before it that were too short.
     """
 
     records: Sequence[Record]
     seconds: float
+    earlier: int = 0
 
     @property
     def latency_ms(self) -> list[float]:
         """Of those answered."""
         return [r.latency_ms for r in self.records if r.outcome == OK]
+
+    @property
+    def answers(self) -> int:
+        """All that a meter has seen which ran from the begin of the first of these visits."""
+        return self.earlier + len(self.latency_ms)
+
+    @property
+    def steady_ms(self) -> list[float]:
+        """Of those answered, but for each task's first: clients begin together, and whose request
+        comes first finds everything idle, as none does later."""
+        begun: set[str] = set()
+        found = []
+        for r in (r for r in self.records if r.outcome == OK):
+            if r.task in begun:
+                found.append(r.latency_ms)
+            begun.add(r.task)
+        return found
 
     @property
     def rate(self) -> float:
@@ -146,16 +159,18 @@ class Asked:
 def ask_in_turn(clients: Sequence[Client], tasks: Sequence[str], x: Any, seconds: float) -> Asked:
     """Each client asks its task again as soon as it is answered, for ``seconds``.
 
-    Longer, all over again, where that was too short for two answers.
+    Longer, all over again, where that was too short for two answers of each.
 
     Raises:
         BlockFlowError: a request ended with an error, but for a refusal; TIMEOUT, there were no
             answers.
     """
+    earlier = 0
     while seconds <= DEADLINE_S:
-        found = Asked(_in_turn(clients, tasks, x, seconds), seconds)
-        if len(found.latency_ms) >= max(_MIN_ANSWERS, len(clients)):
+        found = Asked(_in_turn(clients, tasks, x, seconds), seconds, earlier)
+        if len(found.latency_ms) >= _MIN_ANSWERS * len(clients):
             return found
+        earlier = found.answers
         seconds *= 2
     raise make_error("TIMEOUT", f"no two answers in {seconds / 2:.0f} s", where=", ".join(tasks))
 

@@ -17,7 +17,6 @@ from blockflow.bench.thesis.beside import beside_grid, in_turn
 from blockflow.bench.thesis.experiment import CPU, Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.served import (
     ARMS,
-    WAYS,
     ask_in_turn,
     input_of,
     once,
@@ -46,10 +45,10 @@ def run(ctx: Context) -> Findings:
     x = input_of(chain)
     with (
         closing(GpuProbe(settings.device)) as probe,
-        ctx.system(served(chain, settings.device)) as system,
+        ctx.system(served(chain, settings.device, ARMS)) as system,
         Client(system.client_endpoint) as client,
     ):
-        warm(client, [task_of(way) for way in WAYS], x)
+        warm(client, [task_of(arm) for arm in ARMS], x)
         dispatcher = {DISPATCHER: system.status()["dispatcher"]["pid"]}
 
         def visit(arm: str) -> Visit:

@@ -207,7 +207,7 @@ class Utilisation:
         text = "idle in some visit: not compared"
         if has_ratios(self.gpu):
             text = self.gpu.compared(ZEROMQ, TENSORMQ, "as busy", "less busy")
-        printed = quoted(self._labels, f"{_GPU_THESIS:g} times")
+        printed = quoted(self._labels, f"{_GPU_THESIS:g} times as busy")
         return f"{line}; the GPU with handles {text}{printed}"
 
     def draw(self) -> Any:
