@@ -54,6 +54,13 @@ def test_a_folder_with_labels_and_a_hook(tmp_path: Path) -> None:
     assert data.tensor([0, 1]).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_files_without_a_row_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    np.save(tmp_path / "0.npy", np.zeros((0, 4), np.float32))
+    np.save(tmp_path / "labels.npy", np.zeros(0, np.int64))
+    with pytest.raises(BlockFlowError, match="EMPTY_INPUT"):
+        load_inputs(str(tmp_path), ROUTES, seed=1)
+
+
 def test_mixed_tasks_may_have_folders_of_their_own(tmp_path: Path) -> None:
     wide = TensorSpec("float32", ("rows", 6))
     routes = {**ROUTES, "wide": TaskRoute("wide", ("b",), Contract(wide, wide))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from blockflow.bench.mlperf.verdict import Metric, RunVerdict
 from blockflow.core.errors import make_error
 
 FLOATS = {"a": "float32"}
+WEIGHTS = {"a": 1}
 
 
 def elements(*values: float) -> bytes:
@@ -89,6 +90,18 @@ def test_whole_numbers_and_bfloat16_are_compared_as_numbers() -> None:
 
 def test_without_answers_nothing_is_concluded() -> None:
     assert compare_answers([], REFERENCE, FLOATS).outcome is Outcome.UNDECIDED
+
+
+def test_a_task_of_which_no_answer_was_logged_is_not_passed_by_the_others() -> None:
+    reference, dtypes = {**REFERENCE, "b": {0: elements(5)}}, {**FLOATS, "b": "float32"}
+    good = [("a", 0, REFERENCE["a"][0])] * 100
+    found = compare_answers(good, reference, dtypes)
+    assert (found.outcome, found.compared, found.unseen) == (Outcome.UNDECIDED, 100, ("b",))
+    assert "no answer of b" in found.sentence()
+    both = compare_answers([*good, ("b", 0, elements(5))], reference, dtypes)
+    assert (both.outcome, both.unseen) == (Outcome.PASSED, ())
+    wrong = compare_answers([("a", 0, elements(9, 9, 9))], reference, dtypes)
+    assert wrong.outcome is Outcome.FAILED  # one that differs needs no others
 
 
 # --- speed ---------------------------------------------------------------------------------------
@@ -162,12 +175,15 @@ def tuned(job: Job) -> float:
 
 
 def validator(
-    scenario: Scenario, folder: Path, cost: Callable[[Job], float], room: int = 1000
+    scenario: Scenario,
+    folder: Path,
+    cost: Callable[[Job], float],
+    room: int = 1000,
+    weights: Mapping[str, int] = WEIGHTS,
 ) -> Validator:
-    """Of one task; after ``room`` runs the disk is full."""
-    settings = make_settings(
-        scenario, Mode.PERFORMANCE, {"a": Target(0.9, 1e3)}, short=True, rate=100.0, seed=1
-    )
+    """Runs ask for the task ``a`` alone; after ``room`` runs the disk is full."""
+    targets = dict.fromkeys(weights, Target(0.9, 1e3))
+    settings = make_settings(scenario, Mode.PERFORMANCE, targets, short=True, rate=100.0, seed=1)
     rows = [np.full((1, 4), i, np.float32) + chance().random((1, 4), np.float32) for i in range(8)]
     left = iter(range(room))
 
@@ -180,9 +196,12 @@ def validator(
         return RunResult(folder / name, job.settings, verdict, counts, (), {"a": [took] * 64})
 
     return Validator(
-        Job("tcp://127.0.0.1:1", "", str(folder / "data"), {"a": 1}, {"a": 8}, settings),
-        {"a": Inputs(rows, "float32", None, "a test")},
-        {"a": ("float32", 16)},
+        Job(
+            *("tcp://127.0.0.1:1", "", str(folder / "data"), weights, dict.fromkeys(weights, 8)),
+            settings,
+        ),
+        dict.fromkeys(weights, Inputs(rows, "float32", None, "a test")),
+        dict.fromkeys(weights, ("float32", 16)),
         folder,
         run,
         seconds=0.5,
@@ -201,6 +220,18 @@ def test_a_cheat_is_caught_in_every_scenario_and_by_its_own_test(
     found = {c: test.check(c).outcome for c in (Check.CACHING, Check.SEEDS)}
     assert {c for c, outcome in found.items() if outcome is Outcome.FAILED} == caught
     assert {c for c, outcome in found.items() if outcome is Outcome.PASSED} == set(found) - caught
+
+
+@pytest.mark.parametrize("scenario", [Scenario.SERVER, Scenario.OFFLINE])
+def test_runs_that_did_not_ask_for_every_task_are_not_compared(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    """A run of other tasks costs something else: that is neither a cheat nor an honest system."""
+    test = validator(scenario, tmp_path, honest, weights={"a": 1000, "rare": 1})
+    found = test.check(Check.SEEDS)
+    assert found.outcome is Outcome.UNDECIDED
+    assert "no latency of rare" in found.why
+    assert len(found.runs) == 1
 
 
 def test_a_test_whose_next_run_cannot_begin_keeps_its_pairs(tmp_path: Path) -> None:

@@ -179,6 +179,8 @@ def _rows(path: Path) -> list[Array]:
             if array.ndim == 0 or array.dtype.hasobject:
                 raise _unreadable(file, f"a {array.dtype} of rank {array.ndim} has no rows")
             rows += [array[i : i + 1] for i in range(len(array))]
+    if not rows:
+        raise RequestError("EMPTY_INPUT", "no file there has a row", where=str(path))
     return rows
 
 

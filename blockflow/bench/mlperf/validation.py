@@ -58,23 +58,31 @@ class Agreement:
         differing: of them.
         largest: deviation of any of them, as a share of its answer's largest element.
         example: one that differs, for people; '' if none does.
+        unseen: tasks of which no answer was compared; what others answer says nothing of them.
     """
 
     compared: int
     differing: int
     largest: float
     example: str = ""
+    unseen: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
-        if not self.compared:
-            return Outcome.UNDECIDED
-        return Outcome.FAILED if self.differing else Outcome.PASSED
+        if self.differing:
+            return Outcome.FAILED
+        return Outcome.PASSED if self.compared and not self.unseen else Outcome.UNDECIDED
 
     def sentence(self) -> str:
         """For a person."""
         if not self.compared:
             return "LoadGen logged no answer of the performance run: run it for longer"
+        if self.unseen and not self.differing:
+            return (
+                f"of the performance run LoadGen logged no answer of {', '.join(self.unseen)}, and "
+                f"{self.compared} of other tasks that are those of the accuracy run: run it for "
+                "longer"
+            )
         if not self.differing:
             return (
                 f"{self.compared} answers of the performance run are those of the accuracy run "
@@ -96,22 +104,24 @@ def compare_answers(
     Args:
         logged: of the performance run.
         reference: task -> row -> elements, of the accuracy run.
-        dtypes: of each task's output.
+        dtypes: of each task's output; every task is to be seen.
     """
     compared = differing = 0
+    unseen = dict.fromkeys(dtypes)
     largest, example = 0.0, ""
     for task, row, answer in logged:
         expected = reference[task].get(row)
         if expected is None:
             continue
         compared += 1
+        unseen.pop(task, None)
         found = _deviation(answer, expected, dtypes[task])
         largest = max(largest, found)
         if found > DEVIATION:
             differing += 1
             told = "other elements" if found == float("inf") else f"off by {found:.0%}"
             example = example or f"{task}, row {row}: {told}"
-    return Agreement(compared, differing, largest, example)
+    return Agreement(compared, differing, largest, example, tuple(unseen))
 
 
 def _deviation(answer: bytes, expected: bytes, dtype: str) -> float:

@@ -183,6 +183,9 @@ class Validator:
             why = f"a run broke off: {result.error.message}"
         elif counts.failures or counts.lost:
             why = f"{counts.failures + counts.lost} of {counts.issued} samples have no answer"
+        elif silent := [t for t in self._job.weights if not result.latencies.get(t)]:
+            # What a run costs is a mean over its tasks: without one of them it is another mean.
+            why = f"a run has no latency of {', '.join(silent)}: run it for longer"
         else:
             return None
         return self._result(check, Outcome.UNDECIDED, why, self._so_far(), result.error)
