@@ -184,9 +184,26 @@ def test_a_metric_is_told_by_its_labels_but_not_by_what_is_judged() -> None:
     assert judged == Metric("latency, way, 1 row", "ms", False)
     assert Metric.of(figure("of the bound", "x", at_least=True)).more_is_better
     assert Metric.of(figure("throughput", "1/s")).more_is_better
+    # Whatever is counted per second: more of it is no slowing down.
+    assert Metric.of(figure("saturation", "rows/s")).more_is_better
+    assert not Metric.of(figure("hop", "s")).more_is_better
     not_run = Figure("not run", "x", None, None, None, 0.0, "1", 0)
     fixed = Figure("fixed work", "begin", None, 1.0, None, 1.0, "ms", 1)
     assert values_of([not_run, fixed]) == {}
+
+
+def test_a_rate_is_compared_as_one_whatever_its_unit() -> None:
+    rate = Metric.of(figure("saturation", "rows/s"))
+    more = {Arm.BASE: 100.0, Arm.TREE: 120.0}
+    (found,) = compare_arms(visits(8, lambda arm, _i: {rate: more[arm]}))
+    assert found.change is Change.FASTER
+    # A machine that was quicker in one arm is noise for it as for any other rate.
+    drifting = [
+        Visit(v.arm, 1.0 if v.arm is Arm.BASE else 0.7, v.values)
+        for v in visits(8, lambda arm, _i: {rate: more[arm]})
+    ]
+    (found,) = compare_arms(drifting)
+    assert found.change is Change.NOISE
 
 
 def reported() -> list[Comparison]:

@@ -19,7 +19,9 @@ MIN_PAIRS = 5
 
 _ROUNDING = 1e-12
 _TIMES = frozenset({"ms", "us", "s"})
-_MORE_IS_BETTER = frozenset({"1/s"})
+_PER_SECOND = "/s"
+"""End of the unit of a rate: requests (``1/s``), rows, bytes."""
+
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB", "MB"})
 
 
@@ -60,7 +62,7 @@ class Metric:
 
     @classmethod
     def of(cls, figure: Figure) -> Metric:
-        more = figure.unit in _MORE_IS_BETTER or bool(figure.labels.get("at_least"))
+        more = figure.unit.endswith(_PER_SECOND) or bool(figure.labels.get("at_least"))
         parts = [figure.name, figure.mode]
         if figure.batch is not None:
             parts.append(f"{figure.batch} row{'s' * (figure.batch != 1)}")
@@ -203,7 +205,7 @@ def _self_noise(metric: Metric, kept: Sequence[Mapping[Arm, Visit]], cut: int) -
 
 def _machine_noise(metric: Metric, kept: Sequence[Mapping[Arm, Visit]]) -> float:
     """How far the arms' fixed work was apart: it is the same work. Says nothing of memory."""
-    if metric.unit not in _TIMES | _MORE_IS_BETTER:
+    if metric.unit not in _TIMES and not metric.unit.endswith(_PER_SECOND):
         return 0.0
     base, tree = ([p[arm].fixed_ms for p in kept] for arm in Arm)
     return noise_of(ratio_interval(base, tree))
