@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from blockflow.bench.interrupts import interruptible
 from blockflow.cli.convert import convert_all, print_variants
 from blockflow.cli.options import commas, progress_bar
 from blockflow.core.errors import BlockFlowError, ExportError
@@ -302,4 +303,5 @@ def _spec(text: str, ranges: list[str]) -> TensorSpec | None:
 
 def main() -> None:
     """Entry of ``tools/export_block.py``: the same command on its own."""
-    typer.run(export)
+    with interruptible():
+        typer.run(export)

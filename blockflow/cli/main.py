@@ -6,13 +6,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
 from blockflow import __version__
+from blockflow.bench.interrupts import interruptible
 from blockflow.cli import lazy
 from blockflow.cli.exits import ExitCode, exit_code
 from blockflow.cli.lazy import LazyGroup
@@ -87,17 +91,22 @@ def root(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; errors become code, message and hint.
 
+    Ctrl-C and SIGTERM end it in order: what it has started is stopped, its temporary files go.
     Errors go to stderr as text; with ``--json`` also to stdout as ``{"error": {...}}``.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     level = "DEBUG" if os.environ.get(DEBUG_VARIABLE) else "WARNING"
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     try:
-        typer.main.get_command(app).main(args, prog_name="blockflow")
+        with _listening(args):
+            typer.main.get_command(app).main(args, prog_name="blockflow")
     except BlockFlowError as exc:
         return _report(exc, args)
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else ExitCode.OK if exc.code is None else 1
+    except KeyboardInterrupt:
+        sys.stderr.write("blockflow: interrupted\n")
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has what it wanted; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -107,6 +116,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"set {DEBUG_VARIABLE}=1 for the traceback, and report it"
         return _report(make_error("INTERNAL", repr(exc), hint=hint), args)
     return ExitCode.OK
+
+
+@contextmanager
+def _listening(args: Sequence[str]) -> Iterator[None]:
+    """Raises KeyboardInterrupt when a command was interrupted and has not told so itself."""
+    if args[:1] == ["up"] or threading.current_thread() is not threading.main_thread():
+        # It has handlers of its own, which stay until its process has ended; none can be set here.
+        yield
+        return
+    with interruptible():
+        waiting = signal.getsignal(signal.SIGTERM)
+        try:
+            yield
+        except BaseException as exc:
+            heard = signal.getsignal(signal.SIGTERM) != waiting
+            if not heard or (isinstance(exc, SystemExit) and not exc.code):
+                raise
+            # Whatever others have made of it: an exit status, or an error of their own (extension
+            # modules do, while they are imported).
+            raise KeyboardInterrupt from exc
 
 
 def _report(error: BlockFlowError, args: Sequence[str]) -> int:

@@ -172,7 +172,8 @@ def _write_int8(source: Path, target: Path, samples: Sequence[Tensor]) -> None:
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    with tempfile.TemporaryDirectory(prefix="blockflow-int8-") as folder:
+    # Beside the target, whose folder is the caller's to remove, also when this is killed.
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         plain, ready = Path(folder) / "plain.onnx", Path(folder) / "ready.onnx"
         _write_onnx(source, plain)
         quant_pre_process(plain, ready, skip_symbolic_shape=True)

@@ -6,7 +6,6 @@ the engine room has one. A failure at any point leaves the repository as it was.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from blockflow.repository.probe import check_bindings, example_input
 from blockflow.repository.report import Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.samples import Samples, seeded_samples
+from blockflow.repository.scratch import scratch
 
 TOLERANCE: Mapping[str, float] = {"onnx": 1e-4, "aoti": 1e-4, "onnx-int8": 0.1}
 """Largest difference allowed, as a part of the largest reference value."""
@@ -129,8 +129,9 @@ def convert_block(
         samples = seeded_samples(block.contract.input)
     given = list(samples.inputs) if samples is not None and calibrates else []
     allowed = TOLERANCE[kind] if tolerance is None else tolerance
-    with tempfile.TemporaryDirectory(prefix="blockflow-convert-") as folder, one_thread():
-        target = Path(folder) / f"{name}.{kind}"
+    repository.sweep()
+    with scratch() as folder, one_thread():
+        target = folder / f"{name}.{kind}"
         with repository.artifact(name, digest=block.digest) as source:
             progress(f"converting {name} to {kind}", 0.1)
             workshop.make(kind, block, source, given, target)

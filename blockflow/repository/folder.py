@@ -8,6 +8,7 @@ versions lie side by side; what no manifest pins is removed. Every function take
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -29,6 +30,9 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CHUNK = 1 << 20
 _OURS = re.compile(r"[0-9a-f]{16}\.|\.(artifact|manifest)\.\d")
 """Files that this module has written: artifacts, and what a killed writer left."""
+
+_UNFINISHED = re.compile(r"\.(artifact|manifest)\.\d+")
+"""What one writes before it has its name."""
 
 _KEPT = re.compile(rf"manifest@({VERSION_CHARS})\.json")
 
@@ -93,6 +97,18 @@ def put_manifest(folder: int, manifest: Manifest, file: str = MANIFEST_NAME) -> 
                 with suppress(OSError):
                     os.unlink(entry, dir_fd=folder)
     os.fsync(folder)
+
+
+def remove_unfinished(folder: int) -> None:
+    """Remove what killed writers have left, unless another writer has the folder locked."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    for entry in os.listdir(folder):
+        if _UNFINISHED.fullmatch(entry):
+            with suppress(OSError):
+                os.unlink(entry, dir_fd=folder)
 
 
 def _raw(folder: int, file: str) -> bytes:

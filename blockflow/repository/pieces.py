@@ -6,7 +6,6 @@ A failure at any point leaves the repository as it was.
 from __future__ import annotations
 
 import platform
-import tempfile
 import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +32,7 @@ from blockflow.repository.manifest import (
     contract_form,
 )
 from blockflow.repository.report import BlockReport, ExportReport
+from blockflow.repository.scratch import scratch
 from blockflow.repository.verify import verify_padding, verify_results
 
 _MEASURED_RUNS = 7
@@ -44,12 +44,13 @@ def store_pieces(job: Job) -> ExportReport:
     Raises:
         ExportError: EXPORT_FAILED, EXPORT_MISMATCH.
     """
-    with tempfile.TemporaryDirectory(prefix="blockflow-export-") as folder, one_thread():
+    job.repository.sweep()
+    with scratch() as folder, one_thread():
         files: dict[str, Path] = {}
         runners: dict[str, Runner] = {}
         for i, piece in enumerate(job.pieces):
             job.progress(f"exporting {piece.name}", i / len(job.pieces) * 0.6)
-            files[piece.name] = Path(folder) / f"{i}.artifact"
+            files[piece.name] = folder / f"{i}.artifact"
             runners[piece.name] = _write(piece, job.format, files[piece.name])
         job.progress("verifying", 0.6)
         errors = verify_results(job, runners)

@@ -26,6 +26,7 @@ from blockflow.repository.folder import (
     kept_versions,
     place,
     put_manifest,
+    remove_unfinished,
     split_reference,
     written,
 )
@@ -218,6 +219,12 @@ class BlockRepository:
             stored = manifest.model_copy(update={"choices": choices})
             put_manifest(folder, stored, stored_in)
         return stored.to_info()
+
+    def sweep(self) -> None:
+        """Remove what writers that were killed have left in the folders of all blocks."""
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            with suppress(RepositoryError), self._block_folder(path.name) as folder:
+                remove_unfinished(folder)
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[int]:

@@ -7,11 +7,14 @@ import argparse
 import ast
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from blockflow.bench.interrupts import INTERRUPTED, hold, interruptible, orderly
 from blockflow.cli import demo, thesis
@@ -156,6 +159,67 @@ def test_the_thesiss_experiments_end_in_order(
     arguments = ["--only", "offline", "--quick", "--device", "cpu", "--out", str(tmp_path)]
     assert cli(["bench", "thesis", *arguments]) == INTERRUPTED
     assert "what was found is kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("place", "arguments"),
+    [
+        ("export._export", ["export", "resnet50"]),
+        ("convert.convert_all", ["convert", "one", "--to", "onnx"]),
+        ("look.RestClient.get", ["status"]),
+    ],
+)
+def test_every_command_ends_in_order(
+    place: str,
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = handlers()
+    monkeypatch.setattr(f"blockflow.cli.{place}", sent)
+    assert cli(arguments) == INTERRUPTED
+    assert capsys.readouterr().err == "blockflow: interrupted\n"
+    assert handlers() == before
+
+
+@pytest.mark.parametrize("error", [ImportError("initialization failed"), typer.Exit(2)])
+def test_who_makes_another_error_of_it_was_interrupted_all_the_same(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert_all(*_: Any, **__: Any) -> Any:
+        with suppress(KeyboardInterrupt):
+            send(signal.SIGTERM)
+        raise error
+
+    monkeypatch.setattr("blockflow.cli.convert.convert_all", convert_all)
+    assert cli(["convert", "one", "--to", "onnx"]) == INTERRUPTED
+
+
+def test_who_ends_well_in_spite_of_it_has_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert_all(*_: Any, **__: Any) -> list[Any]:
+        with suppress(KeyboardInterrupt):
+            send(signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr("blockflow.cli.convert.convert_all", convert_all)
+    assert cli(["convert", "one", "--to", "onnx"]) == 0
+
+
+def test_a_system_handles_signals_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its process has ended: what they mean to it must not change before."""
+    before = handlers()
+    seen = []
+    monkeypatch.setattr(
+        "blockflow.control.guardian.Guardian.run", lambda _: seen.append(handlers()) or 0
+    )
+    assert cli(["up"]) == 0
+    assert seen == [before]
+
+
+def test_a_command_may_run_in_any_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no handlers can be set."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(cli, ["--version"]).result(60) == 0
 
 
 def test_profiling_ends_in_order(
