@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from blockflow.control.numbers import NumbersFile
 from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, spread
 from blockflow.control.vigil import Vigil
 from blockflow.core.errors import SystemError_
@@ -106,9 +107,7 @@ class Guardian:
                 adopt = not self._anew and self._failed < ADOPTIONS
                 if not adopt:
                     log.warning("what runs is ended, and begun anew from the stored state")
-                    self._end()
-                    self._begin()
-                    self._failed = 0
+                    self._begin_anew()
         finally:
             if ward is None and os.getpid() == self._pid:
                 self._end()
@@ -286,6 +285,15 @@ class Guardian:
     def _begin(self) -> None:
         self._run_dir = RunDir.create(self._run_root)
         self._lifeline = Lifeline()
+
+    def _begin_anew(self) -> None:
+        numbers = NumbersFile(self._run_dir.path).read()
+        self._end()
+        self._begin()
+        self._failed = 0
+        if numbers:
+            with suppress(OSError):  # they are for a disk that is full as well
+                NumbersFile(self._run_dir.path).write(numbers)
 
     def _end(self) -> None:
         """End whatever lives below this process, and remove the run directory."""

@@ -7,6 +7,9 @@ read, the answer is STATE_CORRUPT: the system is never silently empty. What was 
 lost one is not given again: the previous generation is always what the store held one save before,
 and one save's worth of numbers is left out. While an update is under way a small file says so, so
 that a control plane that was killed in its middle can tell.
+
+On a disk without room no epoch can be stored, but processes that die can be replaced: numbers are
+reserved long before the last are given out, and a successor goes on with those that are left.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 
 from blockflow.control.crashes import FILE as CRASHES
 from blockflow.control.documents import read_sealed, seal, write_file
+from blockflow.control.numbers import KINDS, NONE, NumbersFile, Span
 from blockflow.control.stored import FORMAT, NUMBER_STRIDE, PastEpoch, StoredState
 from blockflow.core.errors import SystemError_
 
@@ -35,6 +39,8 @@ PENDING = "update.pending"
 LOCK = "lock"
 MAX_STATE_BYTES = 16 * 1024 * 1024
 MISSING = "missing"
+LOW = NUMBER_STRIDE // 2
+"""So few numbers left: others are reserved. A disk that fills up leaves as many for successors."""
 
 CORRUPT_HINT = (
     "restore one of the files from a backup, or start with --fresh and post the topology again "
@@ -61,10 +67,14 @@ class StateStore:
         warning: what was found at the start and should be known, '' = nothing.
     """
 
+    warning: str
+    _lock: int
+    _spans: dict[str, Span]
+    _left: dict[str, Span]
+    _file: NumbersFile | None
+
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
-        self.warning = ""
-        self._lock = self._acquire()
+        self._open(root)
         try:
             self._state = self._load()
         except BaseException:
@@ -145,12 +155,26 @@ class StateStore:
         log.warning("%s: %s", self.root, text)
         self.warning = f"{self.warning}; {text}" if self.warning else text
 
+    def attend(self, run_dir: Path) -> None:
+        """Write down in ``run_dir`` what is given out from now on, for a successor; and where no
+        numbers can be reserved, go on with what a predecessor in the same one has left."""
+        self._file = NumbersFile(run_dir)
+        self._left = self._file.read()
+        # They are reserved, though the state may have been put back to one that does not say so.
+        last = {kind: span.end - 1 for kind, span in self._left.items()}
+        if last:
+            self._state = self._state.beyond(**last, epoch=0)
+        self._note()
+
     def take_incarnation(self) -> int:
-        """A number that no worker ever had. Saves now and then (NO_SPACE is possible)."""
+        """A number that no worker ever had, higher than all before it.
+
+        Saves now and then. Raises as :meth:`save` when that fails and no number is left.
+        """
         return self._take("incarnation")
 
     def take_stage(self) -> int:
-        """A stage number that was never used."""
+        """A stage number that was never used, likewise."""
         return self._take("stage")
 
     def epoch_after(self, epoch: int) -> int:
@@ -161,7 +185,9 @@ class StateStore:
         """These numbers are in use, whatever the state says: give higher ones only. The next save
         stores that in both generations, before any number is given."""
         self._state = self._state.beyond(incarnation=incarnation, stage=stage, epoch=epoch)
-        self._given.clear()
+        self._spans.clear()
+        used = {"incarnation": incarnation, "stage": stage}
+        self._left = {kind: span.after(used[kind]) for kind, span in self._left.items()}
 
     def discard(self) -> None:
         """Start from epoch 0 on purpose; what was there is kept beside it under another name.
@@ -177,39 +203,70 @@ class StateStore:
         self.save(self._state)
         self.ended()
         self.warning = ""
-        self._given.clear()
+        self._spans.clear()
 
     @classmethod
     def open_fresh(cls, root: Path | str) -> StateStore:
         """Open a folder and discard what it holds, even if that cannot be read."""
         store = cls.__new__(cls)
-        store.root = Path(root)
-        store.warning = ""
-        store._lock = store._acquire()
+        store._open(root)
         try:
             try:
                 store._state = store._load()
             except SystemError_ as e:
                 log.warning("discarding unreadable state: %s", e)
                 store._state = StoredState()
-                store._given = {}
             store.discard()
         except BaseException:
             os.close(store._lock)
             raise
         return store
 
+    def _open(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self.warning = ""
+        self._spans, self._left, self._file, self._scarce = {}, {}, None, False
+        self._lock = self._acquire()
+
     def _take(self, kind: str) -> int:
         # Numbers are reserved on disk by the thousand, so that a launch costs no fsync and a crash
         # wastes a few numbers instead of giving one out twice.
+        span = self._spans.get(kind, NONE)
+        if len(span) <= LOW:
+            span = self._reserved(kind, span)
+        self._spans[kind] = Span(span.next + 1, span.end)
+        self._note()
+        return span.next
+
+    def _reserved(self, kind: str, span: Span) -> Span:
+        """More numbers than ``span``; where none can be reserved, what there is must do."""
         key = f"next_{kind}"
         ceiling: int = getattr(self._state, key)
-        number = self._given.get(kind, ceiling)
-        if number >= ceiling:
-            raised: dict[str, Any] = {key: number + NUMBER_STRIDE}
-            self.save(replace(self._state, **raised))
-        self._given[kind] = number + 1
-        return number
+        # What lies between an end and the ceiling is somebody else's.
+        first = span.next if span and span.end == ceiling else ceiling
+        more: dict[str, Any] = {key: first + NUMBER_STRIDE}
+        try:
+            self.save(replace(self._state, **more))
+        except SystemError_ as e:
+            rest = span or self._left.pop(kind, NONE)
+            if not rest:
+                raise
+            if not self._scarce:
+                self._scarce = True
+                self.warn(f"{e.message}; processes are replaced with numbers that were reserved")
+            return rest
+        self._left.pop(kind, None)  # lower ones than these
+        return Span(first, first + NUMBER_STRIDE)
+
+    def _note(self) -> None:
+        """Write down what is left, before the number that was taken is used."""
+        if self._file is None:
+            return
+        try:
+            self._file.write({k: self._spans.get(k) or self._left.get(k, NONE) for k in KINDS})
+        except OSError as e:
+            log.error("what numbers are left cannot be written down: %s", e)
+            self._file = None
 
     def _acquire(self) -> int:
         try:
@@ -231,7 +288,6 @@ class StateStore:
         return fd
 
     def _load(self) -> StoredState:
-        self._given: dict[str, int] = {}
         state, found = latest_generation(self.root)
         if state is not None:
             if found:

@@ -129,6 +129,7 @@ class System:
             self._undo.append(run_dir.remove)
         else:
             run_dir = RunDir.of_another(ward.run_dir)
+            store.attend(run_dir.path)
             if ward.deaths and not ward.adopt:
                 store.warn(f"nothing could be taken over from the last control plane: {ward.cause}")
         self.run_dir = run_dir.path

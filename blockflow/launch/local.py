@@ -18,6 +18,7 @@ from blockflow.core import limits
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.child import Order
+from blockflow.launch.ends import unreaped_status
 from blockflow.launch.environment import MallocTuning, child_command, child_environment
 from blockflow.launch.inherited import Inherited
 from blockflow.launch.preload import WORKER_MODULES
@@ -38,8 +39,8 @@ _STOPPED_S = 0.2
 _TRIES = 2
 """How many templates in a row may die on a launch before it is given up."""
 _ROLL_S = 1.0
-_REPORT_S = 1.0
-"""A child's end is seen by its pidfd a little before the template's report of its status."""
+_REPORT_S = 5.0
+"""Between reaping a child and reporting how it ended its parent may be starved of the CPU."""
 
 
 class TemplateLauncher(Launcher):
@@ -224,9 +225,8 @@ class TemplateLauncher(Launcher):
 
     def close(self) -> None:
         with self._lock:
-            children = list(self._alive.values())
+            stop_all(list(self._alive.values()), 5.0)
             self._alive.clear()
-            stop_all(children, 5.0)
             if self._process is not None:
                 if self._socket is not None:
                     with suppress(OSError):
@@ -315,8 +315,9 @@ class TemplateLauncher(Launcher):
                 self._answers[serial] = (pid, fds[0])
             case ["failed", int(serial), str(text)]:
                 self._answers[serial] = text
-            case ["exited", int(serial), int(status), int()]:
-                self._statuses[serial] = status
+            case ["exited", int(serial), int(status), int(pid)]:
+                if serial in self._alive or (self._roll or {}).get(pid) == serial:
+                    self._statuses[serial] = status  # else it was known before
 
     def _template_died(self) -> None:
         self._stopped_since = None
@@ -352,31 +353,42 @@ class TemplateLauncher(Launcher):
             _LOG.warning("the template: %s", e)
 
     def _collect_adopted(self, pid: int, pidfd: int) -> int:
-        serial = (self._roll or {}).get(pid, -1)
-        return self._collect(serial, pid, pidfd)
+        with self._lock:
+            roll = self._roll or {}
+            status = self._collect(roll.get(pid, -1), pid, pidfd)
+            roll.pop(pid, None)
+            return status
 
     def _how_ended(self, pid: int) -> int:
         with self._lock:
             return self._gone.get(pid, EXIT_UNKNOWN)
 
     def _collect(self, serial: int, pid: int, pidfd: int) -> int:
-        """How an ended child ended: the template's report, or without one our own reaping."""
+        """How an ended child ended: as its parent will be told, or as it reports; that is the
+        template, or for who outlived one the guardian. Without one we reap it."""
         with self._lock:
-            self._alive.pop(serial, None)
-            end = time.monotonic() + _REPORT_S
-            while (
-                serial not in self._statuses and serial >= self._oldest and self._socket is not None
-            ):
-                left = end - time.monotonic()
-                if left <= 0 or not select.select([self._socket], [], [], left)[0]:
-                    break
-                self._take(self._socket)
-            if serial in self._statuses:
-                return self._statuses.pop(serial)
-            status = collect_own_child(pidfd)
-            if status in (None, EXIT_UNKNOWN) and self._line is not None:
+            self._pump()
+            status = self._statuses.pop(serial, None)
+            if status is None:
+                status = collect_own_child(pidfd)
+            if status in (None, EXIT_UNKNOWN):
+                status = unreaped_status(pid, pidfd)
+            if status is None:
+                status = self._reported(serial)
+            if status is None and self._line is not None:
                 status = self._line.reaped(pid, _REPORT_S)
+            self._alive.pop(serial, None)
             return EXIT_UNKNOWN if status is None else status
+
+    def _reported(self, serial: int) -> int | None:
+        """What the template, which has reaped it, says of it; None: nothing in time."""
+        end = time.monotonic() + _REPORT_S
+        while serial not in self._statuses and serial >= self._oldest and self._socket is not None:
+            if time.monotonic() >= end:
+                return None
+            self._have_message(min(end, time.monotonic() + _LOOK_S))
+            self._end_stopped()
+        return self._statuses.pop(serial, None)
 
 
 def _late(what: str) -> SystemError_:

@@ -8,9 +8,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,135 +15,24 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from control_rig import SPEC
+from takeover_rig import AB, AC, PATIENCE_S, Load, X, furnish, members, started
 from template_gate import Gate
-from up_rig import command, family, gone, up
+from up_rig import command, family, gone
 
 from blockflow.client.sync import Client
 from blockflow.control.journal import NAME, JournalFile
 from blockflow.control.store import CURRENT
-from blockflow.core.errors import BlockFlowError
-from blockflow.repository.echo import save_echo
-from blockflow.repository.repository import BlockRepository
 
-X = np.arange(4, dtype=np.float32).reshape(1, 4)
 LONG = np.repeat(X, 32, axis=0)
 """Takes the slow block longer than an update; the one row of a warm-up does not."""
-
-AB = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
-AC = {"blocks": ["a", "c"], "tasks": {"t": ["a", "c"]}}
-PATIENCE_S = 120.0
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    repository = BlockRepository(tmp_path / "blocks")
-    for name, add in {"a": 1, "b": 10, "c": 100}.items():
-        save_echo(repository, name, SPEC, settings={"add": add})
-    save_echo(repository, "slow", SPEC, settings={"row_ms": 150})
-    (tmp_path / "topology.json").write_text(json.dumps(AB))
+    furnish(tmp_path)
     return tmp_path
-
-
-@dataclass
-class Up:
-    """A running system, seen from outside."""
-
-    process: subprocess.Popen[str]
-    ready: dict[str, Any]
-    errors: Path
-
-    @property
-    def address(self) -> str:
-        return str(self.ready["clients"][0])
-
-    def status(self) -> dict[str, Any]:
-        """Asks until it is answered: a connection may be cut by the death of its server."""
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return dict(httpx.get(self.ready["rest"] + "/v1/status", timeout=60).json())
-            except httpx.TransportError:
-                assert time.monotonic() < end and self.process.poll() is None, self.log()
-                time.sleep(0.01)
-
-    def until(self, test: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            status = self.status()
-            if test(status):
-                return status
-            assert time.monotonic() < end, (status, self.log())
-            time.sleep(0.01)
-
-    def kill_manager(self) -> None:
-        status = self.status()
-        os.kill(status["manager"]["pid"], signal.SIGKILL)
-
-    def taken_over(self, restarts: int) -> dict[str, Any]:
-        """Status once so many managers have died and all is well again."""
-        return self.until(lambda s: s["manager"]["restarts"] == restarts and s["ready"])
-
-    def post(self, body: dict[str, Any], *, wait: bool = True) -> None:
-        url = f"{self.ready['rest']}/v1/system-update?wait={str(wait).lower()}"
-        answer = httpx.post(url, json=body, timeout=60)
-        assert answer.status_code in (200, 202), answer.text
-
-    def log(self) -> str:
-        return self.errors.read_text()
-
-
-@contextmanager
-def started(root: Path, **env: str) -> Iterator[Up]:
-    with up(root, "--topology", str(root / "topology.json"), env=env) as (process, ready):
-        yield Up(process, ready, root / "err")
-
-
-def members(status: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Name -> pid and incarnation, of workers and Dispatcher."""
-    found = [*status["workers"], status["dispatcher"]]
-    return {m["name"]: (m["pid"], m["incarnation"]) for m in found}
-
-
-@dataclass
-class Load:
-    """A client that asks without a pause and keeps count."""
-
-    address: str
-    answered: int = 0
-    failed: list[str] = field(default_factory=list)
-    sums: set[float] = field(default_factory=set)
-
-    def __enter__(self) -> Load:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
-
-    def _run(self) -> None:
-        with Client(self.address) as client:
-            while not self._stop.is_set():
-                try:
-                    value = client.infer("t", X, deadline_s=30).value
-                except BlockFlowError as e:
-                    self.failed.append(str(e))
-                else:
-                    self.sums.add(float((value - X)[0, 0]))
-                    self.answered += 1
-
-    def more(self, count: int = 20) -> None:
-        """Until it has got so many further answers."""
-        goal, end = self.answered + count, time.monotonic() + PATIENCE_S
-        while self.answered < goal:
-            assert time.monotonic() < end, self.failed
-            time.sleep(0.005)
 
 
 def test_serving_goes_on_and_a_new_manager_takes_everybody_over(root: Path) -> None:
@@ -232,7 +118,7 @@ def test_who_was_to_be_launched_is_launched_by_the_successor(root: Path) -> None
     """A launch waits for a new template when the manager dies: its journal names no process."""
     gate = Gate(root / "site")
     path = os.pathsep.join(filter(None, [str(gate.folder), os.environ.get("PYTHONPATH")]))
-    with started(root, PYTHONPATH=path) as it:
+    with started(root, {"PYTHONPATH": path}) as it:
         before = it.status()
         with gate.shut():
             os.kill(before["control"]["template"]["pid"], signal.SIGKILL)
@@ -259,7 +145,7 @@ def waits(status: dict[str, Any], incarnation: int) -> bool:
 
 def test_killed_in_the_middle_of_an_update(root: Path) -> None:
     """Before the commit the old epoch serves on, after it the new one does; nobody is left over."""
-    with started(root, BLOCKFLOW_FAILPOINTS="before_load=stall:c") as it:
+    with started(root, {"BLOCKFLOW_FAILPOINTS": "before_load=stall:c"}) as it:
         before = it.status()
         with Load(it.address) as load:
             it.post(AC, wait=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,8 +21,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from blockflow.control.store import CURRENT, PREVIOUS, StateStore
+from blockflow.control import numbers
+from blockflow.control.numbers import NumbersFile, Span
+from blockflow.control.store import CURRENT, LOW, PREVIOUS, StateStore
 from blockflow.control.stored import NUMBER_STRIDE
+from blockflow.core.errors import SystemError_
 
 TOPOLOGY = {"blocks": [{"name": "a"}], "tasks": {"t": ["a"]}}
 KINDS = st.sampled_from(["incarnation", "stage"])
@@ -84,24 +88,186 @@ def test_numbers_that_are_in_use_are_skipped(root: Path) -> None:
         assert store.state == before
 
 
+# --- a disk that takes nothing more ---------------------------------------------------------------
+
+
+@contextmanager
+def full() -> Iterator[None]:
+    """No file can be made, nor may one grow: only what is in memory can be written."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("blockflow.control.store.write_file", refuse)
+        yield
+
+
+@pytest.fixture
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+def attending(root: Path, run_dir: Path) -> StateStore:
+    store = StateStore(root)
+    store.attend(run_dir)
+    return store
+
+
+def test_a_successor_on_a_full_disk_goes_on_with_what_is_left(root: Path, run_dir: Path) -> None:
+    with attending(root, run_dir) as store:
+        given = [store.take_incarnation() for _ in range(3)]
+        stages = [store.take_stage()]
+    with full():
+        for _ in range(3):  # a line of them
+            with attending(root, run_dir) as store:
+                given += [store.take_incarnation() for _ in range(2)]
+                stages.append(store.take_stage())
+                assert "numbers that were reserved" in store.warning
+                assert store.warning.count("reserved") == 1
+    assert given == list(range(given[0], given[0] + 9))  # and none is wasted
+    assert stages == list(range(stages[0], stages[0] + 4))
+    with attending(root, run_dir) as store:  # there is room again
+        assert store.warning == ""
+        assert store.take_incarnation() >= given[0] + NUMBER_STRIDE
+
+
+def test_who_has_no_numbers_left_on_a_full_disk_says_so(root: Path, run_dir: Path) -> None:
+    with full():
+        with StateStore(root) as store, pytest.raises(SystemError_) as e:
+            store.take_incarnation()
+        assert e.value.code == "NO_SPACE"
+        with attending(root, run_dir) as store, pytest.raises(SystemError_):
+            store.take_stage()
+    with attending(root, run_dir) as store:
+        first = store.take_stage()
+        with full():
+            # From the moment on at which the half of them is left.
+            got = [store.take_stage() for _ in range(NUMBER_STRIDE - 1)]
+            assert got == list(range(first + 1, first + NUMBER_STRIDE))
+            with pytest.raises(SystemError_):
+                store.take_stage()
+
+
+def test_numbers_are_reserved_before_few_are_left(root: Path, run_dir: Path) -> None:
+    """Whenever the disk fills up, half of what is reserved at once is there."""
+    with attending(root, run_dir) as store:
+        for count in (1, LOW - 1, LOW, NUMBER_STRIDE - 1, 3):
+            for _ in range(count):
+                store.take_stage()
+            span = NumbersFile(run_dir).read()["stage"]
+            assert len(span) >= LOW - 1
+            assert store.state.next_stage == span.end
+
+
+def test_no_number_is_lower_than_one_before_it(root: Path, run_dir: Path) -> None:
+    """Receivers refuse the lower incarnation: what a predecessor has left is given before others
+    are reserved, or never."""
+    with attending(root, run_dir) as store:
+        given = [store.take_incarnation()]
+    with attending(root, run_dir) as store:
+        with full():
+            given += [store.take_incarnation() for _ in range(2)]
+        given += [store.take_incarnation()]
+    with attending(root, run_dir) as store:
+        given += [store.take_incarnation()]
+        with full(), suppress(SystemError_):
+            while True:
+                given.append(store.take_incarnation())
+    assert given == sorted(set(given)) and len(given) == NUMBER_STRIDE + 4
+
+
+def test_what_runs_has_used_its_numbers(root: Path, run_dir: Path) -> None:
+    with attending(root, run_dir) as store:
+        number = store.take_incarnation()
+        store.take_stage()
+    with full(), attending(root, run_dir) as store:
+        store.skip(incarnation=number + 7, stage=0, epoch=0)
+        assert store.take_incarnation() == number + 8
+
+
+def test_somebody_elses_numbers_are_left_out(root: Path, run_dir: Path) -> None:
+    """Another instance has had the state folder, between two managers of the first."""
+    with attending(root, run_dir) as store:
+        given = [store.take_incarnation()]
+    with StateStore(root) as other:
+        others = [other.take_incarnation() for _ in range(3)]
+    with attending(root, run_dir) as store:
+        with full():
+            given += [store.take_incarnation() for _ in range(LOW + 9)]
+        after = [store.take_incarnation() for _ in range(2 * NUMBER_STRIDE)]
+    assert given[-1] == given[0] + LOW + 9
+    assert given[-1] < min(others) < max(others) < min(after)
+    assert after == list(range(after[0], after[0] + 2 * NUMBER_STRIDE))
+
+
+def test_a_state_from_a_backup_gives_nothing_twice(root: Path, run_dir: Path) -> None:
+    backup = (root / CURRENT).read_bytes()
+    with attending(root, run_dir) as store:
+        given = {store.take_incarnation(), store.take_stage()}
+        for name in (CURRENT, PREVIOUS):
+            (root / name).write_bytes(backup)
+    with attending(root, run_dir) as store:
+        assert min(store.take_incarnation(), store.take_stage()) > max(given)
+
+
+@pytest.mark.parametrize("wreck", ["missing", "empty", "torn", "altered", "longer", "link"])
+def test_numbers_that_cannot_be_read_are_not_guessed(root: Path, run_dir: Path, wreck: str) -> None:
+    with attending(root, run_dir) as store:
+        store.take_incarnation()
+    path = run_dir / numbers.NAME
+    raw = path.read_bytes()
+    path.unlink()
+    if wreck == "link":
+        (run_dir / "other").write_bytes(raw)
+        path.symlink_to(run_dir / "other")
+    elif wreck != "missing":
+        altered = {"empty": b"", "torn": raw[:-1], "longer": raw + b"x"}
+        path.write_bytes(altered.get(wreck, raw[:20] + bytes([raw[20] ^ 1]) + raw[21:]))
+    assert NumbersFile(run_dir).read() == {}
+    with full(), attending(root, run_dir) as store, pytest.raises(SystemError_):
+        store.take_incarnation()
+
+
+def test_a_run_directory_without_room_costs_the_numbers_only(
+    root: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    NumbersFile(run_dir).write({"incarnation": Span(5, 9)})
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with StateStore(root) as store:
+        monkeypatch.setattr("blockflow.control.numbers.os.open", refuse)
+        store.attend(run_dir)
+        monkeypatch.undo()
+        assert store.take_incarnation() < store.take_incarnation()
+    assert NumbersFile(run_dir).read() == {}  # an old one would give those again
+
+
 class Lives(RuleBasedStateMachine):
     """Control planes on one state folder: they take numbers, store epochs, are killed in the middle
-    of it; the current file is torn meanwhile. No number has two owners, no epoch two meanings."""
+    of it; the current file is torn meanwhile, and now and then its disk is full. No number has two
+    owners or is lower than one before it, no epoch has two meanings."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scratch = TemporaryDirectory()
         self.root = Path(self.scratch.name)
         self.taken: set[tuple[str, int]] = set()
+        self.latest: dict[str, int] = {}
         self.meant: dict[int, int] = {}
         self.posted = 0
-        self.store = StateStore(self.root)
+        self.run_dir = self.root / "run"
+        self.run_dir.mkdir()
+        self.store = attending(self.root, self.run_dir)
 
     def take(self, kind: str, count: int) -> None:
         for _ in range(count):
-            number = (kind, getattr(self.store, f"take_{kind}")())
-            assert number not in self.taken
-            self.taken.add(number)
+            number = getattr(self.store, f"take_{kind}")()
+            assert number > self.latest.get(kind, 0) and (kind, number) not in self.taken
+            self.latest[kind] = number
+            self.taken.add((kind, number))
 
     @rule(kind=KINDS, count=st.sampled_from([1, 3, NUMBER_STRIDE + 1]))
     def give(self, kind: str, count: int) -> None:
@@ -132,11 +298,30 @@ class Lives(RuleBasedStateMachine):
             self.take(kind, NUMBER_STRIDE + 1)
         self.again()
 
+    @rule(kind=KINDS, count=st.sampled_from([1, 3]), anew=st.booleans())
+    def full(self, kind: str, count: int, anew: bool) -> None:
+        """What is given out then was reserved before."""
+        with full():
+            if anew:
+                self.again()
+            with suppress(SystemError_):
+                self.take(kind, count)
+
     @rule()
     def again(self) -> None:
         self.store.close()
-        self.store = StateStore(self.root)
+        self.store = attending(self.root, self.run_dir)
         self.holds()
+
+    @rule()
+    def another(self) -> None:
+        """An instance of its own, with no such file."""
+        self.store.close()
+        with StateStore(self.root) as store:
+            number = store.take_stage()
+            assert ("stage", number) not in self.taken
+            self.taken.add(("stage", number))
+        self.again()
 
     @precondition(lambda self: (self.root / PREVIOUS).exists())
     @rule()

@@ -1,0 +1,37 @@
+"""Ends: how a process ended, before its parent has come to collect that.
+
+A dead process is kept by the kernel until its parent reaps it. Whoever may trace it can read there
+what the parent will be told, and need not wait for a parent that is stopped, or starved of the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_EXIT_CODE = 49
+"""Of the fields of /proc/PID/stat behind the name: number 52 of proc(5), the state being 3."""
+
+
+def unreaped_status(pid: int, pidfd: int) -> int | None:
+    """Exit code (0..255) or minus the signal of a process that has ended.
+
+    Args:
+        pid: its number.
+        pidfd: of the same process: by the number alone another one could be meant.
+
+    Returns:
+        None: it runs, or was reaped, or the kernel does not tell this user.
+    """
+    proc = Path("/proc", str(pid))
+    try:
+        fields = (proc / "stat").read_bytes().rpartition(b")")[2].split()
+        # Shown to the same people. To others the exit code is not refused, but shown as 0.
+        (proc / "io").read_bytes()
+        held = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
+    except OSError:
+        return None
+    # Read last: as long as it is not reaped, nobody else has its number.
+    if f"\nPid:\t{pid}\n" not in held or fields[0] != b"Z":
+        return None
+    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))

@@ -1,0 +1,142 @@
+"""A running system whose managers a test kills, and a client that asks it without a pause."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from control_rig import SPEC
+from up_rig import up
+
+from blockflow.client.sync import Client
+from blockflow.core.errors import BlockFlowError
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+X = np.arange(4, dtype=np.float32).reshape(1, 4)
+AB = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
+AC = {"blocks": ["a", "c"], "tasks": {"t": ["a", "c"]}}
+PATIENCE_S = 120.0
+
+
+def furnish(root: Path) -> None:
+    """Blocks in ``root`` that add 1, 10 and 100, a slow one, and the first topology."""
+    repository = BlockRepository(root / "blocks")
+    for name, add in {"a": 1, "b": 10, "c": 100}.items():
+        save_echo(repository, name, SPEC, settings={"add": add})
+    save_echo(repository, "slow", SPEC, settings={"row_ms": 150})
+    (root / "topology.json").write_text(json.dumps(AB))
+
+
+@dataclass
+class Up:
+    """A running system, seen from outside."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    errors: Path
+
+    @property
+    def address(self) -> str:
+        return str(self.ready["clients"][0])
+
+    def status(self) -> dict[str, Any]:
+        """Asks until it is answered: a connection may be cut by the death of its server."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return dict(httpx.get(self.ready["rest"] + "/v1/status", timeout=60).json())
+            except httpx.TransportError:
+                assert time.monotonic() < end and self.process.poll() is None, self.log()
+                time.sleep(0.01)
+
+    def until(self, test: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            status = self.status()
+            if test(status):
+                return status
+            assert time.monotonic() < end, (status, self.log())
+            time.sleep(0.01)
+
+    def kill_manager(self) -> None:
+        status = self.status()
+        os.kill(status["manager"]["pid"], signal.SIGKILL)
+
+    def taken_over(self, restarts: int) -> dict[str, Any]:
+        """Status once so many managers have died and all is well again."""
+        return self.until(lambda s: s["manager"]["restarts"] == restarts and s["ready"])
+
+    def post(self, body: dict[str, Any], *, wait: bool = True) -> None:
+        url = f"{self.ready['rest']}/v1/system-update?wait={str(wait).lower()}"
+        answer = httpx.post(url, json=body, timeout=60)
+        assert answer.status_code in (200, 202), answer.text
+
+    def log(self) -> str:
+        return self.errors.read_text()
+
+
+@contextmanager
+def started(
+    root: Path, env: Mapping[str, str] | None = None, before: Sequence[str] = ()
+) -> Iterator[Up]:
+    """``before`` is a command that runs the command that follows it."""
+    topology = str(root / "topology.json")
+    with up(root, "--topology", topology, env=env, before=before) as (process, ready):
+        yield Up(process, ready, root / "err")
+
+
+def members(status: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Name -> pid and incarnation, of workers and Dispatcher."""
+    found = [*status["workers"], status["dispatcher"]]
+    return {m["name"]: (m["pid"], m["incarnation"]) for m in found}
+
+
+@dataclass
+class Load:
+    """A client that asks without a pause and keeps count."""
+
+    address: str
+    answered: int = 0
+    failed: list[str] = field(default_factory=list)
+    sums: set[float] = field(default_factory=set)
+
+    def __enter__(self) -> Load:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with Client(self.address) as client:
+            while not self._stop.is_set():
+                try:
+                    value = client.infer("t", X, deadline_s=30).value
+                except BlockFlowError as e:
+                    self.failed.append(str(e))
+                else:
+                    self.sums.add(float((value - X)[0, 0]))
+                    self.answered += 1
+
+    def more(self, count: int = 20) -> None:
+        """Until it has got so many further answers."""
+        goal, end = self.answered + count, time.monotonic() + PATIENCE_S
+        while self.answered < goal:
+            assert time.monotonic() < end, self.failed
+            time.sleep(0.005)
