@@ -2,21 +2,26 @@
 
 Every pytest process gets its own run root and its own mark in the environment. Whatever a test
 starts inherits both, so that at the end of the session one can tell exactly which processes and
-which shared-memory entries are this session's, also while other sessions run beside it.
+which shared-memory entries are this session's, also while other sessions run beside it. A session
+that is killed cannot look: the next one ends and removes what it has left.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+import secrets
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,11 +37,31 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def as_ctrl_c(number: int, frame: Any) -> None:
+    """A SIGTERM (of ``timeout``, say) ends a session in order: fixtures stop what they started."""
+    if os.getpid() != OWN_PID:  # of a fork, which whoever sent it wants dead
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return
+    signal.signal(number, lambda *_: None)  # once is enough
+    raise KeyboardInterrupt
+
+
+OWN_PID = os.getpid()
+if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+):
+    signal.signal(signal.SIGTERM, as_ctrl_c)
+
 FOLDERS = ("unit", "contract", "process", "fault", "gpu")
 SESSION_MARK = "BLOCKFLOW_TEST_SESSION"
 RUN_ROOT = "BLOCKFLOW_RUN_ROOT"
 LEAK_GRACE_S = 10.0
 """What a killed system is given to vanish by itself (its lifeline needs a moment)."""
+ROOT_NAME = re.compile(r"bft-([0-9a-f]{16})")
+"""Of a session's run root, with its mark."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,8 +93,8 @@ def leak_check() -> Iterator[None]:
     """Fails the session's last test if a process or a /dev/shm entry of the session is left."""
     shm = Path("/dev/shm")
     base = shm if shm.is_dir() else Path(tempfile.gettempdir())
-    root = Path(tempfile.mkdtemp(prefix="bft-", dir=base))
-    mark = uuid.uuid4().hex
+    sweep_dead_sessions(base)
+    root, mark, held = private_root(base)
     before = {RUN_ROOT: os.environ.get(RUN_ROOT), SESSION_MARK: os.environ.get(SESSION_MARK)}
     os.environ[RUN_ROOT], os.environ[SESSION_MARK] = str(root), mark
     default_root = shm / f"blockflow-{os.getuid()}"
@@ -90,6 +115,7 @@ def leak_check() -> Iterator[None]:
         else:
             os.environ[name] = value
     shutil.rmtree(root, ignore_errors=True)
+    os.close(held)
     assert not processes, f"processes left running: {processes}"
     assert not left, f"entries left in the run root: {sorted(left)}"
     assert not stray, f"dead run directories left in {default_root}: {sorted(stray)}"
@@ -111,6 +137,53 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     template.close()
 
 
+def private_root(base: Path) -> tuple[Path, str, int]:
+    """A new folder, its mark, and the descriptor by which this process holds it: the kernel lets go
+    of it with the process, however that ends."""
+    while True:
+        mark = secrets.token_hex(8)
+        root = base / f"bft-{mark}"
+        root.mkdir(mode=0o700)
+        held = hold(root, fcntl.LOCK_EX)
+        if held is not None and root.exists():
+            return root, mark, held
+        if held is not None:  # swept before it was held
+            os.close(held)
+
+
+def sweep_dead_sessions(base: Path) -> None:
+    """End the processes and remove the run roots of sessions that were killed."""
+    for root in base.iterdir():
+        found = ROOT_NAME.fullmatch(root.name)
+        held = hold(root, fcntl.LOCK_EX | fcntl.LOCK_NB) if found is not None else None
+        if found is None or held is None:
+            continue
+        deadline = time.monotonic() + LEAK_GRACE_S
+        while (left := marked_processes(found[1])) and time.monotonic() < deadline:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        shutil.rmtree(root, ignore_errors=True)
+        os.close(held)
+
+
+def hold(folder: Path, how: int) -> int | None:
+    """A descriptor with the lock of a folder of this user; None where there is none to have."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(fd).st_uid == os.getuid():
+            fcntl.flock(fd, how)
+            return fd
+    except BlockingIOError:  # its session lives
+        pass
+    os.close(fd)
+    return None
+
+
 def entries(folder: Path) -> set[str]:
     try:
         return set(os.listdir(folder))
@@ -120,8 +193,6 @@ def entries(folder: Path) -> set[str]:
 
 def locked(run_dir: Path) -> bool:
     """Whether a live manager holds the run directory's lock."""
-    import fcntl
-
     try:
         with open(run_dir / "lock", "rb") as f:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
