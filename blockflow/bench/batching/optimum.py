@@ -3,15 +3,15 @@
 A worker runs a chain of stages for single-row queries that come as a Poisson process. At every
 boundary it may let any of the waiting rows catch up with the batch, once or several times, or wait
 for more; when it is free it may start a batch of any size, or wait. The policy sees what waits and
-knows all times and the rate, but not the future. Its mean time is found by value iteration over
-batches (a semi-Markov decision process, relative to the mean number in the system); by Little's law
-that number is the rate times the mean time. Splits are no part of it: :func:`split_gain` of
-``oracle.py`` says where they could pay. Pure.
+knows all times and the rate, but not the future. It is found by policy iteration over batches (a
+semi-Markov decision process: Howard, "Dynamic Programming and Markov Processes", 1960), which ends
+at the best one exactly; by Little's law the mean number in the system is the rate times the mean
+time. Splits are no part of it: :func:`split_gain` of ``oracle.py`` says where they could pay. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from blockflow.bench.batching.oracle import Lines
 
 Values = NDArray[np.float64]
+Choices = NDArray[np.int64]
 
-_ROUNDS = 1000
-_CLOSE = 1e-4
-_TAIL = 1e-9
-_FINE = 4
-"""Sizes that are tried for a batch or a join: all up to this one, then in steps of a half."""
+_ROUNDS = 100
+_CLOSE = 1e-9
+_WAIT = -1
+"""A choice: neither go on nor take anybody along, but see who comes next."""
 
 
 def best_mean(lines: Lines, rate: float, longest: int = 0) -> float:
@@ -34,113 +34,182 @@ def best_mean(lines: Lines, rate: float, longest: int = 0) -> float:
         lines: ``lines[s][b]``, ms of b rows at stage s.
         rate: arrivals per ms, less than full batches can serve.
         longest: the queue is cut there; 0 = six full batches.
+
+    Raises:
+        ArithmeticError: the best policy was not found.
     """
     chain = _Chain(lines, rate, longest or 6 * (len(lines[0]) - 1))
-    return chain.solve() / rate
+    values, number = chain.worth(chain.zerobatch())
+    for _ in range(_ROUNDS):
+        values, less = chain.worth(chain.better(values, number))
+        if less >= number * (1 - _CLOSE):
+            return less / rate
+        number = less
+    raise ArithmeticError(f"no best policy within {_ROUNDS} rounds")
 
 
 def zerobatch_mean(lines: Lines, rate: float, longest: int = 0) -> float:
     """The same for ZeroBatch: all that waits, up to a full batch, and nobody joins. Beside it the
     best policy's gain has no error of sampling."""
-    chain = _Chain(lines, rate, longest or 6 * (len(lines[0]) - 1), plain=True)
-    return chain.solve() / rate
+    chain = _Chain(lines, rate, longest or 6 * (len(lines[0]) - 1))
+    return chain.worth(chain.zerobatch())[1] / rate
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """What is done, by the number of those who wait.
+
+    Attributes:
+        start: when the engine is free: rows of a batch, or ``_WAIT``.
+        join: before a stage, with so many rows in the batch: who catches up, 0 or ``_WAIT``.
+    """
+
+    start: Choices
+    join: dict[tuple[int, int], Choices] = field(default_factory=dict)
 
 
 class _Chain:
-    """The decision process; ``values[q]`` are relative costs with q waiting and the engine free.
-
-    ``plain``: with no decision to make, ZeroBatch's.
+    """The decision process. Its states are how many wait when the engine is free, between which a
+    batch passes; what happens within one is worked out backwards, from its end.
     """
 
-    def __init__(self, lines: Lines, rate: float, longest: int, *, plain: bool = False) -> None:
-        self._plain = plain
+    def __init__(self, lines: Lines, rate: float, longest: int) -> None:
         self._lines = [np.asarray(line) for line in lines]
         self._rate = rate
         self._longest = longest
         self._top = len(lines[0]) - 1
-        self._sizes = _sizes(self._top)
-        self._waiting = np.arange(longest + 1, dtype=np.float64)
+        self._waiting = np.arange(longest + 1)
         self._come: dict[float, Values] = {}
 
-    def solve(self) -> float:
-        """The mean number in the system."""
-        values = np.zeros(self._longest + 1)
-        mean = self._rate * sum(float(line[1]) for line in self._lines)
-        for _ in range(_ROUNDS):
-            new = self._step(values, mean)
-            # At the true mean nothing is left over from one return to the empty system to the next.
-            drift = float(new[0] - values[0])
-            change = new - new[0] - values
-            values = new - new[0]
-            mean += 0.3 * self._rate * drift
-            if np.abs(change).max() < _CLOSE * (1 + np.abs(values).max()) and abs(
-                drift
-            ) * self._rate < _CLOSE * max(mean, 1e-9):
-                break
-        return mean
+    def zerobatch(self) -> _Policy:
+        start = np.minimum(self._waiting, self._top)
+        start[0] = _WAIT
+        return _Policy(start)
 
-    def _step(self, values: Values, mean: float) -> Values:
-        """One batch, from its start to its end, backwards."""
+    def worth(self, policy: _Policy) -> tuple[Values, float]:
+        """A policy's relative costs by state, and the mean number in the system.
+
+        What it costs from each state to the next one is a row: chances of the next states, the time
+        until then, and the rows in the system added up over that time.
+        """
+        states = self._longest + 1
+        end = np.hstack([np.eye(states), np.zeros((states, 2))])
+        after = dict.fromkeys(range(1, self._top + 1), end)
+        for stage in range(len(self._lines) - 1, 0, -1):
+            after = self._rows_before(stage, after, policy)
+        rows = np.empty_like(end)
+        for m in np.unique(policy.start):
+            here = np.flatnonzero(policy.start == m)
+            if m == _WAIT:
+                rows[here] = end[np.minimum(here + 1, self._longest)] + self._rest(here)
+            else:
+                rows[here] = self._spend(float(self._lines[0][m]), m, after[m], here - m)
+        chances, time, cost = rows[:, :-2], rows[:, -2], rows[:, -1]
+        # The first state is worth nothing; in its place the mean number is what is unknown.
+        equations = np.eye(states) - chances
+        equations[:, 0] = time
+        values: Values = np.linalg.solve(equations, cost).astype(np.float64)
+        number, values[0] = float(values[0]), 0.0
+        return values, number
+
+    def better(self, values: Values, number: float) -> _Policy:
+        """The policy that is best if all that comes after a batch is worth ``values``."""
+        worth = np.append(values, [-number, 1.0])
+        policy = _Policy(self.zerobatch().start)
         after = dict.fromkeys(range(1, self._top + 1), values)
         for stage in range(len(self._lines) - 1, 0, -1):
-            after = self._boundary(stage, after, mean)
-        best = np.full(self._longest + 1, np.inf)
-        for m in range(1, self._top + 1) if self._plain else self._sizes:
-            spent = self._spend(float(self._lines[0][m]), 0, after[m], mean)
-            start = (spent + m * self._lines[0][m])[:-m]
-            if self._plain:  # a larger batch takes the place of a smaller one
-                best[m:] = start
-            else:
-                best[m:] = np.minimum(best[m:], start)
-        # Waiting for the next query: it is the only choice when nobody is there.
-        rest = (self._waiting - mean) / self._rate + np.append(values[1:], values[-1])
-        best[0] = rest[0]
-        if not self._plain:
-            best[1:] = np.minimum(best[1:], rest[1:])
-        return best
+            found: dict[int, Values] = {}
+            for n in range(self._top, 0, -1):
+                best, chosen = self._cost(self._lines[stage][n], n, after[n], worth), self._none()
+                for m in range(1, self._top - n + 1):
+                    catch_up = sum(float(line[m]) for line in self._lines[:stage])
+                    joined = self._cost(catch_up, n + m, found[n + m], worth)
+                    self._take(best, chosen, m, joined[:-m])
+                found[n] = self._or_wait(best, chosen, n, worth)
+                policy.join[stage, n] = chosen
+            after = found
+        best, chosen = np.full(self._longest + 1, np.inf), self._none()
+        for m in range(1, self._top + 1):
+            self._take(best, chosen, m, self._cost(self._lines[0][m], m, after[m], worth)[:-m])
+        rest = np.append(values[1:], values[-1]) + self._rest(self._waiting) @ worth
+        waits = rest < best
+        waits[-1] = False
+        policy.start[:] = np.where(waits, _WAIT, chosen)
+        return policy
 
-    def _boundary(self, stage: int, after: dict[int, Values], mean: float) -> dict[int, Values]:
-        """Rows before ``stage``, by how many: go on, or let some of those who wait catch up first,
-        as often as there is room; or rest until somebody comes. Larger batches first."""
+    def _rows_before(
+        self, stage: int, after: dict[int, Values], policy: _Policy
+    ) -> dict[int, Values]:
+        """Rows of costs before a stage, by the batch's size. Larger ones first: they are joined
+        to."""
         found: dict[int, Values] = {}
         for n in range(self._top, 0, -1):
-            best = self._spend(float(self._lines[stage][n]), n, after[n], mean)
-            found[n] = best
-            if self._plain:
-                continue
-            for m in self._sizes:
-                if n + m > self._top:
-                    break
-                catch_up = sum(float(line[m]) for line in self._lines[:stage])
-                joined = self._spend(catch_up, n + m, found[n + m], mean)
-                best[m:] = np.minimum(best[m:], joined[:-m])
-            best[0] = min(best[0], (n - mean) / self._rate + best[1])
+            chosen = policy.join.get((stage, n), self._none())
+            rows = np.empty_like(after[n])
+            for m in np.unique(chosen):
+                here = np.flatnonzero(chosen == m)
+                if m == 0:
+                    rows[here] = self._spend(float(self._lines[stage][n]), n, after[n], here)
+                elif m != _WAIT:
+                    catch_up = sum(float(line[m]) for line in self._lines[:stage])
+                    rows[here] = self._spend(catch_up, n + m, found[n + m], here - m)
+            for q in np.flatnonzero(chosen == _WAIT)[::-1]:
+                rows[q] = rows[q + 1] + self._rest(np.array([n + q]))[0]
+            found[n] = rows
         return found
 
-    def _spend(self, time: float, n: int, then: Values, mean: float) -> Values:
-        """Costs by those who wait besides n, for a run of so long."""
-        chances = self._come.get(time)
-        if chances is None:
-            chances = self._come[time] = _poisson(self._rate * time)
-        full = np.append(then, np.full(len(chances) - 1, then[-1]))
-        expected = np.convolve(full, chances[::-1], "valid")
-        here: Values = (self._waiting + n - mean + self._rate * time / 2) * time
-        return here + expected
+    def _or_wait(self, best: Values, chosen: Choices, n: int, worth: Values) -> Values:
+        """The same where it may be better to wait for the next query, and then do what is best."""
+        rest = self._rest(self._waiting + n) @ worth
+        for q in range(self._longest - 1, -1, -1):
+            if rest[q] + best[q + 1] < best[q]:
+                best[q], chosen[q] = rest[q] + best[q + 1], _WAIT
+        return best
+
+    def _take(self, best: Values, chosen: Choices, m: int, costs: Values) -> None:
+        """Let m of those who wait come along wherever that costs less."""
+        less = costs < best[m:]
+        best[m:][less] = costs[less]
+        chosen[m:][less] = m
+
+    def _none(self) -> Choices:
+        return np.zeros(self._longest + 1, dtype=np.int64)
+
+    def _rest(self, number: Choices) -> Values:
+        """Rows of costs until the next query comes, with so many in the system."""
+        out = np.zeros((len(number), self._longest + 3))
+        out[:, -2], out[:, -1] = 1 / self._rate, number / self._rate
+        return out
+
+    def _cost(self, time: float, n: int, then: Values, worth: Values) -> Values:
+        """Of a run of so long with n rows in it, by those who wait."""
+        here = (self._waiting + n + self._rate * time / 2 + worth[-2]) * time
+        cost: Values = self._chances(float(time)) @ then + here
+        return cost
+
+    def _spend(self, time: float, n: int, then: Values, waiting: Choices) -> Values:
+        """The same as rows, for these numbers of those who wait."""
+        rows: Values = self._chances(time)[waiting] @ then
+        rows[:, -2] += time
+        rows[:, -1] += (waiting + n + self._rate * time / 2) * time
+        return rows
+
+    def _chances(self, time: float) -> Values:
+        """How likely so many wait after a run of so long (columns) who were so many before."""
+        found = self._come.get(time)
+        if found is None:
+            states = self._longest + 1
+            come = _poisson(self._rate * time, states)
+            found = np.zeros((states, states))
+            for q in range(states):
+                found[q, q:] = come[: states - q]
+            found[:, -1] += 1 - found.sum(axis=1)  # the queue is cut there
+            self._come[time] = found
+        return found
 
 
-def _sizes(top: int) -> Sequence[int]:
-    found = [1]
-    while found[-1] < top:
-        more = 1 if found[-1] < _FINE else found[-1] // 2
-        found.append(min(top, found[-1] + more))
-    return found
-
-
-def _poisson(mean: float) -> Values:
-    """Chances of 0, 1, 2, ... arrivals, up to where hardly any is left."""
-    chances, total, k = [np.exp(-mean)], np.exp(-mean), 0
-    while 1 - total > _TAIL and k < 10 * mean + 60:
-        k += 1
-        chances.append(chances[-1] * mean / k)
-        total += chances[-1]
-    return np.asarray(chances) / total
+def _poisson(mean: float, count: int) -> Values:
+    """Chances of 0, 1, ... arrivals, so many of them."""
+    steps = np.log(mean) * np.arange(count) - mean
+    steps[1:] -= np.cumsum(np.log(np.arange(1, count)))
+    return np.exp(steps)
