@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from blockflow.bench.batching.blocks import Profiles
 from blockflow.bench.batching.peaks import Search
@@ -43,3 +45,23 @@ def searched(limit: float, start: float, probes: int) -> Search:
 def cell(*times: float, over: float = 0.0, failed: tuple[str, ...] = ()) -> Cell:
     """A visit in which 10 rows came and were answered per second, and nothing piled up."""
     return Cell(times, len(times) + len(failed), over, 10.0, 0.1, failed, times, 0.0, 10.0)
+
+
+class FakeClient:
+    """Answers at once, or as it is told."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.sent: list[tuple[str, Any]] = []
+
+    def infer(self, task: str, x: Any, **_: Any) -> Any:
+        return self.submit(task, x).result()
+
+    def submit(self, task: str, x: Any, **_: Any) -> Future[Any]:
+        self.sent.append((task, x))
+        future: Future[Any] = Future()
+        if self.error is None:
+            future.set_result(x)
+        else:
+            future.set_exception(self.error)
+        return future

@@ -1,8 +1,9 @@
-"""The benchmark's blocks and their profiles, kept from run to run in a folder of their own.
+"""The benchmark's blocks and their profiles, kept in a folder of their own from run to run.
 
 ``python -m blockflow.bench.batching.blocks FOLDER NAME...`` exports what is missing; the benchmark
 runs that apart, so that it does not compute itself. The folder's name says what the blocks come
-from, and profiles are stored with the digest of their block, so nothing stale is used.
+from, and profiles are stored with the digest of their block, so nothing stale is used. What a full
+run is compared with it profiles anew: the machine may have been slower, or busy, on another day.
 """
 
 from __future__ import annotations
@@ -97,8 +98,10 @@ class Profiles:
     in_turn: Sequence[StageProfile]
 
 
-def profile(folder: Path, recipe: Recipe, effort: Effort, progress: Progress) -> Profiles:
-    """A recipe's profiles; what was measured before is not measured again.
+def profile(
+    folder: Path, recipe: Recipe, effort: Effort, progress: Progress, *, again: bool = False
+) -> Profiles:
+    """A recipe's profiles; what was measured before is not measured again, unless ``again``.
 
     Raises:
         BlockFlowError: a block cannot be measured.
@@ -111,6 +114,7 @@ def profile(folder: Path, recipe: Recipe, effort: Effort, progress: Progress) ->
         rows=recipe.rows,
         lengths=recipe.lengths or None,
         effort=effort,
+        again=again,
     )
     whole = list(recipe.blocks)
     for names in [*([name] for name in whole), *([whole] if len(whole) > 1 else [])]:

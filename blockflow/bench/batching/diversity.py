@@ -1,15 +1,18 @@
 """DVABatch's experiments: diverse loads, lengths and operators, beside ZeroBatch and DelayBatch.
 
 ZeroBatch is ``window`` without a delay; DelayBatch has the delay that serves best near ZeroBatch's
-own peak. With diverse lengths these two are there twice: as in the paper, where they pad everything
-to the longest of a batch, and with the length classes that DVABatch has too. Classes are an option
-of every policy, so only the latter tell what the policy is worth.
+own peak, and is left out where that is none: it is ZeroBatch then. With diverse lengths these two
+are there twice: as in the paper, where they pad everything to the longest of a batch, and with the
+length classes that DVABatch has too. Classes are an option of every policy, so only the latter tell
+what the policy is worth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
+from statistics import fmean
 from typing import Any
 
 from blockflow.bench.batching.figures import (
@@ -40,6 +43,9 @@ from blockflow.core.errors import TopologyError
 
 _NEAR_PEAK = 0.95
 """Of the base's own peak: where a window's delay is chosen."""
+_LATE, _ALIKE = 0.01, 0.05
+"""Delays whose late answers, or whose means, lie so near the least are equally good: there the
+shortest is taken, for at lower loads all that it does is to cost its length."""
 _VISITS = 2
 _SEED = 50
 
@@ -51,7 +57,8 @@ def policies(
 
     Args:
         diversity: of the experiment.
-        delays: of the delayed windows, in ms, by the window that they delay.
+        delays: of the delayed windows, in ms, by the window that they delay; one without a delay
+            would be that window again, and is no arm.
         padded: without it only equal lengths share a batch, and nobody has classes.
     """
     rows = diversity.bs_max
@@ -69,7 +76,8 @@ def policies(
         windows[ZEROBATCH]["classes"] = [diversity.classes[-1]]
     for name, window in windows.items():
         arms[name] = window
-        arms[DELAYED[name]] = {**window, "max_delay_ms": delays.get(name, 0.0)}
+        if delays.get(name):
+            arms[DELAYED[name]] = {**window, "max_delay_ms": delays[name]}
     return {**arms, DVABATCH: dvabatch}
 
 
@@ -88,21 +96,23 @@ def measure(ladder: Ladder, diversity: Diversity) -> list[Figure]:
     tuning = _tuned(ladder, {name: untuned[name] for name in windows}, bound_ms)
     found += tuning.figures
     arms = policies(diversity, tuning.delays, padded=padded)
-    bases = [arm for arm in (*PLAIN, *WITH_CLASSES, NONE) if arm in arms]
-    rivalry = Rivalry(DVABATCH, bases, DVABATCH_PAPER, {})
+    bases = [arm for arm in (*PLAIN, *WITH_CLASSES) if arm in arms]
+    shown = [arm for arm in (NONE,) if arm in arms]
+    rivalry = Rivalry(DVABATCH, bases, DVABATCH_PAPER, {}, shown, tail=True)
     found += ladder.climb(arms, DVABATCH_LOADS, bound_ms, 1, rivalry)
     starts = {arm: rate for base, rate in tuning.knees.items() for arm in (base, DELAYED[base])}
     starts.setdefault(DVABATCH, tuning.knees[windows[-1]])
     searches = ladder.search("peaks", arms, bound_ms, starts, CONFIRMING)
-    found += peak_figures(ladder.experiment, searches, bound_ms, bases, {DVABATCH: 1.0})
+    goals = {DVABATCH: 1.0}
+    found += peak_figures(ladder.experiment, searches, bound_ms, [*bases, *shown], goals)
     for base in windows:
+        chose, at = tuning.delays[base], f"at {tuning.knees[base]:.0f}/s near {base}'s own peak"
         text = (
-            f"{DELAYED[base]} waits {tuning.delays[base]:.1f} ms, the best of {len(DELAYS)} at "
-            f"{tuning.knees[base]:.0f}/s near {base}'s own peak; a query alone takes "
-            f"{ladder.alone_ms:.1f} ms"
+            f"{DELAYED[base]} waits {chose:.1f} ms, the best of {len(DELAYS)} {at}; a query alone "
+            f"takes {ladder.alone_ms:.1f} ms"
+            if chose
+            else f"no delay helps {base} {at}: there is no {DELAYED[base]} apart from it"
         )
-        if not tuning.delays[base]:
-            text += f": no delay helps, and it is {base} again"
         found.append(note(ladder.experiment, text))
     if diversity.lengths:
         gain = (
@@ -195,13 +205,15 @@ def _tuned(ladder: Ladder, windows: Mapping[str, Policy], bound_ms: float) -> Tu
 
 
 def chosen(cells: Mapping[str, list[Cell]]) -> str:
-    """The delay with fewest late answers, to a per cent; of equals, that with the least mean."""
-
-    def order(name: str) -> tuple[float, float]:
-        times = [t for c in cells[name] for t in c.times_ms]
-        return round(late(cells[name]), 2), sum(times) / max(1, len(times))
-
-    return min(cells, key=order)
+    """The delay with fewest late answers, to one in a hundred; of equals, that with the least mean,
+    to some per cent; of equals, the shortest. ``cells`` are in the order of the delays."""
+    fewest = min(late(visits) for visits in cells.values())
+    means = {
+        name: fmean([t for c in visits for t in c.times_ms] or [inf])
+        for name, visits in cells.items()
+        if late(visits) <= fewest + _LATE
+    }
+    return next(name for name, ms in means.items() if ms <= (1 + _ALIKE) * min(means.values()))
 
 
 def late(cells: list[Cell]) -> float:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from blockflow.bench.batching.plan import (
     BATCHSIZE,
@@ -14,6 +17,7 @@ from blockflow.bench.batching.plan import (
 from blockflow.bench.batching.traffic import Cell
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import (
+    LEVEL,
     Interval,
     Verdict,
     judge,
@@ -89,6 +93,10 @@ CLOSE = 0.02
 """A ratio whose interval reaches no farther to either side: nobody would wait for more."""
 _FEW = 5
 _AIMED = frozenset({TIME_RATIO, TEST_RATIO, CLOSED_RATIO, OF_BOUND, ALONE_RATIO})
+"""What is measured until it is decided."""
+_VISITED = _AIMED | {TAIL_RATIO, OVER}
+"""What one visit is too few for."""
+_RESAMPLES, _SEED = 2000, 20240229
 
 Labels = Mapping[str, Any]
 
@@ -96,18 +104,30 @@ Labels = Mapping[str, Any]
 def time_figures(arm: str, cells: Sequence[Cell], labels: Labels) -> list[Figure]:
     """One arm at one load: mean time of all queries, throughput, share over the bound.
 
-    The interval of the mean and of the throughput are those over the visits.
+    The intervals are those over the visits.
     """
     times = [t for c in cells for t in c.times_ms]
     queries = sum(c.offered for c in cells)
-    over = sum(c.over * c.offered for c in cells) / queries
+    over = share_over(cells)
     failed = sorted({code for c in cells for code in c.failed})
     more = {**labels, **({"failed": ", ".join(failed)} if failed else {})}
     out = [
         interval_figure(
             RATE, arm, None, median_interval([c.rows_per_s for c in cells]), "1/s", more
         ),
-        Figure(OVER, arm, None, None, None, 100 * over, "%", queries, labels=more),
+        Figure(
+            OVER,
+            arm,
+            None,
+            None,
+            None,
+            over.value,
+            "%",
+            queries,
+            low=over.low,
+            high=over.high,
+            labels={**more, "visits": over.n},
+        ),
     ]
     if times:
         each = median_interval([c.mean_ms for c in cells if c.times_ms])
@@ -131,6 +151,42 @@ def time_figures(arm: str, cells: Sequence[Cell], labels: Labels) -> list[Figure
     return out
 
 
+def share_over(cells: Sequence[Cell]) -> Interval:
+    """Per cent of all queries that were over the bound. Those of one visit share its queue, so the
+    interval is that of whole visits, drawn again and again; of a few their extremes."""
+    offered = np.array([c.offered for c in cells])
+    late = np.array([c.over * c.offered for c in cells])
+    value = 100 * float(late.sum() / offered.sum())
+    if len(cells) < _FEW:
+        each = [100 * c.over for c in cells]
+        return Interval(value, min(each), max(each), len(cells))
+    draws = np.random.default_rng(_SEED).integers(0, len(cells), (_RESAMPLES, len(cells)))
+    shares = 100 * late[draws].sum(axis=1) / offered[draws].sum(axis=1)
+    tail = (1 - LEVEL) / 2 * 100
+    low, high = np.percentile(shares, [tail, 100 - tail])
+    return Interval(value, float(low), float(high), len(cells))
+
+
+def over_aim(figure: Figure, most: float) -> Figure:
+    """A share over the bound beside the most that it may be, in per cent."""
+    n = figure.labels["visits"]
+    low, high = figure.low, figure.high
+    if low is None or high is None:
+        raise ValueError("a share without an interval cannot be judged")
+    verdict = judge(Interval(figure.value, low, high, n), most) if n > 1 else Verdict.NOISE
+    more = {"goal": most, "at_least": False, "verdict": verdict.value}
+    return replace(figure, labels={**figure.labels, **more})
+
+
+def failures(arm: str, cells: Sequence[Cell]) -> str:
+    """Which errors an arm's visits had, for the tables' readers; "" where all was answered."""
+    failed = sorted({code for c in cells for code in c.failed})
+    lost = sum(c.offered - len(c.times_ms) for c in cells)
+    if not failed:
+        return ""
+    return f"{lost} of {arm}'s {sum(c.offered for c in cells)} queries failed: {', '.join(failed)}"
+
+
 def against(
     arm: str,
     cells: Sequence[Cell],
@@ -138,14 +194,20 @@ def against(
     others: Sequence[Cell],
     labels: Labels,
     paper: Paper,
-    goals: Paper,
+    goals: Paper | None,
+    *,
+    tail: bool = False,
 ) -> list[Figure]:
     """``arm`` beside ``base`` at one load, visit by visit: mean time, 99th percentile, throughput.
 
-    The aim for the time is that of ``goals``, else to be no slower. Throughput has none: queries
-    come however fast they are answered, so it says how far the base keeps up. ``possible`` is what
-    a policy that answers all that comes would have. Visits of which either side answered nothing
-    are left out.
+    The aim for the time is that of ``goals``, else to be no slower; without ``goals`` there is
+    none. With ``tail`` the 99th percentile has the same aim. Throughput has none: queries come
+    however fast they are answered, so it says how far the base keeps up. ``possible`` is what a
+    policy that answers all that comes would have.
+
+    Visits of which either side answered nothing are left out. Whoever loses queries is faster with
+    the others: an arm that has lost any has missed its aims, and beside a base that has the most
+    that can be said is that they are met.
     """
     pairs = [(o, c) for o, c in zip(others, cells, strict=True) if o.times_ms and c.times_ms]
     if not pairs:
@@ -155,18 +217,32 @@ def against(
         TAIL_RATIO: [(percentile(o.times_ms, 99), percentile(c.times_ms, 99)) for o, c in pairs],
         RATE_RATIO: [(o.rows_per_s, c.rows_per_s) for o, c in pairs],
     }
+    lost = {side: any(c.failed for c in those) for side, those in ((arm, cells), (base, others))}
     out = []
     for name, both in values.items():
         found = ratio_interval([b for b, _ in both], [a for _, a in both])
         goal = None
-        if name == TIME_RATIO:
+        if goals is not None and (name == TIME_RATIO or (tail and name == TAIL_RATIO)):
             goal = 1 + goals.get((name, labels["load"], base), 0.0)
         more = dict(labels)
         if name == RATE_RATIO and all(o.due_per_s for o, _ in pairs):
             kept_up = ratio_interval([b for b, _ in both], [o.due_per_s for o, _ in pairs])
             more["possible"] = round(kept_up.value, 4)
-        out.append(ratio_figure(name, arm, base, found, more, paper, goal))
+        figure = ratio_figure(name, arm, base, found, more, paper, goal)
+        out.append(_with_losses(figure, ours=lost[arm], theirs=lost[base]))
     return out
+
+
+def _with_losses(figure: Figure, *, ours: bool, theirs: bool) -> Figure:
+    """The same, judged by what either side has lost."""
+    verdict = figure.labels.get("verdict")
+    if verdict is None or not (ours or theirs):
+        return figure
+    if ours:
+        verdict = Verdict.MISSED.value
+    elif verdict == Verdict.MISSED:
+        verdict = Verdict.NOISE.value
+    return replace(figure, labels={**figure.labels, "verdict": verdict, "failed": True})
 
 
 def decided(found: Sequence[Figure]) -> bool:
@@ -197,10 +273,12 @@ def ratio_figure(
     *,
     at_least: bool = False,
     noise: float = 0.0,
+    sure: bool = True,
 ) -> Figure:
     """A ratio with what the paper says of it, and the verdict where there is a goal.
 
     ``noise`` is how far two equal things look apart in this run: so near the goal nothing is told.
+    Nor is it where something else makes the ratio not ``sure``.
     """
     more: dict[str, Any] = {**labels, "base": base}
     told = (paper or {}).get((name, str(labels.get("load", "")), base))
@@ -211,7 +289,8 @@ def ratio_figure(
         more["at_least"] = at_least
         verdict = judge(found, goal, noise, at_least=at_least)
         # One visit is all of its interval, and decides nothing.
-        more["verdict"] = (Verdict.NOISE if name in _AIMED and found.n < 2 else verdict).value
+        open_ = not sure or (name in _VISITED and found.n < 2)
+        more["verdict"] = (Verdict.NOISE if open_ else verdict).value
     return interval_figure(name, arm, None, found, "x", more)
 
 
@@ -221,20 +300,30 @@ def note(experiment: str, text: str) -> Figure:
 
 
 def load_verdicts(
-    found: Sequence[Figure], experiment: str, arm: str, bases: Collection[str] = ()
+    found: Sequence[Figure],
+    experiment: str,
+    arm: str,
+    bases: Collection[str] = (),
+    name: str = TIME_RATIO,
 ) -> dict[str, Verdict]:
-    """One verdict per load: met if every aim is, missed if any is.
+    """One verdict per load: met if every aim is, missed if any is, or if the arm answered nothing.
 
     Args:
         found: all figures.
         experiment, arm: whose.
         bases: beside whom; none: beside all.
+        name: of the ratio.
     """
     by: dict[str, list[str]] = {}
-    for f in found:
-        mine = f.name == TIME_RATIO and f.mode == arm and f.labels.get("experiment") == experiment
-        if mine and (not bases or f.labels["base"] in bases):
+    here = [f for f in found if f.labels.get("experiment") == experiment]
+    mine = [f for f in here if f.mode == arm]
+    for f in mine:
+        if f.name == name and "verdict" in f.labels and (not bases or f.labels["base"] in bases):
             by.setdefault(f.labels["load"], []).append(f.labels["verdict"])
+    if not bases or any(f.mode in bases for f in here):
+        answered = {f.labels["load"] for f in mine if f.name == TIME}
+        silent = {f.labels["load"] for f in mine if f.name == OVER} - answered
+        by |= {load: [Verdict.MISSED] for load in silent}
     return {load: together(verdicts) for load, verdicts in by.items()}
 
 

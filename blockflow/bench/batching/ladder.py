@@ -17,6 +17,7 @@ from blockflow.bench.batching.figures import (
     Paper,
     against,
     decided,
+    failures,
     note,
     time_figures,
 )
@@ -25,9 +26,10 @@ from blockflow.bench.batching.plan import Plan, Recipe
 from blockflow.bench.batching.predict import simulated
 from blockflow.bench.batching.rig import TASK, Further, Policy, Rig, chain_topology
 from blockflow.bench.batching.traffic import Cell, Inputs, inputs_for, poisson, saturate
-from blockflow.bench.results import Figure
+from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.simulation.arrivals import Arrival, Mix
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
+from blockflow.bench.statistics import median_interval
 from blockflow.core import limits
 from blockflow.core.profile import StageProfile
 from blockflow.repository.zoo.catalog import ZOO
@@ -37,6 +39,9 @@ _START = 0.8
 """Of the batched capacity: where a search for a peak begins that knows no better."""
 _DRAWN = 64
 """Queries that a capacity is measured with, drawn as the others are."""
+_NOT_FASTER = 0.9
+_VISITS = 3
+"""Of a capacity, at most: all loads of an experiment are shares of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,34 @@ class Rivalry:
         bases: beside these arms.
         paper: what is told of a ratio.
         goals: the aims, where they are not to be no slower.
+        shown: arms beside which there is no aim.
+        tail: the 99th percentile is to be no longer either.
     """
 
     arm: str
     bases: Sequence[str]
     paper: Paper
     goals: Paper
+    shown: Sequence[str] = ()
+    tail: bool = False
+
+    def ratios(self, cells: Mapping[str, list[Cell]], labels: Mapping[str, Any]) -> list[Figure]:
+        """At one load, from all visits."""
+        mine = cells[self.arm]
+        return [
+            figure
+            for base in (*self.bases, *self.shown)
+            for figure in against(
+                self.arm,
+                mine,
+                base,
+                cells[base],
+                labels,
+                self.paper,
+                self.goals if base in self.bases else None,
+                tail=self.tail,
+            )
+        ]
 
 
 @dataclass(slots=True)
@@ -115,24 +142,36 @@ class Ladder:
         return poisson(self.mix(), rate, self.plan.seconds, seed, multiple)
 
     def measure_capacity(self, serial: Policy, batched: Policy) -> list[Figure]:
-        """Fill in ``serial`` and ``batched``, after some of warm-up."""
+        """Fill in ``serial`` and ``batched``: medians of visits in turn, after some of warm-up."""
+        plan, rig = self.plan, self.rig
         queries = poisson(self.mix(), 1.0, 1.0, seed=0, multiple=_DRAWN)
-        found = []
-        for policy, outstanding in ((serial, _WARM_UP), (batched, 2 * self.batch)):
-            with self.rig.step(f"{self.experiment}: capacity"):
-                self.rig.apply(self.topology(policy))
-                for seconds in (self.plan.seconds / 8, self.plan.seconds):
-                    rate = saturate(self.rig.client, queries, self.inputs, outstanding, seconds)
-            found.append(min(rate, self.plan.rate_limit))
-        self.serial, self.batched = found[0], max(found)
+        under_way = {"serial": _WARM_UP, "batched": 2 * self.batch}
+        topologies = {"serial": self.topology(serial), "batched": self.topology(batched)}
+
+        def rate(mode: str, seconds: float) -> float:
+            return saturate(rig.client, queries, self.inputs, under_way[mode], seconds)
+
+        what = f"{self.experiment}: capacity"
+        with rig.step(what):
+            for mode, topology in topologies.items():
+                rig.apply(topology)
+                rate(mode, plan.seconds / 8)
+        rounds = min(_VISITS, plan.repeats)
+        visits = rig.take_turns(
+            what,
+            topologies,
+            rounds,
+            lambda mode, _turn: min(rate(mode, plan.seconds), plan.rate_limit),
+        )
+        found = {mode: median_interval(rates) for mode, rates in visits.items()}
+        self.serial = found["serial"].value
+        self.batched = max(one.value for one in found.values())
         labels = {"experiment": self.experiment}
+        rows = {"serial": 1, "batched": self.batch}
         return [
             *(
-                Figure(CAPACITY, mode, rows, None, None, value, "1/s", 1, labels=labels)
-                for mode, rows, value in (
-                    ("serial", 1, found[0]),
-                    ("batched", self.batch, found[1]),
-                )
+                interval_figure(CAPACITY, mode, rows[mode], one, "1/s", labels)
+                for mode, one in found.items()
             ),
             *self.served(),
         ]
@@ -161,10 +200,18 @@ class Ladder:
         if not self.lengths:
             values += (("full batches served, to the blocks in turn", self.stretch(self.batch)),)
         labels = {"experiment": self.experiment}
-        return [
+        found = [
             Figure(SERVED, mode, 1, None, None, value, "x", 1, labels=labels)
             for mode, value in values
         ]
+        if self.stretch(1) < _NOT_FASTER:
+            text = (
+                f"a row takes {self.stretch(1):.2f} times its profile's time: nothing is served "
+                "faster than it computes, so the profile was disturbed, and bounds and t_opt are "
+                "as much too long; profile again"
+            )
+            found.append(note(self.experiment, text))
+        return found
 
     def labels(self, load: str, rate: float) -> dict[str, Any]:
         """Of a figure at a load."""
@@ -195,30 +242,25 @@ class Ladder:
             def visit(_arm: str, turn: int, rounds: list[list[Arrival]] = rounds) -> Cell:
                 return self.rig.visit(rounds[turn], self.inputs, bound_ms)
 
-            def ratios(
-                cells: Mapping[str, list[Cell]], labels: Mapping[str, Any] = labels
-            ) -> list[Figure]:
-                one = rivalry
-                pairs = [(base, cells[one.arm], cells[base]) for base in one.bases]
-                return [
-                    figure
-                    for base, mine, its in pairs
-                    for figure in against(one.arm, mine, base, its, labels, one.paper, one.goals)
-                ]
+            def known(cells: Mapping[str, list[Cell]], labels: Mapping[str, Any] = labels) -> bool:
+                return decided(rivalry.ratios(cells, labels))
 
             cells = self.rig.take_turns(
                 f"{self.experiment}: load {load}",
                 topologies,
                 plan.repeats,
                 visit,
-                Further.of(plan, plan.repeats, lambda cells: decided(ratios(cells))),
+                Further.of(plan, plan.repeats, known),
             )
             for arm, policy in arms.items():
                 found += time_figures(arm, cells[arm], labels)
                 had = rounds[: len(cells[arm])]
                 found += self._simulated(arm, policy, had, bound_ms, labels)
                 lag_ms = max(lag_ms, *(c.lag_ms for c in cells[arm]))
-            found += ratios(cells)
+                lost = failures(arm, cells[arm])
+                if lost:
+                    found.append(note(self.experiment, f"at load {load} {lost}"))
+            found += rivalry.ratios(cells, labels)
         text = f"99% of the queries were sent at most {lag_ms:.1f} ms after they were due"
         return [*found, note(self.experiment, text)]
 
@@ -248,7 +290,7 @@ class Ladder:
 
         def probe(_arm: str, rate: float, seed: int) -> Cell:
             queries = poisson(self.mix(), rate, seconds, seed)
-            return self.rig.visit(queries, self.inputs, bound_ms)
+            return self.rig.probe(queries, self.inputs, bound_ms)
 
         topologies = {arm: self.topology(policy) for arm, policy in arms.items()}
         search_peaks(self.rig, f"{self.experiment}: {what}", topologies, searches, probe, bound_ms)

@@ -1,4 +1,5 @@
-"""Peaks: the highest rate that an arm answers within a latency bound, confirmed by a second probe.
+"""Peaks: the highest rate that an arm answers within a latency bound, between two rates that were
+probed twice: one that held and one that did not.
 
 A probe at a rate holds if all its queries are answered, the 99th percentile keeps the bound, over
 all of it and over its later half, and the number under way does not grow. It is long beside the
@@ -8,7 +9,6 @@ within it at the end.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from blockflow.bench.batching.figures import PEAK, PEAK_RATIO, note, ratio_figure
@@ -22,9 +22,14 @@ GROWTH_LIMIT = 0.05
 """By no more of what comes may the number under way grow. In simulated probes of twenty bounds none
 grew by more that came at less than the capacity; at 1.06 times the capacity one in twelve held."""
 FACTOR = 1.3
-CONFIRMING = 4
-"""Probes at most that a search may add to those that were planned, to confirm what it has found."""
-_HELD = 2
+CONFIRMING = 8
+"""Probes at most that a search may add to those that were planned, to confirm its bracket."""
+NARROW = 1.05
+"""A bracket whose ends lie no farther apart is not halved any more: near its edge a probe holds by
+chance."""
+_TWICE = 2
+_AFTER = 2
+"""Probes that a search gets anew when a rate has turned out otherwise than it seemed at first."""
 _SEED = 100
 
 
@@ -38,65 +43,78 @@ def within(cell: Cell, bound_ms: float) -> bool:
 
 class Search:
     """The highest rate that holds: steps by a factor until it is bracketed, then halves, and at
-    last probes what it has found again.
+    last probes both ends of the bracket again.
 
-    A rate above one that has failed counts no more, however often it held.
+    Where the two probes of a rate disagree, a third one decides: a moment in which something else
+    was busy must neither make a peak nor cap it. A rate above one that has failed counts no more,
+    however often it held.
 
     Args:
         start: the first rate to try.
-        probes: before the found rate is confirmed.
-        confirming: further ones at most, until a rate has held twice.
+        probes: before the bracket is confirmed.
+        confirming: further ones at most.
         factor: of the steps.
     """
 
     def __init__(
         self, start: float, probes: int, confirming: int = CONFIRMING, factor: float = FACTOR
     ) -> None:
-        self._next = start
-        self._probes = probes
+        self._start = start
+        self._bracketing = probes
         self._most = probes + confirming
         self._factor = factor
-        self._held: Counter[float] = Counter()
-        self.fails: float | None = None
+        self._told: dict[float, list[bool]] = {}
         self.made = 0
 
     @property
+    def fails(self) -> float | None:
+        """The lowest rate that failed more often than it held."""
+        return min((r for r in self._told if self._majority(r) < 0), default=None)
+
+    @property
     def holds(self) -> float | None:
-        """The highest rate that held, below all that failed."""
-        below = [r for r in self._held if self.fails is None or r < self.fails]
+        """The highest rate that held more often than it failed, below all that failed."""
+        fails = self.fails
+        below = [r for r in self._told if self._majority(r) > 0 and (fails is None or r < fails)]
         return max(below, default=None)
 
     @property
     def confirmed(self) -> bool:
-        """Whether that rate held in a second probe."""
-        return self.holds is not None and self._held[self.holds] >= _HELD
+        """Whether both ends of the bracket were found twice, and nothing within it is open."""
+        ends = self.holds, self.fails
+        return self._torn is None and not any(e is None or self._once(e) for e in ends)
 
     @property
     def done(self) -> bool:
-        enough = self.made >= self._probes and self.confirmed and self.fails is not None
+        low, high = self.holds, self.fails
+        narrow = low is not None and high is not None and high < NARROW * low
+        enough = (narrow or self.made >= self._bracketing) and self.confirmed
         return enough or self.made >= self._most
 
     @property
     def rate(self) -> float:
         """What to try next."""
-        again = self.made >= self._probes and not self.confirmed
-        return self.holds if again and self.holds is not None else self._next
+        low, high, torn = self.holds, self.fails, self._torn
+        if torn is not None:
+            return torn
+        if low is None:
+            return self._start if high is None else high / self._factor
+        if high is None:
+            return low * self._factor
+        if self.made >= self._bracketing or high < NARROW * low:
+            for end in (low, high):
+                if self._once(end):
+                    return end
+        return float((low * high) ** 0.5)
 
     def tell(self, held: bool) -> None:
         """What became of :attr:`rate`."""
         rate = self.rate
+        told = self._told.setdefault(rate, [])
+        told.append(held)
         self.made += 1
-        if held:
-            self._held[rate] += 1
-        elif self.fails is None or rate < self.fails:
-            self.fails = rate
-        low = self.holds
-        if low is None:
-            self._next = (rate if self.fails is None else self.fails) / self._factor
-        elif self.fails is None:
-            self._next = low * self._factor
-        else:
-            self._next = (low * self.fails) ** 0.5
+        if len(told) > _TWICE and held != told[0]:
+            self._bracketing = max(self._bracketing, self.made + _AFTER)
 
     @property
     def found(self) -> Interval | None:
@@ -106,6 +124,44 @@ class Search:
         if low is None:
             return None
         return Interval(low, low, self.fails or low * self._factor, self.made)
+
+    def beside(self, base: Interval) -> Interval:
+        """The peak as a multiple of ``base``. One that was never found lies between nothing and
+        what failed."""
+        found = self.found or Interval(0.0, 0.0, self.fails or 0.0, self.made)
+        return Interval(
+            found.value / base.value, found.low / base.high, found.high / base.low, found.n
+        )
+
+    @property
+    def sure(self) -> bool:
+        """Whether something may be concluded: the bracket is confirmed, or none of all the probes
+        held."""
+        return self.confirmed or (self.holds is None and self.done)
+
+    @property
+    def _torn(self) -> float | None:
+        """A rate within the bracket that has held as often as it has failed."""
+        low, high = self.holds, self.fails
+        return next(
+            (
+                r
+                for r in self._told
+                if self._majority(r) == 0
+                and (low is None or r > low)
+                and (high is None or r < high)
+            ),
+            None,
+        )
+
+    def _majority(self, rate: float) -> int:
+        """Above 0: it held more often than it failed."""
+        told = self._told[rate]
+        return 2 * sum(told) - len(told)
+
+    def _once(self, rate: float) -> bool:
+        """Whether it has been probed only once."""
+        return len(self._told[rate]) < _TWICE
 
 
 def search_peaks(
@@ -147,8 +203,8 @@ def peak_figures(
     bases: Sequence[str],
     goals: Mapping[str, float] | None = None,
 ) -> list[Figure]:
-    """The peaks, and their ratios to those of ``bases``; an arm that never kept the bound, or did
-    so only once, has a note.
+    """The peaks, and their ratios to those of ``bases``; an arm that never kept the bound, or whose
+    bracket is not confirmed, has a note. Who has an aim and no peak has missed it.
 
     Args:
         experiment: a label of all.
@@ -167,15 +223,24 @@ def peak_figures(
         if arm not in peaks:
             out.append(note(experiment, f"{arm} kept the bound in none of the probes for its peak"))
         elif not search.confirmed:
-            out.append(note(experiment, f"{arm} held its peak rate in one probe only"))
+            text = f"{arm}'s peak lies in a bracket whose ends were not both found in two probes"
+            out.append(note(experiment, f"{text}: nothing is concluded from it"))
     for base in bases:
         low = peaks.get(base)
-        for arm, peak in peaks.items():
-            if low is None or arm == base:
-                continue
-            ratio = Interval(
-                peak.value / low.value, peak.low / low.high, peak.high / low.low, peak.n
-            )
+        for arm, search in searches.items():
             goal = (goals or {}).get(arm)
-            out.append(ratio_figure(PEAK_RATIO, arm, base, ratio, labels, goal=goal, at_least=True))
+            if low is None or arm == base or (arm not in peaks and goal is None):
+                continue
+            out.append(
+                ratio_figure(
+                    PEAK_RATIO,
+                    arm,
+                    base,
+                    search.beside(low),
+                    labels,
+                    goal=goal,
+                    at_least=True,
+                    sure=search.sure and searches[base].sure,
+                )
+            )
     return out

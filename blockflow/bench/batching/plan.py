@@ -69,8 +69,8 @@ LENGTHS = "lognormal:median=24,sigma=0.9,max=256"
 """Long-tailed lengths: half of the sequences have at most 24 tokens, one in twenty over 105."""
 
 DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""Windows of DelayBatch that are tried, in multiples of a query's mean time alone. With 0 it is
-ZeroBatch again: where no delay helps, none is chosen."""
+"""Windows of DelayBatch that are tried, in multiples of a query's mean time alone, the shortest
+first. With 0 it is ZeroBatch again: where no delay helps, none is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,8 @@ class Plan:
         simulated: queries of a simulated run of the reasons.
         decisions: per policy.
         effort: of the profiles.
+        profile_again: whether each run measures them anew: bounds, t_opt and predictions come from
+            them, and they are laid beside what is served in the same run.
         rate_limit: arrivals per second at most: what one sending thread can keep up with.
     """
 
@@ -197,6 +199,7 @@ class Plan:
     rounds: int
     decisions: int
     effort: Effort
+    profile_again: bool = False
     stretch: int = 1
     spare_seconds: float = 0.0
     probe_bounds: float = 1.0
@@ -239,6 +242,7 @@ FULL = Plan(
     rounds=60,
     decisions=4000,
     effort=Effort(0.02, 9, 300, 0.6),
+    profile_again=True,
     stretch=3,
     spare_seconds=120.0,
     probe_bounds=20.0,

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from blockflow.bench.batching.blocks import ENGINE, PRECISION
 from blockflow.bench.batching.plan import Plan, rotated
 from blockflow.bench.batching.steady import Steady
-from blockflow.bench.batching.traffic import Cell, Inputs, replay
+from blockflow.bench.batching.traffic import Cell, Hopeless, Inputs, replay
 from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -91,6 +91,12 @@ class Rig:
     def visit(self, queries: Sequence[Arrival], inputs: Inputs, bound_ms: float) -> Cell:
         """Send these queries and wait for all answers."""
         return Cell.of(replay(self.client, queries, inputs), bound_ms)
+
+    def probe(self, queries: Sequence[Arrival], inputs: Inputs, bound_ms: float) -> Cell:
+        """The same, but a probe that cannot hold any more ends there: of one that is far too fast
+        the rest, and the queue that it would leave, only cost time."""
+        hopeless = Hopeless(bound_ms, len(queries))
+        return Cell.of(replay(self.client, queries, inputs, hopeless), bound_ms)
 
     def take_turns(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from blockflow.bench.batching import (
     reasons,
     shared,
 )
-from blockflow.bench.batching.blocks import export_apart, folder_of, profile
+from blockflow.bench.batching.blocks import Profiles, export_apart, folder_of, profile
 from blockflow.bench.batching.ladder import Ladder
 from blockflow.bench.batching.plan import (
     COST,
@@ -43,13 +43,18 @@ from blockflow.bench.batching.plan import (
 )
 from blockflow.bench.batching.rig import Rig
 from blockflow.bench.batching.steady import Steady
-from blockflow.bench.calibration import calibrate, calibration_figures, compare, steadiness_of
+from blockflow.bench.calibration import (
+    Steadiness,
+    calibrate,
+    calibration_figures,
+    compare,
+    steadiness_of,
+)
 from blockflow.bench.grid import Grid
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import (
     Figure,
     ResultFile,
-    Run,
     fingerprint,
     kept_runs,
     make_command,
@@ -104,6 +109,7 @@ class Bench:
     def __init__(self, plan: Plan, rig: Rig) -> None:
         self._plan = plan
         self._rig = rig
+        self._profiles: dict[str, Profiles] = {}
 
     def run(self, experiment: str) -> list[Figure]:
         """One experiment's figures, and how many of its visits were disturbed."""
@@ -129,6 +135,7 @@ class Bench:
 
     def _reasons(self) -> list[Figure]:
         plan, rig = self._plan, self._rig
+        # Those of the last run are what its figures are to be explained by.
         measured = {
             name: profile(rig.folder, one.recipe, plan.effort, rig.progress).in_turn
             for name, one in plan.diversities.items()
@@ -139,16 +146,41 @@ class Bench:
     def _ladder(
         self, name: str, recipe: Recipe, batch: int, max_rows: int = 32, lengths: str = ""
     ) -> Ladder:
-        rig = self._rig
-        measured = profile(rig.folder, recipe, self._plan.effort, rig.progress)
-        return Ladder(rig, self._plan, name, recipe, measured, batch, max_rows, lengths)
+        rig, plan = self._rig, self._plan
+        if recipe.name not in self._profiles:
+            self._profiles[recipe.name] = profile(
+                rig.folder, recipe, plan.effort, rig.progress, again=plan.profile_again
+            )
+        measured = self._profiles[recipe.name]
+        return Ladder(rig, plan, name, recipe, measured, batch, max_rows, lengths)
 
 
-def earlier(path: Path, experiments: Sequence[str]) -> list[Run]:
-    """Runs of other experiments that ``path`` holds, if they are this machine's."""
-    machine = fingerprint()
-    runs = [r for r in ResultFile(path, "batching").runs() if same_machine(r.machine, machine)]
-    return kept_runs(runs, lambda f: f.labels.get("experiment"), experiments)
+class Book:
+    """The result file. After every experiment it holds what has been measured until then, with how
+    steady the machine was, and of former runs on this machine what has not been measured again yet.
+
+    Args:
+        path: of the file.
+        command: what a person types to measure the same.
+        steady: whether the machine's pace matters to the figures.
+    """
+
+    def __init__(self, path: Path, command: str, *, steady: bool = True) -> None:
+        self._out = ResultFile(path, "batching", command)
+        self._machine = fingerprint()  # now: what has been loaded is what is measured
+        self._former = [r for r in self._out.runs() if same_machine(r.machine, self._machine)]
+        self._found: list[Figure] = []
+        self._done: list[str] = []
+        self._begin = calibrate() if steady else []
+
+    def add(self, experiment: str, found: Sequence[Figure]) -> Steadiness | None:
+        """Store an experiment's figures; how steady the machine was until now."""
+        self._found += found
+        self._done.append(experiment)
+        pace = calibration_figures(compare(self._begin, calibrate())) if self._begin else []
+        kept = kept_runs(self._former, lambda f: f.labels.get("experiment"), self._done)
+        self._out.write([*self._found, *pace], self._machine, kept)
+        return steadiness_of(pace)
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -196,9 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipes = plan.recipes(args.experiments)
     folder = folder_of(args.cache, plan.recipes(EXPERIMENTS))
     folder.mkdir(parents=True, exist_ok=True)
-    out = ResultFile(path, "batching", make_command("bench-batching", arguments))
-    kept, found = earlier(path, args.experiments), list[Figure]()
-    begin = calibrate()
+    # Virtual time does not depend on the machine's.
+    virtual = args.experiments == [REASONS]
+    book = Book(path, make_command("bench-batching", arguments), steady=not virtual)
     with (
         tempfile.TemporaryDirectory(prefix="bf-bench-") as state,
         Progress(console=console) as progress,
@@ -212,19 +244,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):
             progress.remove_task(step)
             bench = Bench(plan, Rig(folder, system, client, progress, Steady(plan.patience)))
-            for name in args.experiments:
-                new = bench.run(name)
-                found += new
-                out.write(found, kept=kept)
-                _print(console, new)
-    # Virtual time does not depend on the machine's.
-    real = args.experiments != [REASONS]
-    steadiness = calibration_figures(compare(begin, calibrate())) if real else []
-    out.write([*found, *steadiness], kept=kept)
-    steady = steadiness_of(steadiness)
+            failed = measure_all(args.experiments, bench.run, book, console)
+    for name in failed:
+        again = make_command("bench-batching", [*_without_only(arguments), "--only", name])
+        console.print(f"{name} was not measured; {again} measures it", highlight=False)
+    return 1 if failed else 0
+
+
+def measure_all(
+    experiments: Sequence[str],
+    measure: Callable[[str], list[Figure]],
+    book: Book,
+    console: Console,
+) -> list[str]:
+    """Measure, store and show one after the other; those that failed. They end nothing: the others
+    take an hour, and need none of them."""
+    failed: list[str] = []
+    steady: Steadiness | None = None
+    for name in experiments:
+        try:
+            new = measure(name)
+        except Exception:
+            console.print_exception()
+            failed.append(name)
+            continue
+        _print(console, new)  # before what may fail for want of space
+        steady = book.add(name, new)
     if steady is not None:
         console.print(steady.sentence(), highlight=False)
-    return 0
+    return failed
+
+
+def _without_only(arguments: Sequence[str]) -> list[str]:
+    """Of a command line, all but which experiments were to be run."""
+    found: list[str] = []
+    left = iter(arguments)
+    for word in left:
+        if word == "--only":
+            next(left, None)
+        elif not word.startswith("--only="):
+            found.append(word)
+    return found
 
 
 def _print(console: Console, found: Sequence[Figure]) -> None:

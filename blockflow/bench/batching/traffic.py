@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from queue import SimpleQueue
 from typing import Any
 
@@ -138,11 +139,40 @@ def inputs_for(spec: TensorSpec, below: int) -> Inputs:
     return make
 
 
-def replay(client: Client, queries: Sequence[Arrival], inputs: Inputs) -> list[Record]:
-    """Send each query when it is due, whatever became of those before; wait for all answers."""
+class Hopeless:
+    """Whether a visit's 99th percentile cannot keep a bound any more, whatever is still to come:
+    more are late than one in a hundred of all, or one has failed.
+
+    Args:
+        bound_ms: that it should keep.
+        offered: how many queries the visit has.
+    """
+
+    def __init__(self, bound_ms: float, offered: int) -> None:
+        self._bound_ms = bound_ms
+        self._allowed = offered // 100
+
+    def __call__(self, record: Record) -> bool:
+        """After one more answer."""
+        self._allowed -= record.latency_ms > self._bound_ms
+        return self._allowed < 0 or record.outcome != OK
+
+
+def replay(
+    client: Client,
+    queries: Sequence[Arrival],
+    inputs: Inputs,
+    enough: Callable[[Record], bool] | None = None,
+) -> list[Record]:
+    """Send each query when it is due, whatever became of those before; wait for all answers.
+
+    Once ``enough`` says so of an answer, nothing more is sent; what is under way is waited for.
+    """
     tensors = [inputs(q) for q in queries]
     records: list[Record] = []
     landed = threading.Semaphore(0)
+    over = threading.Event()
+    sent = 0
     origin = time.monotonic_ns()
 
     def now_ms() -> float:
@@ -154,15 +184,20 @@ def replay(client: Client, queries: Sequence[Arrival], inputs: Inputs) -> list[R
         if error is not None:
             code = error.code if isinstance(error, BlockFlowError) else "INTERNAL"
         due_ms = query.at_ns / 1e6
-        records.append(Record(query.task, query.rows, due_ms, sent_ms, now_ms(), code))
+        record = Record(query.task, query.rows, due_ms, sent_ms, now_ms(), code)
+        records.append(record)
+        if enough is not None and enough(record):
+            over.set()
         landed.release()
 
     for query, x in zip(queries, tensors, strict=True):
-        time.sleep(max(0.0, (query.at_ns - (time.monotonic_ns() - origin)) / 1e9))
+        if over.wait(max(0.0, (query.at_ns - (time.monotonic_ns() - origin)) / 1e9)):
+            break
         sent_ms = now_ms()
         pending: Future[Any] = client.submit(query.task, x, deadline_s=DEADLINE_S)
+        sent += 1
         pending.add_done_callback(partial(done, query=query, sent_ms=sent_ms))
-    for _ in queries:
+    for _ in range(sent):
         landed.acquire()
     return records
 
@@ -218,4 +253,15 @@ def saturate(
             rows.append(count)
             at.append(now)
         send()
-    return sum(rows[1:]) / (at[-1] - at[0])
+    return pace(at, rows)
+
+
+def pace(at: Sequence[float], rows: Sequence[int]) -> float:
+    """Rows per second of answers at these times, which come by the batch: the slope of a line
+    through their running sum.
+
+    From the first answer to the last would be from the beginning of one batch's answers to the end
+    of another's, a batch more than was computed meanwhile: of ten batches a tenth too much, and
+    nothing where each row is answered by itself. That would be the larger batch's gain.
+    """
+    return slope(at, list(accumulate(rows)))
