@@ -59,6 +59,7 @@ FOLDERS = ("unit", "contract", "process", "fault", "gpu")
 SESSION_MARK = "BLOCKFLOW_TEST_SESSION"
 RUN_ROOT = "BLOCKFLOW_RUN_ROOT"
 LEAK_GRACE_S = 10.0
+EXEC_S = 1.0
 """What a killed system is given to vanish by itself (its lifeline needs a moment)."""
 ROOT_NAME = re.compile(r"bft-([0-9a-f]{16})")
 """Of a session's run root, with its mark."""
@@ -203,6 +204,22 @@ def locked(run_dir: Path) -> bool:
     return False
 
 
+def environment(proc: Path) -> bytes:
+    """Of a process, as it was at its last exec. Whoever started it may go on before the kernel has
+    that in place, so an empty one is looked at again, for a while.
+
+    Raises:
+        OSError: it is gone, or a thread of the kernel, or another user's.
+    """
+    deadline = time.monotonic() + EXEC_S
+    while not (found := (proc / "environ").read_bytes()) and time.monotonic() < deadline:
+        (proc / "exe").readlink()
+        if (proc / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.001)
+    return found
+
+
 def marked_processes(mark: str) -> dict[int, str]:
     """pid -> command line of every live process that inherited the session's mark.
 
@@ -216,7 +233,7 @@ def marked_processes(mark: str) -> dict[int, str]:
             continue
         proc = Path("/proc", entry)
         try:
-            if wanted not in (proc / "environ").read_bytes().split(b"\0"):
+            if wanted not in environment(proc).split(b"\0"):
                 continue
             if (proc / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -43,7 +44,7 @@ def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a new file; an existing one is never written over.
 
     Raises:
-        SystemError_: UNAUTHORIZED: it exists, or cannot be made.
+        SystemError_: UNAUTHORIZED: it exists, or cannot be made. NO_SPACE: nothing is left of it.
     """
     try:
         fd = os.open(path, _NEW, mode)
@@ -51,12 +52,23 @@ def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
         hint = "a secret is never written over: name another file, or remove this one"
         raise unfit(path, "the file", "exists", hint) from e
     except OSError as e:
-        raise unfit(path, "the file", f"cannot be made: {e.strerror}", "") from e
-    with os.fdopen(fd, "wb") as f:
-        os.fchmod(f.fileno(), mode)  # whatever the umask
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
+        raise _unwritten(path, e) from e
+    try:
+        with os.fdopen(fd, "wb") as f:
+            os.fchmod(f.fileno(), mode)  # whatever the umask
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as e:
+        path.unlink(missing_ok=True)
+        raise _unwritten(path, e) from e
+
+
+def _unwritten(path: Path, error: OSError) -> SystemError_:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space on that file system"
+        return SystemError_("NO_SPACE", f"cannot write {path}: {error}", where=str(path), hint=hint)
+    return unfit(path, "the file", f"cannot be made: {error.strerror}", "")
 
 
 def private_folder(path: Path) -> None:
