@@ -7,7 +7,9 @@ the client SDK, which gives every request one end whatever comes.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,8 +23,8 @@ import pytest
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.bench.chaos import run as chaos
+from blockflow.bench.chaos.findings import Findings
 from blockflow.bench.chaos.ledger import LATE, NO_REPLY, OK, UNHARMED
-from blockflow.bench.chaos.report import Findings
 from blockflow.bench.chaos.run import Stage, Traffic, perform, status_of
 from blockflow.bench.chaos.watch import Watch
 from blockflow.core.errors import make_error
@@ -78,6 +80,7 @@ class FakeSystem:
         self.client_endpoint = dispatcher.endpoint
         self.commands = self
         self.leaves = False
+        self.exit_status: int | None = 0
 
     def apply(self, topology: Any) -> None:
         self.run_dir.mkdir()
@@ -145,6 +148,16 @@ def altered(fake: Faulty, who: bytes, msg: Request, body: Any) -> None:
     fake.answer(who, msg, bytes(len(body) - 1) + b"\x7f")
 
 
+def mixed_up(fake: Faulty, who: bytes, msg: Request, body: Any) -> None:
+    """It gets another request's answer."""
+    fake.answer(who, msg, INPUTS[int(np.frombuffer(body, np.float32)[0] == 0)].tobytes())
+
+
+def garbled(fake: Faulty, who: bytes, msg: Request, body: Any) -> None:
+    fake.answer(who, msg, body)
+    fake._socket.send_multipart([who, b"\x93nonsense"])
+
+
 def to_nobody(fake: Faulty, who: bytes, msg: Request, body: Any) -> None:
     fake.answer(who, msg, body)
     fake.answer(who, Request(bytes(15) + b"\x01", msg.tasks, 1, msg.tensor), body)
@@ -203,8 +216,14 @@ def test_a_second_late_reply_is_one_too_many(play: Play) -> None:
     assert found.broken() == [f"{some(found)} requests ended twice"]
 
 
-def test_a_wrong_answer_is_noticed(play: Play) -> None:
-    found = play(Faulty(altered), traffic=PATIENT)
+def test_a_message_without_sense_is_noticed(play: Play) -> None:
+    found = play(Faulty(garbled), traffic=PATIENT)
+    assert found.broken() == [f"{some(found)} messages to clients made no sense"]
+
+
+@pytest.mark.parametrize("plant", [altered, mixed_up])
+def test_a_wrong_answer_is_noticed(play: Play, plant: Any) -> None:
+    found = play(Faulty(plant), traffic=PATIENT)
     assert found.broken() == [f"{some(found)} requests ended with wrong value"]
 
 
@@ -238,6 +257,40 @@ def test_who_was_there_before_is_not_left_behind(
     monkeypatch.setattr(chaos, "Watch", partial(Watch, gone_s=0.2))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE):
         assert play(FakeDispatcher(share=False), traffic=PATIENT).broken() == []
+
+
+def test_what_a_system_says_and_how_it_ends_is_noticed(play: Play, tmp_path: Path) -> None:
+    def plant(_stage: Stage, system: FakeSystem) -> None:
+        system.exit_status = None
+        text = "Traceback (most recent call last):\n  File ...\nKeyError: 3\n"
+        (tmp_path / "up.log").write_text(text)
+
+    assert play(FakeDispatcher(share=False), plant, PATIENT).broken() == [
+        "the system did not end in order: status None",
+        "up.log: KeyError: 3",
+    ]
+
+
+def test_who_leaves_the_family_at_once_is_found(
+    play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Between two looks at it, and so nobody has seen it."""
+    monkeypatch.setattr(chaos, "Watch", partial(Watch, gone_s=0.2, interval_s=60.0))
+    pid = tmp_path / "pid"
+    code = (
+        "import os, sys, time\n"
+        "if os.fork(): os._exit(0)\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+
+    def plant(_stage: Stage, _system: FakeSystem) -> None:
+        subprocess.run([sys.executable, "-c", code, str(pid)], check=True)
+
+    try:
+        (said,) = play(FakeDispatcher(share=False), plant, PATIENT).broken()
+        assert said.startswith(f"left behind: process {pid.read_text()} ")
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_what_is_left_behind_is_found(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

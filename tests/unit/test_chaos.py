@@ -13,6 +13,7 @@ import pytest
 from chaos_rig import ledger, rid
 
 from blockflow.bench.chaos.faults import Injected, Takeover
+from blockflow.bench.chaos.findings import GRACE_S, OUTAGE_S, Findings
 from blockflow.bench.chaos.kills import PER_MINUTE, Turns
 from blockflow.bench.chaos.lag import Lag, LagBook
 from blockflow.bench.chaos.ledger import (
@@ -28,11 +29,8 @@ from blockflow.bench.chaos.plan import KINDS, LASTING, Kind, plan_faults
 from blockflow.bench.chaos.report import (
     ABANDONED,
     AWAY,
-    GRACE_S,
-    OUTAGE_S,
     SERVED,
     UNSERVED,
-    Findings,
     figures,
     recoveries,
     violation_lines,
@@ -281,11 +279,12 @@ def test_what_may_have_gone_out_on_either_connection_counts_for_both() -> None:
         book = Ledger()
         tap = WireTap(book, threading.Lock(), lambda: now[0])
     tap.received(memoryview(b"nonsense"))
-    assert book.doubled == 0
+    assert (book.doubled, book.garbled) == (0, 1)
+    assert "1 messages to clients made no sense" in Findings(book).broken()
 
 
 def test_a_manager_that_nobody_follows_is_a_violation() -> None:
-    took = [Takeover(10.0 * n, s) for n, s in enumerate((0.5, float("inf"), 0.7))]
+    took = [Takeover(10.0 * n, s, 9) for n, s in enumerate((0.5, float("inf"), 0.7))]
     found = Findings(ledger(), takeovers=took)
     assert found.violations() == ["1 times no new manager took over"]
     assert recoveries(found) == {"manager killed: taken over": [0.5, 0.7]}
@@ -301,7 +300,7 @@ def test_serving_goes_on_while_the_manager_is_away_or_it_is_told() -> None:
         ("a", 10.9, 11.3, OK),  # sent too late to tell
         ("a", 20.1, 22.5, OK),
     )
-    gaps = [Takeover(10.0, 1.0), Takeover(20.0, 2.0), Takeover(30.0, 1.0)]
+    gaps = [Takeover(at, took, 9) for at, took in ((10.0, 1.0), (20.0, 2.0), (30.0, 1.0))]
     made = {(f.name, f.mode): (f.value, f.n) for f in figures(Findings(book, takeovers=gaps))}
     assert made[SERVED, AWAY] == (1.0, 3)
     assert made[SERVED, UNSERVED] == (1.0, 3)  # nobody asked in the third

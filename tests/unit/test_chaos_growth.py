@@ -13,13 +13,12 @@ from chaos_rig import ledger
 from rich.console import Console
 
 from blockflow.bench.chaos.faults import Injected
+from blockflow.bench.chaos.findings import JUDGED_S, Findings
 from blockflow.bench.chaos.grids import fault_grid, growth_grid, outcome_grid
 from blockflow.bench.chaos.growth import ONE_LIFE, growths
 from blockflow.bench.chaos.ledger import OK
 from blockflow.bench.chaos.report import (
-    JUDGED_S,
     TIMELINE,
-    Findings,
     draw,
     fault_table,
     figures,

@@ -26,7 +26,6 @@ from blockflow.bench.chaos.remote import RemoteSystem
 from blockflow.bench.fuzz import zmtp
 from blockflow.bench.fuzz.decoders import request_frames
 from blockflow.bench.fuzz.mutate import Mutator
-from blockflow.client import Client
 from blockflow.control.guardian import MANAGER_POLICY
 from blockflow.control.supervision import WORKER_POLICY
 from blockflow.control.update import Kind as UpdateKind
@@ -44,6 +43,7 @@ FRAGILE = "fragile"
 """A block, and the task of it alone, that one input kills."""
 _MALFORMED = 2000
 _UNREAD = 300
+_ARRIVED_MS = 10_000
 _BURNERS_PER_CORE = 4
 _FLOOD, _FLOODS, _EACH = 100, 4, 50
 _PING = b"\x04PING\x00\x64"
@@ -64,22 +64,25 @@ class Injected:
 
     ``at_s`` is when the process got its signal (to find it takes a while, in which it serves on).
     ``tasks`` are those that it may have interrupted, to look for their recovery; ``note`` is for
-    people, and says so when there was nothing to do it to.
+    people, and says so when there was nothing to do it to. ``beside`` are the tasks through a
+    worker that was killed together with somebody else.
     """
 
     at_s: float
     kind: str
     tasks: tuple[str, ...]
     note: str
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
     """A Manager was killed at ``at_s``; its successor had taken over and answered ``took_s`` later
-    (infinite: there was none)."""
+    (infinite: there was none); ``adopted``: how many processes it went on with."""
 
     at_s: float
     took_s: float
+    adopted: int
 
 
 class Injector:
@@ -115,6 +118,7 @@ class Injector:
         self._seed = seed
         self._larger = False
         self._struck_s = 0.0
+        self._beside: tuple[str, ...] = ()
         self.takeovers: list[Takeover] = []
         self._managers: list[float] = []
         self._later: list[threading.Timer] = []
@@ -143,12 +147,12 @@ class Injector:
 
     def inject(self, fault: Fault) -> Injected:
         """Do it now. What fails about it (an update in progress, say) is in the note."""
-        self._struck_s = self._clock()
+        self._struck_s, self._beside = self._clock(), ()
         try:
             tasks, note = self._do[fault.kind.name](fault.draw)
         except (BlockFlowError, ProcessLookupError) as e:
             tasks, note = (), f"not done: {e}"
-        return Injected(self._struck_s, fault.kind.name, tuple(tasks), note)
+        return Injected(self._struck_s, fault.kind.name, tuple(tasks), note, self._beside)
 
     def close(self) -> None:
         """End everything that faults have left running."""
@@ -231,19 +235,19 @@ class Injector:
             note = "in an update"
             self._update(wait=False)
         elif draw > 1 - _IN_UPDATE:
-            note = f"with {self._worker((1 - draw) / _IN_UPDATE, signal.SIGKILL)[1]}"
+            hit, name = self._worker((1 - draw) / _IN_UPDATE, signal.SIGKILL)
+            self._beside, note = tuple(hit), f"with {name}"
         begin = time.monotonic()
         self._managers.append(begin)
         self._signal(before["pid"], signal.SIGKILL)
         while time.monotonic() < begin + _TAKEN_OVER_S:
             found = self._system.commands.health()
             if found.get("manager", before)["restarts"] > before["restarts"]:
-                took_s = time.monotonic() - begin
-                self.takeovers.append(Takeover(self._struck_s, took_s))
-                count = len(found["manager"]["adopted"])
+                took_s, count = time.monotonic() - begin, len(found["manager"]["adopted"])
+                self.takeovers.append(Takeover(self._struck_s, took_s, count))
                 return tasks, f"{note}: {count} taken over in {took_s:.2f} s"
             time.sleep(0.01)
-        self.takeovers.append(Takeover(self._struck_s, float("inf")))
+        self.takeovers.append(Takeover(self._struck_s, float("inf"), 0))
         return tasks, f"{note}: nobody took over"
 
     def _signal(self, pid: int, sig: signal.Signals) -> None:
@@ -277,14 +281,15 @@ class Injector:
     # --- clients --------------------------------------------------------------------------------
 
     def _client_vanishes(self, draw: float) -> tuple[Sequence[str], str]:
-        """Requests in flight whose connection is closed."""
-        task = self._task(draw)
-        with Client(self._address) as client:
-            client.wait_ready([task], timeout_s=10.0)
-            x = np.zeros((1, 1, 8, 8), np.float32)
-            for _ in range(32):
-                client.submit(task, x)
-        return (), "32 requests in flight"
+        """Requests in flight whose connection is closed, without a word to anybody."""
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            socket.connect(self._address)
+            sent = self._ask(socket, draw, 32, rows=1)
+            socket.poll(_ARRIVED_MS)  # an answer to the first: they are there
+        finally:
+            socket.close(0)
+        return (), f"{sent} requests in flight"
 
     def _malformed(self, draw: float) -> tuple[Sequence[str], str]:
         socket = self._socket()
@@ -298,17 +303,18 @@ class Injector:
 
     def _slow_reader(self, draw: float) -> tuple[Sequence[str], str]:
         """Good requests whose answers are never read."""
-        socket = self._socket()
-        x = np.zeros((64, 1, 8, 8), np.float32)
-        tensor = TensorDesc("float32", x.shape)
-        task = self._task(draw)
-        sent = 0
-        for _ in range(_UNREAD):
+        return (), f"{self._ask(self._socket(), draw, _UNREAD, rows=64)} requests"
+
+    def _ask(self, socket: zmq.Socket[bytes], draw: float, count: int, *, rows: int) -> int:
+        """Send a task so many requests; returns how many the socket has taken."""
+        x = np.zeros((rows, 1, 8, 8), np.float32)
+        tensor, task, sent = TensorDesc("float32", x.shape), self._task(draw), 0
+        for _ in range(count):
             request = Request(secrets.token_bytes(16), (task,), 2000, tensor)
             with suppress(zmq.Again):
                 socket.send_multipart([encode_to_dispatcher(request), x.tobytes()], zmq.NOBLOCK)
                 sent += 1
-        return (), f"{sent} requests"
+        return sent
 
     def _flood(self) -> tuple[Sequence[str], str]:
         """More messages than anybody reads meanwhile, heartbeats among them, and a reset."""

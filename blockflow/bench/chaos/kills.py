@@ -21,7 +21,8 @@ PER_MINUTE = 3
 """Kills of a role that has one process only, for the same reason."""
 
 _ANY = "worker"
-_PATIENCE_S = 120.0
+RECOVERY_S = 120.0
+"""Longer than this no recovery takes, nor does anybody have to rest."""
 _AGAIN_S = 1.0
 
 
@@ -77,12 +78,12 @@ def strike(system: RemoteSystem, injector: Injector, fault: Fault) -> tuple[Inje
         return done, None
     # It is ready until the death is noticed: that comes first.
     while _all_there(before, system):
-        if time.monotonic() - begin > _PATIENCE_S:
+        if time.monotonic() - begin > RECOVERY_S:
             return done, None
         time.sleep(0.005)
     # Ready is who can serve; the next one dies when every process has its successor.
-    while wait_healthy(system, _PATIENCE_S) is None or not _as_many(len(before), system):
-        if time.monotonic() - begin > _PATIENCE_S:
+    while wait_healthy(system, RECOVERY_S) is None or not _as_many(len(before), system):
+        if time.monotonic() - begin > RECOVERY_S:
             return done, None
         time.sleep(0.01)
     return done, time.monotonic() - begin

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from blockflow.bench.chaos.lag import LagBook
+from blockflow.client.core import GRACE_NS
 
 OK = "OK"
 WRONG = "wrong value"
@@ -47,11 +48,10 @@ anything else (INTERNAL, a wrong value) is a defect."""
 ALONE = frozenset({NO_REPLY, "CONNECTION_LOST", "NOT_RUNNING"})
 """Ends that the client made up by itself, because there was no reply."""
 
-LINGERS_S = 10.0
-"""A stopped process goes on after five seconds; a killed one is noticed and replaced in less."""
-
 Span = tuple[float, float]
 """Begin and end, in seconds of the run."""
+Death = tuple[Span, str]
+"""In which time a worker may have died, and a task that led through it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,13 @@ class Ended:
 
 @dataclass(slots=True)
 class _OnWire:
-    """Sendings of a request, and replies to it, on the ``connection`` that it was last sent on."""
+    """Sendings of a request, and replies to it, on the ``connection`` that it was last sent on;
+    ``breaks`` is how often an end of that had been noticed before."""
 
     connection: int
     sendings: int = 0
     replies: int = 0
+    breaks: int = 0
 
 
 @dataclass(slots=True)
@@ -97,15 +99,17 @@ class Ledger:
         ended: in order of their ends.
         doubled: replies too many: to requests that had one for each time they were sent, or that
             were not sent on that connection at all; and handles that ended again.
+        garbled: messages that made no sense.
     """
 
     ended: list[Ended] = field(default_factory=list)
     doubled: int = 0
+    garbled: int = 0
     _open: dict[bytes, Ended] = field(default_factory=dict)
     _wire: dict[bytes, _OnWire] = field(default_factory=dict)
     _silent: dict[bytes, int] = field(default_factory=dict)
     _cancelled: set[bytes] = field(default_factory=set)
-    _broken: set[int] = field(default_factory=set)
+    _breaks: Counter[int] = field(default_factory=Counter)
 
     def sent(
         self,
@@ -141,6 +145,7 @@ class Ledger:
         if known is None or known.connection != connection:
             known = self._wire[request_id] = _OnWire(connection)
         known.sendings += 1
+        known.breaks = self._breaks[connection]
 
     def replied(self, request_id: bytes, connection: int, now_s: float) -> None:
         """A reply to it came off the wire."""
@@ -154,13 +159,14 @@ class Ledger:
             self.ended[index] = replace(self.ended[index], done_s=now_s, outcome=LATE)
 
     def broke(self, connection: int) -> None:
-        """It ended: what was cancelled on it will not be answered."""
-        self._broken.add(connection)
+        """It ended: what was sent on it until now will not be answered on it."""
+        self._breaks[connection] += 1
 
     @property
     def unanswered(self) -> int:
         """Requests that were cancelled, and got no reply on a connection that stayed."""
-        return sum(self._wire[r].connection not in self._broken for r in self._cancelled)
+        sent = [self._wire[r] for r in self._cancelled]
+        return sum(w.breaks == self._breaks[w.connection] for w in sent)
 
     @property
     def sent_count(self) -> int:
@@ -194,10 +200,15 @@ class Ledger:
 
     def late(self, grace_s: float, lag: LagBook | None = None, cuts: Sequence[Span] = ()) -> int:
         """Requests that ended more than ``grace_s`` after their deadline, more than that and the
-        machine's ``lag`` around it, and not because the network was cut then."""
-        late = [e for e in self.ended if e.done_s > e.due_s + grace_s]
+        machine's ``lag`` around it, and not because the network was cut then. Where nobody has
+        answered (:meth:`alone` judges that) it counts from when the client may end it itself."""
+
+        def due_s(e: Ended) -> float:
+            return e.due_s + grace_s + (GRACE_NS / 1e9 if e.outcome == NO_REPLY else 0.0)
+
+        late = [e for e in self.ended if e.done_s > due_s(e)]
         return sum(
-            (lag is None or e.done_s > e.due_s + grace_s + lag.allowance(e.due_s, e.done_s))
+            (lag is None or e.done_s > due_s(e) + lag.allowance(e.due_s, e.done_s))
             and not (e.far and _within(e.due_s, e.done_s, cuts))
             for e in late
         )
@@ -225,16 +236,13 @@ class Ledger:
             for e in self.ended
         )
 
-    def blamed(self, deaths: Sequence[tuple[float, str]]) -> int:
-        """Requests that ended as POISON with fewer than two of the ``deaths`` (second, task) on
-        their way; a death may take :data:`LINGERS_S` to show."""
+    def blamed(self, deaths: Sequence[Death]) -> int:
+        """Requests that ended as POISON although they were not under way in two ``deaths`` of
+        workers on their way."""
         return sum(
             e.outcome == POISON
             and POISON not in e.wanted
-            and sum(
-                e.sent_s - LINGERS_S <= at <= e.done_s and task == e.task for at, task in deaths
-            )
-            < 2
+            and sum(task == e.task and _within(e.sent_s, e.done_s, [d]) for d, task in deaths) < 2
             for e in self.ended
         )
 

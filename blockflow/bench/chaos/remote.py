@@ -12,12 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 from blockflow.bench.demo.server import Server
 from blockflow.bench.fuzz.run import JsonRest
 from blockflow.control.update import Kind
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import BlockFlowError, SystemError_
 
 _UPDATE_S = 300.0
+_END_S = 60.0
 
 
 class RemoteCommands:
@@ -69,9 +72,14 @@ class RemoteCommands:
 
 
 class RemoteSystem:
-    """``blockflow up`` over the blocks and the state in ``folder``; a context manager."""
+    """``blockflow up`` over the blocks and the state in ``folder``; a context manager.
+
+    Attributes:
+        exit_status: after its end; None: it had to be ended by force.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.exit_status: int | None = None
         self._server = Server(folder / "blocks", folder, JsonRest)
         self.commands = RemoteCommands(self._server)
 
@@ -102,4 +110,11 @@ class RemoteSystem:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._server.stop()
+        try:
+            process = psutil.Process(self.pid)
+            self.commands.post("/v1/shutdown")
+            self.exit_status = process.wait(_END_S)
+        except (BlockFlowError, psutil.Error):  # it is gone, or does not end
+            self.exit_status = None
+        finally:
+            self._server.stop()

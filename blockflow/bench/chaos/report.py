@@ -4,37 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 from rich.table import Table
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.chaos.faults import NETWORK_KINDS, POISONED, STALL_S, Injected, Takeover
+from blockflow.bench.chaos.faults import POISONED
+from blockflow.bench.chaos.findings import Findings
 from blockflow.bench.chaos.growth import growths
-from blockflow.bench.chaos.lag import LagBook
-from blockflow.bench.chaos.ledger import OK, Ledger, Span
+from blockflow.bench.chaos.ledger import OK
 from blockflow.bench.chaos.watch import MemorySample
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import Interval, percentile
-
-GRACE_S = 0.1
-"""A reply is due by the deadline and this (docs/reliability.md)."""
-
-LEAST_OK = 0.9
-"""Of all requests, so many are answered with their results: a system that refuses what it is asked
-loses nothing, and serves nobody. (Five minutes have 99.7% and more; half a minute on a machine that
-others load has had 95%: much was refused while a Dispatcher's clients all asked again.)"""
-
-OUTAGE_S = 10.0
-"""No Dispatcher is away for longer: one that is killed is back within a second or two, one that is
-stopped is noticed first."""
-BEHIND_S = 1.0
-"""After its first answer a new Dispatcher has what clients sent again to work off."""
-
-JUDGED_S = 600.0
-"""A shorter run says little about growth: its figures are shown, and not judged."""
 
 REQUESTS, VIOLATIONS, LEFT = "requests", "violations", "left behind"
 ANSWERED = "answered with their result"
@@ -50,115 +32,6 @@ MANAGER_BACK = "manager killed: taken over"
 """Whose recovery is not that of tasks: they were served all the time (:data:`SERVED`)."""
 SERVED, AWAY, UNSERVED = "served without a manager", "requests", "gaps without an answer"
 ABANDONED = "no new manager"
-
-
-@dataclass(slots=True)
-class Findings:
-    """What a run has found.
-
-    Attributes:
-        ledger: the clients'.
-        faults: in order.
-        memory: samples over the run.
-        survivors: processes that outlived the system.
-        files: paths that it left behind.
-        recovered: the system was ready again at the end.
-        takeovers: by a new Manager, each time that one was killed.
-        lag: how late this machine woke a waiting thread, and when: no reply can be judged closer.
-        grace_s: what a reply may come after its deadline.
-        least_ok: the share of the requests that shall be answered with a result.
-        ready_again: kind of fault -> seconds until everything was ready again, where the run
-            waited for that.
-    """
-
-    ledger: Ledger
-    faults: list[Injected] = field(default_factory=list)
-    memory: list[MemorySample] = field(default_factory=list)
-    survivors: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    recovered: bool = True
-    lag: LagBook = field(default_factory=LagBook)
-    grace_s: float = GRACE_S
-    least_ok: float = LEAST_OK
-    ready_again: dict[str, list[float]] = field(default_factory=dict)
-    takeovers: list[Takeover] = field(default_factory=list)
-
-    def violations(self) -> list[str]:
-        """The promises that were broken, in words; empty if none was."""
-        return [*self.broken(), *self.slow()]
-
-    def broken(self) -> list[str]:
-        """Those that hold on any machine, however busy it is."""
-        ledger = self.ledger
-        out = []
-        if ledger.missing:
-            out.append(f"{ledger.missing} requests never ended")
-        if ledger.doubled:
-            out.append(f"{ledger.doubled} requests ended twice")
-        if self.lost:
-            out.append(f"{self.lost} requests got no reply, though somebody was there to reply")
-        if blamed := ledger.blamed(self._hits("worker")):
-            out.append(f"{blamed} requests were blamed without two deaths")
-        if ledger.unanswered:
-            out.append(f"{ledger.unanswered} cancelled requests got no reply")
-        out += [f"{n} requests ended with {o}" for o, n in sorted(ledger.unexplained().items())]
-        if ledger.answered < self.least_ok:
-            share = f"{ledger.answered:.1%} of {ledger.sent_count:,}"
-            out.append(f"only {share} requests were answered with a result")
-        if abandoned := sum(not isfinite(t.took_s) for t in self.takeovers):
-            out.append(f"{abandoned} times no new manager took over")
-        if not self.recovered:
-            out.append("the system was not ready again at the end")
-        out += [f"left behind: process {p}" for p in self.survivors]
-        out += [f"left behind: {f}" for f in self.files]
-        if self.memory and self.memory[-1].at_s >= JUDGED_S:
-            out += [g.sentence() for g in growths(self.memory) if g.grows]
-        return out
-
-    def slow(self) -> list[str]:
-        """Those about time, which a machine that others share may break as well. Each reply is
-        judged by the lag around it: what the machine did to others is no excuse."""
-        return [f"{n} requests ended later than their deadline allows"] if (n := self.late) else []
-
-    @property
-    def late(self) -> int:
-        """Requests that ended later than their deadline allows, the lag and the cuts around it."""
-        return self.ledger.late(self.grace_s, self.lag, self.cuts())
-
-    @property
-    def lost(self) -> int:
-        """Requests that nobody has ever answered, though the Dispatcher lived when their time was
-        over."""
-        return self.ledger.alone(self.outages(), self.cuts())
-
-    def cuts(self) -> list[Span]:
-        """When the network between the Dispatcher and those clients that are far from it failed,
-        until what it held had been worked off."""
-        return [
-            (f.at_s, f.at_s + STALL_S + BEHIND_S) for f in self.faults if f.kind in NETWORK_KINDS
-        ]
-
-    def outages(self) -> list[Span]:
-        """When clients had no Dispatcher: from the moment at which one was killed or stopped until
-        a request that was sent after it was answered."""
-        recovery_s = self.ledger.recoveries()
-        out = []
-        for fault in self.faults:
-            if fault.tasks and fault.kind.startswith("dispatcher"):
-                again = [s for t in fault.tasks if (s := recovery_s(t, fault.at_s)) is not None]
-                away = min([*again, OUTAGE_S])
-                out.append((fault.at_s, fault.at_s + away + BEHIND_S))
-        return out
-
-    def _hits(self, role: str) -> list[tuple[float, str]]:
-        """Second and task of every fault of processes of this role. Of the two deaths by a poison
-        its batch mates are at work in one at most."""
-        return [
-            (f.at_s, t)
-            for f in self.faults
-            if f.kind.startswith(role) or (role == "worker" and f.kind == POISONED)
-            for t in f.tasks
-        ]
 
 
 def recoveries(found: Findings) -> dict[str, list[float]]:

@@ -27,16 +27,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from blockflow.bench.canvas import save_page
+from blockflow.bench.chaos import logs
 from blockflow.bench.chaos.faults import FRAGILE, Injector, wait_healthy
-from blockflow.bench.chaos.kills import REPLICAS, Turns, strike
+from blockflow.bench.chaos.findings import GRACE_S, Findings
+from blockflow.bench.chaos.kills import RECOVERY_S, REPLICAS, Turns, strike
 from blockflow.bench.chaos.lag import Lag
-from blockflow.bench.chaos.load import PATIENCE_S, Array, Load
+from blockflow.bench.chaos.load import PATIENCE_S, Array, Load, told_apart
 from blockflow.bench.chaos.plan import KINDS, Fault, Kind, plan_faults
 from blockflow.bench.chaos.proxy import Proxy
 from blockflow.bench.chaos.remote import RemoteSystem
 from blockflow.bench.chaos.report import (
-    GRACE_S,
-    Findings,
     draw,
     fault_table,
     figures,
@@ -44,10 +44,10 @@ from blockflow.bench.chaos.report import (
     outcome_table,
     violation_lines,
 )
-from blockflow.bench.chaos.watch import Watch
+from blockflow.bench.chaos.watch import Watch, marked
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import ResultFile, figure_table, make_command
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.model import TensorSpec
 from blockflow.repository.echo import save_echo
 from blockflow.repository.export import export_tree
@@ -69,7 +69,10 @@ TOPOLOGY: Mapping[str, Any] = {
 """The three digit tasks, and one that a poison kills."""
 POISON_VALUE = 666.0
 ODD = 8.0
-_INPUTS = 64
+SPREAD = 512.0
+"""Inputs lie between 0 and this. The answers of random weights to small ones differ so little that
+one request's could pass for another's."""
+_INPUTS, _DRAWS = 64, 5
 _ROWS = (1, 1, 1, 2, 8)
 _HEALTHY_S = 120.0
 
@@ -111,18 +114,32 @@ def prepare(repository: BlockRepository, seed: int) -> tuple[list[Array], dict[s
     spec = TensorSpec("float32", ("rows", 1, 8, 8))
     source = LoadedModel(model, "chaos:digits-multi", spec, seed)
     export_tree(source, repository, blocks=ZOO["digits-multi"].blocks)
-    chance = np.random.default_rng(seed)
-    inputs = [
-        chance.random((_ROWS[i % len(_ROWS)], 1, 8, 8), dtype=np.float32) for i in range(_INPUTS)
-    ]
-    answers: dict[str, list[Array]] = {}
-    with torch.inference_mode():
-        for task in HEAD_CLASSES:
-            one = model.separate(task)
-            answers[task] = [one(torch.from_numpy(x)).numpy() for x in inputs]
+    inputs, answers = exam(model, seed)
     save_echo(repository, FRAGILE, spec, settings={"crash_on_value": POISON_VALUE})
     answers[FRAGILE] = inputs
     return inputs, answers
+
+
+def exam(model: MultiDigits, seed: int) -> tuple[list[Array], dict[str, list[Array]]]:
+    """Inputs whose answers can be told apart, and these by task.
+
+    Raises:
+        BlockFlowError: INTERNAL, there are none.
+    """
+    chance = np.random.default_rng(seed)
+    for _ in range(_DRAWS):
+        inputs = [
+            SPREAD * chance.random((_ROWS[i % len(_ROWS)], 1, 8, 8), dtype=np.float32)
+            for i in range(_INPUTS)
+        ]
+        answers: dict[str, list[Array]] = {}
+        with torch.inference_mode():
+            for task in HEAD_CLASSES:
+                one = model.separate(task)
+                answers[task] = [one(torch.from_numpy(x)).numpy() for x in inputs]
+        if all(map(told_apart, answers.values())):
+            return inputs, answers
+    raise make_error("INTERNAL", "the model's answers are too much alike", where="chaos")
 
 
 def run(
@@ -166,7 +183,7 @@ def run_kills(
     def course(stage: Stage) -> None:
         load, found = stage.load, stage.found
         _rest(load, quiet_s)
-        turns = Turns(kinds)
+        turns, latest_s = Turns(kinds), load.now()
         while sum(bool(f.tasks) for f in found.faults) < kills:
             kind = turns.take(load.now())
             if kind is None:  # all have died too often lately
@@ -175,10 +192,15 @@ def run_kills(
             done, ready_s = strike(stage.system, stage.injector, Fault(load.now(), kind, 0.0))
             if not done.tasks:
                 turns.give_back(kind, load.now())
+                if load.now() - latest_s > RECOVERY_S:
+                    found.defects.append(f"nobody could be killed any more: {done.note}")
+                    return
                 continue
             found.faults.append(done)
+            latest_s = load.now()
             advance(sum(bool(f.tasks) for f in found.faults), done.kind)
             if ready_s is None:
+                found.defects.append(f"after {done.kind!r} not everything was ready again in time")
                 return
             found.ready_again.setdefault(done.kind, []).append(ready_s)
         _rest(load, load.now() + quiet_s)
@@ -194,8 +216,8 @@ def perform(
     inputs, answers = prepare(BlockRepository(folder / "blocks"), traffic.seed)
     others = psutil.Process().children(recursive=True)
     system = RemoteSystem(folder)
-    with system, ExitStack() as stack:
-        watch = Watch(system.run_dir, others=others)
+    with marked() as mark, system, ExitStack() as stack:
+        watch = Watch(system.run_dir, others=others, mark=mark)
         system.apply(topology)
         proxy = Proxy(system.client_endpoint) if traffic.odd else None
         if proxy is not None:
@@ -233,6 +255,10 @@ def perform(
         found.lag = lag.stop()
         watch.stop()
         found.memory = watch.samples
+    found.defects += [*load.failures, *filter(None, [watch.failure])]
+    if system.exit_status != 0:
+        found.defects.append(f"the system did not end in order: status {system.exit_status}")
+    found.defects += logs.read(folder)
     found.survivors = watch.survivors()
     found.files = watch.files()
     return found

@@ -1,19 +1,29 @@
-"""Watch: the memory of a system's processes over time, and what it leaves behind."""
+"""Watch: the memory of a system's processes over time, and what it leaves behind.
+
+A process is the system's if it descends from this one, which is looked at now and then; or if it
+has inherited the mark that this one bears in its environment meanwhile: so has one that has left
+the family before anybody looked, or was started while the system ended.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+MARK = "BLOCKFLOW_CHAOS_RUN"
+"""Name of the variable in the environment of the processes of a run."""
 PREFIX = "bf:"
 """Of the names that the launcher gives its processes."""
 _UP = "blockflow.cli.main"
+_LOOK_S = 0.1
 _PRIVATE_EVERY = 10
 """Samples: it takes a few milliseconds per process, in which that one cannot map memory."""
 
@@ -49,12 +59,18 @@ class Watch:
         interval_s: between samples.
         gone_s: after the system's end, what it may take its processes to be gone.
         others: descendants of this process that are not the system's.
+        mark: of the run (:func:`marked`); '' = none.
+
+    Attributes:
+        failure: why there are no samples any more, in words; '' = nothing is wrong.
     """
 
     run_dir: Path
     interval_s: float = 0.5
     gone_s: float = 10.0
     others: Collection[psutil.Process] = ()
+    mark: str = ""
+    failure: str = ""
     samples: list[MemorySample] = field(default_factory=list)
     seen: dict[int, psutil.Process] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -74,8 +90,11 @@ class Watch:
         self.samples.append(self.sample())
 
     def _run(self) -> None:
-        while not self._stop.wait(self.interval_s):
-            self.samples.append(self.sample())
+        try:
+            while not self._stop.wait(self.interval_s):
+                self.samples.append(self.sample())
+        except Exception as e:  # growth would be judged by what there is until now
+            self.failure = f"nobody watched the memory any more: {e!r}"
 
     def sample(self) -> MemorySample:
         descriptors = 0
@@ -115,13 +134,42 @@ class Watch:
 
     def survivors(self) -> list[str]:
         """Processes of the system that are there ``gone_s`` after its end."""
-        known = [p for p in self.seen.values() if p.is_running()]
-        _, alive = psutil.wait_procs(known, timeout=self.gone_s)
-        return [describe(p) for p in alive]
+        known = {p for p in self.seen.values() if p.is_running()}
+        end = time.monotonic() + self.gone_s
+        while True:
+            known |= bearers(self.mark) if self.mark else set()
+            _, alive = psutil.wait_procs(known, timeout=_LOOK_S)
+            known = set(alive)
+            if not known or time.monotonic() >= end:
+                return [describe(p) for p in sorted(known, key=lambda p: p.pid)]
 
     def files(self) -> list[str]:
         """What is there of the run directory after the system's end."""
         return [str(self.run_dir)] if self.run_dir.exists() else []
+
+
+@contextmanager
+def marked() -> Iterator[str]:
+    """A mark that all processes bear that are started meanwhile, and theirs."""
+    before, mark = os.environ.get(MARK), secrets.token_hex(8)
+    os.environ[MARK] = mark
+    try:
+        yield mark
+    finally:
+        del os.environ[MARK]
+        if before is not None:
+            os.environ[MARK] = before
+
+
+def bearers(mark: str) -> set[psutil.Process]:
+    """The living processes that have inherited it, but for this one and its forks."""
+    wanted, found = f"{MARK}={mark}".encode(), set()
+    for pid in psutil.pids():
+        with suppress(OSError, psutil.NoSuchProcess):
+            # As it was when the program began: this process had no mark then.
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.add(psutil.Process(pid))
+    return found
 
 
 def proc_bytes(pid: int, file: str, key: str) -> int:

@@ -56,7 +56,9 @@ class WireTap:
     def received(self, header: memoryview) -> None:
         try:
             message = decode_to_client(header)
-        except WireError:  # the request ends with MALFORMED_MESSAGE, which nothing excuses
+        except WireError:
+            with self._lock:
+                self._ledger.garbled += 1
             return
         if isinstance(message, Reply):
             with self._lock:
