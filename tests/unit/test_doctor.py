@@ -43,9 +43,10 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"python": (3, 10)}, "platform", Level.ERROR, "3.10"),
     ({"pidfd": False}, "platform", Level.ERROR, "pidfd_open"),
     ({"memfd": False}, "platform", Level.ERROR, "memfd_create"),
+    ({"counted": False}, "platform", Level.WARNING, "does not count"),
     ({"uid": 0}, "platform", Level.WARNING, "root"),
     ({"zmq": (4, 3, 2)}, "libzmq", Level.ERROR, "4.3.2"),
-    ({"curve": False}, "libzmq", Level.WARNING, "CURVE"),
+    ({"curve": False}, "libzmq", Level.ERROR, "CURVE"),
     ({"packages": {}}, "engines", Level.ERROR, "torch"),
     ({"packages": {"torch": "2"}}, "engines", Level.NOTE, "openvino"),
     (
@@ -150,7 +151,7 @@ def found(root: Path, **kw: Any) -> Facts:
 def test_this_machine_can_run_the_tests(machine: Path) -> None:
     """Nothing is made up: on a machine that runs this suite, these checks are well."""
     facts = found(machine)
-    assert facts.system == "Linux" and facts.pidfd and facts.memfd and facts.curve
+    assert facts.system == "Linux" and facts.pidfd and facts.memfd and facts.curve and facts.counted
     assert facts.packages["torch"] and facts.cores >= 1 and facts.memory > 0
     assert facts.clock_step_ns >= 1 and facts.quota >= 0 and facts.memory_limit >= 0
     assert not facts.leftovers and not facts.keys and facts.blocks == ()

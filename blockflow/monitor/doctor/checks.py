@@ -60,6 +60,15 @@ def platform(f: Facts) -> Iterator[Finding]:
                 f"the kernel, or the container's seccomp profile, does not allow {what}",
                 "use Linux 5.4 or newer; allow the call in the container's seccomp profile",
             )
+    if not f.counted:
+        yield Finding(
+            name,
+            Level.WARNING,
+            "the kernel, or a sandbox in its place, does not count the bytes of TCP connections: "
+            "what clients send and nobody has read yet is not bounded",
+            "use Linux 4.1 or newer, and no user-space network stack; or let clients in by the "
+            "unix socket only",
+        )
     if f.uid == 0:
         yield Finding(
             name,
@@ -67,7 +76,7 @@ def platform(f: Facts) -> Iterator[Finding]:
             "running as root: workers run the code of blocks with root's rights",
             "run it as a user of its own; nothing here needs root",
         )
-    elif f.python >= OLDEST_PYTHON and f.pidfd and f.memfd:
+    elif f.python >= OLDEST_PYTHON and f.pidfd and f.memfd and f.counted:
         yield Finding(name, Level.OK, f"Linux, Python {_dotted(f.python)}")
 
 
@@ -77,8 +86,8 @@ def libzmq(f: Facts) -> Iterator[Finding]:
         text = f"libzmq {_dotted(f.zmq)} has known holes (CVE-2019-13132)"
         yield Finding("libzmq", Level.ERROR, text, reinstall)
     elif not f.curve:
-        text = "libzmq was built without CURVE: keys cannot be used"
-        yield Finding("libzmq", Level.WARNING, text, reinstall)
+        text = "libzmq was built without CURVE: the links of a system cannot be closed to others"
+        yield Finding("libzmq", Level.ERROR, text, reinstall)
     else:
         yield Finding("libzmq", Level.OK, f"{_dotted(f.zmq)} with CURVE")
 

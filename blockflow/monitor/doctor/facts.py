@@ -88,6 +88,7 @@ class Facts:
         packages: name -> version, '' = not installed.
         quota: cores' worth of time that the control group allows, 0 = no limit.
         memory_limit: of the control group, 0 = none.
+        counted: whether the kernel tells how many bytes a TCP connection has brought.
         hashed: whether the artifacts were read as a whole.
         keys: why the folder of keys cannot be used, '' = it can, or there is none.
         stored: what is wrong with the stored state, '' = nothing, or nothing was stored.
@@ -99,6 +100,7 @@ class Facts:
     uid: int = 1000
     pidfd: bool = True
     memfd: bool = True
+    counted: bool = True
     zmq: tuple[int, ...] = (4, 3, 5)
     curve: bool = True
     packages: Mapping[str, str] = field(

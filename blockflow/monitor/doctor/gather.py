@@ -34,6 +34,7 @@ from blockflow.control.store import LOCK, MISSING, latest_generation
 from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.specs import BlockSpec
+from blockflow.dispatcher.descriptors import bytes_received
 from blockflow.monitor.doctor.facts import MIB, BlockFacts, Facts, Folder, Leftover, Port
 from blockflow.repository.machine import ENGINE_PACKAGES, fingerprint, version_of
 from blockflow.repository.repository import BlockRepository
@@ -76,6 +77,7 @@ def gather(
         uid=os.geteuid(),
         pidfd=_has_pidfd(),
         memfd=_has_memfd(),
+        counted=_counts_bytes(),
         zmq=zmq.zmq_version_info(),
         curve=bool(zmq.has("curve")),
         packages={name: version_of(name) for name in ENGINE_PACKAGES},
@@ -263,6 +265,17 @@ def _has_memfd() -> bool:
     except (OSError, AttributeError):
         return False
     return True
+
+
+def _counts_bytes() -> bool:
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), 1.0) as near,
+        ):
+            return bytes_received(near.fileno()) is not None
+    except OSError:
+        return False
 
 
 # --- control groups -------------------------------------------------------------------------------
