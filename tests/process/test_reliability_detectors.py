@@ -21,7 +21,7 @@ from blockflow.bench.reliability.clients import Bench, Plan
 from blockflow.bench.reliability.peer import BURST, LARGE, Account
 from blockflow.bench.reliability.possessions import Possessions, life_of, look, settled
 from blockflow.bench.results import Figure
-from blockflow.core.errors import make_error
+from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.wire.client import Reply, Request, TaskResult
 
@@ -147,12 +147,13 @@ def test_files_tell_whose_they_are() -> None:
 # --- everything killed at once --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("leaves", ["nothing", "directory", "process"])
+@pytest.mark.parametrize("leaves", ["nothing", "directory", "process", "orphan"])
 def test_what_outlives_the_end_of_everything_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: str
 ) -> None:
     run_dir = tmp_path / "run"
-    stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    started = [stray := subprocess.Popen(sleeper)]
     process = psutil.Process(stray.pid)
 
     def kill_all(_server: Any) -> list[psutil.Process]:
@@ -171,13 +172,20 @@ def test_what_outlives_the_end_of_everything_is_counted(
             run_dir=run_dir,
             stop=lambda: None,
         )
-        monkeypatch.setattr(everything, "_start", lambda _stack, _folder: server)
+
+        def start(_stack: Any, _folder: Any) -> Any:
+            if leaves == "orphan" and not started[1:]:  # nobody has it in a list
+                started.append(subprocess.Popen(sleeper))
+            return server
+
+        monkeypatch.setattr(everything, "_start", start)
         monkeypatch.setattr(everything, "_kill_all", kill_all)
         try:
             found = everything.measure(tmp_path, 1, lambda _: None)
         finally:
-            stray.kill()
-            stray.wait()
+            for one in started:
+                one.kill()
+                one.wait()
     (left,) = [f for f in found if (f.name, f.mode) == (names.LEFT, names.AFTER_ALL)]
     assert left.value == (leaves != "nothing")
 
@@ -326,6 +334,13 @@ def test_who_computes_what_was_cancelled_is_noticed(watched: Watched, computes: 
     found = bench.cancels()
     assert value_of(found, names.IN_VAIN) == (10 if computes else 0)
     assert [f.n for f in found if f.name == names.CANCELLED] == [10]
+
+
+def test_who_cancels_does_not_wait_for_replies_for_ever(watched: Watched) -> None:
+    bench, fake = watched()
+    fake._send = lambda *_: None  # type: ignore[method-assign]
+    with pytest.raises(BlockFlowError, match="11 requests got no reply"):
+        bench.cancels()
 
 
 @pytest.mark.parametrize("cuts", [True, False])

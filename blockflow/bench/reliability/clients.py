@@ -29,6 +29,7 @@ from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval, noise_of, percentile, ratio_interval
 from blockflow.client import Client
 from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -165,11 +166,15 @@ class Bench:
                 peer.cancel(request_id)
             open_requests = {first, *waiting}
             while open_requests:
+                many = len(open_requests)
                 for request_id, outcome in peer.replies(_PATIENCE_S):
                     open_requests.discard(request_id)
                     answered += outcome == "ok"
                     if outcome == "CANCELLED":
                         took_ms.append(1e3 * (time.monotonic() - waiting[request_id]))
+                if len(open_requests) == many:
+                    peer.close()
+                    raise BlockFlowError("TIMEOUT", f"{many} requests got no reply", where=SLOW)
         peer.close()
         self._await_idle(SLOW)
         in_vain = self._batches(SLOW) - before - answered

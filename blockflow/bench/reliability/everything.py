@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from blockflow.bench.chaos.watch import bearers, marked
 from blockflow.bench.demo.server import Server
 from blockflow.bench.fuzz.run import JsonRest
 from blockflow.bench.reliability import figures as names
@@ -36,7 +37,7 @@ def measure(folder: Path, rounds: int, say: Callable[[str], None]) -> list[Figur
         save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
     left, back_ms = 0, []
     with ExitStack() as stack:
-        server = _start(stack, folder)
+        server, mark = _begin(stack, folder)
         server.rest.post(
             "/v1/system-update",
             {"blocks": ["a", "b"], "tasks": {TASK: ["a", "b"]}},
@@ -46,17 +47,26 @@ def measure(folder: Path, rounds: int, say: Callable[[str], None]) -> list[Figur
             say(f"everything killed, {turn + 1} of {rounds}")
             family = _kill_all(server)
             begin = time.monotonic()
-            old, server = server, _start(stack, folder)
+            old, old_mark = server, mark
+            server, mark = _begin(stack, folder)
             with Client(server.client_address) as client:
                 client.wait_ready([TASK], timeout_s=_START_S)
                 client.infer(TASK, _X)
             back_ms.append(1e3 * (time.monotonic() - begin))
             old.stop()  # reaps what was killed
-            left += old.run_dir.exists() + sum(p.is_running() for p in family)
+            # Who was started while the others were killed is in no list.
+            strays = {p for p in family if p.is_running()} | bearers(old_mark)
+            left += old.run_dir.exists() + len(strays)
     return [
         Figure(names.LEFT, names.AFTER_ALL, None, None, None, float(left), "1", rounds),
         timed(names.BACK, "all", back_ms),
     ]
+
+
+def _begin(stack: ExitStack, folder: Path) -> tuple[Server, str]:
+    """A server, and the mark of all its processes."""
+    with marked() as mark:
+        return _start(stack, folder), mark
 
 
 def _start(stack: ExitStack, folder: Path) -> Server:
