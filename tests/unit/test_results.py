@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from blockflow.bench.batching.run import earlier
 from blockflow.bench.docs import Stored
 from blockflow.bench.git import PACKAGE, git, revision_of
 from blockflow.bench.results import (
@@ -138,8 +137,10 @@ def test_a_commit_makes_no_other_machine_and_no_stale_profile(
         Run([Figure("a", "b", None, None, None, 1.0, "x", 1, labels={"experiment": "lbci"})], m, d)
         for m, d in ((old, "2026-01-01"), (facts, "2026-01-02"))
     ]
-    ResultFile(tmp_path / "b.jsonl", "batching").write_runs(kept)
-    assert [r.date for r in earlier(tmp_path / "b.jsonl", [])] == ["2026-01-01", "2026-01-02"]
+    file = ResultFile(tmp_path / "b.jsonl", "batching")
+    file.write_runs(kept)
+    stored = [r.date for r in file.runs() if same_machine(r.machine, facts)]
+    assert stored == ["2026-01-01", "2026-01-02"]
     assert f"2026-01-02, commit {'a' * 12}; " in Stored(kept).provenance("make x")
     assert "`make x`, 2026-01-01; " in Stored(kept).provenance("make x")
 
