@@ -39,7 +39,8 @@ _DELAYS_MS = {SLOW: 300.0, WORK: 20.0, SMALL: 0.0, LARGE: 0.0}
 _SMALL_SPEC = TensorSpec("float32", ("rows", 4))
 _LARGE_SPEC = TensorSpec("float32", ("rows", LARGE_COLUMNS))
 X: Array = np.ones((1, 4), np.float32)
-_ROUND_S = 1.0
+_ROUND_S = 2.0
+"""Longer than it takes to cut one off that reads nothing: half a second, and a second for 4 MiB."""
 _FIGURES_S = 0.6
 """Until the Dispatcher's figures, which come four times a second, tell of what was before."""
 _OFFERS = (0.5, 0.5, 1.0, 2.0)
@@ -312,7 +313,7 @@ class Bench:
         return percentile(took, 99)
 
     def _neighbour(self, account: Account, reads: bool, stop: threading.Event) -> None:
-        """The same requests either way, twice a second by the clock."""
+        """The same requests either way, every two seconds by the clock."""
         due = time.monotonic()
         while not stop.is_set():
             peer = self._peer(holds=1000 if reads else 1)
