@@ -1,7 +1,8 @@
 """ZeroMQ sockets with the options that the project relies on, and the cache of sending sockets.
 
 ZeroMQ's defaults are unlimited queues, unlimited messages and an endless linger. Here every queue
-is finite, no send ever waits, a message to nobody is an error, and closing is bounded.
+is finite (what comes by tcp is bounded by who reads it), no send ever waits, a message to nobody is
+an error, and closing is bounded.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 from control_rig import echo_repository
+from system_rig import served
 from template_gate import Gate
 
 from blockflow.client.sync import Client
@@ -39,14 +40,7 @@ def launcher() -> Iterator[Launcher]:
 @pytest.fixture
 def system(tmp_path: Path, launcher: Launcher) -> Iterator[System]:
     echo_repository(tmp_path / "blocks", fragile={"crash_on_value": 666})
-    with System(
-        repository=tmp_path / "blocks",
-        state_dir=tmp_path / "state",
-        rest_port=0,
-        client_port=0,
-        launcher=launcher,
-    ) as running:
-        running.apply(BODY)
+    with served(tmp_path, BODY, launcher) as running:
         yield running
 
 
