@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -32,6 +34,8 @@ from blockflow.bench.chaos.watch import MARK, Watch, bearers, marked
 from blockflow.client.core import GRACE_NS
 from blockflow.core.errors import BlockFlowError
 from blockflow.repository.zoo.digits import MultiDigits
+
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # <linux/prctl.h>
 
 # --- wrong answers --------------------------------------------------------------------------------
 
@@ -236,7 +240,18 @@ def test_who_begins_anew_has_not_taken_over() -> None:
 
 
 @pytest.fixture
-def orphan(tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
+def no_subreaper() -> Iterator[None]:
+    """Orphans leave the family, though an earlier test in this process has made it adopt them."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    before = ctypes.c_int()
+    assert prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) == 0
+    assert prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0
+    yield
+    assert prctl(PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0) == 0
+
+
+@pytest.fixture
+def orphan(no_subreaper: None, tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
     """A process that has left the family at once, and the mark that it bears."""
     code = (
         "import os, sys, time\n"
@@ -251,7 +266,8 @@ def orphan(tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
         time.sleep(0.001)
     process = psutil.Process(int(pid.read_text()))
     yield mark, process
-    process.kill()
+    with contextlib.suppress(psutil.NoSuchProcess):  # killed by the test, and reaped by init
+        process.kill()
 
 
 def test_who_has_left_the_family_is_found(
