@@ -84,6 +84,7 @@ class CrashBook:
         known |= {r.name: r.crash for r in crew.fleet}
         for name, crash in known.items():
             if crash is not None and crash.incarnation == incarnation:
+                log.warning("%s (incarnation %d): %s", name, incarnation, crash.cause)
                 at = self._clock() - (now_ns - crash.at_ns) / 1e9
                 found = self._seen.setdefault(name, [])
                 found.insert(0, {"at": at, **crash_record(crash)})

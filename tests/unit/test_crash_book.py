@@ -56,6 +56,12 @@ class Times:
         self.book.take(self.crew, incarnation, 9 * SECOND)  # it was two seconds ago
 
 
+def test_the_log_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """That of the control plane as well: a status of -9 does not tell who sent the signal."""
+    Times(tmp_path).crash(3, "hung: silent and asleep for 0.5 s")
+    assert "a#0 (incarnation 3): hung: silent and asleep for 0.5 s" in caplog.text
+
+
 def test_the_next_control_plane_knows_them(tmp_path: Path) -> None:
     first = Times(tmp_path, "a#0", "b#0")
     first.crash(11)
