@@ -228,25 +228,25 @@ def best_bound(others: Sequence[InProcess], rows: int, seconds: float) -> float:
     return max(bound(others[:1], rows, seconds), bound(others, rows, seconds))
 
 
-def find_device() -> CudaApi:
-    """The first GPU, able to share its memory.
+def find_device(name: str = "cuda:0") -> CudaApi:
+    """A GPU, able to share its memory.
 
     Raises:
-        SystemError_: why the benchmark cannot run here.
+        SystemError_: why the benchmark cannot run on it.
     """
     try:
-        api = open_device("cuda:0")
+        api = open_device(name)
     except BlockFlowError as exc:
         raise SystemError_(
             "MISSING_EXTRA",
-            f"no GPU on this machine: {exc.message}",
+            f"no GPU {name} on this machine: {exc.message}",
             hint="this benchmark compares processes on one NVIDIA GPU and has nothing to measure "
             "without; make bench-pipeline measures the same on the CPU",
         ) from exc
     able = preflight(api, os.environ)
     if not able.able:
         api.close()
-        raise SystemError_("INTERNAL", f"the GPU cannot be shared: {able.reason}", where="cuda:0")
+        raise SystemError_("INTERNAL", f"the GPU cannot be shared: {able.reason}", where=name)
     return api
 
 

@@ -36,6 +36,9 @@ ENERGY = "energy per inference"
 HOP_AIM = 0.15
 """Milliseconds."""
 
+_MORE = {"at_least": True}
+"""Of figures of which more is better, though their units do not tell."""
+
 # The thesis (section 4.2): 0.51 ms per hop on average, 8.3 times less than with whole tensors, and
 # memory that grew without bound past saturation.
 AIMS: Mapping[str, str] = {
@@ -147,7 +150,7 @@ def latency_figures(found: Samples) -> list[Figure]:
     for batch in alone:
         less = _times_less(found, batch)
         if less is not None:
-            out.append(interval_figure(LESS, TENSORMQ, batch, less, "x"))
+            out.append(interval_figure(LESS, TENSORMQ, batch, less, "x", _MORE))
     for way, (to_device, to_host) in found.copies.items():
         for direction, value in (("in", to_device), ("out", to_host)):
             out.append(
@@ -184,7 +187,7 @@ def load_figures(loads: Mapping[str, Load]) -> list[Figure]:
         rate = median_interval(load.rows_per_s)
         out.append(interval_figure(SATURATION, way, None, rate, "rows/s"))
         share = ratio_interval(load.bound, load.rows_per_s)
-        out.append(interval_figure(SATURATION_RATIO, way, None, share, "x"))
+        out.append(interval_figure(SATURATION_RATIO, way, None, share, "x", _MORE))
         for name, value, unit in (
             (GROWTH, load.growth_mib, "MiB"),
             (ENERGY, load.mj_per_row, "mJ"),
@@ -289,9 +292,10 @@ def aim_grid(found: Iterable[Figure]) -> Grid:
     for name, aim in AIMS.items():
         mine = [f for f in figures if f.name == name and _goal(f) is not None]
         verdict = _verdict(name, mine) if mine else "not measured"
-        worst = max(mine, key=lambda f: f.value, default=None)
-        if name in (LESS, SATURATION_RATIO):
+        if any("at_least" in f.labels for f in mine):
             worst = min(mine, key=lambda f: f.value, default=None)
+        else:
+            worst = max(mine, key=lambda f: f.value, default=None)
         value = "" if worst is None else f"{digits(worst.value)} {worst.unit}"
         rows.append((name, aim, value, verdict))
     heads = ("figure", "aim", "worst", "verdict")
@@ -315,5 +319,5 @@ def _verdict(name: str, figures: Sequence[Figure]) -> str:
     verdicts = set()
     for f in figures:
         goal = _goal(f) or 0.0
-        verdicts.add(str(judge(f.interval, goal, at_least=name in (LESS, SATURATION_RATIO))))
+        verdicts.add(str(judge(f.interval, goal, at_least="at_least" in f.labels)))
     return next(v for v in ("missed", "within noise", "met") if v in verdicts)

@@ -29,7 +29,10 @@ def read(results: Path) -> list[Document]:
 
 
 def take(results: Path, docs: Path) -> list[Path]:
-    """Store the documents of ``results/thesis`` and those of their pictures that are small."""
+    """Store the documents of ``results/thesis`` and those of their pictures that are small.
+
+    A picture that nobody has made anew does not stay beside new figures.
+    """
     taken: list[Path] = []
     for source in sorted((results / FOLDER).glob("*.json")):
         document = json.loads(source.read_text(encoding="utf-8"))
@@ -38,9 +41,9 @@ def take(results: Path, docs: Path) -> list[Path]:
         if document["settings"]["quick"]:
             continue  # it says whether all is sound; its figures mean nothing
         pictures = [
-            p["file"]
-            for p in document["pictures"]
-            if (source.parent / p["file"]).stat().st_size < _MOST_PICTURE_BYTES
+            name
+            for name in sorted(_pictures(document))
+            if (source.parent / name).stat().st_size < _MOST_PICTURE_BYTES
         ]
         copies = [
             (source, docs / "results"),
@@ -50,7 +53,17 @@ def take(results: Path, docs: Path) -> list[Path]:
             (folder / FOLDER).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / FOLDER / path.name)
             taken.append(folder / FOLDER / path.name)
+        for picture in _pictures(document) - set(pictures):
+            (docs / "img" / FOLDER / picture).unlink(missing_ok=True)
+    shown = {picture for document in read(docs / "results") for picture in _pictures(document)}
+    for path in (docs / "img" / FOLDER).glob("*"):
+        if path.name not in shown:
+            path.unlink()
     return taken
+
+
+def _pictures(document: Document) -> set[str]:
+    return {p["file"] for p in document["pictures"]}
 
 
 def lines(documents: Sequence[Document], images: frozenset[str]) -> list[str]:

@@ -277,6 +277,17 @@ def test_the_thesiss_experiments_are_stored_and_shown_in_its_order(tmp_path: Pat
     assert "# T" not in render(text, {}, NONE)
 
 
+def test_no_old_picture_stays_beside_new_figures(tmp_path: Path) -> None:
+    store_experiment(tmp_path, "large", "table 4.1")
+    store_experiment(tmp_path, "small", "table 4.2")
+    docs = tmp_path / "docs"
+    take(tmp_path, docs)
+    (docs / "img" / "thesis" / "of-long-ago.png").write_bytes(b"png")
+    (tmp_path / "thesis" / "large.png").write_bytes(bytes(1024 * 1024))  # not taken
+    take(tmp_path, docs)
+    assert [p.name for p in (docs / "img" / "thesis").iterdir()] == ["small.png"]
+
+
 def test_one_line_says_what_fuzzers_and_simulator_found() -> None:
     def figure(name: str, mode: str, value: float, n: int = 1) -> Figure:
         return Figure(name, mode, None, None, None, value, "1", n)

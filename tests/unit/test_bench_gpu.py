@@ -87,6 +87,7 @@ def test_a_hop_is_the_difference_shared_by_the_blocks() -> None:
     assert hop[1].unit == "ms" and hop[1].low is not None
     assert named(found, RATIO)[1].value == pytest.approx(1.04, abs=1e-3)
     assert named(found, LESS)[32].value == pytest.approx(20.0)
+    assert named(found, LESS)[32].labels["at_least"]  # for make bench-compare: more is better
     assert named(found, HOP, ZEROMQ)[1].value == pytest.approx(2.0)
 
 
@@ -296,7 +297,7 @@ def test_without_a_gpu_it_says_so_and_ends(
     monkeypatch.setattr(gpu, "open_device", none)
     assert gpu.main([]) == gpu.EXIT_NO_GPU
     err = capsys.readouterr().err
-    assert "no GPU on this machine" in err and "make bench-pipeline" in err
+    assert "no GPU cuda:0 on this machine" in err and "make bench-pipeline" in err
 
 
 def test_a_gpu_that_cannot_be_shared_is_refused_with_the_reason(

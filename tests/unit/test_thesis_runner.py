@@ -342,20 +342,20 @@ def test_the_device_is_the_gpu_where_there_is_one(
 def test_a_gpu_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "find_device", gpu(False))
-    assert call("--device", "cuda:0", out=tmp_path / "out") == ExitCode.BAD_INPUT
-    assert "no GPU" in capsys.readouterr().err
+    monkeypatch.setattr(command, "find_device", gpu(True))  # of which two are there
+    assert call("--device", "cuda:9", out=tmp_path / "out") == ExitCode.BAD_INPUT
+    assert "no GPU cuda:9" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def gpu(there: bool) -> Callable[[], Any]:
+def gpu(there: bool) -> Callable[[str], Any]:
     class Api:
         def close(self) -> None:
             pass
 
-    def find() -> Api:
-        if not there:
-            raise SystemError_("MISSING_EXTRA", "no GPU on this machine")
+    def find(name: str) -> Api:
+        if not there or name not in ("cuda:0", "cuda:1"):
+            raise SystemError_("MISSING_EXTRA", f"no GPU {name} on this machine")
         return Api()
 
     return find
