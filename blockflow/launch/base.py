@@ -1,9 +1,9 @@
 """Launcher: starts processes from an entry and a spec, and says how they ended.
 
-A Launcher runs in the manager. Its children live no longer than the manager: each holds the read
-end of the *lifeline*, a pipe whose only write end is in the launcher's process, and ends when it is
-cut. Deaths are told by pidfd, which any poller can wait on, so nothing here needs a thread or a
-signal handler.
+A Launcher runs in the manager. Its children live no longer than the control plane: each holds the
+read end of the *lifeline*, a pipe whose only write end is in the guardian (without one, in the
+launcher's process), and ends when it is cut. Deaths are told by pidfd, which any poller can wait
+on, so nothing here needs a thread or a signal handler.
 """
 
 from __future__ import annotations

@@ -328,7 +328,9 @@ class TemplateLauncher(Launcher):
         self._roll = self._roll or {}
         if self._process is not None:
             self._process.kill()  # its socket is closed: it serves nobody
-            self._process.wait()
+            status = self._process.wait()
+            if status is not None:  # else the guardian is its parent
+                _LOG.warning("the template ended: status %d", status)
             self._process = None
 
     # --- what a dead launcher has left ------------------------------------------------------------

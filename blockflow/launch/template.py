@@ -55,11 +55,11 @@ _DYING_S = 1.0
 
 
 class Template:
-    """Single-threaded by design; ``run`` returns when the launcher or the manager is gone.
+    """Single-threaded by design; ``run`` returns when the launcher or the control plane is gone.
 
     Args:
         control: socket to the launcher.
-        lifeline: read end of the manager's pipe.
+        lifeline: read end of the guardian's pipe.
         run_dir: removed when the manager died; '' = none.
     """
 

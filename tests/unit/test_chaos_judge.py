@@ -306,6 +306,11 @@ def test_logs_tell_of_defects_and_of_who_ended_by_itself(tmp_path: Path) -> None
         "WARNING blockflow.control: dispatcher (incarnation 4) ended: status -6\n"
         "WARNING blockflow.control: dispatcher (incarnation 9) ended: status -6\n"
         "INFO blockflow.control: a#0 (incarnation 3) ended: status 0\n"
+        "WARNING blockflow.launch: the template ended: status -9\n"
+        "WARNING blockflow.launch: the template ended: status -11\n"
+        "WARNING blockflow.control: the control plane ended: killed by SIGKILL\n"
+        "WARNING blockflow.control: the control plane ended: hung: stopped for 10.0 s\n"
+        "WARNING blockflow.control: the control plane ended: killed by SIGSEGV\n"
         "ERROR blockflow.control: defect in the manager's loop\n"
         "Traceback (most recent call last):\n"
         '  File "x.py", line 1, in f\n'
@@ -316,6 +321,8 @@ def test_logs_tell_of_defects_and_of_who_ended_by_itself(tmp_path: Path) -> None
     assert logs.read(tmp_path) == [
         "up.log: ValueError: a defect",
         "up.log: dispatcher ended: status -6 (2 times)",
+        "up.log: template ended: status -11",
+        "up.log: the control plane ended: killed by SIGSEGV",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import get_args
 
 import pytest
 
@@ -11,6 +12,7 @@ from blockflow.bench.fuzz.decoders import decoders
 from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.bench.fuzz.run import GROWTH_BYTES, Report, fuzz_decoders, judge
 from blockflow.core.errors import WireError
+from blockflow.wire import client, control, data, grants
 
 FRAMES = 3000
 SEED = 20
@@ -24,6 +26,22 @@ def test_malformed_frames_are_typed_errors(name: str) -> None:
     report = fuzz_decoders(FRAMES, SEED, {name: decoder})
     assert not report.failures
     assert report.frames == {name: FRAMES}
+
+
+def test_there_is_a_valid_frame_of_every_kind() -> None:
+    """A kind that no sample has is met by luck only."""
+    families = {
+        "data plane": {data.Data, data.Failure, data.Withdraw},
+        "client to dispatcher": set(get_args(client.ToDispatcher)),
+        "dispatcher to client": set(get_args(client.ToClient)),
+        "control": set(control.ControlMessage.__subclasses__()),
+        "side, from a client": set(get_args(grants.FromClient)),
+        "side, to a client": set(get_args(grants.FromDispatcher)),
+    }
+    for name, kinds in families.items():
+        decoder = decoders()[name]
+        seen = {type(decoder.decode(frame)).__name__ for frame in decoder.valid}
+        assert seen == {kind.__name__ for kind in kinds}, name
 
 
 def test_the_same_seed_makes_the_same_frames() -> None:

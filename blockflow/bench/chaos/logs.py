@@ -6,11 +6,13 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _TRACEBACK = "Traceback (most recent call last):"
-_DEATH = re.compile(r"(\S+) \(incarnation \d+\) ended: status (-?\d+)$")
+_DEATH = re.compile(r"(\S+)(?: \(incarnation \d+\))? ended: status (-?\d+)$")
+"""Of a worker, the Dispatcher or the template; of the Manager the guardian tells."""
+_PLANE = re.compile(r"the control plane ended: (killed by (?!SIGKILL)\S+|exit status \d+)$")
 _CRASHES = frozenset(
     {
         1,
@@ -45,7 +47,8 @@ def tracebacks(lines: Iterable[str]) -> list[str]:
     return out
 
 
-def crashes(lines: Iterable[str]) -> list[str]:
+def crashes(lines: Sequence[str]) -> list[str]:
     """Who ended in a way that no fault has."""
     deaths = [found for line in lines if (found := _DEATH.search(line))]
-    return [f"{d[1]} ended: status {d[2]}" for d in deaths if int(d[2]) in _CRASHES]
+    planes = [f"the control plane ended: {p[1]}" for line in lines if (p := _PLANE.search(line))]
+    return [f"{d[1]} ended: status {d[2]}" for d in deaths if int(d[2]) in _CRASHES] + planes

@@ -37,6 +37,7 @@ def data_frames(sender: int = 999, stage: int = 1) -> list[bytes]:
         data.encode_data(data.Data(sender, 1, TensorDesc("float32", DIMS), (item(stage),))),
         data.encode_data(data.Data(sender, 1, TensorDesc("float32", DIMS, handle), (item(stage),))),
         data.encode_failure(data.Failure(sender, 1, failure, (item(stage),))),
+        data.encode_withdraw(data.Withdraw(sender, ((bytes(range(16)), 1),))),
     ]
 
 
@@ -55,17 +56,45 @@ def request_frames(task: str = "t") -> list[bytes]:
 
 def control_frames(incarnation: int = 1) -> list[bytes]:
     """What processes send the Controller, and it them."""
+    error = {"code": "INTERNAL", "message": "x"}
     messages: list[control.ControlMessage] = [
         control.Hello("worker", "a#0", incarnation, 1, "0"),
         control.Ready(incarnation, "ipc:///nowhere"),
+        control.StartFailed(incarnation, error),
+        control.Pong(incarnation, 7, "ready", 6),
         control.Stats(incarnation, 1, [], {}),
-        control.StartFailed(incarnation, {"code": "INTERNAL", "message": "x"}),
-        control.Ping(7),
+        control.RoutesApplied(incarnation, 1),
+        control.Drained(incarnation, 1),
+        control.PolicyRefused(incarnation, 1, 1, {"policy": "none"}, error),
         control.Routes({"version": 1, "epoch": 1, "stages": {}, "tasks": []}),
+        control.Ping(7),
+        control.Drain(),
+        control.Undrain(),
+        control.Stop(),
+        control.Monitor(4.0),
+        control.PeerGone(incarnation, [bytes(18)]),
         control.SetPolicy(1, {"policy": "none"}),
-        control.PeerGone(incarnation),
+        control.SetThreads(1, 2),
     ]
     return [control.encode_control(m) for m in messages]
+
+
+def reply_frames() -> list[bytes]:
+    """What the Dispatcher sends clients."""
+    rid, desc = bytes(range(16)), TensorDesc("float32", DIMS)
+    timings = (client.Timing("a", data.HopTiming(0, 1, 2, 3, 4)),)
+    failure = BlockFlowError("BLOCK_FAILED", "it failed", where="a")
+    messages: list[client.ToClient] = [
+        client.Reply(rid, 1, (client.TaskResult("t", desc, None, timings, 1, 1, 1),), 1),
+        client.Reply(
+            rid, 1, (client.TaskResult("t", desc, None, timings, place=client.Place(1, 0, 1)),), 1
+        ),
+        client.Reply(rid, 1, (client.TaskResult("t", None, failure),), 1),
+        client.Description(rid, 1, ({"name": "t"},), {"max_inflight": 8}),
+        client.Invitation(rid, "/nowhere", bytes(client.TOKEN_BYTES), ""),
+        client.Invitation(rid, "", b"", "not on this host"),
+    ]
+    return [client.encode_to_client(m) for m in messages]
 
 
 def side_frames() -> list[bytes]:
@@ -82,11 +111,10 @@ def body_frames() -> list[bytes]:
 def decoders() -> Mapping[str, Decoder]:
     """All of them, by name."""
     up = next(iter(grants.Direction))
-    reply = client.Reply(bytes(range(16)), 1, (_result(),), 1)
     return {
         "data plane": Decoder(data.decode_data_plane, data_frames()),
         "client to dispatcher": Decoder(client.decode_to_dispatcher, request_frames()),
-        "dispatcher to client": Decoder(client.decode_to_client, [client.encode_to_client(reply)]),
+        "dispatcher to client": Decoder(client.decode_to_client, reply_frames()),
         "control": Decoder(control.decode_control, control_frames()),
         "side, from a client": Decoder(grants.decode_from_client, side_frames()),
         "side, to a client": Decoder(
@@ -102,10 +130,6 @@ def decoders() -> Mapping[str, Decoder]:
         "topology": Decoder(_topology, body_frames()[:1]),
         **document_decoders(),
     }
-
-
-def _result() -> client.TaskResult:
-    return client.TaskResult("t", TensorDesc("float32", DIMS), None, (), 1, 1, 1, None)
 
 
 def _manifest(raw: bytes) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blockflow.control.commands import MAX_HZ
 from blockflow.core import limits
 from blockflow.core.errors import CODES
 from blockflow.core.specs import BlockSpec, LimitSpec, TaskSpec
@@ -177,7 +178,9 @@ def components() -> dict[str, Schema]:
             }
         ),
         "MonitorOrder": obj(
-            {"on": FLAG}, {"hz": {"type": "number", "minimum": 0}}, additionalProperties=False
+            {"on": FLAG},
+            {"hz": {"type": "number", "minimum": 0, "maximum": MAX_HZ}},
+            additionalProperties=False,
         ),
         "Monitor": obj({"on": FLAG, "hz": NUMBER}),
         "StoreOrder": obj({"file": TEXT}, additionalProperties=False),
