@@ -31,10 +31,10 @@ from blockflow.wire.control import (
 _LOG = logging.getLogger("blockflow.agent")
 
 LIFELINE_ENV = "BLOCKFLOW_LIFELINE_FD"
-"""Number of the inherited read end of the manager's pipe; unset = no lifeline (tests, by hand)."""
+"""Number of the inherited read end of the guardian's pipe; unset = no lifeline (tests, by hand)."""
 
 ORPHAN_STATUS = 70
-"""Exit status of a process that ended because its manager died."""
+"""Exit status of a process that ended because its lifeline was cut."""
 
 _OUTBOX_LIMIT = 1000
 
@@ -245,7 +245,7 @@ class ControlAgent:
             return True
 
     def _die_orphaned(self) -> None:
-        _LOG.error("the manager is gone; incarnation %d ends", self._incarnation)
+        _LOG.error("the control plane is gone; incarnation %d ends", self._incarnation)
         try:
             self._on_orphaned()
         except Exception:

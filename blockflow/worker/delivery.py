@@ -59,7 +59,7 @@ class Shipment:
 
 
 class Delivery:
-    """The sending side of a worker; used by its data thread.
+    """The sending side of a worker; used under its lock.
 
     Args:
         incarnation: of this worker.

@@ -27,9 +27,9 @@ OPTION = "failpoints"
 BY_OPTIONS = "options"
 
 POINTS = frozenset({"before_load", "after_load", "before_forward", "after_forward", "after_output"})
-"""``before_forward`` and ``after_forward`` lie in the engine thread, ``after_output`` in the data
-thread right after the result was sent; the load points come once per block. Readiness probes pass
-all of them."""
+"""``before_forward``, ``after_forward`` and ``after_output``, which comes when the result has been
+sent, lie in the thread that computes, that of a lane. The load points come once per block.
+Readiness probes pass all of them."""
 
 _ONCE = ("kill", "stall", "freeze", "spin")
 ACTIONS = frozenset({*_ONCE, *(f"{a}-once" for a in _ONCE), "raise"})

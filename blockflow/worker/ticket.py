@@ -18,7 +18,7 @@ class Source:
     """A tensor that one or several tickets have their rows in; released by the last of them.
 
     Made from a received buffer, or from the output of another stage of this worker (then there is
-    no socket and no slot between the two). Counting is done by the data thread alone.
+    no socket and no slot between the two). Counting is done under the worker's lock.
     """
 
     __slots__ = ("_buffer", "_on_release", "_tensor", "_users", "dtype", "shape")
