@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -12,6 +14,7 @@ from blockflow.bench.thesis.bars import draw_bars
 from blockflow.bench.thesis.beside import (
     AGAIN,
     Rounds,
+    balanced,
     beside_grid,
     compared,
     in_turn,
@@ -48,9 +51,19 @@ def test_ways_take_turns_and_the_warm_up_does_not_count() -> None:
     found = in_turn(ways, 3, lambda: rounds.append(None), broken=lambda _found: None, warm_up=1)
     assert len(seen) == 12
     assert len(rounds) == 4
-    assert seen[3:] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    assert [sorted(seen[i : i + 3]) for i in (0, 3, 6, 9)] == [["a", "b", "c"]] * 4
     assert {name: len(samples) for name, samples in found.items()} == {"a": 3, "b": 3, "c": 3}
     assert min(s for samples in found.values() for s in samples) == 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
+def test_everybody_comes_equally_often_at_each_place_and_after_each_other(count: int) -> None:
+    names = "abcdef"[:count]
+    orders = [balanced(names, number) for number in range(2 * count)]
+    assert all(sorted(order) == list(names) for order in orders)
+    assert set(Counter((n, i) for o in orders for i, n in enumerate(o)).values()) == {2}
+    pairs = Counter(pair for order in orders for pair in pairwise(order))
+    assert set(pairs.values()) <= {2} and len(pairs) == count * (count - 1)
 
 
 def test_what_was_measured_before_a_failure_is_handed_over_by_whole_rounds() -> None:

@@ -107,6 +107,11 @@ def test_transports() -> None:
 # --- each block by itself ------------------------------------------------------------------------
 
 
+SIZES = [
+    offline.Size(mb + 1.0, round(mb / 4 * 1e6)) for mb in (4.0, 8.0, 12.0, 40.0)
+]  # of 4 bytes each, and a MB of buffers
+
+
 def test_offline() -> None:
     one = (2.0, 3.0, 4.0, 1.0)
     samples = {
@@ -115,7 +120,7 @@ def test_offline() -> None:
         "exported": [one] * 6,
         "scripted, again": [one] * 6,
     }
-    found = offline.findings(samples, [4.0, 8.0, 12.0, 40.0], SETTINGS)
+    found = offline.findings(samples, SIZES, SETTINGS)
     whole(found)
     figures = by(found)
     assert figures["forward", "traced", "block3"].value == 8.0
@@ -127,6 +132,7 @@ def test_offline() -> None:
     assert offline_table.OFFLINE_SUM_MS == 11.703  # as section 4.1.1 adds it up
     assert "thesis" not in figures["forward", "exported", "block1"].labels
     assert figures["parameters", "block4", "block4"].value == 10.0
+    assert figures["memory of the block", "block4", "block4"].value == 41.0  # with buffers
     assert figures["memory of the block", "block1", "block1"].labels["thesis"] == 4.858
     assert "traced ones are 2.00 times slower" in found.says
     assert "exported ones not told apart" in found.says
@@ -142,7 +148,7 @@ def test_table_4_2_has_the_deviation_and_the_memory_of_each_form() -> None:
         for n in range(1, 5)
     }
     memory[offline_memory.NOTHING] = [50.0] * 5
-    found = offline.findings(samples, [4.0, 8.0, 12.0, 40.0], SETTINGS, memory)
+    found = offline.findings(samples, SIZES, SETTINGS, memory)
     whole(found)
     figures = by(found)
     deviation = figures[offline.STD, "scripted", "block1"]
@@ -173,12 +179,12 @@ def test_table_4_2_has_the_deviation_and_the_memory_of_each_form() -> None:
     assert {c["thesis's"] for c in cells if c["form"] == "exported"} == {""}
     assert grid.rows[-1][:3] == ("", "none (C)", "50.0")
     # Without it, what was measured before is whole all the same.
-    assert len(offline.findings(samples, [4.0, 8.0, 12.0, 40.0], SETTINGS).tables) == 2
+    assert len(offline.findings(samples, SIZES, SETTINGS).tables) == 2
 
 
 def test_the_thesiss_offline_figures_are_those_of_its_own_model_only() -> None:
     samples = {form: [(1.0, 1.0, 1.0)] * 6 for form in (*offline.FORMS, "scripted, again")}
-    found = offline.findings(samples, [1.0, 1.0, 1.0], SMALL)
+    found = offline.findings(samples, SIZES[:3], SMALL)
     whole(found)
     assert not [f for f in found.figures if "thesis" in f.labels]
 
@@ -317,7 +323,7 @@ def test_one_round_is_enough_for_what_is_kept_of_a_failure() -> None:
     assert pipeline_time.findings(series(ways, 1), SETTINGS).figures
     assert components.findings(series(each_way(), 1), SETTINGS).figures
     one = {form: [(1.0, 1.0, 1.0, 1.0)] for form in (*offline.FORMS, "scripted, again")}
-    assert offline.findings(one, [1.0] * 4, SETTINGS).figures
+    assert offline.findings(one, SIZES, SETTINGS).figures
     trips = transports.findings(
         {
             f"{kind}, {way}": bursts(1.0, 1)

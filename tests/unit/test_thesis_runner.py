@@ -175,6 +175,17 @@ def test_an_interrupt_keeps_what_there_is_and_ends_the_call(tmp_path: Path) -> N
     assert json.loads((tmp_path / "interrupted.json").read_text())["error"]["code"] == "CANCELLED"
 
 
+def test_a_picture_that_cannot_be_drawn_costs_no_other_experiment(tmp_path: Path) -> None:
+    def undrawable(context: Context) -> Findings:
+        found = good(context)
+        return Findings(found.says, found.figures, plots=[Plot("A picture", "picture", None)])
+
+    ran, _ = session(tmp_path, experiment("first", undrawable), experiment("second", good))
+    first, second = ran.outcomes
+    assert first.error is not None and first.error.code == "INTERNAL"
+    assert second.error is None and (tmp_path / "second.json").exists()
+
+
 def test_a_full_disk_costs_the_files_and_not_the_next_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

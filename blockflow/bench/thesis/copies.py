@@ -92,6 +92,7 @@ def _measure(
         context.keep(list(_sent_figures(_rounds(so_far), context.settings)))
 
     found = in_turn(turns, rounds, advance, broken=broken)
+    broken(found)  # what the workers have counted may not come
     requests = {ZEROMQ: rounds, TENSORMQ: 2 * rounds}
     asked = {b: requests[way] for way in WAYS for b in block_names(way, chain)}
     grown = reader.since(before, asked)

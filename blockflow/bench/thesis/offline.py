@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from statistics import stdev
 from typing import Any
@@ -44,7 +45,7 @@ def run(context: Context) -> Findings:
     """Measure."""
     chains = {form: context.chain(label) for form, label in FORMS.items()}
     rounds, starts = context.pick((100, 5), (6, 1))
-    done = partial(findings, megabytes=sizes(chains[SCRIPTED]), settings=context.settings)
+    done = partial(findings, sizes=sizes(chains[SCRIPTED]), settings=context.settings)
     times = _times(context, chains, rounds, lambda found: context.keep(done(found).figures))
     context.keep(done(times).figures)
     # Not beside the processes of the times: they would share the artifacts' pages.
@@ -72,15 +73,23 @@ def _times(
         return in_turn(calls, rounds, advance, broken=broken, warm_up=1)
 
 
-def sizes(chain: Chain) -> list[float]:
-    """MB of each block's parameters and buffers, as stored."""
-    repository = BlockRepository(chain.repository)
-    return [repository.info(name).state_bytes / 1e6 for name in chain.blocks]
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a block: MB of its parameters and buffers, as stored, and the number of parameters."""
+
+    megabytes: float
+    parameters: int
+
+
+def sizes(chain: Chain) -> list[Size]:
+    """Of each block."""
+    infos = [BlockRepository(chain.repository).info(name) for name in chain.blocks]
+    return [Size(info.state_bytes / 1e6, info.parameters) for info in infos]
 
 
 def findings(
     samples: Samples,
-    megabytes: Sequence[float],
+    sizes: Sequence[Size],
     settings: Settings,
     memory: offline_memory.Found | None = None,
 ) -> Findings:
@@ -88,12 +97,12 @@ def findings(
 
     Args:
         samples: the times.
-        megabytes: of each block's parameters and buffers.
+        sizes: of each block.
         settings: of the call.
         memory: of each block's process; None while it is not measured yet.
     """
     sums = Rounds({way: [sum(one) for one in found] for way, found in samples.items()})
-    blocks = tuple(f"block{i + 1}" for i in range(len(megabytes)))
+    blocks = tuple(f"block{i + 1}" for i in range(len(sizes)))
     figures: list[Figure] = []
     for form in FORMS:
         kept, rows = samples[form][sums.cut :], cut(form)
@@ -113,12 +122,12 @@ def findings(
         made = latency_figure(SUM, form, 1, sums.of(form), settings.labels)
         figures.append(thesis(made, whole or None, SOURCE))
     scripted = cut(SCRIPTED)
-    for block, mb in zip(blocks, megabytes, strict=True):
+    for block, size in zip(blocks, sizes, strict=True):
         labels = {**settings.labels, "block": block}
-        made = Figure(ALLOCATED, block, None, None, None, mb, "MB", 1, labels=labels)
+        made = Figure(ALLOCATED, block, None, None, None, size.megabytes, "MB", 1, labels=labels)
         row = scripted.get(block)
         figures.append(thesis(made, row.allocated if row else None, SOURCE))
-        millions = mb / 4  # fp32: four bytes each
+        millions = size.parameters / 1e6
         made = Figure(SIZE, block, None, None, None, millions, "million", 1, labels=labels)
         figures.append(thesis(made, None, "figure 4.2"))
     tables = [_time_grid(figures, blocks), _size_grid(figures)]
@@ -127,7 +136,7 @@ def findings(
         tables.append(offline_memory.grid(taken))
         figures += taken
     return Findings(
-        says=_says(sums, megabytes, blocks),
+        says=_says(sums, sizes, blocks),
         figures=figures,
         tables=tables,
         plots=_plots(figures),
@@ -147,16 +156,16 @@ def findings(
     )
 
 
-def _says(sums: Rounds, megabytes: Sequence[float], blocks: Sequence[str]) -> str:
+def _says(sums: Rounds, sizes: Sequence[Size], blocks: Sequence[str]) -> str:
     def beside(form: str) -> str:
         return compared(sums.ratio(SCRIPTED, form), sums.noise)
 
     times = f"beside scripted blocks, traced ones are {beside(TRACED)}, exported ones "
     times += beside(EXPORTED)
-    total = sum(megabytes)
+    total = sum(size.parameters for size in sizes)
     if not total:
         return times
-    most, block = max(zip(megabytes, blocks, strict=True))
+    most, block = max((s.parameters, b) for s, b in zip(sizes, blocks, strict=True))
     return f"{times}; {block} holds {most / total:.0%} of the parameters"
 
 

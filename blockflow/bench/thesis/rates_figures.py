@@ -90,14 +90,19 @@ class Sweep:
             return None
         return rounds.ratio(ZEROMQ, TENSORMQ)
 
-    def keeps_up(self, way: str) -> float | None:
-        """The highest rate per second below which all are kept up with; None if none is."""
+    def keeps_up(self, way: str) -> tuple[float, float] | None:
+        """The highest rate below which all are kept up with; None if none is.
+
+        Returns:
+            The multiple that it was meant to be, and requests per second as they came: of arrivals
+            at random fewer may come than were meant to.
+        """
         best = None
         for multiple in self.multiples:
             flows = self._flows[way, multiple]
             if sum(f.answered for f in flows) < KEPT * sum(f.offered for f in flows):
                 break
-            best = multiple * self._callers
+            best = multiple, fmean(f.offered for f in flows)
         return best
 
     def figures(self) -> list[Figure]:
@@ -132,7 +137,7 @@ class Sweep:
             out.append(thesis(figure, round(THESIS_PEAK[way] / _THESIS_LIMIT, 3), _SOURCE))
             kept = self.keeps_up(way)
             if kept is not None:
-                made = Figure(KEEPS_UP, way, 1, None, None, kept, "1/s", len(self._calm))
+                made = Figure(KEEPS_UP, way, 1, None, None, kept[1], "1/s", len(self._calm))
                 out.append(replace(made, labels=self._labels))
         ratio = self.ratio
         if ratio is not None:
@@ -194,9 +199,8 @@ class Sweep:
 
     def _unsaturated(self) -> str:
         """Ways that keep up with rates which count as past saturation: their mean is no peak."""
-        kept = {way: self.keeps_up(way) or 0.0 for way in (TENSORMQ, ZEROMQ)}
-        least = PAST * self._callers
-        told = [f"{way} kept up with {digits(r)}/s" for way, r in kept.items() if r >= least]
+        kept = {way: self.keeps_up(way) or (0.0, 0.0) for way in (TENSORMQ, ZEROMQ)}
+        told = [f"{way} kept up with {digits(r)}/s" for way, (m, r) in kept.items() if m >= PAST]
         if not told:
             return ""
         return f"; of rates that count as past saturation {', '.join(told)}: more may be possible"

@@ -138,13 +138,13 @@ class Session:
         """Write it; where that fails the outcome says so, and what it found is on the screen."""
         try:
             self.documents.append(write_outcome(outcome, self._call, self._out))
-        except BlockFlowError as exc:
+        except Exception as exc:  # a picture that cannot be made ends no other experiment
             outcome = Outcome(
                 outcome.experiment,
                 outcome.findings,
                 outcome.seconds,
                 outcome.steadiness,
-                outcome.error or exc,
+                outcome.error or _typed(exc),
             )
             self.documents.append(make_document(outcome, self._call))
         return outcome
