@@ -104,6 +104,31 @@ def test_a_slow_leak_of_one_that_is_replaced_once_a_minute_shows_in_its_last_lif
     assert not sound[f"RSS, dispatcher{ONE_LIFE}"].grows
 
 
+def aged(samples: list[MemorySample], fills_mib: float, inherits_mib: float) -> list[MemorySample]:
+    """The Dispatcher ends every minute in the first half; in each life buffers fill within half an
+    hour, and each finds what those before it have left in a file."""
+    out, birth_s = [], 0.0
+    for i, s in enumerate(samples):
+        if s.at_s < 1800.0 and s.at_s - birth_s >= 60.0:
+            birth_s = s.at_s
+        filled = fills_mib * min(1.0, (s.at_s - birth_s) / 300.0) + inherits_mib * birth_s / 1800.0
+        parts = [
+            {n: v + int(filled * 2**20) for n, v in m.items()}
+            for m in (s.by_name, s.anonymous, s.private)
+        ]
+        pids = {"bf:dispatcher": int(birth_s) + 1, "bf:w": 1 + i // 30}
+        out.append(replace(s, by_name=parts[0], anonymous=parts[1], private=parts[2], pids=pids))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_that_old_processes_are_larger_than_young_ones_is_no_leak(seed: int) -> None:
+    samples = heaps(0.0, seed=seed)
+    assert [g.name for g in growths(aged(samples, 16.0, 0.0)) if g.grows] == []
+    left = growths(aged(samples, 16.0, 12.0))
+    assert "heap, dispatcher" in [g.name for g in left if g.grows]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_pages_that_siblings_leave_behind_are_no_leak(seed: int) -> None:
     assert [g.name for g in growths(heaps(0.0, seed=seed)) if g.grows] == []

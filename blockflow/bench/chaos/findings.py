@@ -8,7 +8,7 @@ from math import isfinite
 from blockflow.bench.chaos.faults import NETWORK_KINDS, POISONED, STALL_S, Injected, Takeover
 from blockflow.bench.chaos.growth import growths
 from blockflow.bench.chaos.lag import LagBook
-from blockflow.bench.chaos.ledger import Death, Ledger, Span
+from blockflow.bench.chaos.ledger import Death, Ended, Ledger, Span
 from blockflow.bench.chaos.watch import MemorySample
 
 GRACE_S = 0.1
@@ -29,6 +29,9 @@ LINGERS_S = 10.0
 """After a worker was stopped, or a poison sent, so late a worker may die of it at the latest."""
 AT_ONCE_S = 0.1
 """A killed one has died so shortly before the note of it at the earliest."""
+
+TOLD = 5
+"""Of late requests so many are described."""
 
 JUDGED_S = 600.0
 """A shorter run says little about growth: its figures are shown, and not judged."""
@@ -107,10 +110,20 @@ class Findings:
     def slow(self) -> list[str]:
         """Those about time, which a machine that others share may break as well. Each reply is
         judged by the lag around it: what the machine did to others is no excuse."""
-        return [f"{n} requests ended later than their deadline allows"] if (n := self.late) else []
+        if not self.late:
+            return []
+        told = [
+            f"{e.task}, due at {e.due_s:.1f} s, {e.outcome} {e.done_s - e.due_s:.2f} s later"
+            for e in self.late[:TOLD]
+        ]
+        more = "; ..." * (len(self.late) > TOLD)
+        return [
+            f"{len(self.late)} requests ended later than their deadline allows "
+            f"({'; '.join(told)}{more})"
+        ]
 
     @property
-    def late(self) -> int:
+    def late(self) -> list[Ended]:
         """Requests that ended later than their deadline allows, the lag and the cuts around it."""
         return self.ledger.late(self.grace_s, self.lag, self.cuts())
 

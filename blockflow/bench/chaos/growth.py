@@ -10,7 +10,9 @@ heap is judged too, by a tenth of what is its own. What grows is looked for in i
 not in the private one: when the others that share a page die, it becomes private without growth.
 
 A successor begins anew, so a slow leak of a process that is killed now and then shows in no such
-line. Whoever lives through a good part of the run is judged by its longest life alone, too.
+line. Whoever lives through a good part of the run is judged by its longest life alone, too. Where
+that is the last one it counts nowhere else: buffers (KPIs, remembered results) fill for half an
+hour, and those before it were too young for that.
 """
 
 from __future__ import annotations
@@ -140,9 +142,11 @@ def growths(samples: Iterable[MemorySample]) -> list[Growth]:
         for memory, of, limit in ((s.by_name, "RSS", RSS), (s.anonymous, "heap", HEAP)):
             for name, value in memory.items():
                 title = f"{of}, {name.removeprefix(PREFIX)}"
-                add(title, s.at_s, value / MIB, limit)
-                if name in lives and s.pids.get(name) == lives[name]:
+                alone = name in lives and s.pids.get(name) == lives[name]
+                if alone:
                     add(title + ONE_LIFE, s.at_s, value / MIB, limit)
+                if not alone or samples[-1].pids.get(name) != lives[name]:
+                    add(title, s.at_s, value / MIB, limit)
         for name, own in s.private.items():
             private.setdefault(f"heap, {name.removeprefix(PREFIX)}", []).append(own / MIB)
         add("shared memory", s.at_s, s.run_dir / MIB, SHARED)

@@ -198,7 +198,9 @@ class Ledger:
             "/".join(sorted(e.wanted)) for e in self.ended if not e.plain and e.outcome in e.wanted
         )
 
-    def late(self, grace_s: float, lag: LagBook | None = None, cuts: Sequence[Span] = ()) -> int:
+    def late(
+        self, grace_s: float, lag: LagBook | None = None, cuts: Sequence[Span] = ()
+    ) -> list[Ended]:
         """Requests that ended more than ``grace_s`` after their deadline, more than that and the
         machine's ``lag`` around it, and not because the network was cut then. Where nobody has
         answered (:meth:`alone` judges that) it counts from when the client may end it itself."""
@@ -207,11 +209,12 @@ class Ledger:
             return e.due_s + grace_s + (GRACE_NS / 1e9 if e.outcome == NO_REPLY else 0.0)
 
         late = [e for e in self.ended if e.done_s > due_s(e)]
-        return sum(
-            (lag is None or e.done_s > due_s(e) + lag.allowance(e.due_s, e.done_s))
-            and not (e.far and _within(e.due_s, e.done_s, cuts))
+        return [
+            e
             for e in late
-        )
+            if (lag is None or e.done_s > due_s(e) + lag.allowance(e.due_s, e.done_s))
+            and not (e.far and _within(e.due_s, e.done_s, cuts))
+        ]
 
     def unexplained(self) -> Counter[str]:
         """Outcomes that no fault excuses, and results where there should be none."""

@@ -70,8 +70,8 @@ def figures(found: Findings) -> list[Figure]:
         count(LEFT, "processes", len(found.survivors), "processes"),
         count(LEFT, "files", len(found.files), "files"),
         count("lag", "worst", 1e3 * found.lag.worst_s, "ms"),
-        count(LATE, "all", ledger.late(found.grace_s), "requests"),
-        count(LATE, "beyond the machine's lag", found.late, "requests"),
+        count(LATE, "all", len(ledger.late(found.grace_s)), "requests"),
+        count(LATE, "beyond the machine's lag", len(found.late), "requests"),
         *(count(AS_WANTED, what, many, "requests") for what, many in sorted(ledger.odd().items())),
     ]
     worst = ledger.worst_s()
