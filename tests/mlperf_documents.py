@@ -15,6 +15,7 @@ def result(scenario: str, **more: Any) -> dict[str, Any]:
         "mode": "performance",
         "kind": "short",
         "partial": False,
+        "broke_off": False,
         "verdict": "VALID",
         "reasons": [],
         "settings": {
@@ -63,7 +64,14 @@ def target(task: str, bound_ms: float | None, seen_ms: float | None, **more: Any
 
 
 def searched(**found: Any) -> dict[str, Any]:
-    told = {"bracketed": True, "precise": True, "precision": 0.05, "invalid_at": 126.0, **found}
+    told = {
+        "bracketed": True,
+        "precise": True,
+        "precision": 0.05,
+        "invalid_at": 126.0,
+        "invalid_s": None,
+        **found,
+    }
     trial = {
         "folder": "server-01",
         "rate": 126.0,

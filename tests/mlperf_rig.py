@@ -1,4 +1,4 @@
-"""One run of LoadGen's process against a fake Dispatcher."""
+"""Jobs for LoadGen's process: one against a fake Dispatcher, one for nobody."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ def job_of(fake: FakeDispatcher, task: str, folder: Path, duration_s: float = 0.
         duration_s=duration_s,
     )
     return Job(fake.endpoint, "", str(data), {task: 1}, {task: 1}, settings)
+
+
+def server_job(short: bool) -> Job:
+    """Of nothing that runs: for searches among planted results."""
+    targets = {"a": Target(0.99, 10.0)}
+    settings = make_settings(Scenario.SERVER, Mode.PERFORMANCE, targets, short=short)
+    return Job("tcp://127.0.0.1:1", "", "", {"a": 1}, {"a": 1}, settings)

@@ -9,7 +9,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -23,6 +23,7 @@ from blockflow.bench.demo.server import Rest, Server
 from blockflow.bench.interrupts import interruptible
 from blockflow.bench.mlperf.counts import CONFIDENCE
 from blockflow.bench.mlperf.document import make_document
+from blockflow.bench.mlperf.plan import Plan
 from blockflow.bench.mlperf.presets import (
     PRESETS,
     numbers,
@@ -30,6 +31,7 @@ from blockflow.bench.mlperf.presets import (
     per_task,
     presets,
 )
+from blockflow.bench.mlperf.rates import CONFIRMATIONS
 from blockflow.bench.mlperf.report import (
     HTML,
     MARKDOWN,
@@ -38,9 +40,12 @@ from blockflow.bench.mlperf.report import (
     Text,
     sections,
     write_report,
+    write_summary,
 )
-from blockflow.bench.mlperf.run import check_loadgen, interrupted
-from blockflow.bench.mlperf.session import Plan, Session, Show
+from blockflow.bench.mlperf.result import as_error, interrupted
+from blockflow.bench.mlperf.run import check_loadgen
+from blockflow.bench.mlperf.search import RUNS
+from blockflow.bench.mlperf.session import Session, Show
 from blockflow.bench.mlperf.settings import (
     DEADLINE_S,
     MOST_QUERIES,
@@ -132,7 +137,10 @@ def bench(
     ] = 0.05,
     search_runs: Annotated[
         int, typer.Option(min=1, max=100, help="server: runs of the search at most.")
-    ] = 12,
+    ] = RUNS,
+    confirmations: Annotated[
+        int, typer.Option(min=1, max=100, help="server: runs of full length after it, at most.")
+    ] = CONFIRMATIONS,
     duration: Annotated[
         float | None, typer.Option(min=0.1, max=1e6, help="Least seconds of a run.")
     ] = None,
@@ -212,6 +220,7 @@ def bench(
                     rate=rate,
                     precision=precision,
                     search_runs=search_runs,
+                    confirmations=confirmations,
                     samples_per_query=samples_per_query,
                     rows=rows,
                     in_flight=in_flight,
@@ -221,15 +230,19 @@ def bench(
                     checks=checks,
                     tolerance=tolerance,
                 )
-                session = Session(plan, show, rest)
+                session = Session(plan, show, rest, lambda s: _keep(s, out))
                 session.run()
         except KeyboardInterrupt:
-            if session is None or not (session.results or session.checks):
+            if session is None or not session.measured:
                 console.print(
                     "Interrupted before anything was measured; what was started was stopped."
                 )
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
             session.error = interrupted()
+        except Exception as exc:  # also of a system that does not stop: hours were measured before
+            if session is None or not session.measured:
+                raise
+            session.error = session.error or as_error(exc)
     document = make_document(session, _command())
     _finish(document, session.error, _written(document, session, out), out, console, as_json)
 
@@ -238,9 +251,15 @@ def _written(document: dict[str, Any], session: Session, out: Path) -> BlockFlow
     """Write the report; why it could not be, for what was measured is shown all the same."""
     try:
         write_report(document, session.results, out)
-    except BlockFlowError as exc:
-        return exc
+    except Exception as exc:
+        return as_error(exc)
     return None
+
+
+def _keep(session: Session, out: Path) -> None:
+    """What is left of a call that is killed. Where it cannot be written the end will say so."""
+    with suppress(BlockFlowError):
+        write_summary(make_document(session, _command()), out)
 
 
 def _checks(texts: Sequence[str]) -> list[Check]:

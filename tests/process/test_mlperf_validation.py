@@ -26,8 +26,10 @@ from blockflow.bench.mlperf.data import Inputs
 from blockflow.bench.mlperf.document import make_document
 from blockflow.bench.mlperf.driver import completer, drive, leave
 from blockflow.bench.mlperf.job import Job, read_inputs, save_inputs
-from blockflow.bench.mlperf.run import RunResult, read_run
-from blockflow.bench.mlperf.session import Plan, Session
+from blockflow.bench.mlperf.plan import Plan
+from blockflow.bench.mlperf.result import RunResult
+from blockflow.bench.mlperf.run import read_run
+from blockflow.bench.mlperf.session import Session
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
 from blockflow.bench.mlperf.sut import Sut
 from blockflow.bench.mlperf.tally import Counts, Tally

@@ -87,11 +87,13 @@ def test_a_run_that_broke_off_has_a_row_without_a_result(tmp_path: Path) -> None
 
 def test_a_rate_stands_beside_the_lowest_that_was_not_valid(tmp_path: Path) -> None:
     open_end = searched(bracketed=False, precise=False, invalid_at=None)
-    runs = [result("server", **found) for found in (searched(), open_end)]
+    brief = searched(invalid_s=20.0)
+    runs = [result("server", **found) for found in (searched(), open_end, brief)]
     gather([write(tmp_path / "one", document(results=runs))], tmp_path / "mlperf.jsonl")
     assert [row[5] for row in run_grid(figures(tmp_path)).rows] == [
         "offered 120 queries/s (INVALID at 126)",
         "offered 120 queries/s (no INVALID rate was found: not the highest)",
+        "offered 120 queries/s (INVALID at 126 in a run of 20 s)",
     ]
 
 
@@ -139,7 +141,8 @@ def test_what_is_no_summary_is_refused(tmp_path: Path) -> None:
     other = write(tmp_path / "other", document(machine={**MACHINE, "cpu": "another"}))
     old = write(tmp_path / "old", document(format=FORMAT - 1))
     good = write(tmp_path / "good", document())
-    for outs in ([tmp_path / "none"], [old], [good, other]):
+    killed = write(tmp_path / "killed", document(results=[], validation=[]))
+    for outs in ([tmp_path / "none"], [old], [good, other], [killed]):
         with pytest.raises(BlockFlowError) as caught:
             gather(outs, target)
         assert caught.value.code == "INVALID_REQUEST"

@@ -64,6 +64,11 @@ def test_a_report_shows_each_tasks_own_target() -> None:
     ("verdict", "told", "said"),
     [
         ("VALID", {}, "the highest VALID rate is 120 queries/s, to within 5%: 126 was INVALID"),
+        (
+            "VALID",
+            {"precise": False, "invalid_s": 20.0},
+            "found VALID is 120 queries/s; 126 was INVALID in a run of 20 s.",
+        ),
         ("VALID", {"precise": False, "invalid_at": 200.0}, "200 was INVALID. The limit lies"),
         (
             "VALID",
@@ -81,7 +86,7 @@ def test_a_report_says_what_a_search_has_found(
     (text,) = [p.text for p in parts if isinstance(p, Text) and p.text.startswith("server")]
     assert said in text
     assert ("the highest VALID rate" in text) is (verdict == "VALID" and not told)
-    broken = result("server", verdict="INVALID", partial=True, **searched())
+    broken = result("server", verdict="INVALID", partial=True, broke_off=True, **searched())
     broken["search"] += [{**broken["search"][0], "rate": 60.0, "verdict": "VALID"}]
     (text,) = [
         p.text
@@ -144,6 +149,26 @@ def test_batch_sizes_are_the_growth_of_all_replicas() -> None:
     found = watch.finish({"trunk": 26})
     assert found == (BatchSizes("trunk", 10, 48, (10.0, 28 / 8)),)
     assert found[0].to_dict()["mean"] == 4.8
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"workers": [{"name": "trunk#0"}]},
+        {"workers": [{"name": "x", "incarnation": 1, "stages": [{"block": "b", "kpi": {"n": 1}}]}]},
+        {"workers": 5},
+        [],
+    ],
+)
+def test_an_answer_of_another_form_ends_the_watch_and_not_the_run(answer: Any) -> None:
+    class Other(Workers):
+        def get(self, path: str) -> Any:
+            return answer
+
+    watch = BatchWatch(Other())
+    watch.look(True)
+    assert watch.finish({"trunk": 1}) == ()
 
 
 def test_without_rest_or_when_it_goes_nothing_is_told() -> None:

@@ -13,7 +13,7 @@ from blockflow.bench.mlperf.accuracy import decode
 from blockflow.bench.mlperf.data import Inputs
 from blockflow.bench.mlperf.fresh import FreshRows
 from blockflow.bench.mlperf.job import Job
-from blockflow.bench.mlperf.run import RunResult
+from blockflow.bench.mlperf.result import RunResult
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
 from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.validation import Check, Outcome, compare_answers, compare_speed

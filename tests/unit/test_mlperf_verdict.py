@@ -81,6 +81,31 @@ def test_loadgens_invalid_is_told_with_its_reason() -> None:
     assert not judge(settings_of(), log_of(**no), counts, {"a": [1.0] * 99}).too_short
 
 
+@pytest.mark.parametrize("validity", ["VALID", "INVALID"])
+def test_whatever_loadgen_says_was_not_met_is_a_reason(validity: str) -> None:
+    """LoadGen only notes too few queries where nothing enforces their number."""
+    found = judged(log_of(result_validity=validity, result_min_queries_met=False))
+    assert found.reasons == ("LoadGen: there were too few queries",)
+    found = judged(log_of(result_validity=validity, something_new_met=False))
+    assert found.reasons == ("LoadGen: no something_new_met",)
+    assert judged(log_of(result_min_queries_met=True, something_new_met=None)).valid
+
+
+def test_early_stopping_alone_is_told_from_all_else() -> None:
+    no = {"result_validity": "INVALID", "early_stopping_met": False}
+    found = judged(log_of(**no, result_perf_constraints_met=True))
+    assert found.only_early
+    assert not found.valid
+    assert not judged(log_of(**no, result_perf_constraints_met=False)).only_early
+    assert not judged(log_of(**no, result_min_queries_met=False)).only_early
+    error = line("error_runtime", "Attempted to complete a sample twice.", is_error=True)
+    assert not judged(log_of(error, num_errors=1, **no)).only_early
+    late = judged(log_of(**no), settings_of(a=Target(0.9, 0.5)))  # a reason of our own
+    assert not late.only_early
+    assert not judged(log_of(early_stopping_met=False, without="result_validity")).only_early
+    assert not judged(log_of()).only_early
+
+
 def test_a_log_without_a_verdict_is_not_valid() -> None:
     found = judged(log_of(without="result_validity"))
     assert found.reasons == ("LoadGen's log has no verdict",)
@@ -208,6 +233,34 @@ def test_a_task_that_misses_its_own_target_makes_it_invalid() -> None:
     assert (b.verdict, b.seen_ms) == (Kept.KEPT, 1.0)
 
 
+def test_what_loadgen_s_clock_has_more_of_all_tasks_is_added_to_each_in_the_server_scenario() -> (
+    None
+):
+    """Our clock begins when LoadGen has called us, its own when the query was to be sent. LoadGen's
+    bound is the loosest: of the stricter one it knows nothing."""
+    targets = {"strict": Target(0.9, 10.0), "loose": Target(0.95, 50.0), "odd": Target(0.92, 50.0)}
+    ours = {t: [9.0] * 100 for t in targets}
+    logged = {
+        "result_50.00_percentile_latency_ns": 9_000_000,
+        P90: 11_500_000,
+        "result_95.00_percentile_latency_ns": 13_000_000,
+        "result_99.00_percentile_latency_ns": 40_000_000,
+    }
+    found = judged(log_of(**logged), settings_of(Scenario.SERVER, **targets), ours)
+    assert found.reasons == ("strict: p90 is 11.5 ms, the bound is 10 ms",)
+    assert [(t.seen_ms, t.added_ms) for t in found.tasks] == [
+        (11.5, 2.5),
+        (13.0, 4.0),
+        (13.0, 4.0),  # LoadGen logs p90 and p95: the larger one
+    ]
+    quick = {**logged, P90: 8_000_000}
+    found = judged(log_of(**quick), settings_of(Scenario.SERVER, **targets), ours)
+    assert [t.added_ms for t in found.tasks] == [0.0, 4.0, 4.0]  # nothing is ever taken away
+    lone = judged(log_of(**logged), settings_of(Scenario.SINGLE_STREAM, **targets), ours)
+    assert lone.valid
+    assert not any(t.added_ms for t in lone.tasks)
+
+
 @pytest.mark.parametrize("bound_ms", [None, 10.0])
 @pytest.mark.parametrize("scenario", list(Scenario))
 def test_a_task_that_was_never_asked_makes_the_run_invalid(
@@ -246,5 +299,6 @@ def test_a_verdict_survives_json() -> None:
             "queries": 100,
             "needed": 64,
             "verdict": "no bound",
+            "added_ms": 0.0,
         }
     ]

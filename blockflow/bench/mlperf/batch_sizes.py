@@ -97,8 +97,9 @@ class BatchWatch:
             return
         try:
             self._looks.append(_counted(self._rest.get("/v1/workers")))
-        except BlockFlowError:
-            self._rest = None  # asked again, it might hold up the run's own watch
+        except (BlockFlowError, KeyError, TypeError, ValueError, AttributeError):
+            # Gone, or it tells something else. Asked again, it might hold up the run's own watch.
+            self._rest = None
 
     def finish(self, requests: Mapping[str, int]) -> tuple[BatchSizes, ...]:
         """What was counted since the begin, when each block has counted as many requests."""

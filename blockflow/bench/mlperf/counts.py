@@ -19,7 +19,7 @@ SINGLE_STREAM_QUERIES = 1024
 OFFLINE_SAMPLES = 24_576
 
 _SPREAD = 5.0
-"""Standard deviations that a task's share of the queries may stay behind: once in 3 million runs.
+"""Standard deviations that a count may stay behind its mean, or exceed it: once in 3 million runs.
 """
 
 
@@ -85,6 +85,11 @@ def count_for_share(count: int, share: float) -> int:
     # n share - 5 sqrt(n share (1 - share)) = count, solved for n share.
     half = _SPREAD * sqrt(1 - share) / 2
     return ceil((half + sqrt(half * half + count)) ** 2 / share)
+
+
+def most_by_chance(mean: float, spread: float) -> float:
+    """What a count with this mean and standard deviation does not exceed, but for a rare chance."""
+    return mean + _SPREAD * spread
 
 
 def _check(percentile: float, confidence: float) -> None:

@@ -66,6 +66,11 @@ class DetailLog:
         return self.latency_ms.get(name) if abs(float(name) - percent) < 1e-9 else None
 
     @property
+    def missed(self) -> set[str]:
+        """What LoadGen says was not met, whatever its verdict is: some of it it only notes."""
+        return {k for k, v in self.values.items() if k.endswith("_met") and v is False}
+
+    @property
     def only_ran_out(self) -> bool:
         """LoadGen's errors, if there are any, say no more than that it had too few queries."""
         counted = self.number("num_errors") or 0

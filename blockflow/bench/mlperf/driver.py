@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from blockflow.bench.mlperf.allowance import allowance_of
 from blockflow.bench.mlperf.job import (
     CONNECT_S,
     JOB,
@@ -53,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = Job.from_dict(json.loads((folder / JOB).read_text(encoding="utf-8")))
     data = read_inputs(Path(job.data), job.most)
     library = job.library({task: len(d.rows) for task, d in data.items()})
-    tally = Tally(library.tasks, job.settings.deadline_s)
+    allowance = allowance_of(job.settings)
+    tally = Tally(library.tasks, job.settings.deadline_s, allowance=allowance)
     client = Client(job.address, connect_timeout_s=CONNECT_S, client_keys=job.client_keys or None)
     try:
         client.wait_ready(library.tasks, timeout_s=READY_S)

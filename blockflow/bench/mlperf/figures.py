@@ -82,7 +82,7 @@ def _run(r: Mapping[str, Any], tasks: str) -> Figure:
     if r["scenario"] == "server":  # its result is the rate that was offered
         name, value, unit = "offered", settings["rate"], "queries/s"
     target = _hardest(r["tasks"])
-    searched = r["found"] or {"bracketed": None, "precise": None, "invalid_at": None}
+    searched = r["found"] or {}
     return Figure(
         RUN,
         r["scenario"],
@@ -102,9 +102,10 @@ def _run(r: Mapping[str, Any], tasks: str) -> Figure:
             "bound_ms": target["bound_ms"],
             "seen_ms": target["seen_ms"],
             "of": target["task"] if len(r["tasks"]) > 1 else "",
-            "bracketed": searched["bracketed"],
-            "precise": searched["precise"],
-            "invalid_at": searched["invalid_at"],
+            "bracketed": searched.get("bracketed"),
+            "precise": searched.get("precise"),
+            "invalid_at": searched.get("invalid_at"),
+            "invalid_s": searched.get("invalid_s"),
             "failed": sum(r["samples"]["failed"].values()) + r["samples"]["lost"],
         },
     )
@@ -209,7 +210,9 @@ def run_grid(figures: Sequence[Figure]) -> Grid:
             asked += f" ({f.labels['of']})"
         value = f"{f.labels['metric']} {digits(f.value)} {f.unit}" if f.unit else ""
         if f.labels["invalid_at"] is not None:
-            value += f" (INVALID at {digits(f.labels['invalid_at'])})"
+            seconds = f.labels.get("invalid_s")
+            brief = "" if seconds is None else f" in a run of {seconds:g} s"
+            value += f" (INVALID at {digits(f.labels['invalid_at'])}{brief})"
         elif f.labels.get("bracketed") is False and f.labels["verdict"] == "VALID":
             value += " (no INVALID rate was found: not the highest)"
         kind = f.labels["kind"] + _broken(f)
@@ -338,6 +341,8 @@ def _read(path: Path) -> Document:
             where=str(path),
             hint="run it again",
         )
+    if not (found["results"] or found["validation"]):
+        raise RequestError("INVALID_REQUEST", "nothing was measured in this call", where=str(path))
     return found
 
 

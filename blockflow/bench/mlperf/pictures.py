@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from blockflow.bench.canvas import new_page, save_page
-from blockflow.bench.mlperf.run import ScenarioResult
+from blockflow.bench.mlperf.result import ScenarioResult
 
 PARTS = ("transit", "wait", "overhead", "compute")
 """Of a request's time at a block."""

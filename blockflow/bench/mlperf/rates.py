@@ -6,62 +6,81 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blockflow.bench.mlperf.job import Job
-from blockflow.bench.mlperf.run import RunResult, ScenarioResult, broken_off
+from blockflow.bench.mlperf.result import RunResult, ScenarioResult, as_error, broken_off
 from blockflow.bench.mlperf.search import STEP, RateSearch
 from blockflow.bench.mlperf.settings import RunSettings, Scenario, make_settings
-from blockflow.core.errors import BlockFlowError
 
 PROBE_S = 20.0
-"""Length of the search's runs where the rate that it finds is confirmed by one of full length."""
+"""Length of a probe: a run of a search that would take hours with runs as long as was asked for."""
+
+PROBES_FROM = 2.0
+"""Times the length of a probe, from which the search goes by probes."""
+
+CONFIRMATIONS = 4
+"""Runs at most that confirm what probes have found: each may take hours. The steps double: the
+fourth is at seven tenths of the rate that the search has found."""
 
 Run = Callable[[Job, str, str], RunResult]
 """Does one run: what to do, its folder's name, and a line that tells people what it is."""
 
 
-def search_rate(job: Job, search: RateSearch, run: Run) -> ScenarioResult:
-    """Find the highest VALID rate; of full length, it is confirmed by such a run.
+def search_rate(
+    job: Job, search: RateSearch, run: Run, confirmations: int = CONFIRMATIONS
+) -> ScenarioResult:
+    """Find the highest VALID rate. Where runs are long the search goes by short ones, and what it
+    finds is confirmed by at most so many of those that were asked for.
 
     Where no rate is VALID, the slowest run is the result and says why. A run that broke off ends
-    the search, and is the result; one that was given up because the rate was far too high is only
-    INVALID. Where one cannot even begin, the result is what was found before, marked as partial.
+    the search, and is the result; one that was given up because the rate was too high is only
+    INVALID. Whatever else ends it, the result is what was found before, marked as partial.
 
     Raises:
         BlockFlowError: the first run could not begin.
     """
     runs: list[RunResult] = []
     try:
-        result = _search(job, search, run, runs)
-    except BlockFlowError as exc:
+        result = _search(job, search, run, confirmations, runs)
+    except (Exception, KeyboardInterrupt) as exc:
         if not runs:
             raise
-        result = broken_off(_best(search, runs), exc)
+        result = broken_off(_best(search, runs), as_error(exc))
     return ScenarioResult(result, runs, precision=search.precision)
 
 
-def _search(job: Job, search: RateSearch, run: Run, runs: list[RunResult]) -> RunResult:
+def _search(
+    job: Job, search: RateSearch, run: Run, confirmations: int, runs: list[RunResult]
+) -> RunResult:
     """The result; ``runs`` takes those of the search."""
-    probe = _probe(job.settings) if job.settings.full_length else job.settings
+    probe = _probe(job.settings)
+    confirmed = job.settings.server_s > PROBES_FROM * probe.server_s
+    if not confirmed:
+        probe = job.settings
     while (rate := search.next()) is not None:
         what = f"server: run {len(runs) + 1}, {rate:.4g} queries/s"
         if search.best is not None:
-            what += f"; {search.best:.4g} was VALID"
+            what += f"; {search.best:.4g} held"
         tried = replace(job, settings=replace(probe, rate=rate))
         runs.append(run(tried, f"server-{len(runs) + 1:02}", what))
-        if _broke_off(runs[-1]):
+        if runs[-1].broke_off:
             return runs[-1]
-        search.tell(rate, runs[-1].verdict.valid)
-    if search.best is not None and job.settings.full_length:
-        return _confirm(job, search, search.best, run, runs)
+        verdict = runs[-1].verdict
+        # Early stopping wants more of so few queries than of the run that confirms: by it, the
+        # bracket would end below the rate that is looked for.
+        search.tell(rate, verdict.valid or (confirmed and verdict.only_early))
+    if search.best is not None and confirmed:
+        return _confirm(job, search, search.best, run, confirmations, runs)
     return _best(search, runs)
 
 
 def _best(search: RateSearch, runs: Sequence[RunResult]) -> RunResult:
     """The highest VALID run below every INVALID one; the slowest where there is none, or where it
     was to be confirmed and was not."""
-    confirming = [r for r in runs if r.settings.full_length]
+    whole = [r for r in runs if not r.settings.probe]
+    confirming = whole if len(whole) < len(runs) else []  # else there are no probes
     if confirming or search.best is None:
         return min(confirming or runs, key=lambda r: r.settings.rate)
-    return next(r for r in runs if r.settings.rate == search.best)
+    # The last at its rate: the one before it was INVALID, or else there were no second one.
+    return next(r for r in reversed(runs) if r.settings.rate == search.best)
 
 
 def _probe(full: RunSettings) -> RunSettings:
@@ -74,28 +93,31 @@ def _probe(full: RunSettings) -> RunSettings:
         asked=full.asked,
         seed=full.seed,
         deadline_s=full.deadline_s,
+        rate=full.rate,
+        probe=True,
     )
 
 
 def _confirm(
-    job: Job, search: RateSearch, rate: float, run: Run, runs: list[RunResult]
+    job: Job,
+    search: RateSearch,
+    rate: float,
+    run: Run,
+    confirmations: int,
+    runs: list[RunResult],
 ) -> RunResult:
-    """Runs of full length from ``rate`` downwards, until one is VALID or the search's floor.
+    """Runs as they were asked for, from ``rate`` downwards until one is VALID, the search's floor
+    is reached or there were enough.
 
     Ten minutes know better than twenty seconds. The first step is the search's precision; each one
     after it is twice as large, as far as a bracket's step, for every run is a long one.
     """
-    step, number = 1 + search.precision, 1
-    while True:
-        what = f"server: {rate:.4g} queries/s, run {number} of full length"
+    step = 1 + search.precision
+    for number in range(1, confirmations + 1):
+        what = f"server: {rate:.4g} queries/s, run {number} to confirm it"
         full = replace(job, settings=replace(job.settings, rate=rate))
         runs.append(run(full, f"server-full-{number}", what))
-        if runs[-1].verdict.valid or _broke_off(runs[-1]) or rate <= search.floor:
-            return runs[-1]
-        rate, step, number = max(rate / step, search.floor), min(step * step, STEP), number + 1
-
-
-def _broke_off(result: RunResult) -> bool:
-    """Something went wrong; a rate far too high is refused, which is no more than INVALID."""
-    error = result.error
-    return error is not None and error.code not in ("OVERLOADED", "DEADLINE_EXCEEDED")
+        if runs[-1].verdict.valid or runs[-1].broke_off or rate <= search.floor:
+            break
+        rate, step = max(rate / step, search.floor), min(step * step, STEP)
+    return runs[-1]

@@ -12,7 +12,7 @@ from blockflow.bench.calibration import Steadiness
 from blockflow.bench.mlperf.document import digests
 from blockflow.bench.mlperf.job import disk, write_json
 from blockflow.bench.mlperf.pictures import PARTS, draw
-from blockflow.bench.mlperf.run import ScenarioResult
+from blockflow.bench.mlperf.result import ScenarioResult
 
 SUMMARY, MARKDOWN, HTML = "summary.json", "report.md", "report.html"
 
@@ -64,15 +64,28 @@ class Heading:
 Part = Table | Picture | Text | Heading
 
 
+def write_summary(document: Mapping[str, Any], out: Path) -> None:
+    """Write the summary into ``out``, in the place of any older one; a report that lies there is
+    older, too, and goes.
+
+    Raises:
+        BlockFlowError: NO_SPACE; INVALID_REQUEST where ``out`` cannot be written.
+    """
+    with disk(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / SUMMARY, document)
+        for name in (MARKDOWN, HTML):
+            (out / name).unlink(missing_ok=True)
+
+
 def write_report(document: Mapping[str, Any], results: Sequence[ScenarioResult], out: Path) -> None:
     """Write the summary, the plots, the Markdown and the HTML into ``out``.
 
     Raises:
         SystemError_: NO_SPACE; MISSING_EXTRA without matplotlib.
     """
+    write_summary(document, out)  # first: what follows can be made again from it
     with disk(out):
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / SUMMARY, document)  # first: what follows can be made again from it
         pictures = [Picture(*drawn) for drawn in draw(results, out)]
         parts = sections(document, pictures)
         (out / MARKDOWN).write_text(to_markdown(parts), encoding="utf-8")
@@ -177,18 +190,22 @@ def _ms(value: float | None) -> str:
 def _found(result: Mapping[str, Any]) -> str:
     """What a search has found out, and what it has not."""
     found, rate = result["found"], f"{result['settings']['rate']:.4g} queries/s"
-    if result["partial"]:
+    if result["broke_off"]:
         good = [run["rate"] for run in result["search"] if run["verdict"] == "VALID"]
         best = f"{max(good):.4g} queries/s was VALID" if good else "none was VALID"
         return f"{_name(result)}: the search broke off; of its {len(result['search'])} runs {best}."
     if result["verdict"] != "VALID":
-        return f"{_name(result)}: no rate was found VALID; the result is a run at {rate}."
+        probed = any(run["verdict"] == "VALID" for run in result["search"])
+        whole = " in a run as long as was asked for" if probed else ""
+        return f"{_name(result)}: no rate was found VALID{whole}; the result is a run at {rate}."
     if not found["bracketed"]:
         return (
             f"{_name(result)}: no INVALID rate was found: {rate} is not the highest. Let the "
             "search have more runs."
         )
     limit, within = f"{found['invalid_at']:.4g} was INVALID", f"{100 * found['precision']:.3g}%"
+    if found["invalid_s"] is not None:
+        limit += f" in a run of {found['invalid_s']:g} s"
     if found["precise"]:
         return f"{_name(result)}: the highest VALID rate is {rate}, to within {within}: {limit}."
     return (

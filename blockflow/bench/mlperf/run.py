@@ -9,9 +9,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from blockflow.bench.mlperf.accuracy import Accuracy
-from blockflow.bench.mlperf.batch_sizes import BatchSizes
 from blockflow.bench.mlperf.detail_log import DetailLog, read_log
 from blockflow.bench.mlperf.driver import DONE, GIVEN_UP, UNUSABLE
 from blockflow.bench.mlperf.job import (
@@ -38,9 +36,10 @@ from blockflow.bench.mlperf.job import (
     is_full,
     write_json,
 )
+from blockflow.bench.mlperf.result import RunResult, interrupted
 from blockflow.bench.mlperf.settings import RunSettings
 from blockflow.bench.mlperf.tally import Counts
-from blockflow.bench.mlperf.verdict import RunVerdict, judge
+from blockflow.bench.mlperf.verdict import judge
 from blockflow.client.collector import BlockMeans
 from blockflow.core.errors import BlockFlowError, make_error
 
@@ -61,111 +60,6 @@ _TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
 Progress = Callable[[Counts], None]
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run found, whole or not.
-
-    Attributes:
-        folder: with LoadGen's logs.
-        settings: of the run.
-        verdict: of it.
-        counts: of its samples.
-        blocks: mean times per block.
-        batches: their batch sizes, where REST told.
-        latencies: ms per task.
-        error: why it broke off; None if it did not. What was measured until then is here.
-    """
-
-    folder: Path
-    settings: RunSettings
-    verdict: RunVerdict
-    counts: Counts
-    blocks: tuple[BlockMeans, ...]
-    latencies: Mapping[str, Sequence[float]] = field(repr=False)
-    error: BlockFlowError | None = None
-    batches: tuple[BatchSizes, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """What a reader has to know of it: that it broke off, or by which rules it went."""
-        return "partial" if self.error is not None else self.settings.kind
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "folder": self.folder.name,
-            "kind": self.kind,
-            "official": self.settings.official,
-            "partial": self.error is not None,
-            "settings": self.settings.to_dict(),
-            **self.verdict.to_dict(),
-            "samples": self.counts.to_dict(),
-            "blocks": [asdict(b) for b in self.blocks],
-            "batches": [b.to_dict() for b in self.batches],
-            "error": None if self.error is None else self.error.to_dict(),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ScenarioResult:
-    """A scenario's result and how it was come by.
-
-    Attributes:
-        result: its run.
-        search: every run that led to it, those of full length included; ``result`` among them.
-        accuracy: if asked.
-        precision: that the search was to reach, as a share.
-    """
-
-    result: RunResult
-    search: Sequence[RunResult] = ()
-    accuracy: Sequence[Accuracy] = ()
-    precision: float = 0.0
-
-    @property
-    def invalid_at(self) -> float | None:
-        """The lowest rate above the result's that was found INVALID; None: nobody knows how much
-        more there might be."""
-        rate = self.result.settings.rate
-        found = (r.settings.rate for r in self.search if not r.verdict.valid)
-        return min((r for r in found if r > rate), default=None)
-
-    @property
-    def precise(self) -> bool:
-        """The result is the highest VALID rate, as closely as asked for."""
-        high, most = self.invalid_at, self.result.settings.rate * (1 + self.precision)
-        # A step of a search is as large as its precision, but for the last binary digit.
-        return self.result.verdict.valid and high is not None and high <= most * (1 + 1e-9)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "scenario": str(self.result.settings.scenario),
-            "mode": str(self.result.settings.mode),
-            **self.result.to_dict(),
-            "search": [
-                {
-                    "folder": r.folder.name,
-                    "rate": r.settings.rate,
-                    "kind": r.kind,
-                    "verdict": r.verdict.word,
-                    "reasons": list(r.verdict.reasons),
-                    "metric": None if r.verdict.metric is None else asdict(r.verdict.metric),
-                    "latency_ms": dict(r.verdict.latency_ms),
-                    "judged_ms": r.verdict.judged_ms,
-                }
-                for r in self.search
-            ],
-            "found": {
-                "bracketed": self.result.verdict.valid and self.invalid_at is not None,
-                "precise": self.precise,
-                "precision": self.precision,
-                "invalid_at": self.invalid_at,
-            }
-            if self.search
-            else None,
-            "accuracy": [a.to_dict() for a in self.accuracy],
-        }
-
-
 def check_loadgen() -> None:
     """Raise MISSING_EXTRA unless LoadGen is installed."""
     if find_spec("mlperf_loadgen") is None:
@@ -174,14 +68,6 @@ def check_loadgen() -> None:
             "the load generator mlcommons-loadgen is not installed",
             hint="pip install 'blockflow[bench]'",
         )
-
-
-def broken_off(result: RunResult, error: BlockFlowError) -> RunResult:
-    """What was found before ``error`` kept the next run from being begun: kept, and INVALID."""
-    reasons = (*result.verdict.reasons, f"what had to follow broke off: {error.message}")
-    return replace(
-        result, error=error, verdict=replace(result.verdict, valid=False, reasons=reasons)
-    )
 
 
 def run(
@@ -218,7 +104,10 @@ def run(
             (folder / name).unlink(missing_ok=True)  # of an earlier run
         write_json(folder / JOB, job.to_dict())
     patience = 2 * job.settings.deadline_s + START_S if patience_s is None else patience_s
-    with disk(folder), (folder / DRIVER_LOG).open("wb") as log:
+    said = folder / DRIVER_LOG
+    with disk(folder):
+        said.write_bytes(b"")  # not what an earlier run had to say
+    with disk(folder), said.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "blockflow.bench.mlperf.driver", str(folder)],
             stdin=subprocess.DEVNULL,
@@ -226,30 +115,33 @@ def run(
             stderr=log,
             start_new_session=True,  # Ctrl-C comes here, and this function ends it
         )
-    last, hung, interrupted = Counts(), False, False
+    last, hung, stopped = Counts(), False, False
     try:
         try:
-            last, hung = _follow(process, progress, patience)
+            last, hung = _follow(process, progress, patience, said)
         except KeyboardInterrupt:
-            interrupted = True
+            stopped = True
             if process.stdout is not None:
                 process.stdout.close()  # nobody waits for it: it writes what it knows, and leaves
         with suppress(subprocess.TimeoutExpired):
-            process.wait(LEAVE_S if interrupted else START_S)
+            process.wait(LEAVE_S if stopped else START_S)
     finally:
         # However this function is left, the process is not.
         process.kill()
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    stopped = Stopped(patience if hung else 0.0, interrupted)
-    return read_run(job.settings, folder, process.returncode, last, stopped)
+    why = Stopped(patience if hung else 0.0, stopped)
+    return read_run(job.settings, folder, process.returncode, last, why)
 
 
 def _follow(
-    process: subprocess.Popen[bytes], progress: Progress, patience_s: float
+    process: subprocess.Popen[bytes], progress: Progress, patience_s: float, log: Path
 ) -> tuple[Counts, bool]:
-    """Read its lines until it closes them; the last counts, and whether it had to be killed."""
+    """Read its lines until it closes them; the last counts, and whether it had to be killed.
+
+    LoadGen's C++ writes where it likes: lines that are no counts go into the log.
+    """
     if process.stdout is None:
         raise ValueError("the process has no pipe")
     fd, buffer, counts = process.stdout.fileno(), b"", Counts()
@@ -263,7 +155,11 @@ def _follow(
                 return counts, False
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
-                now = Counts.from_dict(json.loads(line))
+                now = read_counts(line)
+                if now is None:
+                    with suppress(OSError), log.open("ab") as file:
+                        file.write(line + b"\n")
+                    continue
                 if (now.answered, now.failures) != (counts.answered, counts.failures):
                     last = time.monotonic()
                 counts = now
@@ -271,6 +167,14 @@ def _follow(
         if time.monotonic() - last > patience_s:
             process.kill()
             return counts, True
+
+
+def read_counts(line: bytes) -> Counts | None:
+    """The counts of a line of the driver's; None of a line that is something else."""
+    try:
+        return Counts.from_dict(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,11 +250,6 @@ def _error(
             "INTERNAL", f"LoadGen's process ended with {status}:\n" + "\n".join(tail), where=where
         )
     return None
-
-
-def interrupted(where: str = "") -> BlockFlowError:
-    """Ctrl-C or SIGTERM: what was measured until then is kept."""
-    return make_error("CANCELLED", "interrupted before the end", where=where)
 
 
 def _text(path: Path) -> str:

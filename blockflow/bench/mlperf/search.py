@@ -2,11 +2,13 @@
 
 A run is expensive and its verdict a matter of chance close to the limit: so the steps are factors,
 not differences, the number of runs is bounded, and what counts is the highest rate that was found
-VALID below every rate that was found INVALID.
+VALID below every rate that was found INVALID. Whatever else a machine does can only make a run
+INVALID: so that is believed when it was found twice, lest one hiccup cap the search for good.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 STEP = 2.0
@@ -14,6 +16,12 @@ STEP = 2.0
 
 LEAST_SHARE = 1 / 16
 """Of the start: nothing below is tried. A run has a fixed number of queries: slow ones are long."""
+
+TRIES = 2
+"""Runs at a rate before it is believed to be INVALID; one that is VALID is enough for the other."""
+
+RUNS = 16
+"""At most. Halving twice and bisecting four times takes 13 where every other rate is INVALID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class RateSearch:
         ValueError: an argument is not positive.
     """
 
-    def __init__(self, start: float, *, precision: float = 0.05, runs: int = 12) -> None:
+    def __init__(self, start: float, *, precision: float = 0.05, runs: int = RUNS) -> None:
         if not (start > 0 and precision > 0 and runs > 0):
             raise ValueError(f"start {start}, precision {precision} and runs {runs} are positive")
         self._start = start
@@ -48,14 +56,23 @@ class RateSearch:
 
     @property
     def best(self) -> float | None:
-        """The highest VALID rate below every INVALID one."""
+        """The highest VALID rate below every one that is believed to be INVALID."""
         high = self._high
         good = [t.rate for t in self.trials if t.valid and (high is None or t.rate < high)]
         return max(good, default=None)
 
     @property
     def _high(self) -> float | None:
-        return min((t.rate for t in self.trials if not t.valid), default=None)
+        failed = Counter(t.rate for t in self.trials if not t.valid)
+        return min((rate for rate, n in failed.items() if n >= TRIES), default=None)
+
+    @property
+    def _doubted(self) -> float | None:
+        """The last rate, where it was INVALID and that is not yet believed."""
+        if not self.trials or self.trials[-1].valid:
+            return None
+        rate = self.trials[-1].rate
+        return rate if sum(t.rate == rate for t in self.trials) < TRIES else None
 
     @property
     def precise(self) -> bool:
@@ -65,7 +82,11 @@ class RateSearch:
 
     def next(self) -> float | None:
         """The rate to try now; None when the search is over."""
-        if len(self.trials) >= self._runs or self.precise:
+        if len(self.trials) >= self._runs:
+            return None
+        if self._doubted is not None:
+            return self._doubted
+        if self.precise:
             return None
         low, high = self.best, self._high
         if low is None and high is None:

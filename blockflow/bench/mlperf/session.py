@@ -1,11 +1,15 @@
-"""Session: one call of ``blockflow bench``: check, calibrate, run each scenario, search, sum up."""
+"""Session: one call of ``blockflow bench``: check, calibrate, run each scenario, search, sum up.
+
+What is found is kept, whatever comes after it: a scenario that fails does not keep the later ones
+from being run, and after each result the caller is told, so that it can write down what there is.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +18,15 @@ from blockflow.bench.demo.server import Rest
 from blockflow.bench.mlperf.accuracy import Truth, measure, save_truth
 from blockflow.bench.mlperf.batch_sizes import BatchWatch
 from blockflow.bench.mlperf.calibrate import calibrate, check_bounds
-from blockflow.bench.mlperf.counts import CONFIDENCE
 from blockflow.bench.mlperf.data import Inputs, load_hook, load_inputs
 from blockflow.bench.mlperf.job import Job, read_inputs, save_inputs
 from blockflow.bench.mlperf.library import Library, shares
-from blockflow.bench.mlperf.presets import Preset
+from blockflow.bench.mlperf.plan import Plan
 from blockflow.bench.mlperf.rates import search_rate
-from blockflow.bench.mlperf.run import (
-    RunResult,
-    ScenarioResult,
-    broken_off,
-    check_loadgen,
-    run,
-)
+from blockflow.bench.mlperf.result import RunResult, ScenarioResult, as_error, broken_off
+from blockflow.bench.mlperf.run import check_loadgen, run
 from blockflow.bench.mlperf.search import RateSearch
 from blockflow.bench.mlperf.settings import (
-    DEADLINE_S,
-    SAMPLES_PER_QUERY,
     Mode,
     RunSettings,
     Scenario,
@@ -38,8 +34,7 @@ from blockflow.bench.mlperf.settings import (
     make_settings,
     targets_of,
 )
-from blockflow.bench.mlperf.tally import Counts
-from blockflow.bench.mlperf.validation import TOLERANCE, Check
+from blockflow.bench.mlperf.tally import GONE, Counts
 from blockflow.bench.mlperf.validator import RUN_S, SHORT_RUN_S, CheckResult, Validator
 from blockflow.client import Client
 from blockflow.core import limits
@@ -56,62 +51,11 @@ ATTEMPTS = 6
 FIRST_SHARE = 0.5
 """Of the throughput before the run: where the search begins, and the rate of accuracy runs."""
 
+ENDS = GONE | {"NO_SPACE", "CANCELLED", "MISSING_EXTRA"}
+"""Codes after which no further scenario is begun: there is nobody to ask, no room, or no wish."""
+
 Show = Callable[[str, Counts | None], None]
 """Told what is going on, and how far it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a call asks for.
-
-    Attributes:
-        address, client_keys: of the Dispatcher; '' for the defaults.
-        weights: task -> how often it is asked.
-        scenarios: in this order.
-        modes: of each scenario.
-        out: folder of logs and report.
-        short: runs for development, which are marked as such.
-        duration_s, queries: in place of the official or the short figures.
-        data: see :func:`~blockflow.bench.mlperf.data.load_inputs`.
-        preprocess: ``module:function``, or ''.
-        presets, latency_ms, percentile: per task.
-        rate: queries per second of the server scenario; None searches for the highest VALID one.
-        precision, search_runs: of the search.
-        samples_per_query: of multistream.
-        rows: of one request at most (offline, multistream); 0 = what the task takes.
-        in_flight: offline, requests under way.
-        seed: of LoadGen, and of synthetic data.
-        deadline_s: of each request.
-        confidence: that the percentile is known to within its margin: how many queries there are.
-        checks: validation tests of each scenario.
-        tolerance: by how much the quicker of two ways may be quicker in them, as a share.
-    """
-
-    weights: Mapping[str, int]
-    scenarios: Sequence[Scenario]
-    modes: Sequence[Mode]
-    out: Path
-    address: str = ""
-    client_keys: str = ""
-    short: bool = False
-    duration_s: float | None = None
-    queries: int | None = None
-    data: str = "synthetic"
-    preprocess: str = ""
-    presets: Mapping[str, Preset] = field(default_factory=dict)
-    latency_ms: Mapping[str, float] = field(default_factory=dict)
-    percentile: Mapping[str, float] = field(default_factory=dict)
-    rate: float | None = None
-    precision: float = 0.05
-    search_runs: int = 12
-    samples_per_query: int = SAMPLES_PER_QUERY
-    rows: int = 0
-    in_flight: int = 16
-    seed: int = 1
-    deadline_s: float = DEADLINE_S
-    confidence: float = CONFIDENCE
-    checks: Sequence[Check] = ()
-    tolerance: float = TOLERANCE
 
 
 class Session:
@@ -121,34 +65,50 @@ class Session:
         plan: what to do.
         show: told how far it is.
         rest: of the same system, for the record of what was deployed; None leaves that out.
+        keep: called with the session when everything is checked, and after each result.
     """
 
-    def __init__(self, plan: Plan, show: Show, rest: Rest | None = None) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        show: Show,
+        rest: Rest | None = None,
+        keep: Callable[[Session], None] | None = None,
+    ) -> None:
+        self.plan = plan
         self._show = show
         self._rest = rest
+        self._keep = keep
+        self._over = False
         self.results: list[ScenarioResult] = []
         self.checks: list[CheckResult] = []
         self.system: dict[str, Any] = {}
         self.inputs: dict[str, Inputs] = {}
         self.error: BlockFlowError | None = None
+        self.ended = False
         self.steadiness: calibration.Steadiness | None = None
+
+    @property
+    def measured(self) -> bool:
+        """There is something to report."""
+        return bool(self.results or self.checks)
 
     def run(self) -> None:
         """Do everything. What was measured before something failed stays in ``results``.
 
         Raises:
-            BlockFlowError: what is wrong before anything was measured. Later failures are in
-                ``error`` and in the results.
+            BlockFlowError: what is wrong before anything was measured: bounds that no load can keep
+                among it, of all scenarios. The first one of later failures is in ``error``, and
+                each in its result.
         """
-        plan = self._plan
+        plan = self.plan
         check_loadgen()
         targets = {
             s: targets_of(s, plan.weights, plan.presets, plan.latency_ms, plan.percentile)
             for s in plan.scenarios
         }
         for scenario in plan.scenarios:
-            _check_server(scenario, plan, targets[scenario])
+            plan.check(scenario, targets[scenario])
         asked = {s: self._settings(s, targets[s]) for s in plan.scenarios}
         hook = load_hook(plan.preprocess) if plan.preprocess else None
         with (
@@ -166,24 +126,40 @@ class Session:
             }
             seconds = SHORT_CALIBRATION_S if plan.short else CALIBRATION_S
             begin = calibration.calibrate(seconds)
+            jobs = [
+                self._prepared(client, routes, asked[scenario], Path(folder))
+                for scenario in plan.scenarios
+            ]
+            self._tell()
+            for job in jobs:
+                with self._kept():
+                    self._scenario(job, routes, Path(folder))
+                self._tell()
+                if self._over:
+                    break
             with self._kept():
-                for scenario in plan.scenarios:
-                    self._scenario(client, routes, asked[scenario], Path(folder))
-            self.steadiness = calibration.compare(begin, calibration.calibrate(seconds))
+                self.steadiness = calibration.compare(begin, calibration.calibrate(seconds))
+        self.ended = True
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
         """An error after the first result is kept with the results, not raised over them."""
         try:
             yield
-        except BlockFlowError as exc:
-            if not (self.results or self.checks):
+        except Exception as exc:
+            if not self.measured:
                 raise
-            self.error = exc
+            error = as_error(exc)
+            self.error = self.error or error
+            self._over = self._over or error.code in ENDS
+
+    def _tell(self) -> None:
+        if self._keep is not None:
+            self._keep(self)
 
     def _routes(self, client: Client) -> dict[str, TaskRoute]:
         published = client.wait_ready(timeout_s=READY_S)
-        for task in self._plan.weights:
+        for task in self.plan.weights:
             if task not in published:
                 known = ", ".join(sorted(published)) or "none"
                 raise RequestError(
@@ -192,7 +168,7 @@ class Session:
                     where="--task",
                     hint=f"published: {known}",
                 )
-        return {task: published[task] for task in self._plan.weights}
+        return {task: published[task] for task in self.plan.weights}
 
     def _deployed(self) -> dict[str, Any]:
         """Topology and blocks with their digests; empty where REST does not answer."""
@@ -210,7 +186,7 @@ class Session:
 
     def _settings(self, scenario: Scenario, targets: Mapping[str, Target]) -> RunSettings:
         """As far as they are known before the system was asked anything."""
-        plan = self._plan
+        plan = self.plan
         several = plan.samples_per_query if scenario is Scenario.MULTISTREAM else 1
         return make_settings(
             scenario,
@@ -227,14 +203,18 @@ class Session:
             in_flight=plan.in_flight,
         )
 
-    def _scenario(
+    def _prepared(
         self, client: Client, routes: Mapping[str, TaskRoute], first: RunSettings, data: Path
-    ) -> None:
-        plan, scenario = self._plan, first.scenario
+    ) -> Job:
+        """A scenario's job, by what the system does before LoadGen comes.
+
+        Raises:
+            BlockFlowError: INVALID_REQUEST for a bound that no load can keep, or nothing succeeded.
+        """
+        plan, scenario = self.plan, first.scenario
         many = scenario in (Scenario.OFFLINE, Scenario.MULTISTREAM)
         most = {t: rows_per_request(r, plan.rows) if many else 1 for t, r in routes.items()}
-        rows = {task: len(i.rows) for task, i in self.inputs.items()}
-        library = Library.weighted(rows, plan.weights)
+        library = Library.weighted(self._rows(), plan.weights)
         self._show(f"{scenario}: calibrating", None)
         found = calibrate(client, library, read_inputs(data, most), first)
         check_bounds(found, first.targets)
@@ -245,22 +225,29 @@ class Session:
             if scenario is Scenario.OFFLINE
             else plan.rate or found.rate * FIRST_SHARE,
         )
-        job = Job(client.address, plan.client_keys, str(data), plan.weights, most, settings)
+        return Job(client.address, plan.client_keys, str(data), plan.weights, most, settings)
+
+    def _rows(self) -> dict[str, int]:
+        return {task: len(i.rows) for task, i in self.inputs.items()}
+
+    def _scenario(self, job: Job, routes: Mapping[str, TaskRoute], data: Path) -> None:
+        plan, settings = self.plan, job.settings
         for mode in plan.modes:
             if mode is Mode.ACCURACY:
-                self._accuracy(job, rows)
-            elif scenario is Scenario.SERVER and plan.rate is None:
+                self._accuracy(job, self._rows())
+            elif settings.scenario is Scenario.SERVER and plan.rate is None:
                 self._show("server: searching the highest VALID rate", None)
                 search = RateSearch(settings.rate, precision=plan.precision, runs=plan.search_runs)
-                self.results.append(search_rate(job, search, self._run))
+                self.results.append(search_rate(job, search, self._run, plan.confirmations))
             else:
-                self.results.append(ScenarioResult(self._lengthened(job, str(scenario))))
+                self.results.append(ScenarioResult(self._lengthened(job, str(settings.scenario))))
+            self._tell()
             self._check_last()
         if plan.checks:
             self._validate(job, routes, data)
 
     def _validate(self, job: Job, routes: Mapping[str, TaskRoute], data: Path) -> None:
-        plan = self._plan
+        plan = self.plan
         outputs = {t: r.contract.output for t, r in routes.items()}
         validator = Validator(
             job,
@@ -273,19 +260,20 @@ class Session:
         )
         for check in plan.checks:
             self.checks.append(validator.check(check))
+            self._tell()
             error = self.checks[-1].error
             if error is not None:
                 raise error
 
     def _check_last(self) -> None:
-        """Go no further when a run broke off: the system is gone, or the disk is full."""
-        error = self.results[-1].result.error
-        if error is not None:
-            raise error
+        """Go no further with a scenario whose run broke off."""
+        last = self.results[-1].result
+        if last.broke_off and last.error is not None:
+            raise last.error
 
     def _plain(self, job: Job, name: str, what: str) -> RunResult:
         self._show(what, None)
-        return run(job, self._plan.out / name, lambda counts: self._show(what, counts))
+        return run(job, self.plan.out / name, lambda counts: self._show(what, counts))
 
     def _run(self, job: Job, name: str, what: str) -> RunResult:
         """A run whose batch sizes are watched."""
@@ -296,7 +284,7 @@ class Session:
             self._show(what, counts)
             watch.look(counts.issued > 0)
 
-        result = run(job, self._plan.out / name, progress)
+        result = run(job, self.plan.out / name, progress)
         return replace(result, batches=watch.finish({b.block: b.count for b in result.blocks}))
 
     def _lengthened(self, job: Job, name: str) -> RunResult:
@@ -308,8 +296,8 @@ class Session:
             job = replace(job, settings=job.settings.scaled(2.0))
             try:
                 result = self._run(job, name, f"{name}, try {attempt}")
-            except BlockFlowError as exc:
-                return broken_off(result, exc)
+            except Exception as exc:
+                return broken_off(result, as_error(exc))
         return result
 
     def _accuracy(self, job: Job, rows: Mapping[str, int]) -> None:
@@ -336,33 +324,8 @@ class Session:
             for task, i in self.inputs.items()
         }
 
-    def plan_record(self) -> dict[str, Any]:
-        """The plan as plain JSON."""
-        plan = asdict(self._plan)
-        return {
-            **plan,
-            "out": str(self._plan.out),
-            "scenarios": [str(s) for s in self._plan.scenarios],
-            "modes": [str(m) for m in self._plan.modes],
-            "checks": [str(c) for c in self._plan.checks],
-        }
-
 
 def rows_per_request(route: TaskRoute, wanted: int) -> int:
     """Rows that one request of a task may bring: the topology's limit, and the messages'."""
     fit = limits.MAX_MESSAGE_BYTES // route.contract.input.row_bytes()
     return max(1, min(wanted or route.max_rows, route.max_rows, fit))
-
-
-def _check_server(scenario: Scenario, plan: Plan, targets: Mapping[str, Target]) -> None:
-    """Raise INVALID_REQUEST for a server scenario without a bound: then every rate is VALID."""
-    if scenario is not Scenario.SERVER or Mode.PERFORMANCE not in plan.modes:
-        return
-    for task, target in targets.items():
-        if target.latency_ms is None:
-            raise RequestError(
-                "INVALID_REQUEST",
-                f"the server scenario needs a latency bound, and {task!r} has none",
-                where="--target-latency-ms",
-                hint="for example --target-latency-ms 15, or --preset image-classification-heavy",
-            )

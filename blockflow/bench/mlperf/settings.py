@@ -99,6 +99,7 @@ class RunSettings:
         logged: so many answers of a performance run, drawn by LoadGen at random, go into its log.
         unique: LoadGen asks for every sample once, and for none twice.
         asked: task -> share of the queries that ask for it, at the least.
+        probe: of a search, where a longer run confirms what it finds.
     """
 
     scenario: Scenario
@@ -117,6 +118,7 @@ class RunSettings:
     logged: int = 0
     unique: bool = False
     asked: Mapping[str, float] = field(default_factory=dict)
+    probe: bool = False
 
     @property
     def per_query(self) -> int:
@@ -143,6 +145,11 @@ class RunSettings:
         """LoadGen's one bound for all tasks: the loosest, and none if a task has none."""
         bounds = [t.latency_ms for t in self.targets.values()]
         return None if None in bounds else max(b for b in bounds if b is not None)
+
+    @property
+    def server_s(self) -> float:
+        """About how long a server run takes."""
+        return max(self.min_duration_s, self.min_queries / self.rate)
 
     def scaled(self, factor: float) -> RunSettings:
         """The same run with LoadGen told to prepare ``factor`` times as many queries."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from blockflow.bench.mlperf.allowance import Allowance
 from blockflow.client.collector import BlockMeans
 from blockflow.client.result import BlockTiming
 
@@ -22,6 +23,10 @@ A_FEW = 3
 
 GONE = frozenset({"CONNECTION_LOST", "NOT_RUNNING", "UNAUTHORIZED"})
 """Codes after one of which it is given up at once: nobody is there to measure."""
+
+TOO_FAST = frozenset({"OVERLOADED", "DEADLINE_EXCEEDED"})
+"""Codes that say no more than that the rate is too high: what was asked is INVALID, and all else
+may go on. A run that is given up for late answers has the latter."""
 
 _PARTS = ("transit_ms", "wait_ms", "overhead_ms", "compute_ms")
 
@@ -75,6 +80,7 @@ class Tally:
         tasks: their names; latencies are kept per task.
         deadline_s: of each request.
         now: the clock, in seconds.
+        allowance: of late answers, after which the run is given up; None: it never is for these.
     """
 
     def __init__(
@@ -82,9 +88,11 @@ class Tally:
         tasks: Sequence[str],
         deadline_s: float,
         now: Callable[[], float] = time.monotonic,
+        allowance: Allowance | None = None,
     ) -> None:
         self._patience_s = max(GIVE_UP_AFTER_S, 2 * deadline_s)
         self._now = now
+        self._allowance = allowance
         self._lock = threading.Lock()
         self._counts = Counts()
         self._latencies = {task: array("d") for task in tasks}
@@ -117,6 +125,7 @@ class Tally:
             self._answered_at = self._now()
             self._counts.answered += samples
             self._latencies[task].extend([latency_ms] * samples)
+            self._check_late(task, samples, latency_ms)
             for t in timings:
                 sums = self._blocks.setdefault(t.block, [0.0] * (1 + len(_PARTS)))
                 sums[0] += 1
@@ -136,6 +145,8 @@ class Tally:
             unanswered_s = self._now() - self._failing_since
             if code in GONE:
                 self._give_up(code, why)
+            elif self._allowance is not None and code in TOO_FAST:
+                self._give_up(code, f"a single failure makes the run INVALID: {why}")
             elif self._in_a_row >= GIVE_UP_AFTER or (
                 self._in_a_row >= A_FEW and unanswered_s >= self._patience_s
             ):
@@ -154,6 +165,13 @@ class Tally:
         """Nothing more can be measured."""
         with self._lock:
             self._give_up(code, why)
+
+    def _check_late(self, task: str, samples: int, latency_ms: float) -> None:
+        if self._allowance is None:
+            return
+        why = self._allowance.spent(task, samples, latency_ms)
+        if why:
+            self._give_up("DEADLINE_EXCEEDED", f"it cannot become VALID: {why}")
 
     def _give_up(self, code: str, why: str) -> None:
         if not self.given_up.is_set():

@@ -17,7 +17,7 @@ from blockflow.bench.mlperf.fresh import FreshRows
 from blockflow.bench.mlperf.job import ACCURACY_LOG, Job, disk, save_inputs
 from blockflow.bench.mlperf.library import Library
 from blockflow.bench.mlperf.rates import Run
-from blockflow.bench.mlperf.run import RunResult
+from blockflow.bench.mlperf.result import RunResult
 from blockflow.bench.mlperf.settings import Mode, RunSettings, Scenario
 from blockflow.bench.mlperf.validation import (
     TOLERANCE,

@@ -18,6 +18,9 @@ from blockflow.bench.mlperf.settings import (
 from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.statistics import percentile
 
+_SAME = 1e-9
+"""Percentiles that differ by less are the same."""
+
 WHOLE_QUERY = "(whole query)"
 """In the place of a task: multistream's bound is that of a query, whatever it asks for."""
 
@@ -42,11 +45,13 @@ class TaskVerdict:
         task: its name, or :data:`WHOLE_QUERY`.
         percentile: 0..1.
         bound_ms: at this percentile; None: there is none.
-        seen_ms: at this percentile, from LoadGen's call to the response; None: nothing was seen.
+        seen_ms: at this percentile, from LoadGen's call to the response, and in the server scenario
+            what that lacks; None: nothing was seen.
         samples: behind ``seen_ms``.
         queries: of LoadGen that asked for it.
         needed: queries before its verdict says something.
         verdict: how it stands.
+        added_ms: of ``seen_ms``, what the time from LoadGen's call lacks.
     """
 
     task: str
@@ -57,6 +62,7 @@ class TaskVerdict:
     queries: int
     needed: int
     verdict: Kept
+    added_ms: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "verdict": str(self.verdict)}
@@ -83,6 +89,8 @@ class RunVerdict:
         latency_ms: percentile ("50.00") -> LoadGen's own figure.
         judged_ms: latency of all tasks at LoadGen's one percentile; None where nothing was seen.
         tasks: each one's own verdict, in performance mode.
+        only_early: the only thing against it is LoadGen's early stopping: of more queries with as
+            many late ones it would be VALID.
     """
 
     valid: bool
@@ -92,6 +100,7 @@ class RunVerdict:
     latency_ms: Mapping[str, float]
     judged_ms: float | None = None
     tasks: tuple[TaskVerdict, ...] = ()
+    only_early: bool = False
 
     @property
     def word(self) -> str:
@@ -106,6 +115,22 @@ class RunVerdict:
             "judged_ms": self.judged_ms,
             "tasks": [t.to_dict() for t in self.tasks],
         }
+
+
+_DURATION, _QUERIES, _EARLY = (
+    "result_min_duration_met",
+    "result_min_queries_met",
+    "early_stopping_met",
+)
+_MORE = {_DURATION, _QUERIES}
+"""What a run with more queries prepared would meet."""
+
+_TOLD = {
+    "result_perf_constraints_met": "the latency bound is not kept",
+    _DURATION: "the run was too short",
+    _QUERIES: "there were too few queries",
+    _EARLY: "too many queries were late for so few of them (early stopping)",
+}
 
 
 def judge(
@@ -141,7 +166,7 @@ def judge(
         return RunVerdict(not reasons, tuple(reasons), None, False, log.latency_ms)
     judged_ms = _judged_ms(settings, log, latencies, queries_ms)
     metric = _metric(settings, log, judged_ms) if log.is_whole(settings.mode) else None
-    tasks = _tasks(settings, counts, latencies)
+    tasks = _tasks(settings, log, counts, latencies)
     if settings.scenario is Scenario.MULTISTREAM:
         tasks = (*tasks, _whole_query(settings, counts, judged_ms))
     reasons += [_missed(t) for t in tasks if t.verdict is Kept.MISSED]
@@ -150,16 +175,16 @@ def judge(
     own = len(reasons)
     if not broken and counts.issued:
         reasons += _too_rare(settings, tasks)
-    reasons += _loadgen(log)
-    others = ("result_perf_constraints_met", "early_stopping_met")
-    too_short = (
-        own == 0
-        and log.values.get("result_min_duration_met") is False
-        and all(log.values.get(key) is not False for key in others)
-        and log.only_ran_out
+    only_early = (
+        not reasons
+        and log.values.get("result_validity") == "INVALID"
+        and log.missed == {_EARLY}
+        and not log.complaints
     )
+    reasons += _loadgen(log)
+    too_short = own == 0 and _DURATION in log.missed <= _MORE and log.only_ran_out
     return RunVerdict(
-        not reasons, tuple(reasons), metric, too_short, log.latency_ms, judged_ms, tasks
+        not reasons, tuple(reasons), metric, too_short, log.latency_ms, judged_ms, tasks, only_early
     )
 
 
@@ -167,39 +192,56 @@ def _loadgen(log: DetailLog) -> list[str]:
     """What LoadGen holds against the run. A log that says nothing is no VALID one."""
     found = [f"LoadGen: error: {text}" for text in log.complaints]
     validity = log.values.get("result_validity")
-    if validity == "VALID":
-        return found
     if validity is None:
         return [*found, "LoadGen's log has no verdict"]
-    told = {
-        "result_perf_constraints_met": "the latency bound is not kept",
-        "result_min_duration_met": "the run was too short",
-        "result_min_queries_met": "there were too few queries",
-        "early_stopping_met": "too many queries were late for so few of them (early stopping)",
-    }
-    said = [f"LoadGen: {why}" for key, why in told.items() if log.values.get(key) is False]
-    return [*(said or ["LoadGen: INVALID, see its log"]), *found]
+    known = [key for key in _TOLD if key in log.missed]
+    other = sorted(log.missed - set(_TOLD))
+    # Also of a VALID run: LoadGen's verdict passes over too few queries, where no rule enforces it.
+    said = [f"LoadGen: {why}" for why in (*map(_TOLD.get, known), *(f"no {k}" for k in other))]
+    if validity != "VALID" and not said:
+        said = ["LoadGen: INVALID, see its log"]
+    return [*said, *found]
 
 
 # --- each task -----------------------------------------------------------------------------------
 
 
 def _tasks(
-    settings: RunSettings, counts: Counts, latencies: Mapping[str, Sequence[float]]
+    settings: RunSettings,
+    log: DetailLog,
+    counts: Counts,
+    latencies: Mapping[str, Sequence[float]],
 ) -> tuple[TaskVerdict, ...]:
     """Every task and its own target; LoadGen knows one for all of them, and not always that."""
-    return tuple(
-        _stand(
-            task,
-            target,
-            percentile(samples, target.percentile * 100) if samples else None,
-            len(samples),
-            counts.queries.get(task, 0),
-            needed_queries(settings, task),
-        )
-        for task, target in settings.targets.items()
-        for samples in (latencies.get(task, ()),)
-    )
+    every = sorted(ms for of_task in latencies.values() for ms in of_task)
+    found = []
+    for task, target in settings.targets.items():
+        samples, share = latencies.get(task, ()), target.percentile * 100
+        added = _lacking_ms(settings, log, every, share)
+        seen = percentile(samples, share) + added if samples else None
+        queries, needed = counts.queries.get(task, 0), needed_queries(settings, task)
+        found.append(_stand(task, target, seen, len(samples), queries, needed, added))
+    return tuple(found)
+
+
+def _lacking_ms(
+    settings: RunSettings, log: DetailLog, every: Sequence[float], share: float
+) -> float:
+    """What LoadGen's latency at a percentile (0..100) has more than ours, over all tasks.
+
+    In the server scenario LoadGen's clock begins when a query was to be sent, and ours when it has
+    called us: a machine that is busy is late with that, for one task as for another. LoadGen's
+    log does not tell the tasks apart, so what it saw of them together goes on top of each. Where it
+    does not log the percentile it is the larger one of those that it logs on either side.
+    """
+    if settings.scenario is not Scenario.SERVER or not every:
+        return 0.0
+    logged = {float(p): ms for p, ms in log.latency_ms.items()}
+    near = {
+        *sorted(p for p in logged if p <= share + _SAME)[-1:],
+        *sorted(p for p in logged if p >= share - _SAME)[:1],
+    }
+    return max((0.0, *(logged[p] - percentile(every, p) for p in near)))
 
 
 def _whole_query(settings: RunSettings, counts: Counts, seen_ms: float | None) -> TaskVerdict:
@@ -212,7 +254,13 @@ def _whole_query(settings: RunSettings, counts: Counts, seen_ms: float | None) -
 
 
 def _stand(
-    task: str, target: Target, seen_ms: float | None, samples: int, queries: int, needed: int
+    task: str,
+    target: Target,
+    seen_ms: float | None,
+    samples: int,
+    queries: int,
+    needed: int,
+    added_ms: float = 0.0,
 ) -> TaskVerdict:
     bound_ms = target.latency_ms
     if not queries:
@@ -225,7 +273,9 @@ def _stand(
         stands = Kept.FEW
     else:
         stands = Kept.FREE if bound_ms is None else Kept.KEPT
-    return TaskVerdict(task, target.percentile, bound_ms, seen_ms, samples, queries, needed, stands)
+    return TaskVerdict(
+        task, target.percentile, bound_ms, seen_ms, samples, queries, needed, stands, added_ms
+    )
 
 
 def _missed(task: TaskVerdict) -> str:
@@ -265,7 +315,7 @@ def _judged_ms(
         return found
     one_by_one = settings.per_query == 1
     seen = [ms for of_task in latencies.values() for ms in of_task] if one_by_one else queries_ms
-    return percentile(seen, share) if seen else None
+    return percentile(seen, share) + _lacking_ms(settings, log, seen, share) if seen else None
 
 
 def _metric(settings: RunSettings, log: DetailLog, judged_ms: float | None) -> Metric | None:
