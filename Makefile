@@ -15,7 +15,7 @@
 #   make soak                   the same for an hour
 #   make faultsim [ARGS='--seeds 100 --hours 24']  faults under virtual time, every invariant at each step
 #   make bench-overload [ARGS=--quick]  goodput at one to four times the capacity; two minutes
-#   make bench-mlperf [ARGS=--short]  LoadGen's verdicts on the demo's tasks (after make demo); hours
+#   make bench-mlperf [LENGTH=]  LoadGen's verdicts on the demo's tasks (after make demo); half an hour, or hours
 #   make bench-thesis [ARGS='--only pipeline']  the thesis's experiments, our figures beside its own; half an hour
 #   make bench-thesis-memory [ARGS='--constants thesis']  modular and traditional memory, as in the thesis
 #   make bench-compare BASE=<rev> [ARGS=--fail]  is the working tree faster or slower than a revision?
@@ -108,13 +108,17 @@ faultsim: $(VENV)/.ready
 bench-overload: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.overload $(ARGS)
 
-# The figures are gathered also when a run is INVALID.
+# Short runs, unless LENGTH is empty: then those of the rules. The figures are gathered also when a
+# run is INVALID; an older summary goes first, lest it pass for this call's when there is none.
+bench-mlperf: LENGTH ?= --short
 bench-mlperf: $(VENV)/.ready
+	@rm -f results/mlperf/summary.json
 	@$(BIN)/blockflow bench --topology topology.json --task digit=2,parity=1,high=1 --data digits \
 		--scenario single-stream --scenario multistream --scenario server --scenario offline \
 		--mode performance --mode accuracy --preset image-classification-light \
-		--validate all --out results/mlperf $(ARGS); status=$$?; \
-	$(BIN)/python -m blockflow.bench.mlperf.figures results/mlperf && exit $$status
+		--validate all --out results/mlperf $(LENGTH) $(ARGS); status=$$?; \
+	{ test ! -e results/mlperf/summary.json || \
+		$(BIN)/python -m blockflow.bench.mlperf.figures results/mlperf; } && exit $$status
 
 bench-thesis: $(VENV)/.ready
 	@$(BIN)/blockflow bench thesis $(ARGS)
