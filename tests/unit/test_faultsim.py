@@ -44,6 +44,12 @@ def test_no_invariant_is_broken(runs: list[Found]) -> None:
     assert not bad, "\n".join(bad)
 
 
+def test_who_has_died_unnoticed_is_not_asked_to_serve() -> None:
+    """Here a worker dies while the Manager is late, shortly before all seems well again: what it
+    gets then is rightly lost, for its block must not run twice."""
+    assert run_seed(673, 2.4).rule == ""
+
+
 def test_what_is_simulated_is_what_was_meant(runs: list[Found]) -> None:
     """Faults of most kinds, and requests that had results all the same."""
     outcomes, faults = Counter[str](), Counter[str]()

@@ -188,11 +188,16 @@ class World:
             brain.runner.current is None
             and all(r.life.state == "ready" and not r.given_up for r in fleet)
             and len(fleet) == self.design.replicas
-            # Who hangs may not have been found out yet: what he has then is rightly lost, if a
-            # block must not run twice.
+            # Who hangs, or has died while the Manager was late, may not have been found out yet:
+            # what he has then is rightly lost, if a block must not run twice.
+            and all(self._lives(r.life.incarnation) for r in fleet)
             and all(p.hang is Hang.NO for p in self.processes.values() if p.alive)
             and not any(w.stuck for w in self.workers)
         )
+
+    def _lives(self, incarnation: int) -> bool:
+        process = self.processes.get(incarnation)
+        return process is not None and process.alive
 
     def _rest(self, now: int) -> None:
         self._must = False
