@@ -18,6 +18,8 @@ from blockflow.tensormq.janitor import RunDir, remove_leavings
 from tests.cuda_rig import OtherEnd, double_folder, grown, hops, other_end, warm_launcher
 
 OWNER, CONSUMER, NEXT = 11, 21, 12
+SLOTS = 8
+"""Of the producer (``cuda_rig.Server.producer``)."""
 HOPS = int(os.environ.get("BLOCKFLOW_HOPS", "2000"))
 """100,000 by hand take a minute."""
 
@@ -167,12 +169,18 @@ def test_many_hops_grow_nothing(scene: Scene) -> None:
     scene.begin()
     ends = (scene.owner, scene.reader)
     hops(*ends, 200)
-    files = scene.world.names("event"), scene.world.names("mem")
+    events, memories = len(scene.world.names("event")), scene.world.names("mem")
     before = [end.ask("counts") for end in ends]
     hops(*ends, HOPS)
     after = [end.ask("counts") for end in ends]
-    assert [grown(*pair) for pair in zip(before, after, strict=True)] == [{}, {}]
-    assert (scene.world.names("event"), scene.world.names("mem")) == files
+    of_owner, of_reader = (grown(*pair) for pair in zip(before, after, strict=True))
+    # A release that the device has not come to yet has an event: how many wait at once is a matter
+    # of chance, but never more than there are slots.
+    late = max(of_reader.pop("events", 0), of_reader.pop("fds", 0))
+    assert (of_owner, of_reader) == ({}, {})
+    assert late <= SLOTS
+    assert len(scene.world.names("event")) <= events + SLOTS
+    assert scene.world.names("mem") == memories
     assert scene.owner.ask("sweep", 0) == 0
 
 

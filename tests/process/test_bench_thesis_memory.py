@@ -42,7 +42,7 @@ def test_every_kind_of_process_is_measured_in_every_round(
     found = measure(chain, 1, tmp_path / "state", lambda: done.append(None))
     assert list(found) == list(KINDS)
     assert len(done) == len(KINDS)
-    assert seen == [1, 1, 1, 1, 1, 2, 2, 4]
+    assert sorted(seen) == [1, 1, 1, 1, 1, 2, 2, 4]
     # A process of its own, without the pages of libraries that it shares with the template.
     assert all(0 < mib < 500 for samples in found.values() for mib in samples)
     mean = occupancy(MODEL, found)

@@ -110,16 +110,14 @@ class Findings:
     def slow(self) -> list[str]:
         """Those about time, which a machine that others share may break as well. Each reply is
         judged by the lag around it: what the machine did to others is no excuse."""
-        if not self.late:
-            return []
-        told = [
-            f"{e.task}, due at {e.due_s:.1f} s, {e.outcome} {e.done_s - e.due_s:.2f} s later"
-            for e in self.late[:TOLD]
-        ]
-        more = "; ..." * (len(self.late) > TOLD)
+        late = len(self.late)
+        return [f"{late} requests ended later than their deadline allows"] if late else []
+
+    def examples(self) -> list[str]:
+        """The first of those that were late: when, and by how much."""
         return [
-            f"{len(self.late)} requests ended later than their deadline allows "
-            f"({'; '.join(told)}{more})"
+            f"late: {e.task}, due at {e.due_s:.1f} s, {e.outcome} {e.done_s - e.due_s:.2f} s later"
+            for e in self.late[:TOLD]
         ]
 
     @property

@@ -368,7 +368,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(figure_table("memory", memory))
     console.print(growth_table(found.memory))
     violations = found.violations()
-    for line in violation_lines(violations):
+    for line in (*violation_lines(violations), *found.examples()):
         console.print(line, highlight=False)
     command = make_command(args.target, [a for a in arguments if a != f"--target={args.target}"])
     ResultFile(Path(args.json), args.name, command).write(made)
