@@ -15,7 +15,7 @@
 #   make soak                   the same for an hour
 #   make faultsim [ARGS='--seeds 100 --hours 24']  faults under virtual time, every invariant at each step
 #   make bench-overload [ARGS=--quick]  goodput at one to four times the capacity; two minutes
-#   make bench-mlperf [LENGTH=]  LoadGen's verdicts on the demo's tasks (after make demo); half an hour, or hours
+#   make bench-mlperf [LENGTH=]  LoadGen's verdicts on the demo's tasks (after make demo); short runs, or hours
 #   make bench-thesis [ARGS='--only pipeline']  the thesis's experiments, our figures beside its own; half an hour
 #   make bench-thesis-memory [ARGS='--constants thesis']  modular and traditional memory, as in the thesis
 #   make bench-compare BASE=<rev> [ARGS=--fail]  is the working tree faster or slower than a revision?

@@ -2,8 +2,8 @@
 
 A run is expensive and its verdict a matter of chance close to the limit: so the steps are factors,
 not differences, the number of runs is bounded, and what counts is the highest rate that was found
-VALID below every rate that was found INVALID. Whatever else a machine does can only make a run
-INVALID: so that is believed when it was found twice, lest one hiccup cap the search for good.
+VALID below every rate that was found INVALID. One hiccup of a machine shall not cap the search
+for good: so INVALID is believed when it was found twice. Near the limit that leans upwards.
 """
 
 from __future__ import annotations
