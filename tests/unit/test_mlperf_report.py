@@ -67,7 +67,7 @@ def test_a_report_shows_each_tasks_own_target() -> None:
         (
             "VALID",
             {"precise": False, "invalid_s": 20.0},
-            "found VALID is 120 queries/s; 126 was INVALID in a run of 20 s.",
+            "found VALID is 120 queries/s; 126 was INVALID in a run of 20 s. One of the two was",
         ),
         ("VALID", {"precise": False, "invalid_at": 200.0}, "200 was INVALID. The limit lies"),
         (

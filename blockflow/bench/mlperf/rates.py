@@ -79,8 +79,9 @@ def _best(search: RateSearch, runs: Sequence[RunResult]) -> RunResult:
     confirming = whole if len(whole) < len(runs) else []  # else there are no probes
     if confirming or search.best is None:
         return min(confirming or runs, key=lambda r: r.settings.rate)
-    # The last at its rate: the one before it was INVALID, or else there were no second one.
-    return next(r for r in reversed(runs) if r.settings.rate == search.best)
+    at_best = [r for r in runs if r.settings.rate == search.best]
+    # Of several that held the last; a probe may hold without being VALID.
+    return next((r for r in reversed(at_best) if r.verdict.valid), at_best[-1])
 
 
 def _probe(full: RunSettings) -> RunSettings:

@@ -208,10 +208,10 @@ def _found(result: Mapping[str, Any]) -> str:
         limit += f" in a run of {found['invalid_s']:g} s"
     if found["precise"]:
         return f"{_name(result)}: the highest VALID rate is {rate}, to within {within}: {limit}."
-    return (
-        f"{_name(result)}: the highest rate that was found VALID is {rate}; {limit}. The limit "
-        f"lies between them, and is not known to within {within} as asked."
-    )
+    best = f"{_name(result)}: the highest rate that was found VALID is {rate}; {limit}."
+    if found["invalid_at"] <= result["settings"]["rate"] * (1 + found["precision"]):
+        return f"{best} One of the two was found only once, and may be chance."
+    return f"{best} The limit lies between them, and is not known to within {within} as asked."
 
 
 def _search(result: Mapping[str, Any]) -> Table:

@@ -94,18 +94,17 @@ class ScenarioResult:
         the queries, the stricter the percentile by which LoadGen stops early.
         """
         rate = self.result.settings.rate
-        above = [
-            r
-            for r in self.search
-            if r.settings.rate > rate
-            and not (r.verdict.valid or r.broke_off)
-            and not (r.verdict.only_early and self._other(r))
-        ]
+        above = [r for r in self.search if r.settings.rate > rate and self._denied(r)]
         return min(
             above,
             key=lambda r: (r.settings.rate, self._other(r)),
             default=None,
         )
+
+    def _denied(self, run: RunResult) -> bool:
+        """It says of the result's kind of run that its rate is too high."""
+        verdict = run.verdict
+        return not (verdict.valid or run.broke_off or (verdict.only_early and self._other(run)))
 
     def _other(self, run: RunResult) -> bool:
         """It is shorter, or longer, than the result is."""
@@ -113,16 +112,20 @@ class ScenarioResult:
 
     @property
     def precise(self) -> bool:
-        """The result is the highest VALID rate, as closely as asked for. A rate that was tried once
-        may have been INVALID by chance, unless its run was one of the long ones that confirm."""
-        high, most = self.limit, self.result.settings.rate * (1 + self.precision)
-        if high is None or not self.result.verdict.valid:
+        """The result is the highest VALID rate, as closely as asked for, and neither it nor the
+        INVALID one above it is chance: each was found twice, or by a long run that confirms."""
+        high, low = self.limit, self.result
+        if high is None or not low.verdict.valid:
             return False
-        tried = sum(r.settings.rate == high.settings.rate for r in self.search)
-        confirming = not high.settings.probe and any(r.settings.probe for r in self.search)
-        believed = confirming or tried >= TRIES
+        at = high.settings.rate
+        held = sum(r.settings.rate == low.settings.rate and r.verdict.valid for r in self.search)
+        failed = sum(r.settings.rate == at and self._denied(r) for r in self.search)
+        confirms = any(r.settings.probe for r in self.search)
+        sure_low = held >= TRIES or (confirms and not low.settings.probe)
+        sure_high = failed >= TRIES or (confirms and not high.settings.probe)
         # A step of a search is as large as its precision, but for the last binary digit.
-        return believed and high.settings.rate <= most * (1 + 1e-9)
+        most = low.settings.rate * (1 + self.precision) * (1 + 1e-9)
+        return sure_low and sure_high and at <= most
 
     def to_dict(self) -> dict[str, Any]:
         return {

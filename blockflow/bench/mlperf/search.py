@@ -1,9 +1,11 @@
-"""RateSearch: the highest rate that a run finds VALID: bracket, then bisect. Pure.
+"""RateSearch: the highest rate that runs find VALID: bracket, then bisect. Pure.
 
 A run is expensive and its verdict a matter of chance close to the limit: so the steps are factors,
 not differences, the number of runs is bounded, and what counts is the highest rate that was found
 VALID below every rate that was found INVALID. One hiccup of a machine shall not cap the search
-for good: so INVALID is believed when it was found twice. Near the limit that leans upwards.
+for good, and one stroke of luck shall not end it too high: what bounds the result on either side
+was found twice, in at most three runs at its rate. Only on the way, where a higher rate is about to
+be tried or a lower one has held, a single VALID run is enough.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ LEAST_SHARE = 1 / 16
 """Of the start: nothing below is tried. A run has a fixed number of queries: slow ones are long."""
 
 TRIES = 2
-"""Runs at a rate before it is believed to be INVALID; one that is VALID is enough for the other."""
+"""Runs at a rate that say the same before it is believed."""
 
-RUNS = 16
-"""At most. Halving twice and bisecting four times takes 13 where every other rate is INVALID."""
+RUNS = 20
+"""At most. Halving twice, bisecting four times and repeating the result takes 14 where every other
+rate is INVALID; the rest is for those that are VALID once and then not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,10 @@ class RateSearch:
         good = [t.rate for t in self.trials if t.valid and (high is None or t.rate < high)]
         return max(good, default=None)
 
+    def _found(self, rate: float, *, valid: bool) -> int:
+        """How often the rate was found to be so."""
+        return sum(t.rate == rate and t.valid is valid for t in self.trials)
+
     @property
     def _high(self) -> float | None:
         failed = Counter(t.rate for t in self.trials if not t.valid)
@@ -72,13 +79,19 @@ class RateSearch:
         if not self.trials or self.trials[-1].valid:
             return None
         rate = self.trials[-1].rate
-        return rate if sum(t.rate == rate for t in self.trials) < TRIES else None
+        doubted = self._found(rate, valid=False) < TRIES > self._found(rate, valid=True)
+        return rate if doubted else None
+
+    @property
+    def _close(self) -> bool:
+        """Between the VALID and the INVALID rate nothing is left to try."""
+        low, high = self.best, self._high
+        return low is not None and high is not None and high <= low * (1 + self.precision)
 
     @property
     def precise(self) -> bool:
-        """The limit is known as closely as asked for."""
-        low, high = self.best, self._high
-        return low is not None and high is not None and high <= low * (1 + self.precision)
+        """The limit is known as closely as asked for, and was not found by luck."""
+        return self._close and self._found(self.best or 0.0, valid=True) >= TRIES
 
     def next(self) -> float | None:
         """The rate to try now; None when the search is over."""
@@ -86,9 +99,9 @@ class RateSearch:
             return None
         if self._doubted is not None:
             return self._doubted
-        if self.precise:
-            return None
         low, high = self.best, self._high
+        if self._close:
+            return None if self.precise else low
         if low is None and high is None:
             return self._start
         if high is None:
