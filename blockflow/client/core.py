@@ -178,10 +178,8 @@ class ClientCore:
         """The Dispatcher refuses this client's key, or its lack of one: waiting would not help."""
         self.link.denied = True
         error = self.link.lost("")
-        out: list[Outcome] = [
-            self._fail(p, error) for p in list(self._pending.values()) if not p.sent
-        ]
-        return out + self._catalog.end_all(error)
+        unsent = [p for p in self._pending.values() if not p.sent]
+        return [*(self._fail(p, error) for p in unsent), *self._catalog.end_all(error)]
 
     def next_message(self, now_ns: int) -> tuple[bytes, Any, bytes | None] | None:
         """Header, body (or None) and request id of what to send next; then call :meth:`sent`.
@@ -365,6 +363,7 @@ class ClientCore:
         if p.upload is None or not lost:
             return False
         p.message_only = True
+        p.sendings -= 1  # no retry is used up, and the Dispatcher is not told that it may have run
         self._put_back(p)
         return True
 
