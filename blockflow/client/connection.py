@@ -5,6 +5,7 @@ Both clients, sync and async, are thin covers of :class:`Connection`.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -26,11 +27,13 @@ from blockflow.client.request import check_deadline, check_retries, check_tasks
 from blockflow.client.result import Result, Trip, make_result
 from blockflow.client.sharing import SharedMemory, Sharing, Wish
 from blockflow.client.tap import Tap
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.core.routing import TaskRoute
 from blockflow.wire.client import Place, TaskResult
 from blockflow.wire.data import REQUEST_ID_BYTES
 from blockflow.wire.tensor import TensorDesc
+
+log = logging.getLogger("blockflow.client")
 
 Errors = Literal["raise", "return"]
 Answer = Result | BlockFlowError
@@ -147,6 +150,9 @@ class Connection:
                 answers = _answers(outcome, names, read, errors, trip)
             except BlockFlowError as exc:
                 future.set_exception(exc)
+            except Exception as exc:  # a defect: it must not leave its caller waiting
+                log.exception("an answer could not be read")
+                future.set_exception(make_error("INTERNAL", f"the answer cannot be read: {exc!r}"))
             else:
                 future.set_result(answers[tasks] if isinstance(tasks, str) else answers)
 
@@ -258,6 +264,9 @@ def _value(r: TaskResult, frame: Any, read: Read) -> Any:
         return read(r.tensor, frame)
     except BlockFlowError as exc:
         return exc
+    except MemoryError:  # this result's alone: others may fit
+        text = f"this process has no memory for a result of {r.tensor.nbytes} bytes"
+        return make_error("NO_SPACE", text, where=r.task, hint="ask for less at once")
 
 
 def _shut_down(io: IoThread, pid: int) -> None:

@@ -156,7 +156,7 @@ class IoThread:
             self._flush_cancels()
         except Exception as exc:  # a defect must end the callers' waits, not hang them
             log.exception("the client's thread failed")
-            self._end_all(make_error("INTERNAL", f"the client's thread failed: {exc!r}"))
+            self._end_all(_defect(exc))
         finally:
             with self._lock:
                 self._closed = True
@@ -219,6 +219,10 @@ class IoThread:
                 if rid is not None and end is not None:
                     end(Failed(rid, exc))
                 continue
+            except Exception as exc:  # a defect: :meth:`_run` ends the others
+                if rid is not None and end is not None:
+                    end(Failed(rid, _defect(exc)))
+                raise
             if rid is not None and end is not None:
                 self._ends[rid] = end
             self._deliver(outcomes)
@@ -324,3 +328,7 @@ class IoThread:
                 end(Failed(rid, error))
         for rid in list(self._ends):
             self._deliver([Failed(rid, error)])
+
+
+def _defect(exc: Exception) -> BlockFlowError:
+    return make_error("INTERNAL", f"the client's thread failed: {exc!r}")

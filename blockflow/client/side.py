@@ -107,17 +107,20 @@ class SideConnection:
         np.copyto(np.frombuffer(slot, np.uint8), np.frombuffer(body, np.uint8))
 
     def read(self, place: Place, nbytes: int) -> memoryview:
-        """A copy of a result; its slot is free then.
+        """A copy of a result; its slot is free then, also when it could not be copied.
 
         Raises:
             WireError: MALFORMED_MESSAGE: there is no such place.
+            MemoryError: there is no room for a copy.
         """
         import numpy as np
 
         segment = self._segment(place)
-        out = np.empty(nbytes, np.uint8)
-        np.copyto(out, np.frombuffer(segment.slot(place.slot, nbytes), np.uint8))
-        segment.marks[place.slot] = place.generation
+        try:
+            out = np.empty(nbytes, np.uint8)
+            np.copyto(out, np.frombuffer(segment.slot(place.slot, nbytes), np.uint8))
+        finally:
+            segment.marks[place.slot] = place.generation
         return out.data
 
     def view(self, place: Place, nbytes: int) -> memoryview:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from grants_rig import DOWN, UP, Side
 
 from blockflow.client import Client
 from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.dispatcher.clients import is_local
 from blockflow.tensormq.janitor import run_root
@@ -307,3 +309,49 @@ def test_the_sdk_and_a_real_dispatcher(up: Rig) -> None:
             parts = result.upload.ms + result.total_ms + result.download.ms
             assert parts == pytest.approx(result.rtt_ms)
         wait_until(lambda: up.server._gauges()["grants"]["bytes"] == 0)
+
+
+def test_a_result_that_its_client_has_no_memory_for_fails_alone(
+    up: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, scarce = np.empty, threading.Event()
+
+    def refuse(*args: Any, **kw: Any) -> Any:
+        if scarce.is_set() and threading.current_thread().name == "blockflow-client":
+            raise MemoryError
+        return empty(*args, **kw)
+
+    with Client(up.server.client_endpoints[0]) as client:
+        client.infer("t", X)
+        wait_until(lambda: client.shared_memory.result_slots)
+        monkeypatch.setattr(np, "empty", refuse)
+        scarce.set()
+        for _ in range(client.shared_memory.result_slots + 1):  # each slot is given back
+            with pytest.raises(BlockFlowError, match="no memory for a result") as caught:
+                client.infer("t", X)
+            assert caught.value.code == "NO_SPACE"
+        scarce.clear()
+        result = client.infer("t", X)
+        assert np.array_equal(result.value, X)
+        assert result.download.way == "slot"
+
+
+def test_a_defect_of_the_client_ends_its_requests(up: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    client = Client(up.server.client_endpoints[0])
+    with client, monkeypatch.context() as patch:
+        patch.setattr("blockflow.client.connection.make_result", broken)
+        with pytest.raises(BlockFlowError, match=r"cannot be read: .*planted") as caught:
+            client.infer("t", X)
+        assert caught.value.code == "INTERNAL"
+        patch.undo()
+        assert np.array_equal(client.infer("t", X).value, X)
+        # One that the thread does not outlive ends everybody's wait, the present caller's too.
+        waiting = client.submit("slow", X, deadline_s=30)
+        patch.setattr("blockflow.client.core.Pending", broken)
+        for ended in (waiting, client.submit("t", X)):
+            with pytest.raises(BlockFlowError, match=r"thread failed: .*planted") as caught:
+                ended.result(10)
+            assert caught.value.code == "INTERNAL"
