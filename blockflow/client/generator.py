@@ -82,7 +82,8 @@ class TaskGenerator:
     def run(self) -> Collector:
         """Send everything, wait for the last answer, and return the collector.
 
-        Errors of single requests are outcomes in the records, not exceptions.
+        Errors of single requests are outcomes in the records, not exceptions; what ``on_progress``
+        raises ends the run.
         """
         self._stop.clear()
         self._origin_ns = time.monotonic_ns()
@@ -115,10 +116,15 @@ class TaskGenerator:
             end = self._duration_s
             times = takewhile(lambda t: t < end, times)
         waiting: set[Future[Any]] = set()
+        failed: list[Exception] = []
         idle = threading.Condition()
 
         def done(future: Future[Any], rows: int, intended_ms: float, sent_ms: float) -> None:
-            self._finish(future, rows, intended_ms, sent_ms)
+            try:
+                self._finish(future, rows, intended_ms, sent_ms)
+            except Exception as exc:  # of ``on_progress``: :meth:`run` raises it
+                failed.append(exc)
+                self.stop()
             with idle:
                 waiting.discard(future)
                 idle.notify_all()
@@ -137,6 +143,8 @@ class TaskGenerator:
             )
         with idle:
             idle.wait_for(lambda: not waiting)
+        if failed:
+            raise failed[0]
 
     # --- one request -----------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class IoThread:
         self.side = SideConnection()
         self._side_fd = -1
         self.ended: Future[None] = Future()
+        self.ended.set_running_or_notify_cancel()  # whoever waits may give up; the end comes anyway
         self._thread = threading.Thread(target=self._run, name="blockflow-client", daemon=True)
         self._thread.start()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -15,7 +16,7 @@ import psutil
 import pytest
 from fake_dispatcher import FakeDispatcher
 
-from blockflow.client import Client
+from blockflow.client import AsyncClient, Client
 from blockflow.core.errors import RequestError
 
 X = np.ones((1, 4), np.float32)
@@ -116,6 +117,20 @@ def test_clients_leave_no_threads_and_no_descriptors() -> None:
                 client.infer("echo", X)
         gc.collect()
         assert (me.num_fds(), threading.active_count(), me.num_threads()) <= before
+
+
+async def test_whoever_gives_up_waiting_for_the_end_does_not_disturb_it() -> None:
+    with FakeDispatcher() as fake:
+        client = AsyncClient(fake.endpoint)
+        await client.infer("echo", X)
+        thread = next(t for t in threading.enumerate() if t.name == "blockflow-client")
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)  # until it waits
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await client.close()
+        assert not thread.is_alive()
 
 
 def test_ctrl_c_in_infer_cancels_the_request() -> None:

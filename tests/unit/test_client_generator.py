@@ -100,6 +100,21 @@ def test_sync_mode_sends_the_next_after_the_reply() -> None:
     assert s.blocks[0].wait_ms == 2.0
 
 
+@pytest.mark.parametrize("mode", ["sync", "poisson"])
+def test_progress_that_fails_ends_the_run(mode: Any) -> None:
+    def progress(n: int) -> None:
+        raise ZeroDivisionError("planted")
+
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        rate = None if mode == "sync" else 500.0
+        generator = TaskGenerator(
+            client, "echo", [X], mode=mode, rate=rate, duration_s=60, on_progress=progress
+        )
+        with pytest.raises(ZeroDivisionError):
+            generator.run()
+        assert np.array_equal(client.infer("echo", X).value, X)
+
+
 class StuckClient:
     """Takes requests; they end when told."""
 
