@@ -35,7 +35,7 @@ WAIT_S = 300.0
 """How long a waiting call waits for its update; the update itself goes on."""
 
 MAX_HZ = 50.0
-_FILE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\.jsonl$")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\.jsonl")
 _SELF_EVERY_NS = 1_000_000_000
 
 
@@ -348,7 +348,7 @@ class Commands:
             RequestError: INVALID_REQUEST when ``name`` is not a plain ``*.jsonl`` file name.
             SystemError_: NO_SPACE.
         """
-        if not _FILE_NAME.match(name):
+        if not _FILE_NAME.fullmatch(name):
             raise RequestError(
                 "INVALID_REQUEST",
                 f"{name[:120]!r} is not a file name",

@@ -206,7 +206,7 @@ def test_the_monitor_and_stored_figures(
     assert len(lines) == told["count"] > 0
     assert {"time", "worker", "stages", "process"} <= set(json.loads(lines[-1]))
     assert http.post("/v1/monitor", json={"on": False}).json() == {"on": False, "hz": 0.0}
-    for name in ("../x.jsonl", "/etc/x.jsonl", "x", "", ".jsonl", "a/b.jsonl"):
+    for name in ("../x.jsonl", "/etc/x.jsonl", "x", "", ".jsonl", "a/b.jsonl", "a.jsonl\n"):
         assert error_of(http.post("/v1/kpis/store", json={"file": name}))["where"] == "file"
     assert error_of(http.post("/v1/monitor", json={"on": True, "hz": 1000}))["where"] == "hz"
 
