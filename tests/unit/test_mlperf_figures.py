@@ -88,12 +88,14 @@ def test_a_run_that_broke_off_has_a_row_without_a_result(tmp_path: Path) -> None
 def test_a_rate_stands_beside_the_lowest_that_was_not_valid(tmp_path: Path) -> None:
     open_end = searched(bracketed=False, precise=False, invalid_at=None)
     brief = searched(invalid_s=20.0)
-    runs = [result("server", **found) for found in (searched(), open_end, brief)]
+    none = searched(bracketed=False, precise=False) | {"verdict": "INVALID"}
+    runs = [result("server", **found) for found in (searched(), open_end, brief, none)]
     gather([write(tmp_path / "one", document(results=runs))], tmp_path / "mlperf.jsonl")
     assert [row[5] for row in run_grid(figures(tmp_path)).rows] == [
         "offered 120 queries/s (INVALID at 126)",
         "offered 120 queries/s (no INVALID rate was found: not the highest)",
         "offered 120 queries/s (INVALID at 126 in a run of 20 s)",
+        "offered 120 queries/s",
     ]
 
 

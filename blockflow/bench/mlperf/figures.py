@@ -207,14 +207,10 @@ def run_grid(figures: Sequence[Figure]) -> Grid:
         if asked and seen is not None:
             asked += f": {ms(seen)}"
         if asked and f.labels.get("of"):
-            asked += f" ({f.labels['of']})"
+            asked += f" ({f.labels['of'].strip('()')})"
         value = f"{f.labels['metric']} {digits(f.value)} {f.unit}" if f.unit else ""
-        if f.labels["invalid_at"] is not None:
-            seconds = f.labels.get("invalid_s")
-            brief = "" if seconds is None else f" in a run of {seconds:g} s"
-            value += f" (INVALID at {digits(f.labels['invalid_at'])}{brief})"
-        elif f.labels.get("bracketed") is False and f.labels["verdict"] == "VALID":
-            value += " (no INVALID rate was found: not the highest)"
+        if f.labels["verdict"] == "VALID":
+            value += _above(f)
         kind = f.labels["kind"] + _broken(f)
         head = (f.mode, f.labels["tasks"], f.labels["verdict"], kind, asked, value)
         latencies = (ms(f.p50_ms), ms(f.p90_ms), ms(f.p99_ms))
@@ -222,6 +218,17 @@ def run_grid(figures: Sequence[Figure]) -> Grid:
     text = ("scenario", "tasks", "verdict", "kind", "bound", "result")
     heads = (*text, "p50 ms", "p90 ms", "p99 ms", "samples", "failed")
     return Grid("LoadGen's verdicts", heads, rows, frozenset(text))
+
+
+def _above(f: Figure) -> str:
+    """What a search has found beyond its highest VALID rate."""
+    if f.labels["invalid_at"] is not None:
+        seconds = f.labels.get("invalid_s")
+        brief = "" if seconds is None else f" in a run of {seconds:g} s"
+        return f" (INVALID at {digits(f.labels['invalid_at'])}{brief})"
+    if f.labels.get("bracketed") is False:
+        return " (no INVALID rate was found: not the highest)"
+    return ""
 
 
 def target_grid(figures: Sequence[Figure]) -> Grid:
