@@ -361,7 +361,15 @@ def test_a_neighbour_asks_for_everything_and_reads_its_quota(watched: Watched, w
     peer = bench._peer()
     read = peer.heed(BURST, want, 5.0)
     peer.close()
-    assert (read, len(fake.cancelled)) == (want, BURST - want)
+    assert (read, len(fake.cancelled)) == ((want, True), BURST - want)
+
+
+def test_a_neighbour_that_reads_and_is_cut_off_is_noticed(watched: Watched) -> None:
+    """Nothing comes any more: that it was no fair comparison must be known."""
+    bench, _ = watched(cuts=True)
+    peer = bench._peer()
+    assert peer.heed(BURST, 1, 0.2) == (0, False)
+    peer.close()
 
 
 def test_who_reads_never_gets_more_than_who_does_not() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,18 +14,17 @@ import zmq
 
 from blockflow.bench.chaos.lag import Lag
 from blockflow.bench.reliability import figures as names
+from blockflow.bench.reliability.beside import ROUND_S, Neighbours
 from blockflow.bench.reliability.figures import counted, jain, timed
 from blockflow.bench.reliability.peer import (
     BURST,
     LARGE,
     LARGE_COLUMNS,
     LARGE_ROWS,
-    Account,
     Array,
     Peer,
 )
-from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import median_interval, noise_of, percentile, ratio_interval
+from blockflow.bench.results import Figure
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
@@ -39,10 +37,6 @@ _DELAYS_MS = {SLOW: 300.0, WORK: 20.0, SMALL: 0.0, LARGE: 0.0}
 _SMALL_SPEC = TensorSpec("float32", ("rows", 4))
 _LARGE_SPEC = TensorSpec("float32", ("rows", LARGE_COLUMNS))
 X: Array = np.ones((1, 4), np.float32)
-_ROUND_S = 2.0
-"""Longer than it takes to cut one off that reads nothing: half a second, and a second for 4 MiB."""
-_FIGURES_S = 0.6
-"""Until the Dispatcher's figures, which come four times a second, tell of what was before."""
 _OFFERS = (0.5, 0.5, 1.0, 2.0)
 """Of the capacity, by four clients: all of them want more than the quarter that is their share."""
 _PATIENCE_S = 30.0
@@ -55,14 +49,14 @@ _SEED = 1
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How many requests with short deadlines, rounds of cancellations, seconds of fair sharing,
-    clients that do not read, and visits of each arm beside one (of so many seconds)."""
+    clients that do not read, and pairs of rounds beside one (of so many seconds each)."""
 
     deadlines: int = 200
     cancels: int = 8
     share_s: float = 10.0
     cuts: int = 4
-    visits: int = 24
-    visit_s: float = 7.0
+    pairs: int = 240
+    round_s: float = ROUND_S
 
 
 QUICK = Plan(10, 1, 1.0, 1, 1, 0.4)
@@ -93,8 +87,6 @@ class Bench:
     plan: Plan
     say: Callable[[str], None]
     context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
-    readers: Account = field(default_factory=Account)
-    idlers: Account = field(default_factory=Account)
 
     def run(self) -> list[Figure]:
         """All of them."""
@@ -230,9 +222,7 @@ class Bench:
     # --- slow readers ---------------------------------------------------------------------------
 
     def slow_readers(self) -> list[Figure]:
-        """When are they cut off, and what do the others notice? The neighbour that reads, to
-        compare with, must be no heavier load: it asks for as much at the same moments, and reads
-        what the one that reads nothing had got until it was cut off."""
+        """When are they cut off, and what do the others notice?"""
         self.say("clients that do not read")
         self.system.commands.monitor(50.0)  # so that it is seen when one is cut off
         found = []
@@ -244,30 +234,8 @@ class Bench:
                 found.append(timed(names.CUT_OFF, how, cut))
         self.system.commands.monitor(4.0)
         self.say("others beside them")
-        self._visit(reads=False)  # so that it is known how much those get that do not read
-        # Neighbouring visits of the same arm say what cannot be told apart: A B B A A B B A.
-        order = [bool((i + 1) // 2 % 2) for i in range(2 * self.plan.visits)]
-        p99 = [self._visit(reads=not slow) for slow in order]
-        pairs = [
-            (p99[i], p99[i + 1]) if not order[i] else (p99[i + 1], p99[i])
-            for i in range(0, len(p99), 2)
-        ]
-        beside = ratio_interval([a for a, _ in pairs], [b for _, b in pairs])
-        same = [(p99[i], p99[i + 1]) for i in range(1, len(p99) - 1, 2)]
-        if same:
-            itself = ratio_interval([a for a, _ in same], [b for _, b in same])
-            noise = interval_figure(names.OTHERS, names.ITSELF, None, itself, "x")
-            found.append(noise)
-        labels = {
-            "noise": round(noise_of(itself), 3) if same else 0.0,
-            "p99_ms": round(median_interval([a for a, _ in pairs]).value, 3),
-            "reader_mib": round(self.readers.mib(), 2),
-            "other_mib": round(self.idlers.mib(), 2),
-            "reader_cut": self.readers.cut,
-            "other_cut": round(self.idlers.cut / max(1, self.idlers.rounds), 3),
-        }
-        found.append(interval_figure(names.OTHERS, names.BESIDE, None, beside, "x", labels))
-        return found
+        neighbours = Neighbours(self._peer, self._given_up, self.plan.round_s)
+        return found + neighbours.run(self.system.client_endpoint, SMALL, X, self.plan.pairs)
 
     def _neglect(self, requests: int, rows: int) -> float | None:
         """Ask for replies and read none: seconds until the Dispatcher has cut it off; None: it has
@@ -288,41 +256,3 @@ class Bench:
         """Clients that were cut off, by the Dispatcher's own figures."""
         events = self.system.commands.worker("dispatcher")["kpi"].get("events", {})
         return int(events.get("slow_client", 0))
-
-    def _visit(self, *, reads: bool) -> float:
-        """99th percentile of a modest client's requests, in ms, beside a neighbour that asks for
-        large replies, and reads them or not."""
-        stop = threading.Event()
-        neighbour = self.readers if reads else self.idlers
-        work = threading.Thread(target=self._neighbour, args=(neighbour, reads, stop))
-        before = self._given_up()
-        work.start()
-        took: list[float] = []
-        try:
-            with Client(self.system.client_endpoint) as client:
-                client.infer(SMALL, X)
-                end = time.monotonic() + self.plan.visit_s
-                while (begin := time.monotonic()) < end:
-                    client.infer(SMALL, X)
-                    took.append(1e3 * (time.monotonic() - begin))
-        finally:
-            stop.set()
-            work.join()
-        time.sleep(_FIGURES_S)
-        neighbour.cut += self._given_up() - before
-        return percentile(took, 99)
-
-    def _neighbour(self, account: Account, reads: bool, stop: threading.Event) -> None:
-        """The same requests either way, every two seconds by the clock."""
-        due = time.monotonic()
-        while not stop.is_set():
-            peer = self._peer(holds=1000 if reads else 1)
-            if reads:
-                read = peer.heed(BURST, account.quota(self.idlers, BURST), _PATIENCE_S)
-            else:
-                peer.burst(BURST)
-            due += _ROUND_S
-            stop.wait(max(0.0, due - time.monotonic()))
-            # What a socket has taken in is there although its connection has ended.
-            account.note(read if reads else peer.count())
-            peer.close()

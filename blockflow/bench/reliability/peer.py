@@ -51,9 +51,10 @@ class Peer:
         for _ in range(requests):
             self.ask(LARGE, x)
 
-    def heed(self, requests: int, want: int, patience_s: float) -> int:
+    def heed(self, requests: int, want: int, patience_s: float) -> tuple[int, bool]:
         """Ask for so many large replies at once and read ``want`` of them; the others are cancelled
-        in the same breath, so that it is never owed too much. Returns how many there were."""
+        in the same breath, so that it is never owed too much. Returns how many there were, and
+        whether every request was replied to: not if it was cut off."""
         x = np.zeros((LARGE_ROWS, LARGE_COLUMNS), np.float32)
         for number in range(requests):
             request_id = self.ask(LARGE, x)
@@ -62,7 +63,7 @@ class Peer:
         outcomes: list[str] = []
         while len(outcomes) < requests and (more := [o for _, o in self.replies(patience_s)]):
             outcomes += more
-        return outcomes.count("ok")
+        return outcomes.count("ok"), len(outcomes) >= requests
 
     def count(self) -> int:
         """How many results have come and were not read."""

@@ -1,9 +1,9 @@
 """``make bench-reliability``: what the promises of docs/reliability.md come to on this machine.
 
 Real processes: workers are killed, stopped, made to hang and given up; clients ask too much, too
-late, or do not read; a process of each kind is killed, and everything at once. About nine minutes,
-of which six are visits beside a client that does not read. What other commands measure (chaos,
-kills, overload, updates, malformed frames) stands beside it in the table of promises.
+late, or do not read; a process of each kind is killed, and everything at once. About twenty
+minutes, of which sixteen are rounds beside a client that does not read. What other commands measure
+(chaos, kills, overload, updates, malformed frames) stands beside it in the table of promises.
 """
 
 from __future__ import annotations
