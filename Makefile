@@ -9,7 +9,7 @@
 #   make bench-gpu [ARGS=--quick]  the same pipeline on a GPU: handles, whole tensors, one process
 #   make bench-batching [ARGS=--quick]  batching policies beside their papers; an hour
 #   make bench-updates [ARGS='--updates 100']  live updates under load: nothing failed, nothing mixed
-#   make bench-reliability [ARGS=--quick]  what the promises of reliability.md come to; 20 minutes
+#   make bench-reliability [ARGS=--quick]  what the promises of reliability.md come to; half an hour
 #   make chaos [ARGS='--seconds 120 --seed 1']  faults under load, judged by the clients' ledger
 #   make chaos ARGS='--kills 1000'  processes of all roles are killed, one after the other; 25 minutes
 #   make soak                   the same for an hour

@@ -55,7 +55,7 @@ class Plan:
     cancels: int = 8
     share_s: float = 10.0
     cuts: int = 4
-    pairs: int = 240
+    pairs: int = 400
     round_s: float = ROUND_S
 
 

@@ -1,8 +1,8 @@
 """``make bench-reliability``: what the promises of docs/reliability.md come to on this machine.
 
 Real processes: workers are killed, stopped, made to hang and given up; clients ask too much, too
-late, or do not read; a process of each kind is killed, and everything at once. About twenty
-minutes, of which sixteen are rounds beside a client that does not read. What other commands measure
+late, or do not read; a process of each kind is killed, and everything at once. About half an hour,
+of which 27 minutes are rounds beside a client that does not read. What other commands measure
 (chaos, kills, overload, updates, malformed frames) stands beside it in the table of promises.
 """
 
