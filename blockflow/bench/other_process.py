@@ -35,6 +35,7 @@ class OtherProcess(Closing):
     Args:
         module: what it runs; its ``main`` calls :func:`obey`.
         order: its first line. The constructor returns with its first answer.
+        wait_s: for an answer, at most.
 
     Attributes:
         pid: of the process.
@@ -44,7 +45,7 @@ class OtherProcess(Closing):
         BlockFlowError: why it could not start.
     """
 
-    def __init__(self, module: str, order: Mapping[str, Any]) -> None:
+    def __init__(self, module: str, order: Mapping[str, Any], *, wait_s: float = _WAIT_S) -> None:
         ours, theirs = socket.socketpair()
         command = child_command(module, str(theirs.fileno()))
         with theirs:
@@ -53,7 +54,7 @@ class OtherProcess(Closing):
             )
         self._module = module
         self.pid = self._other.pid
-        ours.settimeout(_WAIT_S)
+        ours.settimeout(wait_s)
         self._socket = ours
         self._lines = ours.makefile("rw", encoding="utf-8")
         try:

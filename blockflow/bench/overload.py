@@ -13,39 +13,28 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from blockflow.bench.canvas import save_page
 from blockflow.bench.chaos.watch import Watch
 from blockflow.bench.interrupts import orderly
-from blockflow.bench.overload_figures import Depth, Ended, Load, draw, figures, remarks
+from blockflow.bench.overload_clients import SPEC, TASK, Clients
+from blockflow.bench.overload_figures import Depth, Load, draw, figures, remarks
 from blockflow.bench.reliability.promise import missed
 from blockflow.bench.reliability.promises import OVERLOAD, PROMISES
 from blockflow.bench.results import ResultFile, figure_table, make_command
-from blockflow.client import Client
 from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
-from blockflow.core.errors import BlockFlowError
-from blockflow.core.model import TensorSpec
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
-_TASK = "work"
-_SPEC = TensorSpec("float32", ("rows", 1024))
-_CALLERS = 12
-_SEED = 1
-_SOUND_S = 1.0
-"""Not oftener: the Manager answers in this process, beside the clients whose times are taken."""
+_SOUND_S = 0.25
+"""As often as the processes tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,72 +64,34 @@ class Bench:
 
     Args:
         plan: what to do.
-        system: it serves the task ``work``.
-        client: of it.
+        system: it serves the task.
+        clients: of it.
     """
 
-    def __init__(self, plan: Plan, system: System, client: Client) -> None:
+    def __init__(self, plan: Plan, system: System, clients: Clients) -> None:
         self._plan = plan
         self._system = system
-        self._client = client
-        self._input = np.ones((1, 1024), np.float32)
+        self._clients = clients
 
     def run(self, say: Any) -> list[Load]:
         """All loads."""
         begin = time.monotonic()
-        capacity = self.capacity()
+        capacity = self._clients.capacity()
         say(f"capacity: {capacity:.1f} requests per second")
         loads = []
         for times in self._plan.times:
             started = time.monotonic() - begin
             load = Load(times, times * capacity, self._plan.seconds, started)
             with self._sounding(load):
-                self._offer(load)
+                load.ended = self._clients.offer(times, load.offered)
             load.limit = self._limit()
             loads.append(load)
             say(f"{load.label}: {load.per_s('ok'):.1f} answered per second")
         return loads
 
-    def capacity(self) -> float:
-        """Answers per second to callers that each wait for theirs."""
-        end = time.monotonic() + self._plan.seconds
-
-        def call(_: int) -> int:
-            done = 0
-            while time.monotonic() < end:
-                self._client.infer(_TASK, self._input)
-                done += 1
-            return done
-
-        begin = time.monotonic()
-        with ThreadPoolExecutor(_CALLERS) as callers:
-            done = sum(callers.map(call, range(_CALLERS)))
-        return done / (time.monotonic() - begin)
-
-    def _offer(self, load: Load) -> None:
-        """Send at random times, ``load.offered`` a second; wait for every outcome."""
-        rng = Random(f"{_SEED}/{load.times}")
-        begin = time.monotonic()
-        at, ended = 0.0, load.ended
-        pending: list[Future[Any]] = []
-        deadline_s = self._plan.deadline_s
-
-        def finish(future: Future[Any], sent: float) -> None:
-            ended.append(Ended(sent, time.monotonic() - begin, outcome_of(future)))
-
-        while (at := at + rng.expovariate(load.offered)) < load.seconds:
-            pause = begin + at - time.monotonic()
-            if pause > 0:
-                time.sleep(pause)
-            future = self._client.submit(_TASK, self._input, deadline_s=deadline_s)
-            sent = time.monotonic() - begin
-            future.add_done_callback(partial(finish, sent=sent))
-            pending.append(future)
-        wait_for(pending)
-
     @contextmanager
     def _sounding(self, load: Load) -> Iterator[None]:
-        """Note what waits while the load is offered: the processes tell it once a second."""
+        """Note what waits while the load is offered: the processes tell it."""
         begin, stop = time.monotonic(), threading.Event()
 
         def sound() -> None:
@@ -161,16 +112,7 @@ class Bench:
 
     def _limit(self) -> int:
         extra = self._system.status()["dispatcher"].get("kpi", {})
-        return int(extra.get("admission", {}).get("limits", {}).get(_TASK, 0))
-
-
-def outcome_of(future: Future[Any]) -> str:
-    """One of ``OUTCOMES``."""
-    error = future.exception()
-    if error is None:
-        return "ok"
-    code = error.code if isinstance(error, BlockFlowError) else ""
-    return {"OVERLOADED": "rejected", "DEADLINE_EXCEEDED": "late"}.get(code, "failed")
+        return int(extra.get("admission", {}).get("limits", {}).get(TASK, 0))
 
 
 def measure(plan: Plan, say: Any) -> tuple[list[Load], list[tuple[float, float]]]:
@@ -178,26 +120,22 @@ def measure(plan: Plan, say: Any) -> tuple[list[Load], list[tuple[float, float]]
     with tempfile.TemporaryDirectory(prefix="bf-bench-") as folder:
         root = Path(folder)
         repository = BlockRepository(root / "blocks")
-        save_echo(repository, "trunk", _SPEC)
-        save_echo(repository, "head", _SPEC, settings={"delay_ms": plan.delay_ms})
-        with (
-            System(
-                ControlSettings(
-                    repository=root / "blocks",
-                    state_dir=root / "state",
-                    rest_port=0,
-                    client_port=0,
-                    adaptive_limit=plan.adaptive,
-                )
-            ) as system,
-            Client(system.client_endpoint) as client,
-        ):
-            system.apply({"blocks": ["trunk", "head"], "tasks": {_TASK: ["trunk", "head"]}})
-            client.wait_ready([_TASK])
+        save_echo(repository, "trunk", SPEC)
+        save_echo(repository, "head", SPEC, settings={"delay_ms": plan.delay_ms})
+        settings = ControlSettings(
+            repository=root / "blocks",
+            state_dir=root / "state",
+            rest_port=0,
+            client_port=0,
+            adaptive_limit=plan.adaptive,
+        )
+        with System(settings) as system:
+            system.apply({"blocks": ["trunk", "head"], "tasks": {TASK: ["trunk", "head"]}})
             watch = Watch(system.run_dir, interval_s=0.2)
             watch.start()
             try:
-                loads = Bench(plan, system, client).run(say)
+                with Clients(system.client_endpoint, plan.seconds, plan.deadline_s) as clients:
+                    loads = Bench(plan, system, clients).run(say)
             finally:
                 watch.stop()
     return loads, [(s.at_s, s.rss / 2**20) for s in watch.samples]

@@ -21,11 +21,13 @@ WARM_UP = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request: sent and done in seconds of its load, and one of :data:`OUTCOMES`."""
+    """A request: sent and done in seconds of its load, and one of :data:`OUTCOMES`; how late the
+    machine was meanwhile to wake a thread that waited, at worst."""
 
     sent_s: float
     done_s: float
     outcome: str
+    lag_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,11 @@ class Load:
     def took_ms(self, outcome: str) -> list[float]:
         return [1e3 * (e.done_s - e.sent_s) for e in self.counted() if e.outcome == outcome]
 
+    def beyond_lag_ms(self, outcome: str) -> list[float]:
+        """What they took without the machine's own lag."""
+        found = [e for e in self.counted() if e.outcome == outcome]
+        return [1e3 * max(0.0, e.done_s - e.sent_s - e.lag_s) for e in found]
+
     def depth_figures(self) -> list[Figure]:
         """What waited in the second half of the time that counts, beside the first; the most."""
         begin = WARM_UP * self.seconds
@@ -116,7 +123,9 @@ def figures(loads: Sequence[Load], memory: Memory) -> list[Figure]:
         for name, outcome in ((ANSWER, "ok"), (REJECTION, "rejected")):
             took = load.took_ms(outcome)
             if took:
-                out.append(latency_figure(name, load.label, 1, took))
+                beyond = percentile(load.beyond_lag_ms(outcome), 99)
+                labels = {"beyond_lag": round(beyond, 3)}
+                out.append(latency_figure(name, load.label, 1, took, labels))
         out += load.depth_figures()
     for at, mib in memory:
         labels = {"at_s": round(at, 2)}

@@ -10,7 +10,8 @@ import pytest
 
 from blockflow.bench import overload
 from blockflow.bench.canvas import save_page
-from blockflow.bench.overload import QUICK, Plan, outcome_of, parse_args
+from blockflow.bench.overload import QUICK, Plan, parse_args
+from blockflow.bench.overload_clients import outcome_of
 from blockflow.bench.overload_figures import (
     ANSWER,
     GOODPUT,
@@ -126,3 +127,13 @@ def test_arguments() -> None:
     assert parse_args(["--quick"])[0] == QUICK
     plan, args = parse_args(["--seconds", "3", "--fixed"])
     assert (plan.seconds, plan.adaptive, args.fixed) == (3.0, False, True)
+
+
+def test_the_machines_lag_is_told_apart() -> None:
+    load = Load(3.0, 300.0, 10.0, 0.0)
+    load.ended = [Ended(5.0, 5.004, "rejected"), Ended(6.0, 6.030, "rejected", 0.025)]
+    load.ended += [Ended(7.0, 7.001, "rejected", 0.5)]  # no shorter than nothing
+    (rejection,) = [f for f in figures([load], []) if f.name == REJECTION]
+    assert rejection.p99_ms == pytest.approx(30.0)
+    assert rejection.labels["beyond_lag"] == pytest.approx(5.0)
+    assert load.beyond_lag_ms("rejected") == pytest.approx([4.0, 5.0, 0.0])

@@ -210,6 +210,18 @@ def test_the_machines_worst_moment_excuses_no_other() -> None:
     assert verdicts(stored)[f"{BENCH}: a reply comes by its deadline"] == Verdict.MISSED
 
 
+@pytest.mark.parametrize(
+    ("beyond", "verdict"), [(4.0, Verdict.NOISE), (12.0, Verdict.MISSED), (None, Verdict.MISSED)]
+)
+def test_late_rejections_may_be_the_machines_doing(beyond: float | None, verdict: Verdict) -> None:
+    stored = kept()
+    labels = {} if beyond is None else {"beyond_lag": beyond}
+    rejection = figure(overload.REJECTION, "3x", 1.0, 99, "ms", **labels)
+    others = [f for f in stored[OVERLOAD] if f.name != overload.REJECTION]
+    stored[OVERLOAD] = [*others, replace(rejection, p99_ms=25.0)]
+    assert verdicts(stored)[f"{OVERLOAD}: rejections at three times the capacity"] == verdict
+
+
 @pytest.mark.parametrize("unfair", [{"reader_mib": 20.0}, {"reader_cut": 1}, {"other_cut": 0.5}])
 def test_beside_a_heavier_neighbour_nothing_is_shown(unfair: dict[str, float]) -> None:
     """One that receives much more may do as much harm itself; one that is cut off does."""
