@@ -43,14 +43,14 @@ class Plan:
 
     Attributes:
         times: offered loads, as multiples of the capacity.
-        seconds: of each load.
+        seconds: of each load: in ten, one moment in which the machine stands still is a percentile.
         delay_ms: that the slower of the two blocks takes per request.
         deadline_s: of every request.
         adaptive: whether the limit follows the queues; without, credits are fixed.
     """
 
     times: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-    seconds: float = 12.0
+    seconds: float = 30.0
     delay_ms: float = 8.0
     deadline_s: float = 1.0
     adaptive: bool = True
