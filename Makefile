@@ -14,7 +14,7 @@
 #   make chaos ARGS='--kills 1000'  processes of all roles are killed, one after the other; 25 minutes
 #   make soak                   the same for an hour
 #   make faultsim [ARGS='--seeds 100 --hours 24']  faults under virtual time, every invariant at each step
-#   make bench-overload [ARGS=--quick]  goodput at one to four times the capacity; two minutes
+#   make bench-overload [ARGS=--quick]  goodput at one to four times the capacity; four minutes
 #   make bench-mlperf [LENGTH=]  LoadGen's verdicts on the demo's tasks (after make demo); short runs, or hours
 #   make bench-thesis [ARGS='--only pipeline']  the thesis's experiments, our figures beside its own; half an hour
 #   make bench-thesis-memory [ARGS='--constants thesis']  modular and traditional memory, as in the thesis

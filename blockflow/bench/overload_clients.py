@@ -107,7 +107,8 @@ def offer(
         pending.append(future)
     wait_for(pending)
     book = lag.stop()
-    return [replace(e, lag_s=book.between(begin + e.sent_s, begin + e.done_s)) for e in ended]
+    # After a standstill all that was due meanwhile is sent at once: that is no load that was offered.
+    return [replace(e, lag_s=book.allowance(begin + e.sent_s, begin + e.done_s)) for e in ended]
 
 
 def outcome_of(future: Future[Any]) -> str:

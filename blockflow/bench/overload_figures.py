@@ -22,7 +22,7 @@ WARM_UP = 0.25
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A request: sent and done in seconds of its load, and one of :data:`OUTCOMES`; how late the
-    machine was meanwhile to wake a thread that waited, at worst."""
+    machine was to wake a thread that waited, at worst, meanwhile or just before."""
 
     sent_s: float
     done_s: float
