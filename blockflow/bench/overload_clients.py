@@ -107,7 +107,7 @@ def offer(
         pending.append(future)
     wait_for(pending)
     book = lag.stop()
-    # After a standstill all that was due meanwhile is sent at once: that is no load that was offered.
+    # After a standstill all that was due meanwhile is sent at once: nobody has offered that load.
     return [replace(e, lag_s=book.allowance(begin + e.sent_s, begin + e.done_s)) for e in ended]
 
 

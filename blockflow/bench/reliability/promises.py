@@ -173,13 +173,12 @@ def _goodput(book: Book) -> Finding:
 
 
 def _rejections(book: Book) -> Finding:
-    """What comes too late by no more than this machine was late itself concludes nothing."""
     f = book.at(overload.REJECTION, "3x")
     p99 = f.p99_ms if f.p99_ms is not None else f.value
     beyond = float(f.labels.get("beyond_lag", p99))
-    late = Verdict.NOISE if beyond < 10.0 else Verdict.MISSED
-    text = f"p99 {digits(p99)} ms ({digits(beyond)} beyond the machine's lag), n = {f.n}"
-    return Finding(text, Verdict.MET if p99 < 10.0 else late)
+    more = f"; {digits(beyond)} ms beyond the machine's own lag" if p99 >= 10.0 else ""
+    verdict = Verdict.MET if p99 < 10 else Verdict.NOISE if beyond < 10 else Verdict.MISSED
+    return Finding(f"p99 {digits(p99)} ms, median {digits(f.value)}, n = {f.n}{more}", verdict)
 
 
 def _flat(book: Book) -> Finding:
