@@ -7,10 +7,10 @@ once would seem to have waited.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from dataclasses import astuple, replace
 from functools import partial
 from random import Random
@@ -90,22 +90,24 @@ def offer(
     """See :meth:`Clients.offer`; ``times`` draws when requests are sent."""
     x, rng = _input(), Random(f"{_SEED}/{times}")
     ended: list[Ended] = []
-    pending: list[Future[Any]] = []
+    noted = threading.Semaphore(0)
     lag = Lag()
-    begin, at = time.monotonic(), 0.0
+    begin, at, sent = time.monotonic(), 0.0, 0
 
-    def finish(future: Future[Any], sent: float) -> None:
-        ended.append(Ended(sent, time.monotonic() - begin, outcome_of(future)))
+    def finish(future: Future[Any], sent_s: float) -> None:
+        ended.append(Ended(sent_s, time.monotonic() - begin, outcome_of(future)))
+        noted.release()
 
     while (at := at + rng.expovariate(per_s)) < seconds:
         pause = begin + at - time.monotonic()
         if pause > 0:
             time.sleep(pause)
+        sent_s = time.monotonic() - begin
         future = client.submit(TASK, x, deadline_s=deadline_s)
-        sent = time.monotonic() - begin
-        future.add_done_callback(partial(finish, sent=sent))
-        pending.append(future)
-    wait_for(pending)
+        future.add_done_callback(partial(finish, sent_s=sent_s))
+        sent += 1
+    for _ in range(sent):
+        noted.acquire()
     book = lag.stop()
     # After a standstill all that was due meanwhile is sent at once: nobody has offered that load.
     return [replace(e, lag_s=book.allowance(begin + e.sent_s, begin + e.done_s)) for e in ended]
