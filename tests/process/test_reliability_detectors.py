@@ -18,7 +18,7 @@ from fake_dispatcher import FakeDispatcher
 from blockflow.bench.reliability import clients, everything, givenup
 from blockflow.bench.reliability import figures as names
 from blockflow.bench.reliability.clients import Bench, Plan
-from blockflow.bench.reliability.peer import BURST, LARGE, Account
+from blockflow.bench.reliability.peer import BURST, LARGE
 from blockflow.bench.reliability.possessions import Possessions, life_of, look, settled
 from blockflow.bench.results import Figure
 from blockflow.core.errors import BlockFlowError, make_error
@@ -370,21 +370,6 @@ def test_a_neighbour_that_reads_and_is_cut_off_is_noticed(watched: Watched) -> N
     peer = bench._peer()
     assert peer.heed(BURST, 1, 0.2) == (0, False)
     peer.close()
-
-
-def test_who_reads_never_gets_more_than_who_does_not() -> None:
-    idler, reader = Account(), Account()
-    assert reader.quota(idler, BURST) == 0
-    for got in (1, 0, 1, 1):
-        idler.note(got)
-        for _ in range(3):
-            if quota := reader.quota(idler, BURST):
-                assert (reader.got + quota) / (reader.rounds + 1) <= idler.got / idler.rounds
-            reader.note(quota)
-    assert (reader.got, reader.rounds) == (9, 12)  # just as much as the other in the end
-    assert idler.mib() == 3.0
-    idler.note(1000)
-    assert reader.quota(idler, BURST) == BURST
 
 
 def test_a_result_that_comes_too_late_counts_as_late(watched: Watched) -> None:

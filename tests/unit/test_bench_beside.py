@@ -6,6 +6,7 @@ import pytest
 
 from blockflow.bench.reliability import figures as names
 from blockflow.bench.reliability.beside import Round, compare, tails, turns
+from blockflow.bench.reliability.peer import BURST, Account
 from blockflow.bench.results import Figure
 
 
@@ -65,3 +66,18 @@ def test_who_ended_before_the_first_round_counts_nowhere() -> None:
 def test_a_round_without_requests_is_no_silence() -> None:
     with pytest.raises(ValueError, match="no samples"):
         tails([(0.1, 1.0)], rounds_of(1))
+
+
+def test_who_reads_never_gets_more_than_who_does_not() -> None:
+    idler, reader = Account(), Account()
+    assert reader.quota(idler, BURST) == 0
+    for got in (1, 0, 1, 1):
+        idler.note(got)
+        for _ in range(3):
+            if quota := reader.quota(idler, BURST):
+                assert (reader.got + quota) / (reader.rounds + 1) <= idler.got / idler.rounds
+            reader.note(quota)
+    assert (reader.got, reader.rounds) == (9, 12)  # just as much as the other in the end
+    assert idler.mib() == 3.0
+    idler.note(1000)
+    assert reader.quota(idler, BURST) == BURST
