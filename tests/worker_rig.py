@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from blockflow.core.launchspec import StageSpec, WorkerLaunch
 from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.core.routing import DISPATCHER_STAGE, PathTree, RouteTable, StageRoute, merge_paths
 from blockflow.launch.base import Child, Launcher
+from blockflow.launch.preload import modules_of
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.arena import Arena
@@ -114,6 +116,7 @@ class Rig:
             "monitor_hz": 0.0,
         }
         spec = WorkerLaunch(**{**fields, **more})
+        spec = replace(spec, modules=modules_of(spec.loaders))
         child = self.launcher.launch(ENTRY, spec.to_dict(), spec.name)
         self.children[incarnation] = child
         return child

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from blockflow.core.launchspec import DispatcherLaunch, StageSpec, WorkerLaunch
 from blockflow.core.lifecycle import Event, State, advance
 from blockflow.core.placement import StagePlan, WorkerSpec
 from blockflow.core.plan import Running
+from blockflow.launch.preload import modules_of
 
 WORKER_ENTRY = "blockflow.worker.main:run"
 DISPATCHER_ENTRY = "blockflow.dispatcher.main:run"
@@ -224,7 +225,7 @@ def worker_launch(
     spec: WorkerSpec, life: Life, place: Place, settings: ControlSettings, hz: float
 ) -> WorkerLaunch:
     """The birth certificate of one life."""
-    return WorkerLaunch(
+    launch = WorkerLaunch(
         name=life.name,
         incarnation=life.incarnation,
         stages=tuple(
@@ -255,6 +256,7 @@ def worker_launch(
         monitor_hz=hz,
         log_path=log_path(place, life),
     )
+    return replace(launch, modules=modules_of(launch.loaders))
 
 
 def dispatcher_launch(

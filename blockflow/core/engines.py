@@ -15,6 +15,8 @@ from blockflow.core.errors import BlockError, BlockFlowError, RepositoryError
 from blockflow.core.model import BlockInfo
 
 AUTO = "auto"
+TORCH_EXPORT = "torch.export"
+"""How an exported program gets onto a GPU, and one that is not read as data is loaded at all."""
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 """``fp32`` is the artifact as it is; ``int8`` is a calibrated variant."""
 
@@ -147,6 +149,16 @@ def select(
     kinds = ENGINES[name].files[precision]
     variant = None if block.format in kinds else kinds[0]
     return Selection(name, precision, given, variant)
+
+
+def loaders(block: BlockInfo, engine: str = AUTO, device: str = "cpu") -> set[str]:
+    """What may come to load ``block``, on whatever machine: engines, and :data:`TORCH_EXPORT`."""
+    found = {engine}
+    if engine == AUTO:
+        own = own_engine(block.format)
+        found = {str(c["engine"]) for c in block.choices.values()} | ({own} if own else set())
+    to_a_gpu = "exported" in found and device != "cpu"
+    return found | {TORCH_EXPORT} if to_a_gpu else found
 
 
 def pins(block: BlockInfo, engine: str) -> dict[str, Any]:

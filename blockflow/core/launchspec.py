@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from blockflow.core.engines import loaders
 from blockflow.core.model import BlockInfo
 
 
@@ -74,6 +75,7 @@ class WorkerLaunch:
         monitor_hz: KPI samples per second, 0 = off.
         log_path: file that gets stderr and the log, '' = inherited.
         lanes: forwards that it may compute at once, of different stages.
+        modules: what its blocks' loaders import beside what every worker does.
     """
 
     name: str
@@ -92,11 +94,17 @@ class WorkerLaunch:
     monitor_hz: float = 4.0
     log_path: str = ""
     lanes: int = 1
+    modules: tuple[str, ...] = ()
+
+    @property
+    def loaders(self) -> set[str]:
+        """What its blocks may come to be loaded with."""
+        return {x for s in self.stages for x in loaders(s.block, s.engine, self.device)}
 
     def to_dict(self) -> dict[str, Any]:
         d = asdict(self)
         d["stages"] = [s.to_dict() for s in self.stages]
-        d["cores"] = list(self.cores)
+        d["cores"], d["modules"] = list(self.cores), list(self.modules)
         return d
 
     @classmethod
@@ -106,6 +114,7 @@ class WorkerLaunch:
                 **d,
                 "stages": tuple(StageSpec.from_dict(s) for s in d["stages"]),
                 "cores": tuple(d["cores"]),
+                "modules": tuple(d.get("modules", ())),
             }
         )
 

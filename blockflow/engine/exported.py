@@ -1,26 +1,16 @@
-"""ExportedEngine: format ``pt2``, an exported program (torch.export) run eagerly.
-
-Importing this module also imports what ``torch.export.load`` imports on its first call (one to
-three seconds), so that a worker forked from a template that has imported it only loads its block.
-"""
+"""ExportedEngine: format ``pt2``, an exported program (torch.export) run eagerly."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from blockflow.engine.lean import forget, lean, writer
 from blockflow.engine.program import UnknownProgram, read_program, refuse_pickles
 from blockflow.engine.replay import compiled, graphed
 from blockflow.engine.torch_engine import Forward, Into, TorchEngine
-
-for _name in ("torch.export.pt2_archive", "torch.export._trace"):
-    with suppress(ImportError):  # another torch version may keep them elsewhere: only slower
-        import_module(_name)
 
 
 class ExportedEngine(TorchEngine):
@@ -40,7 +30,10 @@ class ExportedEngine(TorchEngine):
                 f.seek(0)
             refuse_pickles(f)
             f.seek(0)
-            program = torch.export.load(f)
+            # Not before: importing it, and what its first call imports, takes seconds.
+            from torch import export
+
+            program = export.load(f)
         if self.options.device != "cpu":
             from torch.export.passes import move_to_device_pass
 

@@ -93,14 +93,20 @@ def read_program(file: BinaryIO) -> fx.GraphModule:
         PickledProgram: do not.
         OSError, zipfile.BadZipFile, ValueError: not a sound archive.
     """
-    with zipfile.ZipFile(file) as archive:
-        _refuse_pickles(archive)
-        parts = _Parts(archive)
-        program = parts.json(f"models/{parts.model}.json")
-        try:
-            return _Reader(program, parts).read()
-        except (KeyError, TypeError, AttributeError, IndexError) as e:
-            raise UnknownProgram(f"unexpected structure: {type(e).__name__}: {e}") from e
+    return _read(file, _Parts)
+
+
+def is_known(file: BinaryIO) -> bool:
+    """Whether :func:`read_program` can read an archive; its weights are not looked at.
+
+    Raises:
+        PickledProgram, OSError, zipfile.BadZipFile, ValueError: as :func:`read_program`.
+    """
+    try:
+        _read(file, _Outline)
+    except UnknownProgram:
+        return False
+    return True
 
 
 def refuse_pickles(file: BinaryIO) -> None:
@@ -188,6 +194,13 @@ class _Parts:
                     raise ValueError(f"record {record!r} is shorter than {size} bytes")
                 at += n
         return whole
+
+
+class _Outline(_Parts):
+    """The records of an archive, but for what the weights are."""
+
+    def _bytes(self, record: str) -> Tensor:
+        return torch.empty(self._archive.getinfo(record).file_size, dtype=torch.uint8)
 
 
 class _Reader:
@@ -319,6 +332,17 @@ def _target(name: str) -> Callable[..., Any]:
     if not isinstance(target, torch._ops.OpOverload):
         raise UnknownProgram(f"operator {name!r}")
     return target
+
+
+def _read(file: BinaryIO, records: type[_Parts]) -> fx.GraphModule:
+    with zipfile.ZipFile(file) as archive:
+        _refuse_pickles(archive)
+        parts = records(archive)
+        program = parts.json(f"models/{parts.model}.json")
+        try:
+            return _Reader(program, parts).read()
+        except (KeyError, TypeError, AttributeError, IndexError) as e:
+            raise UnknownProgram(f"unexpected structure: {type(e).__name__}: {e}") from e
 
 
 def _name(output: Mapping[str, Any]) -> str:

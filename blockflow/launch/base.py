@@ -96,7 +96,8 @@ class Launcher(ABC):
         Args:
             entry: ``package.module:function``, taking one dict and returning an exit code.
             spec: plain JSON values. ``cores`` (cpu numbers) and ``log_path`` (file for stdout and
-                stderr, '' = inherited) are applied here, before the entry is called.
+                stderr, '' = inherited) are applied here, before the entry is called. ``modules``
+                names what the entry will import: who forks imports it first, once for all.
             name: of the replica; ps shows ``bf:<name>``.
 
         Raises:

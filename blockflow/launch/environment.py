@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import IO
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,32 @@ def child_environment(
 def child_command(module: str, *args: str) -> list[str]:
     """Command line of a fresh interpreter for ``module``; the current folder is not trusted."""
     return [sys.executable, "-P", "-m", module, *args]
+
+
+def spawn(
+    module: str,
+    *args: str,
+    fds: Sequence[int],
+    malloc: MallocTuning | None,
+    log: IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a fresh interpreter for ``module``, in a session of its own, with
+    :func:`child_environment`.
+
+    Args:
+        fds: descriptors that it inherits under their numbers.
+        malloc: allocator settings.
+        log: gets stdout and stderr; None = inherited.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(
+        child_command(module, *args),
+        env=child_environment(malloc),
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )

@@ -12,7 +12,7 @@ from blockflow.core import limits
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.child import Order
-from blockflow.launch.environment import MallocTuning, child_command, child_environment
+from blockflow.launch.environment import MallocTuning, spawn
 from blockflow.launch.process import EXIT_UNKNOWN
 
 
@@ -45,12 +45,8 @@ class SubprocessLauncher(Launcher):
                 os.write(memory, order)
                 os.lseek(memory, 0, os.SEEK_SET)
                 fds = (memory, self._lifeline.read_fd)
-                process = subprocess.Popen(
-                    child_command("blockflow.launch.child", str(fds[0]), str(fds[1])),
-                    env=child_environment(self._malloc),
-                    pass_fds=fds,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
+                process = spawn(
+                    "blockflow.launch.child", *map(str, fds), fds=fds, malloc=self._malloc
                 )
             except OSError as exc:
                 raise SystemError_("INTERNAL", f"launch of {name!r}: {exc}", where=name) from exc

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,11 +19,11 @@ from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.child import Order
 from blockflow.launch.ends import unreaped_status
-from blockflow.launch.environment import MallocTuning, child_command, child_environment
+from blockflow.launch.environment import MallocTuning, spawn
 from blockflow.launch.inherited import Inherited
-from blockflow.launch.preload import WORKER_MODULES
+from blockflow.launch.preload import BASE_MODULES, Imports
 from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child
-from blockflow.launch.vitals import read_vitals
+from blockflow.launch.vitals import Stopped
 from blockflow.launch.ward import TEMPLATE, Kept, Ward
 from blockflow.wire.codec import decode, encode
 
@@ -54,7 +54,7 @@ class TemplateLauncher(Launcher):
 
     Args:
         run_dir: removed by the template when this process has died; '' = none.
-        preload: modules the template imports.
+        preload: modules the template imports at its start; a launch may name more (``modules``).
         rehearsals: calls (entry, spec) that the template makes after its imports, so that what they
             touch is shared by all children. They must neither compute nor start threads; one that
             does makes the template start anew without any, one that raises is ignored.
@@ -67,14 +67,14 @@ class TemplateLauncher(Launcher):
         self,
         *,
         run_dir: str = "",
-        preload: Sequence[str] = WORKER_MODULES,
+        preload: Sequence[str] = BASE_MODULES,
         rehearsals: Sequence[tuple[str, Mapping[str, Any]]] = (),
         malloc: MallocTuning | None = None,
         log_path: str = "",
         ward: Ward | None = None,
     ) -> None:
         self._run_dir = run_dir
-        self._preload = list(preload)
+        self._imports = Imports(preload)
         self._rehearsals = [[entry, dict(spec)] for entry, spec in rehearsals]
         self._malloc = malloc
         self._log_path = log_path
@@ -85,7 +85,7 @@ class TemplateLauncher(Launcher):
         self._socket: socket.socket | None = None
         self._ready = False
         self._tries = 0  # templates that launches have started since one was answered
-        self._stopped_since: float | None = None
+        self._stopped = Stopped()
         self._serial = 0
         self._oldest = 1  # serial of the current template's first child
         self._alive: dict[int, Child] = {}
@@ -115,19 +115,17 @@ class TemplateLauncher(Launcher):
                 "control": theirs.fileno(),
                 "lifeline": self._lifeline.read_fd,
                 "run_dir": self._run_dir,
-                "preload": self._preload,
+                "preload": self._imports.done,
                 "rehearsals": self._rehearsals,
             }
             try:
                 with theirs, open(self._log_path or os.devnull, "ab") as log:
-                    self._process = subprocess.Popen(
-                        child_command("blockflow.launch.template", json.dumps(config)),
-                        env=child_environment(self._malloc),
-                        pass_fds=(theirs.fileno(), self._lifeline.read_fd),
-                        stdin=subprocess.DEVNULL,
-                        stdout=log if self._log_path else None,
-                        stderr=log if self._log_path else None,
-                        start_new_session=True,
+                    self._process = spawn(
+                        "blockflow.launch.template",
+                        json.dumps(config),
+                        fds=(theirs.fileno(), self._lifeline.read_fd),
+                        malloc=self._malloc,
+                        log=log if self._log_path else None,
                     )
             except OSError as exc:
                 mine.close()
@@ -171,7 +169,9 @@ class TemplateLauncher(Launcher):
         with self._lock:
             self._pump()  # notices a template that has died meanwhile
             self._have_template()
-            if not self._ready:
+            if self._ready and not self._imports.under_way:
+                self._import(spec.get("modules", ()))
+            if not self._ready or self._imports.under_way:
                 self._end_stopped()
                 self._have_template()
                 return None
@@ -195,6 +195,13 @@ class TemplateLauncher(Launcher):
             self._connected()
         self.start()
         self._tries += 1
+
+    def _import(self, modules: Iterable[str]) -> None:
+        """Have the template import what it has not been told to yet: that may take seconds."""
+        self._serial += 1
+        if missing := self._imports.begin(self._serial, modules):
+            with suppress(OSError):  # it died just now, which is noticed soon
+                self._connected().send(encode(["import", self._serial, missing]))
 
     def _order(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
         """Have the template, which is ready, fork a process: milliseconds.
@@ -266,14 +273,7 @@ class TemplateLauncher(Launcher):
 
     def _end_stopped(self) -> None:
         """Kill a template that is stopped: it will not answer until someone lets it go on."""
-        vitals = read_vitals(self.template_pid) if self._process is not None else None
-        if vitals is None or not vitals.stopped:
-            self._stopped_since = None
-            return
-        now = time.monotonic()
-        if self._stopped_since is None:
-            self._stopped_since = now
-        elif now - self._stopped_since >= _STOPPED_S:
+        if self._stopped.seconds(self.template_pid, time.monotonic()) >= _STOPPED_S:
             self._end_template("is stopped")
 
     def _end_template(self, why: str) -> None:
@@ -304,6 +304,8 @@ class TemplateLauncher(Launcher):
         match message:
             case ["ready"]:
                 self._ready = True
+            case ["imported", int(serial)]:
+                self._imports.end(serial)
             case ["roll", list(entries)]:
                 self._ready, self._roll = True, {pid: serial for serial, pid in entries}
             case ["exited", int(), int(status), int(pid)] if self._roll is None:
@@ -320,10 +322,11 @@ class TemplateLauncher(Launcher):
                     self._statuses[serial] = status  # else it was known before
 
     def _template_died(self) -> None:
-        self._stopped_since = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        if names := self._imports.died():
+            _LOG.error("the template ended as it imported %s", ", ".join(names))
         self._oldest = self._serial + 1
         self._roll = self._roll or {}
         if self._process is not None:

@@ -1,47 +1,114 @@
-"""What the template imports so that a worker finds it: names only, nothing is imported here.
+"""What the template imports so that a worker finds it.
 
-Beside the obvious, these are modules that ``torch.export.load`` and the first run of a loaded
-program import lazily; they cost a fresh process about two seconds. A name that another release of a
-package does not have is skipped by the template, and a test compares this list with what a load
-really imports.
+Every worker needs the base. What loads its blocks is imported when the repository has a block for
+it, or a launch names it: torch.export costs as much as torch itself (two to three seconds), and who
+loads nothing with it need not wait for it. A name that another release of a package does not have
+is skipped, and a test compares these lists with what a load really imports.
 """
 
 from __future__ import annotations
 
-WORKER_MODULES: tuple[str, ...] = (
+import importlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from blockflow.core.engines import TORCH_EXPORT
+
+BASE_MODULES: tuple[str, ...] = (
     "numpy",
     "zmq",
     "msgpack",
     "psutil",
     "torch",
-    "torch.export",
-    "torch.export._trace",
-    "torch.export._unlift",
-    "torch.export.pt2_archive._package",
-    "torch.utils.serialization.config",
-    "torch._export.serde.serialize",
-    "torch._export.db.logging",
-    "torch._export.passes.add_runtime_assertions_for_constraints_pass",
-    "torch._functorch.aot_autograd",
-    "torch._functorch.partitioners",
-    "torch._functorch._activation_checkpointing.ac_logging_utils",
-    "torch._dynamo.precompile_context",
-    "torch._inductor.sizevars",
-    "torch.fx.experimental.validator",
-    "networkx",
-    "sympy.combinatorics.tensor_can",
-    "sympy.tensor.tensor",
     "blockflow.engine.registry",
     "blockflow.engine.echo",
     "blockflow.engine.exported",
-    "blockflow.engine.program",
     "blockflow.engine.torchscript",
-    "blockflow.engine.onnx_runtime",
-    "blockflow.engine.open_vino",
     "blockflow.worker.main",
     "blockflow.worker.rehearsal",
     "blockflow.dispatcher.main",
 )
 
+LOADER_MODULES: Mapping[str, tuple[str, ...]] = {
+    # What torch.export.load and the first run of what it has loaded import lazily, too.
+    TORCH_EXPORT: (
+        "torch.export",
+        "torch.export._trace",
+        "torch.export._unlift",
+        "torch.export.pt2_archive._package",
+        "torch.utils.serialization.config",
+        "torch._export.serde.serialize",
+        "torch._export.db.logging",
+        "torch._export.passes.add_runtime_assertions_for_constraints_pass",
+        "torch._functorch.aot_autograd",
+        "torch._functorch.partitioners",
+        "torch._functorch._activation_checkpointing.ac_logging_utils",
+        "torch._dynamo.precompile_context",
+        "torch._inductor.sizevars",
+        "torch.fx.experimental.validator",
+        "networkx",
+        "sympy.combinatorics.tensor_can",
+        "sympy.tensor.tensor",
+    ),
+    "onnxruntime": ("blockflow.engine.onnx_runtime",),
+    "openvino": ("blockflow.engine.open_vino",),
+}
+"""What blocks are loaded with (engines, and what an engine may need beside itself) -> modules. What
+is not named here is imported by each worker itself."""
+
 REHEARSAL = "blockflow.worker.rehearsal:rehearse"
 """What the template may do once on behalf of its workers; takes ``{"repository": folder}``."""
+
+
+def modules_of(loaders: Iterable[str]) -> tuple[str, ...]:
+    """What workers with these loaders import beside :data:`BASE_MODULES`."""
+    return tuple(m for e in sorted(set(loaders)) for m in LOADER_MODULES.get(e, ()))
+
+
+class Imports:
+    """What templates, one after the other, are told to import. Pure.
+
+    Args:
+        first: what the first one imports at its start.
+    """
+
+    TRIES = 2
+    """Modules that so many templates have died on are left to the workers."""
+
+    def __init__(self, first: Iterable[str]) -> None:
+        self.done = list(first)
+        """What the next template imports at its start: its predecessors have survived that."""
+        self._begun: Counter[str] = Counter()
+        self._serial = 0
+        self._now: list[str] = []
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._now)
+
+    def begin(self, serial: int, modules: Iterable[str]) -> list[str]:
+        """Which of ``modules`` the template is to import now, as order ``serial``."""
+        self._now = [m for m in modules if m not in self.done and self._begun[m] < self.TRIES]
+        self._begun.update(self._now)
+        self._serial = serial
+        return self._now
+
+    def end(self, serial: int) -> None:
+        """It says that it is done with order ``serial``."""
+        if serial == self._serial:  # else it was an answer to a launcher that has died
+            self.done += self._now
+            self._now = []
+
+    def died(self) -> list[str]:
+        """It has died: on these, perhaps."""
+        suspects, self._now = self._now, []
+        return suspects
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Import what workers will need. A missing one is left to the worker that needs it."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue

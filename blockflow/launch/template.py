@@ -6,8 +6,9 @@ modules to ``preload`` and the calls to make after that (``rehearsals``). A fork
 imported pages and starts in milliseconds; that is sound only while the template has one thread, no
 OpenMP pool and no CUDA context, so it computes nothing and checks itself before each fork.
 
-Messages (msgpack arrays). In: ``["launch", serial, order]``, ``["close"]``. Out: ``["ready"]``,
-``["launched", serial, pid]`` with the child's pidfd, ``["failed", serial, text]``,
+Messages (msgpack arrays). In: ``["import", serial, modules]``, ``["launch", serial, order]``,
+``["close"]``. Out: ``["ready"]``, ``["imported", serial]``, ``["launched", serial, pid]`` with the
+child's pidfd, ``["failed", serial, text]``,
 ``["exited", serial, status, pid]``. A launcher that takes the template over from one that has died
 asks ``["roll"]`` and gets ``["roll", [[serial, pid], ...]]``: the children that live; what was
 said before it was meant for the dead.
@@ -16,7 +17,6 @@ said before it was meant for the dead.
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import logging
 import os
@@ -36,6 +36,7 @@ from blockflow.core.errors import BlockFlowError
 from blockflow.launch.child import Order, enter, resolve
 from blockflow.launch.environment import child_command
 from blockflow.launch.logs import set_level
+from blockflow.launch.preload import preload
 from blockflow.launch.process import (
     collect_own_child,
     gpu_descriptors,
@@ -111,6 +112,15 @@ class Template:
                 self._launch(serial, Order.from_bytes(order))
             except (BlockFlowError, OSError, RuntimeError) as exc:
                 self._send(["failed", serial, str(exc)])
+        elif kind == "import":
+            serial, modules = rest
+            preload(modules)
+            if _unsound():
+                # Ends as if it had crashed: the children live on, another one starts without.
+                _LOG.error("%s: no process could be forked after that", ", ".join(modules))
+                os._exit(1)
+            leave_to_children()
+            self._send(["imported", serial])
         elif kind == "roll":
             self._send(["roll", [list(entry) for entry in self._children.values()]])
         self._closed = kind == "close"
@@ -182,15 +192,6 @@ class Template:
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
 
-def preload(modules: list[str]) -> None:
-    """Import what workers will need. A missing one is left to the worker that needs it."""
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-
-
 def rehearse(calls: list[list[Any]]) -> None:
     """Do what workers will do, so that the pages it touches are shared; see TemplateLauncher."""
     for entry, spec in calls:
@@ -200,6 +201,18 @@ def rehearse(calls: list[list[Any]]) -> None:
             _LOG.warning("rehearsal %s failed", entry, exc_info=True)
 
 
+def _unsound() -> bool:
+    """Whether something has been left behind that no fork survives: threads, or an open GPU."""
+    return thread_count() != 1 or bool(gpu_descriptors())
+
+
+def leave_to_children() -> None:
+    """Collect once and leave what is here alone: a collection in a child would write to every
+    shared page."""
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> None:
     config = json.loads(sys.argv[1])
     for sig in (signal.SIGINT, signal.SIGHUP):
@@ -207,14 +220,12 @@ def main() -> None:
     set_process_name("bf:template")
     preload(config["preload"])
     rehearse(config["rehearsals"])
-    if config["rehearsals"] and (thread_count() != 1 or gpu_descriptors()):
+    if config["rehearsals"] and _unsound():
         _LOG.warning("a rehearsal has left threads or an open GPU behind: starting without")
         bare = json.dumps({**config, "rehearsals": []})
         os.execv(sys.executable, child_command("blockflow.launch.template", bare))
     set_level()
-    # Collected once and then left alone: a collection in a child would write to every shared page.
-    gc.collect()
-    gc.freeze()
+    leave_to_children()
     control = socket.socket(fileno=int(config["control"]))
     Template(control, int(config["lifeline"]), str(config["run_dir"])).run()
 

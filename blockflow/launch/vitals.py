@@ -61,6 +61,23 @@ def read_vitals(pid: int, *, every_thread: bool = False) -> Vitals | None:
     return Vitals(state, ticks * _TICK_NS, main_ns, eager)
 
 
+class Stopped:
+    """For how long a process has been seen stopped (SIGSTOP), by whoever looks again and again."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None  # process id, when it was first seen so
+
+    def seconds(self, pid: int, now: float) -> float:
+        """0.0 for a process that is not stopped, or is none (``pid`` 0); ``now`` in seconds."""
+        vitals = read_vitals(pid) if pid else None
+        if vitals is None or not vitals.stopped:
+            self._first = None
+            return 0.0
+        if self._first is None or self._first[0] != pid:
+            self._first = pid, now
+        return now - self._first[1]
+
+
 def _stat(folder: Path) -> tuple[str, int]:
     """State and used ticks of ``/proc/<pid>`` (all threads) or of one task below it."""
     # The name in parentheses may hold anything, blanks and parentheses too.

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import TensorSpec
 from blockflow.core.profile import StageProfile
 from blockflow.engine.workshop import EngineWorkshop
-from blockflow.launch.base import Launcher
+from blockflow.launch.base import Child, Launcher
+from blockflow.launch.preload import LOADER_MODULES, modules_of
 from blockflow.repository.convert import convert_block
 from blockflow.repository.echo import save_echo
 from blockflow.repository.export import export_model
@@ -70,7 +72,11 @@ class Forks:
     """Processes of the session's template, in place of a launcher of fresh ones."""
 
     def __init__(self, launcher: Launcher) -> None:
-        self.launch = launcher.launch
+        self._launcher = launcher
+
+    def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
+        modules = [*modules_of(LOADER_MODULES)]
+        return self._launcher.launch(entry, {**spec, "modules": modules}, name)
 
     def close(self) -> None: ...
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from blockflow.core.engines import TORCH_EXPORT
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import wait_any
 from blockflow.launch.environment import MallocTuning, child_environment
 from blockflow.launch.local import TemplateLauncher
-from blockflow.launch.preload import WORKER_MODULES
+from blockflow.launch.preload import BASE_MODULES, modules_of
 from blockflow.launch.process import Adoption, become_subreaper, gpu_descriptors
 from tests.contract.test_launchers import ENTRY, report, spec_for
 from tests.template_gate import Gate
@@ -305,25 +306,27 @@ def test_environment() -> None:
 
 
 PROBE = """
-import json, sys, threading
-from importlib import import_module
-for name in json.loads(sys.argv[1]):
-    try:
-        import_module(name)
-    except ModuleNotFoundError:
-        pass  # an extra that is not installed
-import os, torch
+import json, os, sys
+from blockflow.launch.preload import preload
+preload(json.loads(sys.argv[1]))
+import torch
 before = set(sys.modules)
 threads = len(os.listdir("/proc/self/task"))
-program = torch.export.load(sys.argv[2]).module(check_guards=False)
+if sys.argv[3] == "official":
+    program = torch.export.load(sys.argv[2]).module(check_guards=False)
+else:
+    from blockflow.engine.lean import lean
+    from blockflow.engine.program import read_program
+    program = lean(read_program(open(sys.argv[2], "rb")))
 with torch.inference_mode():
     program(torch.zeros(2, 1, 8, 8))
-print(json.dumps([threads, sorted(set(sys.modules) - before)]))
+print(json.dumps([threads, sorted(set(sys.modules) - before), len(before)]))
 """
 
 
 def test_preload_leaves_nothing_to_import(tmp_path: Path) -> None:
-    """A load and a run import next to nothing after the preload, which has started no thread."""
+    """A load and a run import next to nothing after the preload, which has started no thread; and
+    what is read as data does so without torch.export's modules."""
     torch = pytest.importorskip("torch")
     nn = torch.nn
     net = nn.Sequential(
@@ -333,13 +336,68 @@ def test_preload_leaves_nothing_to_import(tmp_path: Path) -> None:
     program = torch.export.export(net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: rows},))
     artifact = tmp_path / "net.pt2"
     torch.export.save(program, artifact)
-    out = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps(WORKER_MODULES), str(artifact)],
-        env=child_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    threads, imported = json.loads(out.stdout)
-    assert threads == 1
-    assert len(imported) < 10, f"preload these too: {imported}"
+    sizes = []
+    for way, loaders in (("data", []), ("official", [TORCH_EXPORT])):
+        modules = [*BASE_MODULES, *modules_of(loaders)]
+        out = subprocess.run(
+            [sys.executable, "-c", PROBE, json.dumps(modules), str(artifact), way],
+            env=child_environment(),
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        threads, imported, size = json.loads(out.stdout)
+        assert threads == 1
+        assert len(imported) < 10, f"preload these too: {imported}"
+        sizes.append(size)
+    assert sizes[0] < sizes[1] - 500  # modules: torch.export brings a compiler
+
+
+def seen(spec: dict[str, str]) -> int:
+    """A child that says which of two modules were there when it was forked."""
+    there = [name for name in ("fine", "bad") if name in sys.modules]
+    Path(spec["report"]).write_text(" ".join(there))
+    return 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "import os; os.kill(os.getpid(), 9)",
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "raise ImportError",
+    ],
+)
+def test_what_a_launch_names_is_imported_before_its_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
+) -> None:
+    """Once for all; and a module that no template survives is left to the processes."""
+    become_subreaper()
+    (tmp_path / "fine.py").write_text("")
+    (tmp_path / "bad.py").write_text(bad)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = f"{__name__}:seen"
+    launcher = TemplateLauncher(preload=["msgpack"])
+
+    def launched(*modules: str) -> str:
+        spec = {"report": str(tmp_path / "report"), "modules": list(modules)}
+        child = launcher.launch(entry, spec, "w#0")
+        assert child.wait(WAIT_S) == 0
+        child.close()
+        return (tmp_path / "report").read_text()
+
+    try:
+        assert launched() == ""
+        first = launcher.template_pid
+        assert launched("fine") == launched() == "fine"
+        assert launcher.template_pid == first
+        assert launched("bad") == "fine"
+        assert launched("bad", "fine") == "fine"
+        last = launcher.template_pid
+        assert (last == first) == (bad == "raise ImportError")
+        # A new one imports from the start what its predecessors have survived.
+        os.kill(last, signal.SIGKILL)
+        wait_gone(last)
+        assert launched() == "fine"
+    finally:
+        launcher.close()

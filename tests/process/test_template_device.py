@@ -30,10 +30,13 @@ for name, answer in (("is_available", True), ("device_count", 1), ("_lazy_init",
 for name in ("_cuda_init", "_cuda_getDeviceCount"):
     setattr(torch._C, name, spy(name, 1))
 
-from blockflow.launch.preload import REHEARSAL, WORKER_MODULES
-from blockflow.launch.template import preload, rehearse
+from blockflow.launch.preload import (
+    BASE_MODULES, LOADER_MODULES, REHEARSAL, modules_of, preload,
+)
+from blockflow.launch.template import rehearse
 
-preload(list(WORKER_MODULES))
+preload(BASE_MODULES)
+preload(modules_of(LOADER_MODULES))
 rehearse([[REHEARSAL, {"repository": sys.argv[1]}]])
 assert "blockflow.tensormq.cuda_driver" not in sys.modules, "the driver's module is loaded"
 assert not torch.cuda.is_initialized()

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from blockflow.control.engines import engine_check
-from blockflow.core.engines import ENGINES, VARIANTS, misfits, own_engine, pins, select
+from blockflow.core.engines import (
+    ENGINES,
+    TORCH_EXPORT,
+    VARIANTS,
+    loaders,
+    misfits,
+    own_engine,
+    pins,
+    select,
+)
 from blockflow.core.errors import BlockError, BlockFlowError, RepositoryError, SystemError_
 from blockflow.core.model import BlockInfo, Contract, TensorSpec, Variant
 from blockflow.core.specs import BlockSpec
@@ -68,6 +77,14 @@ def test_auto_is_this_machines_choice() -> None:
     assert select(block, machine="there").engine == "exported"
     assert select(block).engine == "exported"
     assert select(block, device="cuda:0", machine="here").engine == "exported"
+
+
+def test_loaders_are_all_that_may_come_to_load_a_block() -> None:
+    assert loaders(BARE) == {"exported"}
+    assert loaders(BARE, "auto", "cuda:0") == {"exported", TORCH_EXPORT}
+    assert loaders(BARE, "openvino", "cuda:0") == {"openvino"}
+    assert loaders(replace(FULL, choices={"here": CHOICE})) == {"exported", "openvino"}
+    assert loaders(replace(BARE, format="nonsense")) == set()
 
 
 def test_given_options_go_over_the_choices() -> None:

@@ -22,6 +22,7 @@ from blockflow.engine.lean import lean  # noqa: E402
 from blockflow.engine.program import (  # noqa: E402
     PickledProgram,
     UnknownProgram,
+    is_known,
     read_program,
     refuse_pickles,
 )
@@ -82,6 +83,7 @@ def attention() -> nn.Module:
 def test_same_as_torch(make: Callable[[], nn.Module], dims: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     file = saved(make(), torch.randn(3, *dims))
+    assert is_known(file)
     with torch.no_grad():
         read = read_program(file)
         file.seek(0)
@@ -172,7 +174,7 @@ def test_a_pickled_weight_is_never_read(tmp_path: Path) -> None:
         for name in old.namelist():
             first = name.endswith("/weight_0")
             new.writestr(name, bomb.getvalue() if first else old.read(name))
-    for check in (read_program, refuse_pickles):
+    for check in (read_program, is_known, refuse_pickles):
         poisoned.seek(0)
         with pytest.raises(PickledProgram, match="pickled object"):
             check(poisoned)
@@ -200,8 +202,10 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("reason", CHANGES)
 def test_what_it_does_not_know(reason: str) -> None:
     file = saved(convolutions(), torch.randn(3, 3, 8, 8))
+    changed = altered(file, "models/model.json", CHANGES[reason])
     with pytest.raises(UnknownProgram, match=reason):
-        read_program(altered(file, "models/model.json", CHANGES[reason]))
+        read_program(changed)
+    assert not is_known(changed)
 
 
 def test_damage() -> None:
@@ -220,5 +224,6 @@ def test_damage() -> None:
     data[data.index(content)] ^= 1
     with pytest.raises(zipfile.BadZipFile, match="CRC"):
         read_program(io.BytesIO(bytes(data)))
+    assert is_known(io.BytesIO(bytes(data)))  # what the weights are is not asked
     with pytest.raises(zipfile.BadZipFile):
         read_program(io.BytesIO(file.getvalue()[: len(data) // 2]))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from blockflow.core.engines import TORCH_EXPORT
 from blockflow.core.errors import RepositoryError
 from blockflow.core.model import TensorSpec
-from blockflow.launch.preload import REHEARSAL
+from blockflow.launch.preload import REHEARSAL, modules_of
 from blockflow.launch.process import thread_count
 from blockflow.repository.echo import save_echo
 from blockflow.repository.export import export_model
@@ -29,6 +31,34 @@ def test_nothing_to_rehearse_but_the_fingerprint(tmp_path: Path) -> None:
     assert fingerprint.cache_info().currsize == 1
     save_echo(BlockRepository(tmp_path), "e", TensorSpec("float32", ("rows", 2)))
     rehearsal.rehearse({"repository": str(tmp_path)})
+
+
+class Elsewhere(nn.Module):
+    """Its program is not read as data: the operator is none of aten's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = torch.ops.blockflow_test.doubled(x)
+        return doubled
+
+
+def test_torch_export_is_imported_where_a_block_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = torch.library.Library("blockflow_test", "DEF")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: x * 2, "CompositeExplicitAutograd")
+    imported: list[str] = []
+    monkeypatch.setattr(rehearsal, "preload", imported.extend)
+    repository = BlockRepository(tmp_path)
+    spec = TensorSpec("float32", ("rows", 4))
+    plain = LoadedModel(nn.Sequential(nn.Linear(4, 2)).eval(), "test", spec)
+    export_model(plain, repository, names=["plain"])
+    rehearsal.rehearse({"repository": str(tmp_path)})
+    assert imported == []
+    other = LoadedModel(nn.Sequential(nn.Linear(4, 64), Elsewhere()).eval(), "test", spec)
+    export_model(other, repository, names=["other"])
+    rehearsal.rehearse({"repository": str(tmp_path)})
+    assert tuple(imported) == modules_of([TORCH_EXPORT])
 
 
 def test_the_smallest_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
