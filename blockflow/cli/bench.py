@@ -31,7 +31,7 @@ from blockflow.bench.mlperf.presets import (
     per_task,
     presets,
 )
-from blockflow.bench.mlperf.rates import CONFIRMATIONS
+from blockflow.bench.mlperf.rates import CONFIRMATIONS, SERVER_RUNS
 from blockflow.bench.mlperf.report import (
     HTML,
     MARKDOWN,
@@ -139,8 +139,14 @@ def bench(
         int, typer.Option(min=1, max=100, help="server: runs of the search at most.")
     ] = RUNS,
     confirmations: Annotated[
-        int, typer.Option(min=1, max=100, help="server: runs of full length after it, at most.")
+        int, typer.Option(min=1, max=100, help="server: rates confirmed after it, at most.")
     ] = CONFIRMATIONS,
+    server_runs: Annotated[
+        int,
+        typer.Option(
+            min=1, max=100, help="server: VALID runs of the result, the least counts. The paper: 5."
+        ),
+    ] = SERVER_RUNS,
     duration: Annotated[
         float | None, typer.Option(min=0.1, max=1e6, help="Least seconds of a run.")
     ] = None,
@@ -221,6 +227,7 @@ def bench(
                     precision=precision,
                     search_runs=search_runs,
                     confirmations=confirmations,
+                    server_runs=server_runs,
                     samples_per_query=samples_per_query,
                     rows=rows,
                     in_flight=in_flight,

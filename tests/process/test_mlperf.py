@@ -122,6 +122,19 @@ def test_the_server_scenario_searches_its_rate(
     assert (tmp_path / "rate.png").stat().st_size
 
 
+def test_a_given_rate_is_run_several_times(
+    system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("--task", "a", "--scenario", "server", "--target-latency-ms", "20000", "--rate", "20")
+    status, found = bench(system, tmp_path, capsys, *SURE, *args, "--server-runs", "2")
+    (result,) = found["results"]
+    assert (status, result["verdict"], result["least_of"]) == (0, "VALID", 2)
+    folders = [run["folder"] for run in result["search"]]
+    assert folders == ["server-of2-1", "server-of2-2"]
+    assert min(run["metric"]["value"] for run in result["search"]) == result["metric"]["value"]
+    assert "all of 2 runs at 20 queries/s were VALID" in (tmp_path / "report.md").read_text()
+
+
 def test_a_single_failing_row_makes_the_run_invalid(
     system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

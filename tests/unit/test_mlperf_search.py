@@ -11,7 +11,7 @@ from mlperf_rig import server_job
 
 from blockflow.bench.mlperf.job import Job
 from blockflow.bench.mlperf.pictures import rate_points
-from blockflow.bench.mlperf.rates import CONFIRMATIONS, PROBE_S, Run, search_rate
+from blockflow.bench.mlperf.rates import CONFIRMATIONS, PROBE_S, Run, repeat_rate, search_rate
 from blockflow.bench.mlperf.result import RunResult, ScenarioResult
 from blockflow.bench.mlperf.search import LEAST_SHARE, RateSearch
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
@@ -77,6 +77,67 @@ def test_a_rate_of_full_length_is_confirmed_by_such_runs() -> None:
     assert [run["verdict"] for run in told["search"][-3:]] == ["INVALID", "INVALID", "VALID"]
     assert told["search"][-1]["kind"] == "official"
     assert told["search"][0]["kind"] == "short"
+
+
+def completing(*per_second: float) -> Run:
+    """Runs that are VALID where they complete anything, in turn."""
+    left = list(per_second)
+
+    def run(job: Job, name: str, what: str) -> RunResult:
+        value = left.pop(0)
+        verdict = RunVerdict(value > 0, (), Metric("completed", value, "queries/s"), False, {})
+        return RunResult(Path(name), job.settings, verdict, Counts(), (), {})
+
+    return run
+
+
+def test_of_several_runs_at_a_given_rate_the_least_counts() -> None:
+    found = repeat_rate(server_job(short=True), completing(50.0, 48.0, 49.0), 3)
+    assert (found.result.verdict.valid, found.result.folder.name) == (True, "server-of3-2")
+    told = found.to_dict()
+    assert (told["least_of"], told["found"], len(told["search"])) == (3, None, 3)
+
+
+def test_of_several_runs_one_that_is_not_valid_decides() -> None:
+    found = repeat_rate(server_job(short=True), completing(50.0, 0.0), 5)
+    assert (found.result.verdict.valid, found.result.folder.name) == (False, "server-of5-2")
+    assert found.to_dict()["least_of"] == 1
+
+
+def test_several_runs_that_are_interrupted_are_kept_and_invalid() -> None:
+    whole = completing(50.0, 48.0)
+
+    def run(job: Job, name: str, what: str) -> RunResult:
+        if name.endswith("3"):
+            raise KeyboardInterrupt
+        return whole(job, name, what)
+
+    found = repeat_rate(server_job(short=True), run, 3)
+    assert (found.result.folder.name, found.result.verdict.valid) == ("server-of3-2", False)
+    assert found.result.error is not None and found.result.error.code == "CANCELLED"
+    with pytest.raises(KeyboardInterrupt):
+        repeat_rate(server_job(short=True), lambda job, _, what: run(job, "3", what), 3)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_what_a_search_finds_is_run_as_often_as_was_asked_for(short: bool) -> None:
+    """Below a rate of which one of the runs is INVALID all of them are run again."""
+    seen: list[tuple[str, float, bool]] = []
+    usual = runner(100.0, seen)
+
+    def run(job: Job, name: str, what: str) -> RunResult:
+        return (runner(0.0, seen) if name == "server-full-1-of3-2" else usual)(job, name, what)
+
+    found = search_rate(server_job(short=short), RateSearch(50.0), run, server_runs=3)
+    repeated = [name for name, _, _ in seen if "full" in name]
+    ends = ("1-of3-1", "1-of3-2", "2-of3-1", "2-of3-2", "2-of3-3")
+    assert repeated == [f"server-full-{end}" for end in ends]
+    assert found.result.verdict.valid
+    assert found.result.folder.name == "server-full-2-of3-1"
+    high, low = (next(r for n, r, _ in seen if f"full-{i}" in n) for i in (1, 2))
+    assert high / low == pytest.approx(1.05)
+    told = found.to_dict()
+    assert (told["least_of"], told["found"]["invalid_at"]) == (3, high)
 
 
 def full_length(

@@ -106,6 +106,7 @@ def _run(r: Mapping[str, Any], tasks: str) -> Figure:
             "precise": searched.get("precise"),
             "invalid_at": searched.get("invalid_at"),
             "invalid_s": searched.get("invalid_s"),
+            "least_of": r.get("least_of", 1),
             "failed": sum(r["samples"]["failed"].values()) + r["samples"]["lost"],
         },
     )
@@ -221,7 +222,12 @@ def run_grid(figures: Sequence[Figure]) -> Grid:
 
 
 def _above(f: Figure) -> str:
-    """What a search has found beyond its highest VALID rate."""
+    """How many runs a server rate was seen in, and what a search has found above it."""
+    times = f.labels.get("least_of", 1)
+    return (f" (least of {times} runs)" if times > 1 else "") + _limit(f)
+
+
+def _limit(f: Figure) -> str:
     if f.labels["invalid_at"] is not None:
         seconds = f.labels.get("invalid_s")
         brief = "" if seconds is None else f" in a run of {seconds:g} s"

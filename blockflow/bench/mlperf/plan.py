@@ -9,7 +9,7 @@ from typing import Any
 
 from blockflow.bench.mlperf.counts import CONFIDENCE
 from blockflow.bench.mlperf.presets import Preset
-from blockflow.bench.mlperf.rates import CONFIRMATIONS
+from blockflow.bench.mlperf.rates import CONFIRMATIONS, SERVER_RUNS
 from blockflow.bench.mlperf.search import RUNS
 from blockflow.bench.mlperf.settings import (
     DEADLINE_S,
@@ -38,7 +38,8 @@ class Plan:
         preprocess: ``module:function``, or ''.
         presets, latency_ms, percentile: per task.
         rate: queries per second of the server scenario; None searches for the highest VALID one.
-        precision, search_runs, confirmations: of the search, and the runs of full length after it.
+        precision, search_runs, confirmations: of the search, and the rates that are confirmed.
+        server_runs: of the result's rate, all VALID, of which the least is the result.
         samples_per_query: of multistream.
         rows: of one request at most (offline, multistream); 0 = what the task takes.
         in_flight: offline, requests under way.
@@ -67,6 +68,7 @@ class Plan:
     precision: float = 0.05
     search_runs: int = RUNS
     confirmations: int = CONFIRMATIONS
+    server_runs: int = SERVER_RUNS
     samples_per_query: int = SAMPLES_PER_QUERY
     rows: int = 0
     in_flight: int = 16

@@ -103,6 +103,7 @@ def sections(document: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> l
         found.append(Text(f"PARTIAL: {document['error']['code']}: {document['error']['message']}"))
     found.append(_verdicts(document))
     found += [Text(_found(r)) for r in document["results"] if r["found"] is not None]
+    found += [Text(_repeated(r)) for r in document["results"] if r.get("least_of", 1) > 1]
     if any(r["tasks"] for r in document["results"]):
         found.append(_targets(document))
     reasons = [(_name(r), reason) for r in document["results"] for reason in r["reasons"]]
@@ -214,6 +215,13 @@ def _found(result: Mapping[str, Any]) -> str:
     return f"{best} The limit lies between them, and is not known to within {within} as asked."
 
 
+def _repeated(result: Mapping[str, Any]) -> str:
+    return (
+        f"{_name(result)}: all of {result['least_of']} runs at "
+        f"{result['settings']['rate']:.4g} queries/s were VALID; the result is the least."
+    )
+
+
 def _search(result: Mapping[str, Any]) -> Table:
     rows = [
         (
@@ -229,7 +237,8 @@ def _search(result: Mapping[str, Any]) -> Table:
     ]
     share = min(t["percentile"] for t in result["settings"]["targets"].values())
     heads = ("queries/s", "verdict", "kind", "completed/s", f"p{100 * share:g} ms")
-    return Table("Every run of the search", (*heads, "reasons", "logs"), rows)
+    title = "Every run of the search" if result["found"] else "Every run at the rate"
+    return Table(title, (*heads, "reasons", "logs"), rows)
 
 
 def _blocks(result: Mapping[str, Any]) -> Table:

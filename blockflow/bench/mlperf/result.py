@@ -77,13 +77,15 @@ class ScenarioResult:
         result: its run.
         search: every run that led to it, those of full length included; ``result`` among them.
         accuracy: if asked.
-        precision: that the search was to reach, as a share.
+        precision: that the search was to reach, as a share; 0: the rate was given.
+        server_runs: if VALID, ``result`` is the least of so many at its rate, all of them VALID.
     """
 
     result: RunResult
     search: Sequence[RunResult] = ()
     accuracy: Sequence[Accuracy] = ()
     precision: float = 0.0
+    server_runs: int = 1
 
     @property
     def limit(self) -> RunResult | None:
@@ -145,7 +147,8 @@ class ScenarioResult:
                 }
                 for r in self.search
             ],
-            "found": self._found() if self.search else None,
+            "found": self._found() if self.precision else None,
+            "least_of": self.server_runs if self.result.verdict.valid else 1,
             "accuracy": [a.to_dict() for a in self.accuracy],
         }
 

@@ -22,7 +22,7 @@ from blockflow.bench.mlperf.data import Inputs, load_hook, load_inputs
 from blockflow.bench.mlperf.job import Job, read_inputs, save_inputs
 from blockflow.bench.mlperf.library import Library, shares
 from blockflow.bench.mlperf.plan import Plan
-from blockflow.bench.mlperf.rates import search_rate
+from blockflow.bench.mlperf.rates import repeat_rate, search_rate
 from blockflow.bench.mlperf.result import RunResult, ScenarioResult, as_error, broken_off
 from blockflow.bench.mlperf.run import check_loadgen, run
 from blockflow.bench.mlperf.search import RateSearch
@@ -238,7 +238,11 @@ class Session:
             elif settings.scenario is Scenario.SERVER and plan.rate is None:
                 self._show("server: searching the highest VALID rate", None)
                 search = RateSearch(settings.rate, precision=plan.precision, runs=plan.search_runs)
-                self.results.append(search_rate(job, search, self._run, plan.confirmations))
+                self.results.append(
+                    search_rate(job, search, self._run, plan.confirmations, plan.server_runs)
+                )
+            elif settings.scenario is Scenario.SERVER and plan.server_runs > 1:
+                self.results.append(repeat_rate(job, self._run, plan.server_runs))
             else:
                 self.results.append(ScenarioResult(self._lengthened(job, str(settings.scenario))))
             self._tell()
