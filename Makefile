@@ -63,8 +63,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready
 	@$(BIN)/blockflow demo $(ARGS)
 
+# Files in the order of tests/conftest.py, not those with the most tests first: those are the quick ones.
 test: $(VENV)/.ready
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check .
