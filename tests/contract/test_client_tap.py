@@ -47,6 +47,7 @@ def test_a_tap_sees_every_header_also_those_that_nobody_waits_for(face: Any) -> 
         client.infer("echo", X, deadline_s=5.0)
         reply = Reply(fake.requests[0].request_id, 1, ())
         fake.send_raw([encode_to_client(reply)])  # a second one, which the client drops
+        wait_until(lambda: tap.seen.count("Reply") == 2)
         client.infer("echo", X, deadline_s=5.0)
     wait_until(lambda: "disconnected" in tap.seen)
     kinds = [k for k in tap.seen if k not in ("Invite", "Invitation", "Describe", "Description")]
