@@ -32,9 +32,7 @@ class Convoy:
     @property
     def rows(self) -> int:
         """Rows that wait or run."""
-        return sum(q.rows for q in self.waiting.values()) + sum(
-            q.rows for q in self.running.values()
-        )
+        return sum([q.rows for part in (self.waiting, self.running) for q in part.values()])
 
     @property
     def empty(self) -> bool:

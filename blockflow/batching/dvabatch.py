@@ -13,7 +13,9 @@ stretch, split: batch_table.py), run by stage executors (stage.py), serve three 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from blockflow.batching.batch_table import BatchTable, Part
@@ -219,6 +221,9 @@ class DvabatchPolicy(QueueingPolicy):
                 break
             queries = queries[:half]
             self._leave(part, queries)
+        return self._go(part, pair, queries)
+
+    def _go(self, part: Part, pair: int, queries: Sequence[Query]) -> Run:
         self._convoys.start(part, queries)
         self._pipeline.start(part.level, pair)
         return self._run(queries)
@@ -235,15 +240,12 @@ class DvabatchPolicy(QueueingPolicy):
         """How many of ``queries`` should run first: about half of their rows if
         ``T_remain(i, n) >= 2 T_remain(i, n / 2)``, else all. (With an odd number of rows, or
         requests of several, the two real parts' times are added instead of doubling one.)"""
-        total = sum(q.rows for q in queries)
         if len(queries) < 2:
             return len(queries)
-        head = count = 0
-        while count < len(queries) - 1 and 2 * (head + queries[count].rows) <= total + 1:
-            head += queries[count].rows
-            count += 1
-        if count == 0:
-            head, count = queries[0].rows, 1
+        heads = list(accumulate([q.rows for q in queries]))
+        total = heads[-1]
+        count = max(1, bisect_right(heads, (total + 1) // 2, 0, len(queries) - 1))
+        head = heads[count - 1]
         line = self._costs.line(self._routes(queries), self._length(queries))
         pays = at(line, total) >= at(line, head) + at(line, total - head)
         return count if pays else len(queries)
@@ -341,7 +343,7 @@ class DvabatchPolicy(QueueingPolicy):
         part.pair = pair
         self._groups[part.row.id] = group
         self._convoys.join(part, queries)
-        return self._start(part, pair)
+        return self._go(part, pair, queries)
 
     def _due(self, now: int) -> tuple[list[Group], int | None]:
         """Groups whose window is over, and when the next one's will be."""
