@@ -28,7 +28,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
-JOBS   ?= 2
+# Processes of `make test`: one more than two cores, for each of them waits a quarter of its time.
+JOBS   ?= 3
 
 # On Linux, PyPI's torch brings several GB of CUDA libraries. The machine's own index configuration
 # decides by default; for the small CPU build from PyTorch's own index:
