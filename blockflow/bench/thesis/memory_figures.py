@@ -328,7 +328,7 @@ def draw(found: Sequence[Figure]) -> Any:
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xticks([s.number for s in SCENARIOS])
     ax.set(xlabel="scenario", ylabel="memory saved, %", title=fair[0].labels["model"])
-    ax.legend(fontsize=8, frameon=False, ncols=4)
+    page.legend(loc="outside upper center", fontsize=8, frameon=False, ncols=4)
     ax.spines[["top", "right"]].set_visible(False)
     return page
 
