@@ -89,11 +89,12 @@ def _prepare(order: Order, lifeline_fd: int) -> None:
     cores = order.spec.get("cores")
     if cores:
         _pin(cores)
-    # A forked child would otherwise continue its parent's sequence, as all its siblings do.
+    # A forked child would otherwise continue its parent's sequence, as all its siblings do. What has
+    # not been imported yet seeds itself (and numpy imports its generators when they are asked for).
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    generators = sys.modules.get("numpy.random")
+    if generators is not None:
+        generators.seed()
 
 
 def _redirect(log_path: str) -> None:
