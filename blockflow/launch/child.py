@@ -89,8 +89,8 @@ def _prepare(order: Order, lifeline_fd: int) -> None:
     cores = order.spec.get("cores")
     if cores:
         _pin(cores)
-    # A forked child would otherwise continue its parent's sequence, as all its siblings do. What has
-    # not been imported yet seeds itself (and numpy imports its generators when they are asked for).
+    # A forked child would otherwise continue its parent's sequence, as all its siblings do. What is
+    # not imported yet seeds itself, and numpy's generators only are when somebody asks for them.
     random.seed()
     generators = sys.modules.get("numpy.random")
     if generators is not None:
