@@ -48,7 +48,7 @@ class KpiMonitor:
         copied: of its stages' inputs; shown with their figures.
         device: for GPU figures.
         producer: whose memory is shown; None without an arena.
-        memory: adds a device's figures; None on the CPU.
+        memory: of this worker; adds its device's figures, if it has one.
         ask: makes the data thread call :meth:`answer`.
         send: takes the Stats message.
     """
@@ -139,7 +139,9 @@ class KpiMonitor:
         stages = {n: (s.queued, s.counts) for n, s in snapshot.stages.items()}
         happened = (stages, dict(snapshot.counters), usage)
         now = time.monotonic_ns()
-        same = happened == self._told and self._memory is None
+        # A device's own figures (clocks, power) change whatever this worker does.
+        on_device = self._memory is not None and self._memory.device is not None
+        same = happened == self._told and not on_device
         if same and now - self._told_ns < _IDLE_NS:
             return False
         self._told, self._told_ns = happened, now
