@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from pathlib import Path
 
 from torch import nn
 
+from blockflow.core.errors import BlockFlowError
 from blockflow.engine.lean import forget, lean, writer
 from blockflow.engine.program import UnknownProgram, read_program, refuse_pickles
 from blockflow.engine.replay import compiled, graphed
 from blockflow.engine.torch_engine import Forward, Into, TorchEngine
+
+_LOG = logging.getLogger("blockflow.engine")
+
+COMPILED_FOR = (1, 2, 32)
+"""Rows for which torch.compile makes code of its own, though told that rows vary: one row is a
+case apart, and what it makes for two is bounded by sizes that a guard has seen (16 rows of a small
+convolution, say). Each takes tens of seconds on a device, which no request should wait for."""
 
 
 class ExportedEngine(TorchEngine):
@@ -52,3 +61,12 @@ class ExportedEngine(TorchEngine):
         for made in (module, into):
             forget(made)
         return module, into
+
+    def warm_up(self, rows: int = 1) -> None:
+        super().warm_up(rows)
+        compiles = bool(self.options.extra.get("compile"))
+        for more in (n for n in COMPILED_FOR if compiles and n != rows):
+            try:
+                super().warm_up(more)
+            except BlockFlowError as exc:  # so many may be too many for the device
+                _LOG.warning("compile: %d rows were not tried before serving: %s", more, exc)

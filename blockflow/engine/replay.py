@@ -8,6 +8,7 @@ without it.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
 
@@ -22,6 +23,9 @@ _LOG = logging.getLogger("blockflow.engine")
 GRAPHS_KEPT = 32
 """A graph holds memory for all its activations; further dims run eagerly."""
 
+_CAPTURES = 3
+"""What another thread asks of the device meanwhile may spoil one capture, and not the next."""
+
 Prepare = Callable[[Forward, Tensor], Forward]
 """``prepare(forward, example)`` -> the same function, quicker, for inputs like the example."""
 
@@ -32,7 +36,8 @@ class Replay:
     Args:
         what: names the preparation in the log.
         forward: the plain function.
-        prepare: may raise anything; the reason is logged once per key and ``forward`` used.
+        prepare: may raise anything; the reason is logged and ``forward`` used.
+        tries: how often it may fail for a key until that is final.
         key: inputs with the same key share one preparation.
         most: how many are kept.
     """
@@ -44,12 +49,15 @@ class Replay:
         prepare: Prepare,
         key: Callable[[Tensor], Hashable],
         most: int = GRAPHS_KEPT,
+        tries: int = 1,
     ) -> None:
         self._what = what
         self._plain = forward
         self._prepare = prepare
         self._key = key
         self._most = most
+        self._tries = tries
+        self._failed: Counter[Hashable] = Counter()
         self._ready: dict[Hashable, Forward] = {}
         self._full = False
 
@@ -76,13 +84,17 @@ class Replay:
         except Exception as e:
             _LOG.warning("%s failed for %s, runs eagerly: %s", self._what, list(x.shape), e)
             made = self._plain
+            self._failed[key] += 1
+            if self._failed[key] < self._tries:
+                return made
         self._ready[key] = made
         return made
 
 
 def graphed(forward: Forward, copied: RunCopies) -> Replay:
     """By CUDA graphs, one per input dims; ``copied`` gets to know what a replay copies."""
-    return Replay("cuda_graph", forward, partial(record_graph, copied=copied), _dims)
+    record = partial(record_graph, copied=copied)
+    return Replay("cuda_graph", forward, record, _dims, tries=_CAPTURES)
 
 
 def compiled(module: nn.Module) -> Replay:

@@ -76,6 +76,8 @@ def child_environment(
     env["PYTHONUNBUFFERED"] = "1"
     # torch.cuda.is_available() would otherwise initialise the driver, which no fork survives.
     env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # torch.compile would keep a pool of processes of its own in each worker that uses it.
+    env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     return env
 
 

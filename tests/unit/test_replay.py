@@ -13,7 +13,7 @@ from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.engine import exported
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.copies import RunCopies
-from blockflow.engine.exported import ExportedEngine
+from blockflow.engine.exported import COMPILED_FOR, ExportedEngine
 from blockflow.engine.replay import Replay, compiled, graphed
 from blockflow.engine.torch_engine import Forward
 
@@ -41,8 +41,8 @@ class Recorder:
         return replay
 
 
-def made(recorder: Recorder, most: int = 3) -> Replay:
-    return Replay("test", lambda x: x * 2, recorder, lambda x: tuple(x.shape), most)
+def made(recorder: Recorder, most: int = 3, tries: int = 1) -> Replay:
+    return Replay("test", lambda x: x * 2, recorder, lambda x: tuple(x.shape), most, tries)
 
 
 def test_one_preparation_per_dims() -> None:
@@ -67,6 +67,14 @@ def test_a_failed_preparation_runs_plainly_and_is_not_tried_again(
     assert len(caplog.records) == 1 and "stream is capturing" in caplog.text
     run(torch.ones(1, 2))
     assert recorder.replays == 1
+
+
+def test_what_may_have_been_chance_is_tried_again() -> None:
+    recorder = Recorder(fails=(2,))
+    run = made(recorder, tries=3)
+    for _ in range(5):
+        assert torch.equal(run(torch.ones(2, 2)), torch.full((2, 2), 2.0))
+    assert recorder.prepared == [(2, 2)] * 3
 
 
 def test_the_number_kept_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,3 +129,43 @@ def test_on_a_cpu_they_are_refused() -> None:
     assert engine.copies_out == 1
     with pytest.raises(BlockError):
         engine.run(torch.zeros(1, 2))
+
+
+def test_what_is_compiled_is_warmed_for_all_rows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request would wait for the compiler; one that there is no memory for does no harm."""
+    ran: list[int] = []
+
+    def run(x: Tensor, out: Tensor | None = None) -> Tensor:
+        ran.append(len(x))
+        if len(x) > 2:
+            raise BlockError("BLOCK_FAILED", "out of memory")
+        return x
+
+    for extra, expected in (({}, [1]), ({"compile": True}, [*COMPILED_FOR])):
+        engine = ExportedEngine(INFO, EngineOptions(extra=extra))
+        monkeypatch.setattr(engine, "run", run)
+        ran.clear()
+        engine.warm_up()
+        assert ran == expected
+    assert "32 rows were not tried" in caplog.text
+
+
+def test_the_warmed_rows_are_those_that_are_compiled_for() -> None:
+    """By torch's own account, with a compiler that only counts."""
+    graphs: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, example: list[Tensor]) -> Forward:
+        graphs.append(len(example))
+        return graph.forward
+
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    run = torch.compile(net.eval(), dynamic=True, backend=count)
+    with torch.inference_mode():
+        for rows in COMPILED_FOR:
+            run(torch.zeros(rows, 3, 16, 16))
+        before = len(graphs)
+        for rows in (1, 2, 3, 5, 8, 16, 17, 32, 64, 100):
+            run(torch.zeros(rows, 3, 16, 16))
+    assert 1 < before == len(graphs)
