@@ -206,6 +206,7 @@ class Server:
         self.buffers: dict[int, InBuffer] = {}
         self.opened = 0
         self.producers: list[CudaProducer] = []
+        self.stalled: list[threading.Event] = []
 
     def device(self, where: str, ordinal: int) -> CudaDevice:
         if (where, ordinal) not in self.devices:
@@ -228,6 +229,27 @@ class Server:
 
     def read(self, number: int) -> str:
         return bytes(self.buffers[number].memory).hex()
+
+    def keep_busy(self) -> None:
+        """Order device work that goes on until :meth:`go_on`."""
+        device = next(iter(self.devices.values()))
+        self.stall(device, [])
+
+    def stall(self, device: CudaDevice, writes: list[tuple[int, int]]) -> None:
+        api = device.api
+        assert isinstance(api, FakeCuda)
+        end = threading.Event()
+        self.stalled.append(end)
+        api.launch(device.stream, lambda: end.wait() and None, writes=writes)
+
+    def go_on(self) -> None:
+        """What was stalled ends."""
+        for end in self.stalled:
+            end.set()
+
+    def waits(self, consumer: int) -> int:
+        """Owners' work that the device waits for."""
+        return sum(len(m.waits) for m in self.consumers[consumer]._mappings.values())
 
     def compute(self, number: int) -> float:
         """Use the tensor on the device, as an engine would."""
@@ -268,17 +290,14 @@ class Server:
         return len(self.producers) - 1
 
     def send(self, producer: int, value: int, nbytes: int, stall: bool = False) -> str:
-        """Fill a tensor of bytes; returns the line to open. ``stall``: its kernel never ends."""
+        """Fill a tensor of bytes; returns the line to open. ``stall``: its kernel does not end
+        before :meth:`go_on`."""
         made = self.producers[producer]
         buffer = made.reserve("uint8", (nbytes,))
         if buffer is None:
             return ""
         if stall:
-            api = made.device.api
-            assert isinstance(api, FakeCuda)
-            forever = threading.Event()
-            writes = [(buffer.pointer, nbytes)]
-            api.launch(made.device.stream, lambda: forever.wait() and None, writes=writes)
+            self.stall(made.device, [(buffer.pointer, nbytes)])
         with made.device.api.engine_scope(made.device.stream):
             tensor = buffer.tensor()
             if not stall:

@@ -112,8 +112,8 @@ class GpuProbe:
     def _read(self, read: Callable[[], Figure]) -> Figure:
         try:
             return read()
-        except self._nvml.NVMLError:  # not every card knows every figure
-            return None
+        except (self._nvml.NVMLError, self._nvml.NVMLLibraryMismatchError):
+            return None  # not every card knows every figure, nor every driver
 
     def close(self) -> None:
         if self._nvml is not None:

@@ -94,9 +94,12 @@ class CudaMapping:
         wait = self._events.order_behind(key, self._handles[handle.slot])
         if wait:
             self.waits[handle] = wait
+            # Not with the release: that comes behind this worker's own work on the tensor, which
+            # may take long after an owner has died, and needs nothing more of it.
+            self.device.completions.after(self.device.stream, lambda: self._passed(handle))
 
-    def passed(self, handle: Handle) -> None:
-        """The device is past all that was ordered for a buffer."""
+    def _passed(self, handle: Handle) -> None:
+        """The owner's work came, and the device is past the wait for it."""
         wait = self.waits.pop(handle, 0)
         if wait:
             self._events.passed((self.owner, handle.slot), wait)
@@ -267,7 +270,6 @@ class CudaConsumer(Consumer):
             mapping.book.marks.release(handle.slot, handle.lane, handle.generation)
             with self._lock:
                 mapping.users -= 1
-                mapping.passed(handle)
                 self._close_if_idle(mapping)
 
         if used:
@@ -296,7 +298,7 @@ class CudaConsumer(Consumer):
         if mapping is not None and mapping.waits:
             before = set(mapping.waits)
             why = f"it waits for work of incarnation {incarnation}, which is dead"
-            self._device.watch(DEATH_GRACE_S, lambda: bool(before & mapping.waits.keys()), why)
+            self._device.watch(DEATH_GRACE_S, lambda: bool(before & set(mapping.waits)), why)
 
     def close(self) -> None:
         """Close all slabs once this worker's own work is done; after a time-out leave them.

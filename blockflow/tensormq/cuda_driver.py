@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from ctypes import POINTER, byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockflow.core.errors import SystemError_
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LIBRARY = "libcuda.so.1"
+_UVM = Path("/dev/nvidia-uvm")
 _DEVICEPTR = ctypes.c_uint64
 _DEVICE = c_int
 
@@ -67,7 +69,6 @@ _BLOCKING: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, _DEVICE),
     "cuDeviceCanAccessPeer": (POINTER(c_int), _DEVICE, _DEVICE),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), _DEVICE),
-    "cuDevicePrimaryCtxRelease_v2": (_DEVICE,),
     "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
     "cuMemAlloc_v2": (POINTER(_DEVICEPTR), c_size_t),
     "cuMemFree_v2": (_DEVICEPTR,),
@@ -76,6 +77,8 @@ _BLOCKING: dict[str, tuple[Any, ...]] = {
     "cuIpcCloseMemHandle": (_DEVICEPTR,),
     "cuIpcGetEventHandle": (POINTER(_IpcHandle), c_void_p),
     "cuIpcOpenEventHandle": (POINTER(c_void_p), _IpcHandle),
+    "cuEventCreate": (POINTER(c_void_p), c_uint),
+    "cuEventDestroy_v2": (c_void_p,),
     "cuEventSynchronize": (c_void_p,),
     "cuStreamSynchronize": (c_void_p,),
     "cuStreamCreate": (POINTER(c_void_p), c_uint),
@@ -90,8 +93,6 @@ _BLOCKING: dict[str, tuple[Any, ...]] = {
 _SHORT: dict[str, tuple[Any, ...]] = {
     "cuCtxSetCurrent": (c_void_p,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
-    "cuEventCreate": (POINTER(c_void_p), c_uint),
-    "cuEventDestroy_v2": (c_void_p,),
     "cuEventRecord": (c_void_p, c_void_p),
     "cuEventQuery": (c_void_p,),
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
@@ -146,7 +147,19 @@ class _Library:
 @cache
 def _driver() -> _Library:
     library = _Library()
-    library.call("cuInit", 0)
+    try:
+        library.call("cuInit", 0)
+    except CudaError as exc:
+        if _UVM.exists():
+            raise
+        # The driver would load its module and make this file by a setuid helper, which a process
+        # without new privileges cannot use (docs/security.md). Whoever used the GPU first has.
+        raise SystemError_(
+            exc.code,
+            f"{exc.message}, and there is no {_UVM}",
+            where=exc.where,
+            hint="load the driver's module once, as root: nvidia-modprobe -u -c=0",
+        ) from exc
     return library
 
 
@@ -350,9 +363,9 @@ class CudaDriver(CudaApi):
         return scope
 
     def close(self) -> None:
-        if self._context is not None:
-            self._context = None
-            self._lib.call("cuDevicePrimaryCtxRelease_v2", self._device)
+        """The context is left to the end of the process: torch's runtime may go on in it, and need
+        not have counted itself among its users."""
+        self._context = None
 
 
 def uuid_text(raw: bytes) -> str:

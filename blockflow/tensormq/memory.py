@@ -188,7 +188,8 @@ def open_device(device: str) -> CudaApi:
     """The driver's device ``cuda:N``, or the double's (:data:`DOUBLE_ENV`).
 
     Raises:
-        SystemError_: MISSING_EXTRA without a driver; INTERNAL when there is no such device.
+        SystemError_: MISSING_EXTRA without a driver, or with a torch that was built without CUDA;
+            INTERNAL when there is no such device.
     """
     number = device.removeprefix("cuda:")
     if not number.isdecimal():
@@ -200,4 +201,14 @@ def open_device(device: str) -> CudaApi:
         return FakeCuda(Path(folder), int(number))
     from blockflow.tensormq.cuda_driver import CudaDriver  # loads the driver when a worker needs it
 
-    return CudaDriver(int(number))
+    driver = CudaDriver(int(number))
+    import torch  # by now: whoever has a driver computes with it
+
+    if torch.version.cuda is None:
+        raise SystemError_(
+            "MISSING_EXTRA",
+            f"there is a {device}, but torch {torch.__version__} was built without CUDA",
+            where=device,
+            hint="install torch's build for CUDA, or place the block on cpu",
+        )
+    return driver

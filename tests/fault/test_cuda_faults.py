@@ -152,6 +152,22 @@ def test_an_owners_death_that_nobody_waits_for_is_no_reason_to_end(scene: Scene)
     assert scene.reader.ask("broken") == ""
 
 
+def test_a_reader_that_has_what_it_waited_for_does_not_wait_any_more(scene: Scene) -> None:
+    """However long its own work on it takes: an owner that dies meanwhile is no reason to end."""
+    scene.begin(lazy=True)
+    number = scene.opened(scene.owner.ask("send", 0, 0, 64, True))
+    scene.reader.ask("order", number)
+    scene.reader.ask("keep_busy")
+    scene.reader.ask("release", number, False)
+    assert scene.reader.ask("waits", 0) == 1
+    scene.owner.ask("go_on")
+    deadline = time.monotonic() + 20
+    while scene.reader.ask("waits", 0):
+        assert time.monotonic() < deadline
+    assert scene.owner.ask("sweep", 0) == 1, "it is being read still"
+    scene.reader.ask("go_on")
+
+
 def test_nothing_is_left_when_both_are_killed(scene: Scene) -> None:
     scene.begin()
     scene.opened(scene.owner.ask("send", 0, 1, 64))

@@ -23,6 +23,9 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
+    class NVMLLibraryMismatchError(Exception):
+        pass
+
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.lacks: set[str] = set()
@@ -32,7 +35,7 @@ class FakeNvml:
 
     def _get(self, name: str, value: Any) -> Any:
         if name in self.lacks:
-            raise self.NVMLError(name)
+            raise (self.NVMLLibraryMismatchError if name == "power" else self.NVMLError)(name)
         return value
 
     def nvmlInit(self) -> None:
