@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,9 @@ def test_many_hops_grow_nothing(scene: Scene) -> None:
     before = [end.ask("counts") for end in ends]
     hops(*ends, HOPS)
     after = [end.ask("counts") for end in ends]
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        for held in before:  # other tests use the device meanwhile
+            held.pop("device")
     assert [grown(*pair) for pair in zip(before, after, strict=True)] == [{}, {}]
 
 
