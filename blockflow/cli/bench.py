@@ -57,7 +57,7 @@ from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.validation import TOLERANCE, Check
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.lazy import Entries, LazyGroup
-from blockflow.cli.options import Address, ClientKeys, Json, Url, print_json
+from blockflow.cli.options import Address, ClientKeys, Json, Url, close_json, print_json
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.monitor.rest import RestClient
@@ -321,6 +321,8 @@ def _finish(
     if unwritten is None:
         console.print(f"Report: {out / MARKDOWN}, {out / HTML}\nEverything: {out / SUMMARY}")
     if failure is not None:
+        if as_json:
+            close_json(document, failure)
         raise failure
     if cancelled:
         console.print("Interrupted. What was started was stopped; what was measured is kept.")

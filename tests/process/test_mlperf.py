@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from fake_dispatcher import FakeDispatcher
 from mlperf_rig import job_of
+from rich.console import Console
 from safetensors.numpy import save_file
 from system_rig import served
 
@@ -27,6 +29,7 @@ from blockflow.bench.mlperf.session import Session
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target
 from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.verdict import WHOLE_QUERY
+from blockflow.cli.bench import _finish
 from blockflow.cli.main import main
 from blockflow.control.system import System
 from blockflow.core.model import TensorSpec
@@ -294,7 +297,9 @@ def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
     assert [a.to_dict() for a in again] == [expected]
 
 
-def test_a_system_that_dies_ends_the_run_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+def test_a_system_that_dies_ends_the_run_and_what_was_measured_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake = FakeDispatcher()
     fake.delay_s = 0.01  # LoadGen prepares fewer queries for a slow system
     alive = [fake]
@@ -329,3 +334,9 @@ def test_a_system_that_dies_ends_the_run_and_what_was_measured_is_kept(tmp_path:
     assert (document["partial"], document["valid"]) == (True, False)
     write_report(document, session.results, plan.out)
     assert "PARTIAL" in (plan.out / "report.md").read_text()
+    with pytest.raises(typer.Exit) as ended:  # with --json: what was measured, and why no more
+        _finish(document, session.error, None, plan.out, Console(stderr=True), True)
+    assert ended.value.exit_code == 3
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["error"]["code"] == "CONNECTION_LOST"
+    assert printed["results"][0]["samples"] == document["results"][0]["samples"]

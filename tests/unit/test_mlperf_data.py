@@ -154,6 +154,14 @@ def test_top_1_and_top_5_with_ties() -> None:
     assert in_top(np.zeros((7, 7)), np.arange(7), 1) == 1  # telling nothing apart is not right
 
 
+def test_nan_is_never_right() -> None:
+    nan = float("nan")
+    rows = np.array([[nan] * 7, [0, nan, 0, 0, 0, 0, 0], [9, nan, nan, nan, nan, nan, 1]])
+    assert in_top(rows, np.array([0, 1, 0]), 1) == 0
+    assert in_top(rows, np.array([0, 1, 0]), 5) == 0
+    assert in_top(np.array([[9, nan, 1, 2, 3, 4]]), np.array([0]), 2) == 1
+
+
 def test_accuracy_counts_what_is_missing_as_wrong() -> None:
     answers = {i: np.eye(6, dtype=np.float32)[i].tobytes() for i in range(3)} | {3: b""}
     found = classify("a", answers, Truth([0, 1, 0, 3], "float32"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def test_a_single_other_answer_fails(answer: bytes) -> None:
     found = compare_answers(logged, REFERENCE, FLOATS)
     assert (found.outcome, found.differing) == (Outcome.FAILED, 1)
     assert "a, row 0" in found.sentence()
+    json.dumps(found.figures(), allow_nan=False)
 
 
 def test_every_answer_counts_when_a_row_was_asked_twice() -> None:

@@ -65,11 +65,11 @@ def in_top(logits: NDArray[Any], labels: NDArray[np.int64], k: int) -> int:
     """Rows of ``logits`` [n, classes] whose label is among the ``k`` largest.
 
     Of equal values the lower class comes first, so that a model that tells nothing apart is not
-    right about everything.
+    right about everything. Nor is one that answers with NaN: what cannot be compared is ahead.
     """
     right = logits[np.arange(len(labels)), labels][:, None]
     columns = np.arange(logits.shape[1])[None]
-    ahead = (logits > right) | ((logits == right) & (columns < labels[:, None]))
+    ahead = ~(logits <= right) | ((logits == right) & (columns < labels[:, None]))
     return int((ahead.sum(axis=1) < k).sum())
 
 

@@ -9,8 +9,10 @@ concluded (:mod:`blockflow.bench.statistics`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from math import isfinite
+from typing import Any
 
 import numpy as np
 
@@ -72,6 +74,10 @@ class Agreement:
         if self.differing:
             return Outcome.FAILED
         return Outcome.PASSED if self.compared and not self.unseen else Outcome.UNDECIDED
+
+    def figures(self) -> dict[str, Any]:
+        """For programs; JSON knows no infinity, which is how far other elements are off."""
+        return {**asdict(self), "largest": self.largest if isfinite(self.largest) else None}
 
     def sentence(self) -> str:
         """For a person."""

@@ -218,7 +218,7 @@ class Validator:
             read_answers(_log(reference), Library.once(rows)),
             {task: dtype for task, (dtype, _) in self._outputs.items()},
         )
-        return self._result(check, agreement.outcome, agreement.sentence(), asdict(agreement))
+        return self._result(check, agreement.outcome, agreement.sentence(), agreement.figures())
 
     # --- speed -----------------------------------------------------------------------------------
 
