@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from blockflow.bench.mlperf.accuracy import Truth, classify, in_top, read_answers
+from blockflow.bench.mlperf.accuracy import main as accuracy_main
 from blockflow.bench.mlperf.data import load_hook, load_inputs
 from blockflow.bench.mlperf.job import read_inputs, save_inputs
 from blockflow.bench.mlperf.library import Library
@@ -188,3 +189,25 @@ def test_loadgens_answers_are_read_by_task_and_row() -> None:
     for broken in ("[{", '[{"qsl_idx": 9, "data": ""}]', '[{"data": ""}]'):
         with pytest.raises(BlockFlowError):
             read_answers(broken, library)
+
+
+def test_labels_may_be_safetensors_and_what_is_none_is_said(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3, 4), np.float32))
+    labels = np.array([0, 1, 2])
+    save_file({"y": labels}, tmp_path / "labels.safetensors")
+    found = load_inputs(str(tmp_path), ROUTES, seed=1)["a"].labels
+    assert found is not None
+    assert found.tolist() == [0, 1, 2]
+    save_file({"y": labels, "z": labels}, tmp_path / "labels.safetensors")
+    for place, why in ((str(tmp_path), "2 tensors"), ("x" * 5000, "name")):
+        with pytest.raises(BlockFlowError, match=why):
+            load_inputs(place, ROUTES, seed=1)
+
+
+def test_the_accuracy_script_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert accuracy_main([str(tmp_path)]) == 2
+    assert "no accuracy run with labels" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        accuracy_main([])

@@ -7,6 +7,7 @@ reads a run's folder again and prints what the report says.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from blockflow.bench.mlperf.job import ACCURACY_LOG, disk, write_json
 from blockflow.bench.mlperf.library import Library
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import BlockFlowError, RequestError
 
 LABELS = "labels.json"
 """In an accuracy run's folder: the right classes and the answers' dtype, per task."""
@@ -166,8 +167,16 @@ def measure(folder: Path) -> list[Accuracy]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print each task's accuracy as JSON."""
-    (folder,) = sys.argv[1:] if argv is None else argv
-    found = [a.to_dict() for a in measure(Path(folder))]
+    parser = argparse.ArgumentParser(
+        prog="python -m blockflow.bench.mlperf.accuracy",
+        description="Accuracy of a classification run, from LoadGen's log of the answers.",
+    )
+    parser.add_argument("folder", type=Path, help="of an accuracy run (in its call's --out)")
+    try:
+        found = [a.to_dict() for a in measure(parser.parse_args(argv).folder)]
+    except BlockFlowError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 2
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
     return 0
 

@@ -27,8 +27,10 @@ DIGITS_SEED = 7
 """Of the demo's parting: another one would hand out images that its model was trained on."""
 
 MAX_SYNTHETIC_ROWS = 100_000
+_SUFFIXES = (".npy", ".safetensors")
 LABELS = "labels"
-"""``labels.npy``, or ``labels.TASK.npy`` where tasks have answers of their own."""
+"""``labels.npy``, or ``labels.TASK.npy`` where tasks have answers of their own; the same with
+``.safetensors``, one tensor in each."""
 
 Array = NDArray[Any]
 Hook = Callable[[Array], Array]
@@ -151,8 +153,11 @@ def _digits(routes: Mapping[str, TaskRoute], told: str) -> dict[str, Inputs]:
 
 def _files(path: Path, routes: Mapping[str, TaskRoute]) -> dict[str, Inputs]:
     """A task with a folder of its own name in there has that folder's files for itself."""
-    places = {task: path / task if (path / task).is_dir() else path for task in routes}
-    rows = {place: _rows(place) for place in dict.fromkeys(places.values())}
+    try:
+        places = {task: path / task if (path / task).is_dir() else path for task in routes}
+        rows = {place: _rows(place) for place in dict.fromkeys(places.values())}
+    except OSError as e:  # a name that is too long, a folder that may not be read
+        raise _unreadable(path, str(e)) from e
     found = {}
     for task, route in routes.items():
         place = places[task]
@@ -166,11 +171,7 @@ def _files(path: Path, routes: Mapping[str, TaskRoute]) -> dict[str, Inputs]:
 def _rows(path: Path) -> list[Array]:
     """Every row of a file, or of a folder's files in the order of their names."""
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
-    files = [
-        f
-        for f in files
-        if f.suffix in (".npy", ".safetensors") and f.name.partition(".")[0] != LABELS
-    ]
+    files = [f for f in files if f.suffix in _SUFFIXES and f.name.partition(".")[0] != LABELS]
     if not files:
         raise _unreadable(path, "no .npy or .safetensors file there")
     rows: list[Array] = []
@@ -197,10 +198,13 @@ def _read(file: Path) -> Sequence[Array]:
 
 
 def _labels(folder: Path, task: str, rows: int) -> NDArray[np.int64] | None:
-    for file in (folder / f"{LABELS}.{task}.npy", folder / f"{LABELS}.npy"):
+    for file in (folder / (n + s) for n in (f"{LABELS}.{task}", LABELS) for s in _SUFFIXES):
         if not file.exists():
             continue
-        (found,) = _read(file)
+        tensors = _read(file)
+        if len(tensors) != 1:
+            raise _unreadable(file, f"{len(tensors)} tensors, where one holds the labels")
+        found = tensors[0]
         if found.shape != (rows,) or found.dtype.kind not in "iu":
             raise RequestError(
                 "CONTRACT_MISMATCH",
