@@ -230,12 +230,9 @@ class Server:
     def read(self, number: int) -> str:
         return bytes(self.buffers[number].memory).hex()
 
-    def keep_busy(self) -> None:
+    def stall(self, writes: Sequence[tuple[int, int]] = ()) -> None:
         """Order device work that goes on until :meth:`go_on`."""
         device = next(iter(self.devices.values()))
-        self.stall(device, [])
-
-    def stall(self, device: CudaDevice, writes: list[tuple[int, int]]) -> None:
         api = device.api
         assert isinstance(api, FakeCuda)
         end = threading.Event()
@@ -297,7 +294,7 @@ class Server:
         if buffer is None:
             return ""
         if stall:
-            self.stall(made.device, [(buffer.pointer, nbytes)])
+            self.stall([(buffer.pointer, nbytes)])
         with made.device.api.engine_scope(made.device.stream):
             tensor = buffer.tensor()
             if not stall:

@@ -157,7 +157,7 @@ def test_a_reader_that_has_what_it_waited_for_does_not_wait_any_more(scene: Scen
     scene.begin(lazy=True)
     number = scene.opened(scene.owner.ask("send", 0, 0, 64, True))
     scene.reader.ask("order", number)
-    scene.reader.ask("keep_busy")
+    scene.reader.ask("stall")
     scene.reader.ask("release", number, False)
     assert scene.reader.ask("waits", 0) == 1
     scene.owner.ask("go_on")

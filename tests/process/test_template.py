@@ -19,7 +19,7 @@ import pytest
 from blockflow.core.engines import TORCH_EXPORT
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import wait_any
-from blockflow.launch.environment import MallocTuning, child_environment
+from blockflow.launch.environment import child_environment
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import BASE_MODULES, modules_of
 from blockflow.launch.process import Adoption, become_subreaper, gpu_descriptors
@@ -295,14 +295,6 @@ def test_a_stuck_child_whose_template_is_dead_ends_with_the_manager(tmp_path: Pa
         manager.kill()
         manager.wait()
     wait_gone(template, child)
-
-
-def test_environment() -> None:
-    env = child_environment(MallocTuning(top_pad=7), {"MALLOC_ARENA_MAX": "3", "A": "b"})
-    assert env["MALLOC_TOP_PAD_"] == "7" and env["MALLOC_MMAP_MAX_"] == "0"
-    assert env["MALLOC_ARENA_MAX"] == "3" and env["A"] == "b"  # the operator's choice stays
-    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
-    assert str(ROOT) in env["PYTHONPATH"].split(os.pathsep)
 
 
 PROBE = """
