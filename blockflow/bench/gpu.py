@@ -56,6 +56,7 @@ from blockflow.bench.interrupts import orderly
 from blockflow.bench.pipeline import bound
 from blockflow.bench.pipeline_ways import topology
 from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
+from blockflow.bench.turns import balanced
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError, SystemError_
@@ -140,8 +141,7 @@ class Bench:
                 *((way, partial(once, client, way, x)) for way in WAYS),
             ]
             for n in range(-_WARM_UP, rounds):
-                shift = n % len(ways)
-                for way, measure in ways[shift:] + ways[:shift]:
+                for way, measure in balanced(ways, n):
                     sample = measure()
                     if n >= 0:
                         samples.add(way, batch, sample)
@@ -199,7 +199,7 @@ class Bench:
         arms = list(rates)
         best_bound(self._others, len(x), 0.0)  # all have been there once: then they begin together
         for n in range(plan.load_rounds):
-            for arm in arms[n % len(arms) :] + arms[: n % len(arms)]:
+            for arm in balanced(arms, n):
                 if arm == BOUND:
                     rates[arm].append(best_bound(self._others, len(x), plan.load_s))
                 else:

@@ -1,6 +1,6 @@
 """``make bench-hops``: what one hop costs, by size and way, beside a bare message.
 
-Every round visits every way at every size in every condition, in rotating order; bare ZeroMQ
+Every round visits every way at every size in every condition, in balanced order; bare ZeroMQ
 messages and torch's own queue take their turns in the same rounds. A hop is *transit + wait +
 overhead* as the results account it, and, as a check, the slope of the end-to-end time over the
 number of hops (:mod:`blockflow.bench.echo_chain`).
@@ -58,6 +58,7 @@ from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import Counted
 from blockflow.bench.queue_link import QueueLink
 from blockflow.bench.results import ResultFile, make_command
+from blockflow.bench.turns import balanced
 from blockflow.client import Client
 from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
@@ -170,8 +171,7 @@ def measure(
         for condition in CONDITIONS:
             _messages(tracks, number, condition, plan, bare, rest)
         for size in plan.sizes:
-            shift = number % len(visits)
-            for host, way in visits[shift:] + visits[:shift]:
+            for host, way in balanced(visits, number):
                 for condition in CONDITIONS:
                     if plan.takes_part(number, size, way.whole, condition):
                         count = plan.count(condition)

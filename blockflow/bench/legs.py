@@ -1,7 +1,7 @@
 """What the way between a client and the Dispatcher costs: messages, slots, views, by size.
 
 One echo block per size whose forward does nothing, one system, one client per way. Every round
-visits every way in rotating order; ratios are paired by round.
+visits every way in balanced order; ratios are paired by round.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import percentile, ratio_interval
+from blockflow.bench.turns import balanced
 from blockflow.client import Client, Result
 from blockflow.control.system import System
 from blockflow.core.model import TensorSpec
@@ -106,8 +107,7 @@ def measure(
         for way in ways:
             _warm_up(clients[way], way, size, x)
         for number in range(rounds):
-            shift = number % len(ways)
-            for way in ways[shift:] + ways[:shift]:
+            for way in balanced(ways, number):
                 track = times.setdefault((way.name, size), LegTimes())
                 end = time.monotonic() + _BUDGET_S
                 for i in range(-1, burst):

@@ -8,7 +8,7 @@ One network in blocks, several ways, interleaved in one run:
 * ``zeromq``: the same with whole tensors in the messages;
 * ``one-worker``: all blocks in one worker process.
 
-The order of the ways rotates from round to round, so that drift of the machine hits all alike; read
+The order of the ways is balanced over the rounds, so that drift of the machine hits all alike; read
 the ratios. Time accounting is the thesis's (eq. 4.1): waiting + overhead + compute per block. For
 throughput, the bound is as many independent in-process pipelines as there are cores to use.
 """
@@ -63,6 +63,7 @@ from blockflow.bench.pipeline_ways import (
     topology,
 )
 from blockflow.bench.results import Figure, ResultFile, latency_figure, make_command
+from blockflow.bench.turns import in_turn
 from blockflow.bench.worker_start import measure_start, start_figures
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -211,7 +212,7 @@ class Bench:
         others: Sequence[InProcess],
         apart: Sequence[InProcess],
     ) -> None:
-        """One inference per way and round after some of warm-up, the order rotating."""
+        """One inference per way and round after some of warm-up, in balanced order."""
         plan, rows = self._plan, series.rows
         rounds = plan.batches[rows]
         spec = BlockRepository(self._root).info(chain.blocks[0]).contract.input
@@ -223,17 +224,9 @@ class Bench:
         }
         for way in plan.ways:
             calls[way] = functools.partial(run_once, client, way, x)
-        ways = list(calls)
         before = self._kpis.now()
-        series.latency = {way: [] for way in ways}
         with self._step(f"{series.tags['engine']}: {rows} rows", rounds + _WARM_UP) as advance:
-            for i in range(-_WARM_UP, rounds):
-                shift = i % len(ways)
-                for way in ways[shift:] + ways[:shift]:
-                    one = calls[way]()
-                    if i >= 0:
-                        series.latency[way].append(one)
-                advance()
+            series.latency = in_turn(calls, rounds, advance, warm_up=_WARM_UP)
         asked = {b: rounds + _WARM_UP for way in plan.ways for b in block_names(way, chain)}
         grown = self._kpis.since(before, asked)
         series.memory[IN_PROCESS] = others[0].pss_mib()
@@ -251,18 +244,14 @@ class Bench:
         spec = BlockRepository(self._root).info(chain.blocks[0]).contract.input
         x = example(spec, rows)
         there = [w for w in plan.ways if w == TENSORMQ] + [REPLICATED] * (plan.seats > 1)
-        ways = [BOUND, *(w for w in there if w in load.ways)]
-        series.rates = {way: [] for way in ways}
+        calls: dict[str, Callable[[], float]] = {
+            BOUND: functools.partial(bound, others[: plan.seats], rows, load.seconds)
+        }
+        for way in there:
+            if way in load.ways:
+                calls[way] = functools.partial(run_many, client, way, x, load.seconds)
         with self._step(f"{series.tags['engine']}: {rows} rows, load", load.rounds) as advance:
-            for i in range(load.rounds):
-                shift = i % len(ways)
-                for way in ways[shift:] + ways[:shift]:
-                    if way == BOUND:
-                        rate = bound(others[: plan.seats], rows, load.seconds)
-                    else:
-                        rate = run_many(client, way, x, load.seconds)
-                    series.rates[way].append(rate)
-                advance()
+            series.rates = in_turn(calls, load.rounds, advance)
 
     @contextmanager
     def _step(self, what: str, total: int | None) -> Iterator[Callable[[], None]]:

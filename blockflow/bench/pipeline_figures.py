@@ -12,7 +12,13 @@ from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.grid import BREAK, Grid, bounds, digits, ms, size_text, with_bounds
 from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, copies_text
 from blockflow.bench.results import Figure, interval_figure, latency_figure
-from blockflow.bench.statistics import judge, median_interval, noise_of, ratio_interval
+from blockflow.bench.statistics import (
+    judge,
+    median_interval,
+    noise_of,
+    ratio_interval,
+    warm_up_of,
+)
 
 IN_PROCESS, AGAIN = "in-process", "in-process, again"
 APART = "apart"
@@ -88,7 +94,8 @@ class Series:
 
     Attributes:
         rows: per request.
-        latency: way -> samples, one per round, side by side.
+        latency: way -> samples, one per round, side by side; rounds that belong to the warm-up of
+            any way (MSER) do not count.
         rates: way -> rows per second, one per round.
         counted: way -> copies and bytes per hop.
         memory: way -> MiB.
@@ -101,6 +108,11 @@ class Series:
     rates: dict[str, list[float]] = field(default_factory=dict)
     counted: dict[str, Counted] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
+
+    def runs(self, way: str) -> list[Sample]:
+        """The rounds that count."""
+        totals = ([s.total for s in samples] for samples in self.latency.values())
+        return self.latency[way][warm_up_of(totals) :]
 
     @property
     def noise(self) -> float:
@@ -131,7 +143,7 @@ class Series:
         return out
 
     def _latency(self, way: str) -> list[Figure]:
-        rows, tags, runs = self.rows, self.tags, self.latency[way]
+        rows, tags, runs = self.rows, self.tags, self.runs(way)
         out = [
             latency_figure(LATENCY, way, rows, [s.total for s in runs], tags),
             latency_figure(COMPUTE, way, rows, [s.compute for s in runs], tags),
@@ -151,13 +163,13 @@ class Series:
         if way in (AGAIN, APART):
             return out
         if APART in self.latency and way in (TENSORMQ, ZEROMQ):
-            alike = ratio_interval([s.total for s in self.latency[APART]], [s.total for s in runs])
+            alike = ratio_interval([s.total for s in self.runs(APART)], [s.total for s in runs])
             out.append(interval_figure(TO_APART, way, rows, alike, "x", tags))
         if way == ZEROMQ and TENSORMQ in self.latency:
-            hops = [s.hop_overhead for s in self.latency[TENSORMQ]]
+            hops = [s.hop_overhead for s in self.runs(TENSORMQ)]
             less = ratio_interval(hops, [s.hop_overhead for s in runs])
             out.append(interval_figure(LESS, way, rows, less, "x", tags))
-        base = [s.compute for s in self.latency[IN_PROCESS]]
+        base = [s.compute for s in self.runs(IN_PROCESS)]
         compute = ratio_interval(base, [s.compute for s in runs])
         share = median_interval([s.accounted for s in runs])
         return [
@@ -168,8 +180,8 @@ class Series:
         ]
 
     def _totals(self, way: str) -> tuple[list[float], list[float]]:
-        base = [s.total for s in self.latency[IN_PROCESS]]
-        return base, [s.total for s in self.latency[way]]
+        base = [s.total for s in self.runs(IN_PROCESS)]
+        return base, [s.total for s in self.runs(way)]
 
 
 class Book:

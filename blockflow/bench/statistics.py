@@ -9,7 +9,7 @@ with a fixed seed, so that the same samples always give the same interval.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,10 @@ import numpy as np
 LEVEL = 0.95
 """Share of the bootstrap's medians that an interval holds."""
 
+MIN_PAIRS = 5
+"""With fewer an interval says nothing (:class:`Interval`), and nobody concludes anything."""
+
+_ROUNDING = 1e-12
 _RESAMPLES = 2000
 _SEED = 20240229
 _MANY = 1000
@@ -136,6 +140,34 @@ def judge(figure: Interval, goal: float, noise: float = 0.0, *, at_least: bool =
     if figure.low > above:
         return Verdict.MET if at_least else Verdict.MISSED
     return Verdict.NOISE
+
+
+def warm_up(samples: Sequence[float]) -> int:
+    """How many samples at the begin belong to the warm-up; a third of them at most.
+
+    The cut with the smallest standard error of what is left (MSER: White, "An effective truncation
+    heuristic for bias reduction in simulation output", Simulation 69, 1997).
+    """
+    best, cut = float("inf"), 0
+    for first in range(len(samples) // 3 + 1):
+        rest = samples[first:]
+        mean = sum(rest) / len(rest)
+        error = sum((x - mean) ** 2 for x in rest) / len(rest) ** 2
+        # Equal samples are not to be cut for the sake of a rounding error.
+        if error < best - _ROUNDING * mean * mean:
+            best, cut = error, first
+    return cut
+
+
+def warm_up_of(series: Iterable[Sequence[float]]) -> int:
+    """Rounds at the begin that belong to the :func:`warm_up` of any way that took part in them.
+
+    A third of them at most, and never so many that nothing could be concluded from the rest.
+    """
+    found = list(series)
+    count = min((len(samples) for samples in found), default=0)
+    cut = max((warm_up(samples) for samples in found), default=0)
+    return min(cut, max(0, count - MIN_PAIRS))
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:

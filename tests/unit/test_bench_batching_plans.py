@@ -32,7 +32,6 @@ from blockflow.bench.batching.plan import (
     ZEROBATCH,
     Plan,
     Recipe,
-    rotated,
 )
 from blockflow.bench.batching.rig import chain_topology
 from blockflow.bench.batching.run import PLANS, parse_args
@@ -41,12 +40,6 @@ from blockflow.core.model import BlockInfo, Contract
 from blockflow.core.topology import parse_topology
 
 # --- plans ----------------------------------------------------------------------------------------
-
-
-def test_every_arm_is_first_in_turn() -> None:
-    assert [rotated("abc", i) for i in range(4)] == [
-        *(["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]),
-    ]
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)

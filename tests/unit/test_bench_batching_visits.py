@@ -37,12 +37,12 @@ from blockflow.bench.batching.plan import (
     ZERO_CLASSES,
     ZEROBATCH,
     Diversity,
-    rotated,
 )
 from blockflow.bench.batching.rig import Policy, Rig
 from blockflow.bench.batching.steady import Steady
 from blockflow.bench.batching.traffic import Cell
 from blockflow.bench.decisions import DECISION, SPECS, TURN
+from blockflow.bench.turns import rotated
 from blockflow.core.errors import RequestError, TopologyError
 from blockflow.core.model import BlockInfo, Contract
 

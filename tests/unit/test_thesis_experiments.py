@@ -308,14 +308,24 @@ def test_all_sizes_of_batches_take_turns(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(one_client, "run_once", run_once)
     monkeypatch.setattr(one_client, "input_of", lambda _chain, rows: [0.0] * rows)
     ways: Any = one_client.Bench(CHAIN, None, Alone(), None)  # type: ignore[arg-type]
-    found = ways.measure((1, 4), 3, lambda: None, lambda _found: None)
+    found = ways.measure({1: 2, 4: 1}, 3, lambda: None, lambda _found: None)
     assert {rows: len(one.samples[ZEROMQ]) for rows, one in found.items()} == {1: 3, 4: 3}
     served = [rows for way, rows in asked if way == ZEROMQ]
     # Two rounds are the warm-up; no size has two rounds before the other one has its own.
-    assert [set(served[i : i + 2]) for i in range(0, 10, 2)] == [{1, 4}] * 5
+    assert [sorted(served[i : i + 3]) for i in range(0, 15, 3)] == [[1, 1, 4]] * 5
     # In the process a size that was not the last one is run once more: its buffers are new.
     alone = [rows for way, rows in asked if way == OFFLINE]
     assert min(len(list(group)) for _, group in itertools.groupby(alone)) == 2
+
+
+def test_the_middle_of_a_burst_is_of_every_part_by_itself() -> None:
+    burst = [
+        Sample(9.0, ((1.0, 2.0, 3.0, 4.0),), 0.5),
+        Sample(5.0, ((1.5, 2.5, 1.0, 4.5),), 0.1),
+        Sample(7.0, ((9.0, 2.1, 3.5, 4.2),), 0.3),
+    ]
+    assert one_client.middle(burst) == Sample(7.0, ((1.5, 2.1, 3.0, 4.2),), 0.3)
+    assert one_client.middle([Sample(3.0, ())]) == Sample(3.0, ())
 
 
 def test_one_round_is_enough_for_what_is_kept_of_a_failure() -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from blockflow.bench.batching.figures import PEAK, PEAK_RATIO, note, ratio_figure
-from blockflow.bench.batching.plan import rotated
 from blockflow.bench.batching.rig import Rig, Topology
 from blockflow.bench.batching.traffic import Cell
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import Interval, percentile
+from blockflow.bench.turns import rotated
 
 GROWTH_LIMIT = 0.05
 """By no more of what comes may the number under way grow. In simulated probes of twenty bounds none

@@ -296,9 +296,3 @@ TINY = Plan(
     parting=("head",),
     simulated=60,
 )
-
-
-def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """The order of the arms in a round: each is first once in as many rounds as there are."""
-    shift = turn % len(names)
-    return [*names[shift:], *names[:shift]]

@@ -13,10 +13,11 @@ from typing import Any
 from rich.progress import Progress
 
 from blockflow.bench.batching.blocks import ENGINE, PRECISION
-from blockflow.bench.batching.plan import Plan, rotated
+from blockflow.bench.batching.plan import Plan
 from blockflow.bench.batching.steady import Steady
 from blockflow.bench.batching.traffic import Cell, Hopeless, Inputs, replay
 from blockflow.bench.simulation.arrivals import Arrival
+from blockflow.bench.turns import rotated
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core import limits

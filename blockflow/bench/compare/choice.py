@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from blockflow.bench.compare.judgement import MIN_PAIRS, Arm, Comparison, Metric
+from blockflow.bench.compare.judgement import Arm, Comparison, Metric
 from blockflow.bench.pipeline_figures import HOP, LATENCY, ONE_WORKER, RATIO, TENSORMQ
+from blockflow.bench.statistics import MIN_PAIRS
 from blockflow.bench.worker_start import READY, USS
 from blockflow.core.errors import BlockFlowError, make_error
 

@@ -12,12 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from blockflow.bench.results import Figure
-from blockflow.bench.statistics import Interval, Verdict, judge, noise_of, ratio_interval
+from blockflow.bench.statistics import (
+    MIN_PAIRS,
+    Interval,
+    Verdict,
+    judge,
+    noise_of,
+    ratio_interval,
+    warm_up,
+)
 
-MIN_PAIRS = 5
-"""With fewer an interval says nothing (:class:`Interval`), and so does this."""
-
-_ROUNDING = 1e-12
 _TIMES = frozenset({"ms", "us", "s"})
 _PER_SECOND = "/s"
 """End of the unit of a rate: requests (``1/s``), rows, bytes."""
@@ -118,23 +122,6 @@ def order(rounds: int) -> Iterator[Arm]:
     """A B B A A B B A ...: ``2 * rounds`` visits."""
     for number in range(rounds):
         yield from (Arm.BASE, Arm.TREE) if number % 2 == 0 else (Arm.TREE, Arm.BASE)
-
-
-def warm_up(samples: Sequence[float]) -> int:
-    """How many samples at the begin belong to the warm-up; a third of them at most.
-
-    The cut with the smallest standard error of what is left (MSER: White, "An effective truncation
-    heuristic for bias reduction in simulation output", Simulation 69, 1997).
-    """
-    best, cut = float("inf"), 0
-    for first in range(len(samples) // 3 + 1):
-        rest = samples[first:]
-        mean = sum(rest) / len(rest)
-        error = sum((x - mean) ** 2 for x in rest) / len(rest) ** 2
-        # Equal samples are not to be cut for the sake of a rounding error.
-        if error < best - _ROUNDING * mean * mean:
-            best, cut = error, first
-    return cut
 
 
 def compare_arms(visits: Sequence[Visit]) -> list[Comparison]:

@@ -6,17 +6,20 @@ are shown side by side and only ratios are spoken of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from blockflow.bench.compare.judgement import MIN_PAIRS, warm_up
 from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.results import Figure
-from blockflow.bench.statistics import Interval, median_interval, noise_of, ratio_interval
-
-K = TypeVar("K")
-T = TypeVar("T")
+from blockflow.bench.statistics import (
+    MIN_PAIRS,
+    Interval,
+    median_interval,
+    noise_of,
+    ratio_interval,
+    warm_up_of,
+)
 
 AGAIN = ", again"
 """Behind the name of the way that is measured twice: what equal things differ by in this run."""
@@ -97,9 +100,7 @@ class Rounds:
 
         A third of them at most, and never so many that nothing could be concluded from the rest.
         """
-        count = min((len(s) for s in self.samples.values()), default=0)
-        cut = max((warm_up(s) for s in self.samples.values()), default=0)
-        return min(cut, max(0, count - MIN_PAIRS))
+        return warm_up_of(self.samples.values())
 
     def of(self, way: str) -> list[float]:
         """Without the warm-up."""
@@ -124,53 +125,6 @@ class Rounds:
     def compared(self, base: str, way: str, more: str = "slower", less: str = "faster") -> str:
         """What may be said of ``way`` beside ``base``: :func:`compared`."""
         return compared(self.ratio(base, way), self.noise, more, less)
-
-
-def balanced(names: Sequence[K], number: int) -> list[K]:
-    """The order of a round: over two times as many rounds as names each one comes equally often at
-    each place and after each other (E. J. Williams 1949, designs balanced for residual effects).
-
-    Merely rotated, everybody would nearly always come after the same one, and what that leaves
-    behind (caches, a clock that has sunk) would be in the ratio.
-    """
-    count = len(names)
-    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
-    order = [names[(place + number) % count] for place in zigzag]
-    return order[::-1] if number // count % 2 else order
-
-
-def in_turn(
-    ways: Mapping[K, Callable[[], T]],
-    rounds: int,
-    advance: Callable[[], None],
-    *,
-    broken: Callable[[dict[K, list[T]]], None],
-    warm_up: int = 0,
-) -> dict[K, list[T]]:
-    """A sample of every way per round, in :func:`balanced` order, so that drift hits all alike.
-
-    Args:
-        ways: name -> takes one sample.
-        rounds: samples of each.
-        advance: called after every round.
-        broken: gets the samples of the whole rounds so far, if there are any, when one raises.
-        warm_up: rounds that come before, and do not count.
-    """
-    names = list(ways)
-    found: dict[K, list[T]] = {name: [] for name in names}
-    try:
-        for number in range(-warm_up, rounds):
-            for name in balanced(names, number):
-                sample = ways[name]()
-                if number >= 0:
-                    found[name].append(sample)
-            advance()
-    except BaseException:  # Ctrl-C as well
-        whole = min(len(samples) for samples in found.values())
-        if whole:
-            broken({name: samples[:whole] for name, samples in found.items()})
-        raise
-    return found
 
 
 def compared(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from blockflow.bench.batching.plan import rotated
 from blockflow.bench.statistics import percentile
 from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.clients_figures import KNEE, STEP, Clients, Visit
@@ -20,14 +19,15 @@ from blockflow.bench.thesis.served import (
     task_of,
     warm,
 )
+from blockflow.bench.turns import crossed
 from blockflow.client import Client
 
 NAME = "clients"
 
 
 def run(ctx: Context) -> Findings:
-    """Every number of clients, all ways in turns; round by round."""
-    counts, rounds, seconds = ctx.pick((tuple(range(1, 11)), 5, 1.0), ((1, 2, 4), 1, 0.2))
+    """Every number of clients by all ways in each round."""
+    counts, rounds, seconds = ctx.pick((tuple(range(1, 11)), 12, 1.0), ((1, 2, 4), 1, 0.2))
     most = max(counts)
     chain = ctx.chain()
     x = input_of(chain)
@@ -45,11 +45,10 @@ def run(ctx: Context) -> Findings:
             asked = ask_in_turn(clients[:n], tasks, x, seconds)
             return Visit(percentile(asked.steady_ms, 50), asked.rate)
 
-        with ctx.step("clients that ask in turn", rounds * len(counts)) as advance:
+        with ctx.step("clients that ask in turn", rounds * len(found)) as advance:
             for number in range(rounds):
-                for n in counts:
-                    for arm in rotated(ARMS, number):
-                        found[arm, n].append(visit(arm, n))
+                for n, arm in crossed(counts, ARMS, number):
+                    found[arm, n].append(visit(arm, n))
                     advance()
                 ctx.keep(Clients(found, ctx.settings.labels).figures())
     made = Clients(found, ctx.settings.labels)

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.compare.judgement import MIN_PAIRS
 from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import Interval, median_interval, slope
+from blockflow.bench.statistics import MIN_PAIRS, Interval, median_interval, slope
 from blockflow.bench.thesis.beside import AGAIN, Rounds, known, quoted, thesis
 
 LATENCY = "round trip"

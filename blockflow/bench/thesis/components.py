@@ -54,7 +54,7 @@ def run(context: Context) -> Findings:
     ):
         done = partial(findings, settings=context.settings)
         found = ways.measure(
-            [1], rounds, advance, lambda so_far: context.keep(done(so_far[1]).figures)
+            {1: 1}, rounds, advance, lambda so_far: context.keep(done(so_far[1]).figures)
         )
         return done(found[1])
 

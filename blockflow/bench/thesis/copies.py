@@ -23,9 +23,10 @@ from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.pipeline_ways import block_names, task_name, topology
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.thesis.bars import COLOURS, draw_bars
-from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, in_turn, quoted, thesis
+from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, quoted, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
 from blockflow.bench.thesis.served import input_of
+from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 from blockflow.control.system import System
 

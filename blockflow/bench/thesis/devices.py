@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 
-from blockflow.bench.batching.plan import rotated
 from blockflow.bench.pipeline_figures import TENSORMQ
 from blockflow.bench.thesis.beside import beside_grid, known
 from blockflow.bench.thesis.devices_figures import Distribution, Visit
@@ -40,6 +39,7 @@ from blockflow.bench.thesis.served import (
     input_of,
     warm,
 )
+from blockflow.bench.turns import crossed
 from blockflow.client import Client
 
 NAME = "devices"
@@ -67,7 +67,7 @@ def too_few(settings: Settings) -> str | None:
 
 
 def run(ctx: Context) -> Findings:
-    """All ways on all numbers of devices, in turns."""
+    """All ways on all numbers of devices in each round."""
     rounds, seconds = ctx.pick((6, 12.0), (1, 0.3))
     chain = ctx.chain()
     places = find_places(ctx.settings)
@@ -83,17 +83,16 @@ def run(ctx: Context) -> Findings:
         Client(system.client_endpoint) as client,
     ):
         # On every number of devices one way twice: each has a noise of its own.
-        arms = {way_of(arm, n): (arm, n) for n in counts for arm in ARMS}
-        warm(client, arms, x)
+        warm(client, [way_of(arm, n) for n in counts for arm in ARMS], x)
         with ctx.step("what one device can do", None):
             alone = callers_rate(client, way_of(TENSORMQ, counts[0]), x, seconds, callers_of(chain))
         rate = _SHARE * alone
         with ctx.step(f"blocks on {places.kind}", rounds) as advance:
             for number in range(rounds):
-                for task in rotated(list(arms), number):
+                for n, arm in crossed(counts, ARMS, number):
                     # The same arrivals for all arms.
-                    asked = Flood(rate, seconds, number).ask(client, task, x)
-                    found.setdefault(arms[task], []).append(Visit.of(asked.records))
+                    asked = Flood(rate, seconds, number).ask(client, way_of(arm, n), x)
+                    found.setdefault((arm, n), []).append(Visit.of(asked.records))
                 ctx.keep(Distribution(found, places, rate, labels).figures())
                 advance()
     made = Distribution(found, places, rate, labels)

@@ -33,6 +33,7 @@ from blockflow.bench.thesis.served import (
     warm,
 )
 from blockflow.bench.thesis.util_watch import Sampler
+from blockflow.bench.turns import balanced
 from blockflow.client import Client
 
 NAME = "energy"
@@ -79,8 +80,7 @@ def measure(ctx: Context, chain: Chain, source: EnergySource) -> Findings:
                 if spent(idle) <= 0:
                     return skip(f"the counters do not move ({source.part})")
                 idle_w = spent(idle) / idle.seconds
-                shift = number % len(arms)
-                for arm, rows in arms[shift:] + arms[:shift]:
+                for arm, rows in balanced(arms, number):
                     ask = partial(ask_in_turn, [client], [task_of(arm)], inputs[rows], seconds)
                     with Sampler(source.joules, _LOOK_S) as sampler:
                         answered = ask().answers * rows

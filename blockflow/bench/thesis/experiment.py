@@ -120,7 +120,7 @@ class Context:
 
         It is stored, and marked as partial, if the experiment breaks off. Every experiment calls
         this (a test runs each until its system dies): after every whole round, or, where a round is
-        short and figures would disturb the next one, by :func:`beside.in_turn`'s ``broken``.
+        short and figures would disturb the next one, by :func:`turns.in_turn`'s ``broken``.
         """
         self.kept = list(figures)
 

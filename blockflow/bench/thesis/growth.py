@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from blockflow.bench.batching.plan import rotated
 from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.growth_figures import Growth, Look, Way, settled
@@ -29,6 +28,7 @@ from blockflow.bench.thesis.served import (
 )
 from blockflow.bench.thesis.util_figures import DISPATCHER
 from blockflow.bench.thesis.util_watch import Sampler, memory_of
+from blockflow.bench.turns import crossed
 from blockflow.client import Client
 from blockflow.control.system import System
 
@@ -88,12 +88,9 @@ def run(ctx: Context) -> Findings:
                 fresh = looks[way]()
                 ways[way] = Way(fresh, settled(visit(way, _OVER, long_s / 2, 0)))
                 advance()
-        arms = [(way, m) for m in multiples for way in WAYS]
-        names = [f"{way} {m}" for way, m in arms]
-        with ctx.step("memory by rate", rounds * len(arms)) as advance:
+        with ctx.step("memory by rate", rounds * len(multiples) * len(WAYS)) as advance:
             for number in range(rounds):
-                for name in rotated(names, number):
-                    way, m = arms[names.index(name)]
+                for m, way in crossed(multiples, WAYS, number):
                     found = settled(visit(way, m, seconds, number + 1))
                     ways[way].visits.setdefault(m, []).append(found)
                     advance()

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.compare.judgement import MIN_PAIRS
 from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import (
+    MIN_PAIRS,
     Interval,
     judge,
     median_interval,

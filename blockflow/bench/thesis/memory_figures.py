@@ -8,10 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.compare.judgement import MIN_PAIRS
 from blockflow.bench.grid import BREAK, Grid, bounds, digits, with_bounds
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import Interval, median_interval, noise_of, ratio_interval
+from blockflow.bench.statistics import (
+    MIN_PAIRS,
+    Interval,
+    median_interval,
+    noise_of,
+    ratio_interval,
+)
 from blockflow.bench.thesis.memory_model import (
     LAST,
     NOTHING,

@@ -17,8 +17,8 @@ import psutil
 from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
 from blockflow.bench.in_process import Chain, example
 from blockflow.bench.statistics import percentile
-from blockflow.bench.thesis.beside import in_turn
 from blockflow.bench.thesis.memory_model import NOTHING, PROCESSES, Blocks, Occupancy
+from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core.errors import make_error

@@ -20,9 +20,10 @@ from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import median_interval
 from blockflow.bench.thesis import offline_memory
 from blockflow.bench.thesis.bars import draw_bars
-from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, in_turn, thesis, thesis_cell
+from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, thesis, thesis_cell
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
 from blockflow.bench.thesis.offline_table import SCRIPTED, SOURCE, TRACED, cut
+from blockflow.bench.turns import in_turn
 from blockflow.repository.repository import BlockRepository
 
 EXPORTED = "exported"

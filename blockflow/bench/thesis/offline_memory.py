@@ -16,9 +16,10 @@ from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
-from blockflow.bench.thesis.beside import in_turn, thesis
+from blockflow.bench.thesis.beside import thesis
 from blockflow.bench.thesis.memory_measure import EMPTY, private_mib, save_empty
 from blockflow.bench.thesis.offline_table import CLASSIFIER, LAST, PRINTED, SOURCE, Row, cut
+from blockflow.bench.turns import in_turn
 
 PROCESS = "private memory of a process with the block"
 OWN = "private memory beyond a process without a block"

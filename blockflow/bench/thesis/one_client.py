@@ -11,16 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 
 import numpy as np
 
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ, Sample
 from blockflow.bench.pipeline_ways import in_process_sample, run_once, topology
-from blockflow.bench.thesis.beside import AGAIN, Rounds, in_turn
+from blockflow.bench.thesis.beside import AGAIN, Rounds
 from blockflow.bench.thesis.experiment import Advance, Context
 from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
 from blockflow.bench.thesis.served import input_of
+from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 
 OFFLINE = "offline sum"
@@ -40,6 +43,16 @@ class Series:
     def rounds(self, number: Callable[[Sample], float]) -> Rounds:
         """One number of every sample."""
         return Rounds({way: [number(s) for s in found] for way, found in self.samples.items()})
+
+
+def middle(burst: Sequence[Sample]) -> Sample:
+    """What is typical of some inferences in a row: the median of every part by itself."""
+    hops = [
+        tuple(median(part) for part in zip(*block, strict=True))
+        for block in zip(*(s.hops for s in burst), strict=True)
+    ]
+    total, edge = median(s.total for s in burst), median(s.edge for s in burst)
+    return Sample(total, tuple((t, w, o, c) for t, w, o, c in hops), edge)
 
 
 def pipeline_ms(sample: Sample) -> float:
@@ -78,20 +91,27 @@ class Bench:
 
     def measure(
         self,
-        sizes: Sequence[int],
+        bursts: Mapping[int, int],
         rounds: int,
         advance: Advance,
         broken: Callable[[Mapping[int, Series]], None],
     ) -> dict[int, Series]:
-        """``rounds`` inferences of each way with each number of rows, all of them in turns, so that
-        drift hits all sizes alike. ``broken`` gets those of the whole rounds when one fails."""
+        """``rounds`` samples of each way with each number of rows, all of them in turns, so that
+        drift hits all sizes alike.
+
+        Args:
+            bursts: rows -> inferences in a row, the :func:`middle` of which makes a sample.
+            rounds: samples of each.
+            advance: called after every round.
+            broken: gets the samples of the whole rounds when one fails.
+        """
         with ExitStack() as stack:
             post = None
             if self._server is not None:
                 post = stack.enter_context(HttpClient(self._server.port))
             calls = {
-                (rows, way): call
-                for rows in sizes
+                (rows, way): partial(_burst, call, count)
+                for rows, count in bursts.items()
                 for way, call in self._calls(input_of(self._chain, rows), post).items()
             }
             found = in_turn(
@@ -121,6 +141,10 @@ class Bench:
             self._alone.run(rows)
             self._alone_rows = rows
         return in_process_sample(self._alone.run(rows))
+
+
+def _burst(call: Callable[[], Sample], count: int) -> Sample:
+    return middle([call() for _ in range(count)])
 
 
 def _by_size(found: Mapping[tuple[int, str], Sequence[Sample]]) -> dict[int, Series]:

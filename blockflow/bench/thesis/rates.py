@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from blockflow.bench.batching.plan import rotated
 from blockflow.bench.in_process import Chain
 from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.experiment import CPU, Context, Data, Experiment, Findings, Plot
@@ -29,6 +28,7 @@ from blockflow.bench.thesis.served import (
     task_of,
     warm,
 )
+from blockflow.bench.turns import crossed
 from blockflow.client import Client
 
 NAME = "throughput"
@@ -48,9 +48,9 @@ def capacity_of(ctx: Context, chain: Chain) -> Capacity:
 
 
 def run(ctx: Context) -> Findings:
-    """All rates, all ways in turns."""
+    """All rates by all ways in each round."""
     multiples, rounds, seconds, settling = ctx.pick(
-        ((0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 2.0), 5, 4.0, _SETTLING), ((0.5, 1.5), 1, 0.4, 0.1)
+        ((0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 2.0), 6, 4.0, _SETTLING), ((0.5, 1.5), 1, 0.4, 0.1)
     )
     chain = ctx.chain()
     x = input_of(chain)
@@ -65,20 +65,20 @@ def run(ctx: Context) -> Findings:
         with ctx.step("callers that wait", None):
             callers = waiting()
         deadline_s = patience_s(callers_of(chain), callers)
-        with ctx.step("arrivals at random", rounds * len(multiples)) as advance:
+        # The way that takes part twice does so past saturation, where ways are compared.
+        visits = [(m, a) for m in multiples for a in ARMS if m >= PAST or a in WAYS]
+        with ctx.step("arrivals at random", rounds * len(visits)) as advance:
             for number in range(rounds):
                 calm.append(Calm(capacity_of(ctx, chain), waiting()))
-                for place, multiple in enumerate(multiples):
+                turns = crossed(multiples, ARMS, number)
+                for multiple, arm in (visit for visit in turns if visit in visits):
                     # The same arrivals for all arms.
-                    seed = number * len(multiples) + place
+                    seed = number * len(multiples) + multiples.index(multiple)
                     filling_s = settling * deadline_s if multiple >= 1 else _FILLING_S
-                    lasts = filling_s + seconds
-                    flood = Flood(multiple * callers, lasts, seed, deadline_s)
-                    for arm in rotated(ARMS if multiple >= PAST else WAYS, seed):
-                        asked = flood.ask(client, task_of(arm), x)
-                        flows.setdefault((arm, multiple), []).append(
-                            flow_of(asked.records, asked.seconds, filling_s)
-                        )
+                    flood = Flood(multiple * callers, filling_s + seconds, seed, deadline_s)
+                    asked = flood.ask(client, task_of(arm), x)
+                    flow = flow_of(asked.records, asked.seconds, filling_s)
+                    flows.setdefault((arm, multiple), []).append(flow)
                     advance()
                 ctx.keep(Sweep(flows, calm, callers, ctx.settings.labels).figures())
     made = Sweep(flows, calm, callers, ctx.settings.labels)

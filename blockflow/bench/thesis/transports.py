@@ -26,12 +26,12 @@ from blockflow.bench.thesis.beside import (
     Rounds,
     beside_grid,
     compared,
-    in_turn,
     quoted,
     thesis,
 )
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
+from blockflow.bench.turns import in_turn
 from blockflow.repository.probe import example_input
 from blockflow.repository.zoo.catalog import ZOO
 
