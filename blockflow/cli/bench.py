@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import tempfile
@@ -59,7 +60,7 @@ from blockflow.cli.exits import ExitCode
 from blockflow.cli.lazy import Entries, LazyGroup
 from blockflow.cli.options import Address, ClientKeys, Json, Url, close_json, print_json
 from blockflow.core import limits
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import BlockFlowError, RequestError, TopologyError
 from blockflow.monitor.rest import RestClient
 
 _TITLES = (
@@ -163,7 +164,9 @@ def bench(
     data: Annotated[
         str, typer.Option(help="synthetic[:ROWS], digits[:SEED], or .npy and .safetensors files.")
     ] = "synthetic",
-    preprocess: Annotated[str, typer.Option(help="MODULE:FUNCTION, row by row.")] = "",
+    preprocess: Annotated[
+        str, typer.Option(help="MODULE:FUNCTION, row by row, or TASK=MODULE:FUNCTION,...")
+    ] = "",
     deadline: Annotated[
         float,
         typer.Option(min=0.01, max=limits.MAX_DEADLINE_MS / 1e3, help="Seconds per request."),
@@ -200,6 +203,7 @@ def bench(
     checks = _checks(validate or [])
     bounds = per_task(target_latency_ms, names, "--target-latency-ms")
     shares = per_task(percentile, names, "--percentile")
+    hooks = per_task(preprocess, names, "--preprocess")
     console = Console(stderr=as_json, highlight=False)
     session: Session | None = None
     with interruptible():
@@ -219,7 +223,7 @@ def bench(
                     duration_s=duration,
                     queries=queries,
                     data=data,
-                    preprocess=preprocess,
+                    preprocess=hooks,
                     presets=presets(per_task(preset, names, "--preset"), "--preset"),
                     latency_ms=numbers(bounds, "--target-latency-ms", 0.0, 1e6),
                     percentile=numbers(shares, "--percentile", 0.0, 100.0),
@@ -344,19 +348,31 @@ def _system(
         raise RequestError(
             "INVALID_REQUEST", "--topology starts a system of its own", where="--url, --address"
         )
-    try:
-        update = topology.read_bytes()
-    except OSError as exc:
-        raise RequestError(
-            "INVALID_REQUEST", f"cannot read it: {exc.strerror or exc}", where=str(topology)
-        ) from exc
+    update = _read_update(topology)
     with (
         tempfile.TemporaryDirectory(prefix="blockflow-bench-") as folder,
         Server(repository.resolve(), Path(folder), RestClient) as server,
     ):
         server.start()
-        server.rest.post("/v1/system-update", update, timeout_s=UPDATE_S)
+        try:
+            server.rest.post("/v1/system-update", update, timeout_s=UPDATE_S)
+        except (RequestError, TopologyError) as exc:
+            exc.where = f"{topology}: {exc.where}" if exc.where else str(topology)
+            raise
         yield server.rest, server.client_address
+
+
+def _read_update(topology: Path) -> bytes:
+    """The file, if it is JSON: nothing is started for one that is not."""
+    try:
+        update = topology.read_bytes()
+        json.loads(update)
+    except (OSError, ValueError, RecursionError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else f"it is no JSON: {exc}"
+        raise RequestError(
+            "INVALID_REQUEST", f"cannot read it: {why}", where=str(topology)
+        ) from exc
+    return update
 
 
 @contextmanager

@@ -273,7 +273,7 @@ def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
     save_file({"x": 255 * np.eye(4, dtype=np.uint8)}, tmp_path / "x.safetensors")
     np.save(tmp_path / "labels.npy", np.array([0, 1, 2, 0]))  # the last one is wrong
     where = ("--topology", "topology.json", "--repository", "blocks", "--out", "out")
-    data = ("--data", "x.safetensors", "--preprocess", "own_hook:scale")
+    data = ("--data", "x.safetensors", "--preprocess", "b=own_hook:scale")
     asked = ("--task", "b", "--scenario", "multistream")
     modes = ("--mode", "performance", "--mode", "accuracy")
     odd = ("--percentile", "55", "--target-latency-ms", "20000")  # LoadGen logs no 55th
@@ -295,6 +295,22 @@ def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
     assert accuracy["accuracy"] == [expected]
     again = measure(tmp_path / "out" / "multistream-accuracy")
     assert [a.to_dict() for a in again] == [expected]
+
+
+def test_a_bad_topology_is_told_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    where = ("--topology", "mine.json", "--repository", "blocks", "--out", "out", "--task", "b")
+    for text, told in (
+        ('{"blocks": [', ("it is no JSON: ", "mine.json")),
+        ('{"blocks": ["nobody"], "tasks": {"b": ["nobody"]}}', ("nobody", "mine.json")),
+    ):
+        (tmp_path / "mine.json").write_text(text)
+        assert main(["bench", *where]) == 2
+        error = capsys.readouterr().err
+        assert all(part in error for part in told), error
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_system_that_dies_ends_the_run_and_what_was_measured_is_kept(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -259,6 +260,18 @@ def test_a_job_survives_json() -> None:
     settings = make_settings(Scenario.SERVER, Mode.ACCURACY, {"a": Target(0.9, 2)}, short=True)
     job = Job("tcp://127.0.0.1:1", "", "/data", {"a": 2}, {"a": 8}, settings)
     assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+
+
+def test_more_queries_are_prepared_but_a_server_is_not_asked_for_more_per_second() -> None:
+    def more(scenario: Scenario) -> RunSettings:
+        found = make_settings(scenario, Mode.PERFORMANCE, {"a": Target(0.9, 20.0)}, short=True)
+        found = replace(found, rate=100.0, expected_ms=4.0, min_duration_s=5.0, min_queries=30)
+        return found.scaled(2.0)
+
+    single, offline, server = map(more, (Scenario.SINGLE_STREAM, Scenario.OFFLINE, Scenario.SERVER))
+    assert (single.expected_ms, single.min_queries) == (2.0, 30)
+    assert (offline.rate, offline.min_queries) == (200.0, 30)
+    assert (server.rate, server.min_queries) == (100.0, 1000)
 
 
 # --- the library ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def test_a_folder_with_labels_and_a_hook(tmp_path: Path) -> None:
     np.save(tmp_path / "0.npy", np.arange(12, dtype=np.uint8).reshape(3, 4))
     np.save(tmp_path / "1.npy", np.zeros((1, 4), np.uint8))
     np.save(tmp_path / "labels.npy", np.array([0, 1, 2, 3]))
-    found = load_inputs(str(tmp_path), ROUTES, seed=1, hook=lambda x: x.astype(np.float32))["a"]
+    hooks = dict.fromkeys(ROUTES, lambda x: x.astype(np.float32))
+    found = load_inputs(str(tmp_path), ROUTES, seed=1, hooks=hooks)["a"]
     assert len(found.rows) == 4
     assert found.rows[1].tolist() == [[4, 5, 6, 7]]
     assert found.labels is not None
@@ -134,13 +136,19 @@ def test_nonsense_is_no_hook(text: str) -> None:
     assert caught.value.code == "INVALID_REQUEST"
 
 
+def test_a_task_has_a_hook_of_its_own() -> None:
+    routes = {**ROUTES, "b": replace(ROUTES["a"], name="b")}
+    found = load_inputs("synthetic:1", routes, seed=1, hooks={"b": lambda x: 2 * x})
+    assert np.array_equal(found["b"].rows[0], 2 * found["a"].rows[0])
+
+
 def test_a_hook_that_fails_is_told() -> None:
     def broken(x: Any) -> Any:
         raise KeyError("mean")
 
     for hook in (broken, lambda x: "text"):
         with pytest.raises(BlockFlowError) as caught:
-            load_inputs("synthetic:1", ROUTES, seed=1, hook=hook)
+            load_inputs("synthetic:1", ROUTES, seed=1, hooks={"a": hook})
         assert caught.value.code == "INVALID_REQUEST"
 
 

@@ -36,6 +36,20 @@ def test_a_report_tells_verdicts_tests_blocks_and_batches() -> None:
     assert machine["fixed work"] == "spread 3.0%, drift +2.0% from begin to end"
 
 
+def test_a_report_says_whose_accuracy_nobody_can_tell() -> None:
+    def said(labels: bool, **more: Any) -> list[str]:
+        run = result("server", mode="accuracy", folder="server-accuracy", **more)
+        data = {t: {"origin": "", "labels": known} for t, known in (("a", True), ("b", labels))}
+        parts = sections(document(results=[run], data=data))
+        return [p.text for p in parts if isinstance(p, Text) and "no labels" in p.text]
+
+    (text,) = said(labels=False)
+    assert "no labels for b," in text
+    assert "server-accuracy/mlperf_log_accuracy.json" in text
+    assert not said(labels=True)
+    assert not said(labels=False, broke_off=True)  # its log has no end
+
+
 def test_a_report_says_what_its_rules_were() -> None:
     def said(**more: Any) -> str:
         first = sections(document(**more))[0]

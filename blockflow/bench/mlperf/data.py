@@ -34,6 +34,7 @@ LABELS = "labels"
 
 Array = NDArray[Any]
 Hook = Callable[[Array], Array]
+NO_HOOKS: Mapping[str, Hook] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,11 @@ class Inputs:
 
 
 def load_inputs(
-    source: str, routes: Mapping[str, TaskRoute], *, seed: int, hook: Hook | None = None
+    source: str,
+    routes: Mapping[str, TaskRoute],
+    *,
+    seed: int,
+    hooks: Mapping[str, Hook] = NO_HOOKS,
 ) -> dict[str, Inputs]:
     """Every task's data.
 
@@ -63,7 +68,7 @@ def load_inputs(
             trained the blocks), a .npy or .safetensors file, or a folder of such files.
         routes: the tasks.
         seed: of synthetic data.
-        hook: what a user's inputs go through first, row by row: [1, ...] to [1, ...].
+        hooks: by task what its inputs go through first, row by row: [1, ...] to [1, ...].
 
     Raises:
         RequestError: INVALID_REQUEST for what cannot be read, CONTRACT_MISMATCH for what does not
@@ -77,7 +82,7 @@ def load_inputs(
         found = _digits(routes, count)
     else:
         found = _files(Path(source), routes)
-    return {task: _fit(found[task], routes[task], hook) for task in routes}
+    return {task: _fit(found[task], routes[task], hooks.get(task)) for task in routes}
 
 
 def load_hook(text: str) -> Hook:
@@ -89,7 +94,10 @@ def load_hook(text: str) -> Hook:
 
     def failed(why: str) -> RequestError:
         return RequestError(
-            "INVALID_REQUEST", why, where=text, hint="--preprocess is module:function"
+            "INVALID_REQUEST",
+            why,
+            where=text,
+            hint="--preprocess is MODULE:FUNCTION, or TASK=MODULE:FUNCTION,...",
         )
 
     module, _, name = text.partition(":")

@@ -12,7 +12,7 @@ from blockflow.bench.results import fingerprint, today
 from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.repository.machine import version_of
 
-FORMAT = 4
+FORMAT = 5
 """Of the document; a change that readers would notice gets the next number."""
 
 

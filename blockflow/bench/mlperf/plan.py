@@ -35,7 +35,7 @@ class Plan:
         short: runs for development, which are marked as such.
         duration_s, queries: in place of the official or the short figures.
         data: see :func:`~blockflow.bench.mlperf.data.load_inputs`.
-        preprocess: ``module:function``, or ''.
+        preprocess: task -> ``module:function``; tasks without one take the data as it is.
         presets, latency_ms, percentile: per task.
         rate: queries per second of the server scenario; None searches for the highest VALID one.
         precision, search_runs, confirmations: of the search, and the rates that are confirmed.
@@ -60,7 +60,7 @@ class Plan:
     duration_s: float | None = None
     queries: int | None = None
     data: str = "synthetic"
-    preprocess: str = ""
+    preprocess: Mapping[str, str] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
     latency_ms: Mapping[str, float] = field(default_factory=dict)
     percentile: Mapping[str, float] = field(default_factory=dict)

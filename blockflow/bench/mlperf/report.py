@@ -10,9 +10,10 @@ from typing import Any
 
 from blockflow.bench.calibration import Steadiness
 from blockflow.bench.mlperf.document import digests
-from blockflow.bench.mlperf.job import disk, write_json
+from blockflow.bench.mlperf.job import ACCURACY_LOG, disk, write_json
 from blockflow.bench.mlperf.pictures import PARTS, draw
 from blockflow.bench.mlperf.result import ScenarioResult
+from blockflow.bench.mlperf.settings import Mode
 
 SUMMARY, MARKDOWN, HTML = "summary.json", "report.md", "report.html"
 
@@ -124,6 +125,8 @@ def sections(document: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> l
     if accuracies:
         heads = ("scenario", "task", "top-1", "top-5", "rows", "without answer")
         found.append(Table("Accuracy", heads, accuracies))
+    untold = (_untold(r, document["data"]) for r in document["results"])
+    found += [Text(text) for text in untold if text]
     if document["validation"]:
         found.append(_validation(document))
     found += [_search(r) for r in document["results"] if r["search"]]
@@ -133,6 +136,17 @@ def sections(document: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> l
     found += pictures
     found += [_setting(document), _machine(document)]
     return found
+
+
+def _untold(result: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]]) -> str:
+    """What an accuracy run cannot tell; '' of other runs, and where every task has labels."""
+    unknown = [task for task, one in data.items() if not one["labels"]]
+    if result["mode"] != Mode.ACCURACY or result["broke_off"] or not unknown:
+        return ""
+    return (
+        f"{_name(result)}: the data have no labels for {', '.join(unknown)}, so there is no "
+        f"accuracy to tell; the answers are in {result['folder']}/{ACCURACY_LOG}."
+    )
 
 
 def _name(result: Mapping[str, Any]) -> str:

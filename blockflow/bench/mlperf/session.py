@@ -110,14 +110,14 @@ class Session:
         for scenario in plan.scenarios:
             plan.check(scenario, targets[scenario])
         asked = {s: self._settings(s, targets[s]) for s in plan.scenarios}
-        hook = load_hook(plan.preprocess) if plan.preprocess else None
+        hooks = {task: load_hook(text) for task, text in plan.preprocess.items()}
         with (
             tempfile.TemporaryDirectory(prefix="blockflow-bench-") as folder,
             Client(plan.address or None, client_keys=plan.client_keys or None) as client,
         ):
             routes = self._routes(client)
             self._show("preparing the data", None)
-            self.inputs = load_inputs(plan.data, routes, seed=plan.seed, hook=hook)
+            self.inputs = load_inputs(plan.data, routes, seed=plan.seed, hooks=hooks)
             save_inputs(self.inputs, Path(folder))
             self.system = {
                 "address": client.address,

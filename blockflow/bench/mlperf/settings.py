@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from math import ceil
 from typing import Any
 
 from blockflow.bench.mlperf.counts import (
@@ -152,7 +153,13 @@ class RunSettings:
         return max(self.min_duration_s, self.min_queries / self.rate)
 
     def scaled(self, factor: float) -> RunSettings:
-        """The same run with LoadGen told to prepare ``factor`` times as many queries."""
+        """The same run with LoadGen told to prepare ``factor`` times as many queries.
+
+        The server scenario's rate is what it offers, so there the count itself is raised.
+        """
+        if self.scenario is Scenario.SERVER:
+            least = max(self.min_queries, self.rate * self.min_duration_s)
+            return replace(self, min_queries=ceil(least * factor))
         return replace(self, rate=self.rate * factor, expected_ms=self.expected_ms / factor)
 
     def to_dict(self) -> dict[str, Any]:
