@@ -340,7 +340,7 @@ class Rig:
             part.close()
         self.server.close()
         self.mailbox.close()
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 @contextmanager

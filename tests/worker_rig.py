@@ -258,7 +258,7 @@ class Rig:
         self.shm.close()
         self.pull.close(0)
         self.router.close(0)
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 @contextmanager

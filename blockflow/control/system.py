@@ -45,6 +45,7 @@ log = logging.getLogger("blockflow.control")
 T = TypeVar("T")
 
 _START_S = 180.0
+_HEED_SIGNALS_S = 1.0
 RESTORE_S = 300.0
 
 
@@ -203,8 +204,16 @@ class System:
             self._ward.line.serving(int(tcp.rpartition(":")[2]))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until a stop is asked for (POST /v1/shutdown, :meth:`ask_stop`)."""
-        return self._stop_asked.wait(timeout_s)
+        """Wait until a stop is asked for (POST /v1/shutdown, :meth:`ask_stop`).
+
+        A signal that comes just before the wait begins has its handler run when the wait ends:
+        without a timeout it ends now and then, and begins again.
+        """
+        if timeout_s is not None:
+            return self._stop_asked.wait(timeout_s)
+        while not self._stop_asked.wait(_HEED_SIGNALS_S):
+            pass
+        return True
 
     def __enter__(self) -> Self:
         return self.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from blockflow.dispatcher.server import DispatcherServer, remove_files
 from blockflow.launch.logs import log_to_stderr
 from blockflow.tensormq.agent import ControlAgent, Mailbox, lifeline_from_environment
 from blockflow.tensormq.sockets import new_context
-from blockflow.wire.control import ControlMessage, Hello, Ready, StartFailed, Stop
+from blockflow.wire.control import ControlMessage, Hello, Ready, StartFailed
 
 _LOG = logging.getLogger("blockflow.dispatcher")
 
@@ -48,8 +47,7 @@ def run(spec: Mapping[str, Any]) -> int:
         lifeline_fd=lifeline_from_environment(),
         context=context,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: mailbox.put(Stop()))
+    agent.stop_by_signals()
     agent.start()
     agent.send(Hello("dispatcher", launch.name, launch.incarnation, os.getpid(), __version__))
     status = EXIT_FAILED

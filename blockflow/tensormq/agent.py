@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from blockflow.wire.control import (
     Ping,
     Pong,
     Stats,
+    Stop,
     decode_control,
     encode_control,
 )
@@ -37,6 +39,8 @@ ORPHAN_STATUS = 70
 """Exit status of a process that ended because its lifeline was cut."""
 
 _OUTBOX_LIMIT = 1000
+_STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
+_SIGNALS_AT_ONCE = 64
 
 T = TypeVar("T")
 
@@ -107,7 +111,8 @@ class ControlAgent:
         lifeline_fd: read end of the manager's pipe, see :func:`lifeline_from_environment`.
         context: ZeroMQ context; an own one when None.
 
-    The owner's life with it: ``start()``, ``send(Hello(...))``, ..., ``close()``.
+    The owner's life with it: ``stop_by_signals()``, ``start()``, ``send(Hello(...))``, ...,
+    ``close()``.
     """
 
     def __init__(
@@ -133,8 +138,23 @@ class ControlAgent:
         self._unsent: deque[bytes] = deque()
         self._thread = threading.Thread(target=self._run, name="bf-control", daemon=True)
         self._heard = 0
+        self._signals: tuple[int, int] | None = None
         self.malformed = 0
         self.dropped = 0
+
+    def stop_by_signals(self) -> None:
+        """SIGTERM and SIGINT become a Stop for ``on_message``; called by the main thread, before
+        ``start``.
+
+        The handlers themselves do nothing: Python runs them only when the main thread comes back to
+        its code, and if a signal arrives just before the main loop goes to sleep, that is whenever
+        something else wakes it. The interpreter writes the signal's number into a pipe at once, and
+        on that the control thread sleeps.
+        """
+        self._signals = ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+        for number in _STOPS:
+            signal.signal(number, lambda *_: None)
 
     def start(self) -> None:
         """Connect and begin to answer."""
@@ -162,6 +182,11 @@ class ControlAgent:
             self._thread.join(timeout_s)
         if not self._thread.is_alive():
             self._outbox.close()
+            if self._signals is not None:
+                signal.set_wakeup_fd(-1)
+                for end in self._signals:
+                    os.close(end)
+                self._signals = None
             if self._own_context:
                 self._context.term()
                 self._own_context = False
@@ -188,12 +213,17 @@ class ControlAgent:
         poller.register(self._outbox.fileno(), zmq.POLLIN)
         if self._lifeline_fd is not None:
             poller.register(self._lifeline_fd, zmq.POLLIN)
+        signals = None if self._signals is None else self._signals[0]
+        if signals is not None:
+            poller.register(signals, zmq.POLLIN)
         closing = False
         while not closing:
             # With messages that the socket would not take, wake up to try again.
             events = dict(poller.poll(100 if self._unsent else None))
             if self._lifeline_fd in events and self._lifeline_cut():
                 self._die_orphaned()
+            if signals in events and self._stop_signalled():
+                self._hand_on(Stop())
             if self._outbox.fileno() in events:
                 for msg in self._outbox.drain():
                     if msg is None:
@@ -220,11 +250,14 @@ class ControlAgent:
             if isinstance(msg, Ping):
                 pong = Pong(self._incarnation, msg.seq, self._state(), self._heard)
                 self._unsent.append(encode_control(pong))
-            try:
-                self._on_message(msg)
-            except Exception:
-                # A defect in a handler must not silence the pings: the process would be killed.
-                _LOG.exception("handler of %s failed", type(msg).__name__)
+            self._hand_on(msg)
+
+    def _hand_on(self, msg: ControlMessage) -> None:
+        try:
+            self._on_message(msg)
+        except Exception:
+            # A defect in a handler must not silence the pings: the process would be killed.
+            _LOG.exception("handler of %s failed", type(msg).__name__)
 
     def _flush(self, sock: zmq.Socket[bytes]) -> None:
         while self._unsent:
@@ -233,6 +266,12 @@ class ControlAgent:
             except zmq.Again:
                 return
             self._unsent.popleft()
+
+    def _stop_signalled(self) -> bool:
+        """Whether a signal that has come means a Stop; others have written as well."""
+        return self._signals is not None and not _STOPS.isdisjoint(
+            os.read(self._signals[0], _SIGNALS_AT_ONCE)
+        )
 
     def _lifeline_cut(self) -> bool:
         """True at end of file; bytes are nobody's message and are thrown away."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import signal
 import threading
 import time
 from dataclasses import replace
@@ -88,8 +87,7 @@ class Worker:
 
     def run(self) -> int:
         """Live until Stop or SIGTERM; returns the exit status."""
-        for sig in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(sig, lambda *_: self._mailbox.put(control.Stop()))
+        self._agent.stop_by_signals()
         launch = self._launch
         self._agent.start()
         self._agent.send(

@@ -81,7 +81,7 @@ class Door:
         for fd in self.spare:
             os.close(fd)
         self.port.close()
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 def lives(peer: std_socket.socket) -> bool:

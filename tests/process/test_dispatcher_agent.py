@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -78,6 +81,7 @@ class Line:
     """A Controller's socket and an agent on it."""
 
     def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
         self.context = new_context()
         self.router, _ = bind_router(self.context, [endpoint])
         self.got: list[ControlMessage] = []
@@ -107,7 +111,7 @@ class Line:
     def close(self) -> None:
         self.agent.close()
         self.router.close(0)
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 @pytest.fixture
@@ -116,6 +120,44 @@ def line() -> Iterator[Line]:
         made = Line(f"ipc://{run.path}/control.sock")
         yield made
         made.close()
+
+
+ASLEEP = """
+import signal, sys
+import zmq
+from blockflow.tensormq.agent import ControlAgent, Mailbox
+from blockflow.wire.control import Drained, Stop
+
+mailbox = Mailbox()
+agent = ControlAgent(
+    endpoint=sys.argv[1],
+    incarnation=7,
+    on_message=mailbox.put,
+    state=lambda: "running",
+    on_orphaned=lambda: None,
+)
+agent.stop_by_signals()
+agent.start()
+# Another thread gets it: the main thread is not woken, as by one that comes just before it sleeps.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+agent.send(Drained(7, 1))
+poller = zmq.Poller()
+poller.register(mailbox.fileno(), zmq.POLLIN)
+assert poller.poll() and mailbox.drain() == [Stop()]
+agent.close()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_wakes_a_main_loop_that_does_not_notice_it(line: Line, number: int) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ASLEEP, line.endpoint])
+    try:
+        assert line.heard() == Drained(7, 1)
+        child.send_signal(number)
+        assert child.wait(PATIENCE_S) == 0
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_failing_handler_does_not_silence_the_pings(line: Line) -> None:

@@ -85,7 +85,7 @@ class Rig:
         self.prober.close()
         self.push.close()
         self.pull.close(0)
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 @pytest.fixture
