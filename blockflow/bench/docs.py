@@ -7,7 +7,8 @@ results yet says so, with the command that makes them. Lines between ``<!-- if: 
 ``<!-- end -->`` are there only when that result file is, those after ``<!-- unless: FILE -->`` only
 when it is not. ``<!-- thesis -->`` becomes the stored experiments of the thesis.
 
-The table of promises is written into docs/reliability.md, between two marks.
+The table of promises is written into docs/reliability.md, and what ``make bench`` has found into
+README.md beside that folder, each between two marks.
 
 ``python -m blockflow.bench.docs --take results`` first copies what the benchmarks have written to
 that folder and draws its pictures.
@@ -29,13 +30,16 @@ from blockflow.bench import thesis_page
 from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.doc_tables import TABLES, Make
 from blockflow.bench.plots import PLOTS, draw_all
+from blockflow.bench.readme import COSTS, costs
+from blockflow.bench.readme import PAGE as FRONT_PAGE
 from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
-from blockflow.bench.reliability.page import fill, promise_table, result_names
+from blockflow.bench.reliability.page import PROMISE_PASSAGE, promise_table, result_names
 from blockflow.bench.reliability.promises import COMMANDS
 from blockflow.bench.results import Figure, ResultFile, Run, revision_text
 
 PAGE, TEMPLATE = "performance.md", "performance.in.md"
 NOTICE = "<!-- Made from performance.in.md and results/ by python -m blockflow.bench.docs. -->"
+BENCH = "bench"
 THESIS = "<!-- thesis -->"
 _PLACE = re.compile(r"^<!-- (results|image): ([\w.-]+)(?: \| (.*))? -->$")
 _IF = re.compile(r"^<!-- (if|unless): ([\w.-]+) -->$")
@@ -184,6 +188,14 @@ def promises(stored: Mapping[str, Stored]) -> str:
     )
 
 
+def front_figures(stored: Mapping[str, Stored]) -> str:
+    """What README.md says of ``make bench``."""
+    if BENCH not in stored:
+        return "*No stored results yet: `make bench`.*"
+    run = stored[BENCH].runs[-1]
+    return costs(run.figures, run.machine)
+
+
 def take(results: Path, docs: Path) -> list[Path]:
     """Copy the result files that the documents use, and draw their pictures."""
     (docs / "results").mkdir(parents=True, exist_ok=True)
@@ -212,7 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     pages = {args.docs / PAGE: render(template, stored, images, thesis)}
     page = args.docs / PROMISE_PAGE
     if page.exists():
-        pages[page] = fill(page.read_text(encoding="utf-8"), promises(stored))
+        text = page.read_text(encoding="utf-8")
+        pages[page] = PROMISE_PASSAGE.fill(text, promises(stored))
+    front = args.docs.absolute().parent / FRONT_PAGE
+    if front.exists():
+        pages[front] = COSTS.fill(front.read_text(encoding="utf-8"), front_figures(stored))
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
         console.print(str(path), highlight=False)

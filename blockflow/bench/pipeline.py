@@ -15,15 +15,13 @@ throughput, the bound is as many independent in-process pipelines as there are c
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -32,7 +30,7 @@ from rich.progress import Progress
 from blockflow.bench import pipeline_aims
 from blockflow.bench.bare import BareLink
 from blockflow.bench.calibration import calibrate, calibration_figures, compare
-from blockflow.bench.contenders import CONTENDERS, USUAL, Contender, Model, prepare_apart
+from blockflow.bench.contenders import CONTENDERS, Contender, prepare_apart
 from blockflow.bench.in_process import Chain, InProcess, example
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader, per_hop
@@ -42,7 +40,6 @@ from blockflow.bench.pipeline_figures import (
     BOUND,
     IN_PROCESS,
     NOT_RUN,
-    ONE_WORKER,
     REPLICATED,
     TENSORMQ,
     Sample,
@@ -54,15 +51,15 @@ from blockflow.bench.pipeline_figures import (
     start_grid,
     throughput_grid,
 )
+from blockflow.bench.pipeline_plan import Plan, parse_args
 from blockflow.bench.pipeline_ways import (
-    WAYS,
     block_names,
     in_process_sample,
     run_many,
     run_once,
     topology,
 )
-from blockflow.bench.results import Figure, ResultFile, latency_figure, make_command
+from blockflow.bench.results import PARTIAL, Figure, ResultFile, latency_figure, make_command
 from blockflow.bench.turns import in_turn
 from blockflow.bench.worker_start import measure_start, start_figures
 from blockflow.client import Client
@@ -73,74 +70,6 @@ _WARM_UP = 2
 _GAPS_MS = (0, 30)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Throughput at so many rows per request.
-
-    Attributes:
-        rounds: visits of each way.
-        seconds: of a visit, from when every request has been answered once.
-        engines: the only ones that it is measured of; empty: all.
-        ways: the only ones that it is measured on, beside the bound.
-    """
-
-    rounds: int
-    seconds: float
-    engines: tuple[str, ...] = ()
-    ways: tuple[str, ...] = (TENSORMQ, REPLICATED)
-
-    def of(self, engine: str) -> bool:
-        """Whether it is measured of this one."""
-        return not self.engines or engine in self.engines
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured, and how much of it.
-
-    Attributes:
-        model: of the zoo.
-        engines: labels of contenders.
-        ways: in workers.
-        batches: rows per request -> rounds.
-        loads: rows per request -> throughput; empty: none is measured.
-        starts: workers that are started one by one.
-        messages: bare messages per gap.
-    """
-
-    model: Model
-    engines: tuple[str, ...]
-    ways: tuple[str, ...]
-    batches: Mapping[int, int]
-    loads: Mapping[int, Load]
-    starts: int
-    messages: int
-
-    @property
-    def seats(self) -> int:
-        """Cores that a chain of one-threaded workers can use: the width of the bound."""
-        return min(len(os.sched_getaffinity(0)), len(self.model.blocks))
-
-
-BENCH = Plan(Model("resnet50"), ("exported",), WAYS, {1: 60, 8: 16, 32: 6}, {}, 5, 100)
-PIPELINE = Plan(
-    Model("resnet50"),
-    USUAL,
-    (TENSORMQ, ONE_WORKER),
-    {1: 30, 8: 10, 32: 4},
-    {
-        1: Load(5, 5.0),
-        8: Load(4, 8.0),
-        # Eight requests of 32 rows take a small machine half a minute to come and go: by the
-        # slowest and the fastest of the usual engines alone, or the run would take twice as long.
-        32: Load(3, 15.0, ("torchscript", "openvino-bf16"), (TENSORMQ,)),
-    },
-    0,
-    0,
-)
-QUICK = Plan(Model("digits"), ("exported",), WAYS, {1: 3, 8: 3}, {1: Load(2, 0.2)}, 1, 4)
-
-
 class Bench:
     """One run: a system, and for each contender its in-process runs beside its workers.
 
@@ -149,6 +78,9 @@ class Bench:
         root: scratch folder.
         system: running, over the repository ``root / "blocks"``.
         progress: shows what is being done.
+
+    Attributes:
+        found: figures so far, of whole batch sizes.
     """
 
     def __init__(self, plan: Plan, root: Path, system: System, progress: Progress) -> None:
@@ -157,10 +89,10 @@ class Bench:
         self._system = system
         self._kpis = KpiReader(system)
         self._progress = progress
+        self.found: list[Figure] = []
 
-    def run(self) -> list[Figure]:
+    def run(self) -> None:
         """All contenders; those that cannot run here leave a figure that says why."""
-        out: list[Figure] = []
         for label in self._plan.engines:
             contender = CONTENDERS[label]
             tags = {"engine": label, "precision": contender.precision}
@@ -169,12 +101,12 @@ class Bench:
                 problem = prepare_apart(self._plan.model, contender, self._root)
             if problem is not None:
                 tags["reason"] = f"{problem.code}: {problem.message}"
-                out.append(Figure(NOT_RUN, label, None, None, None, 0.0, "1", 0, labels=tags))
+                none = Figure(NOT_RUN, label, None, None, None, 0.0, "1", 0, labels=tags)
+                self.found.append(none)
                 continue
-            out += self._contend(contender, tags)
-        return out
+            self._contend(contender, tags)
 
-    def _contend(self, contender: Contender, tags: Mapping[str, str]) -> list[Figure]:
+    def _contend(self, contender: Contender, tags: Mapping[str, str]) -> None:
         plan = self._plan
         chain = plan.model.chain(contender, self._root)
         loaded = plan.ways
@@ -183,7 +115,6 @@ class Bench:
         wanted = topology(chain, loaded, plan.seats)
         with self._step(f"{contender.label}: starting", None):
             self._system.apply(wanted)
-        found: list[Figure] = []
         runs = max(2, plan.seats if plan.loads else 2)
         with ExitStack() as stack:
             client = stack.enter_context(Client(self._system.client_endpoint))
@@ -196,13 +127,12 @@ class Bench:
                     self._latency(series, chain, client, others, apart)
                 if rows in plan.loads and plan.loads[rows].of(contender.label):
                     self._throughput(series, chain, client, others)
-                found += series.figures()
+                self.found += series.figures()
         if plan.starts:
             with self._step("starting workers one by one", None):
                 starts = measure_start(self._system, wanted, chain.blocks, plan.starts)
-                found += start_figures(starts)
+                self.found += start_figures(starts)
             self._plan = replace(plan, starts=0)  # once is enough: the engine says little about it
-        return found
 
     def _latency(
         self,
@@ -279,45 +209,16 @@ def bare_messages(folder: Path, count: int) -> list[Figure]:
     return out
 
 
-def parse_args(argv: Sequence[str] | None) -> tuple[Plan, argparse.Namespace]:
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.pipeline", description=__doc__)
-    parser.add_argument("--all", action="store_true", help="all engines, and throughput")
-    parser.add_argument("--quick", action="store_true", help="a small model: is everything sound?")
-    parser.add_argument("--model", help="of the zoo, with cuts (resnet18, resnet50, digits)")
-    parser.add_argument("--engines", help=f"comma-separated: {', '.join(CONTENDERS)}")
-    parser.add_argument("--batches", help="rows per request, comma-separated")
-    parser.add_argument("--rounds", help="rounds per batch size, comma-separated")
-    parser.add_argument("--starts", type=int, help="workers to start one by one")
-    parser.add_argument("--json", help="file for the figures")
-    args = parser.parse_args(argv)
-    plan = QUICK if args.quick else PIPELINE if args.all else BENCH
-    if args.model:
-        plan = replace(plan, model=Model(args.model))
-    if args.engines:
-        labels = tuple(args.engines.split(","))
-        unknown = [label for label in labels if label not in CONTENDERS]
-        if unknown:
-            parser.error(f"unknown engines: {', '.join(unknown)}")
-        # Who names an engine wants all of it.
-        whole = {rows: replace(load, engines=()) for rows, load in plan.loads.items()}
-        plan = replace(plan, engines=labels, loads=whole)
-    if args.batches:
-        batches = [int(b) for b in args.batches.split(",")]
-        loads = {b: load for b, load in plan.loads.items() if b in batches}
-        known = {b: plan.batches.get(b, min(plan.batches.values())) for b in batches}
-        plan = replace(plan, batches=known, loads=loads)
-    if args.rounds:
-        rounds = [int(r) for r in args.rounds.split(",")]
-        if len(rounds) != len(plan.batches):
-            parser.error(f"{len(rounds)} rounds for {len(plan.batches)} batch sizes")
-        plan = replace(plan, batches=dict(zip(plan.batches, rounds, strict=True)))
-    if args.starts is not None:
-        plan = replace(plan, starts=args.starts)
-    return plan, args
+def measure(
+    plan: Plan, console: Console, broken: Callable[[Sequence[Figure]], None]
+) -> list[Figure]:
+    """Everything of a plan, with the machine's steadiness.
 
-
-def measure(plan: Plan, console: Console) -> list[Figure]:
-    """Everything of a plan, with the machine's steadiness."""
+    Args:
+        plan: what to do.
+        console: for the bars.
+        broken: gets what was measured until then, if there is any, when something raises.
+    """
     begin = calibrate()
     with (
         tempfile.TemporaryDirectory(prefix="bf-bench-") as folder,
@@ -331,7 +232,14 @@ def measure(plan: Plan, console: Console) -> list[Figure]:
         with System(
             repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
         ) as system:
-            found = Bench(plan, root, system, progress).run()
+            bench = Bench(plan, root, system, progress)
+            try:
+                bench.run()
+            except BaseException:  # Ctrl-C as well
+                if bench.found:
+                    broken(bench.found)
+                raise
+            found = bench.found
         if plan.messages:
             found += bare_messages(root, plan.messages)
     return [*found, *calibration_figures(compare(begin, calibrate()))]
@@ -344,7 +252,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan, args = parse_args(arguments)
     name = "pipeline" if args.all else "bench"
     console = Console()
-    found = measure(plan, console)
+    target = "bench-pipeline" if args.all else "bench"
+    command = make_command(target, [a for a in arguments if a != "--all"])
+    # A quick run must not take the place of a real one.
+    path = Path(args.json or f"results/{name}{'-quick' * args.quick}.jsonl")
+
+    def keep(found: Sequence[Figure]) -> None:
+        """Beside the results of an earlier run, which are whole."""
+        part = path.with_stem(f"{path.stem}-partial")
+        marked = [replace(f, labels={**f.labels, PARTIAL: True}) for f in found]
+        ResultFile(part, name, command).write(marked)
+        console.print(f"What was measured until then is in {part}.", highlight=False)
+
+    found = measure(plan, console, keep)
     wide = [latency_grid(found), throughput_grid(found), cost_grid(found)]
     tables = [part for grid in wide for part in grid.split("engine")]
     tables.append(start_grid(found))
@@ -358,10 +278,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(grid.rich())
     for line in remarks(found):
         console.print(line, highlight=False)
-    target = "bench-pipeline" if args.all else "bench"
-    command = make_command(target, [a for a in arguments if a != "--all"])
-    # A quick run must not take the place of a real one.
-    path = Path(args.json or f"results/{name}{'-quick' * args.quick}.jsonl")
     ResultFile(path, name, command).write(found)
     return 0
 

@@ -19,6 +19,7 @@ from blockflow.bench.chaos import report as chaos
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM, WAYS
 from blockflow.bench.grid import size_text
 from blockflow.bench.hop_figures import BARE, BASELINES, HOP
+from blockflow.bench.mlperf import stored_picture
 from blockflow.bench.pipeline_figures import (
     BOUND,
     ONE_WORKER,
@@ -231,6 +232,7 @@ PLOTS: Mapping[str, Plot] = {
         Plot("gpu.png", "gpu.jsonl", draw_gpu),
         Plot("batching.png", "batching.jsonl", draw_batching),
         Plot("batching-peaks.png", "batching.jsonl", draw_peaks),
+        Plot("mlperf.png", "mlperf.jsonl", stored_picture.draw),
         Plot("overload.png", "overload.jsonl", overload_figures.draw),
         Plot("chaos.png", "chaos.jsonl", chaos.draw),
         Plot("kills.png", "kills.jsonl", chaos.draw),

@@ -23,6 +23,9 @@ from blockflow.bench.git import COMMIT, DIRTY, revision_of
 from blockflow.bench.statistics import Interval, median_interval, percentile
 from blockflow.repository.machine import cpu_model, version_of
 
+PARTIAL = "partial"
+"""Label of what was measured before a run broke off."""
+
 VERSIONED = ("torch", "numpy", "pyzmq", "msgpack", "onnxruntime", "openvino")
 """Packages whose version may move a figure."""
 

@@ -94,6 +94,8 @@ def test_bytes_are_counted_by_the_kernel(made: Context) -> None:
     # To every block and to the Dispatcher; whatever else uses the loopback device adds to it.
     assert sent[ZEROMQ] >= BLOCKS * tensor
     assert sent[TENSORMQ] >= 0
+    each = {f.mode: f.value for f in found.figures if f.name == copies.PER_BLOCK}
+    assert each[ZEROMQ] == pytest.approx(sent[ZEROMQ] / BLOCKS)
     first = next(f for f in found.figures if f.name == copies.FIRST)
     assert tensor < first.value * 1e6 < 3 * tensor  # a sample of the KPIs may be between two counts
 

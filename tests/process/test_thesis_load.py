@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from blockflow.bench.contenders import CONTENDERS, Contender, Model
+from blockflow.bench.results import PARTIAL
 from blockflow.bench.thesis import (
     clients,
     clients_figures,
@@ -37,7 +38,7 @@ from blockflow.bench.thesis import (
 from blockflow.bench.thesis.devices_model import CORES, Places
 from blockflow.bench.thesis.energy_source import EnergySource
 from blockflow.bench.thesis.experiment import Context, Experiment, Findings, Settings, Workshop
-from blockflow.bench.thesis.outcome import PARTIAL, broken_off
+from blockflow.bench.thesis.outcome import broken_off
 from blockflow.bench.thesis.served import ARMS, WAYS, replicas
 from blockflow.client import Client
 from blockflow.control.settings import available_cores

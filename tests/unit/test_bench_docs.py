@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from mlperf_documents import document as mlperf_document
+from mlperf_documents import result as mlperf_result
+from mlperf_documents import searched
 
 from blockflow.bench import (
     gpu_figures,
@@ -22,10 +25,11 @@ from blockflow.bench.doc_tables import TABLES, faultsim_grid, fuzz_grid, plain_g
 from blockflow.bench.docs import PAGE, TEMPLATE, Stored, main, promises, read_all, render, take
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM
 from blockflow.bench.grid import BREAK, Grid, bounds, digits, size_text, with_bounds
+from blockflow.bench.mlperf.figures import figures_of
 from blockflow.bench.plots import PLOTS, draw_all
 from blockflow.bench.plots import main as plot
-from blockflow.bench.reliability.page import BEGIN, END, fill
 from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
+from blockflow.bench.reliability.page import PROMISE_PASSAGE
 from blockflow.bench.results import Figure, ResultFile, Run, latency_figure
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -42,7 +46,7 @@ def test_the_page_is_made_of_its_template_and_the_stored_results() -> None:
 def test_the_promises_are_what_the_stored_results_say() -> None:
     page = (DOCS / PROMISE_PAGE).read_text(encoding="utf-8")
     stored, _, _ = read_all(DOCS)
-    assert page == fill(page, promises(stored)), "run: make bench-docs"
+    assert page == PROMISE_PASSAGE.fill(page, promises(stored)), "run: make bench-docs"
 
 
 def test_the_template_shows_every_table_and_picture() -> None:
@@ -138,6 +142,9 @@ def store(folder: Path) -> None:
     ResultFile(folder / "gpu.jsonl", "gpu").write([*gpu_results(), *steady], gpu)
     ResultFile(folder / "batching.jsonl", "batching").write(batching_results())
     ResultFile(folder / "overload.jsonl", "overload").write(overload_results())
+    runs = [mlperf_result("single-stream"), mlperf_result("server", **searched())]
+    loadgen = figures_of(mlperf_document(results=runs))
+    ResultFile(folder / "mlperf.jsonl", "mlperf").write(loadgen)
     for name in ("chaos", "kills", "soak"):
         ResultFile(folder / f"{name}.jsonl", name).write(chaos_results())
 
@@ -171,7 +178,8 @@ def test_results_are_taken_drawn_and_shown(tmp_path: Path) -> None:
     docs.mkdir()
     text = "# Title\n\n<!-- results: hops.time -->\n\n<!-- image: hops.png | a hop -->\n\nEnd.\n"
     (docs / TEMPLATE).write_text(text, encoding="utf-8")
-    (docs / PROMISE_PAGE).write_text(f"before\n{BEGIN}\n{END}\nafter\n", encoding="utf-8")
+    marks = f"before\n{PROMISE_PASSAGE.begin}\n{PROMISE_PASSAGE.end}\nafter\n"
+    (docs / PROMISE_PAGE).write_text(marks, encoding="utf-8")
     assert main(["--docs", str(docs), "--take", str(tmp_path / "results")]) == 0
     page = (docs / PAGE).read_text(encoding="utf-8")
     assert "| 1 KiB | handle, ipc | 0.200 |" in page

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from blockflow.bench import pipeline
 from blockflow.bench import pipeline_figures as pf
 from blockflow.bench.contenders import CONTENDERS, Model
 from blockflow.bench.in_process import Chain, Pipeline, example
+from blockflow.bench.interrupts import INTERRUPTED
 from blockflow.bench.kpi_reader import COPIES_IN, Counted
-from blockflow.bench.pipeline import BENCH, PIPELINE, QUICK, parse_args
 from blockflow.bench.pipeline_figures import Sample, Series
+from blockflow.bench.pipeline_plan import BENCH, PIPELINE, QUICK, parse_args
 from blockflow.bench.pipeline_ways import (
     OUTSTANDING,
     WAYS,
@@ -23,7 +26,7 @@ from blockflow.bench.pipeline_ways import (
     task_name,
     topology,
 )
-from blockflow.bench.results import Figure
+from blockflow.bench.results import PARTIAL, Figure, ResultFile
 from blockflow.bench.worker_start import start_figures
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.engine.base import EngineOptions
@@ -116,6 +119,41 @@ def test_what_processes_cost_by_themselves_is_told_apart() -> None:
     assert found[pf.TO_APART, pf.TENSORMQ].value == pytest.approx(1.12 / 1.10)
     assert (pf.TO_APART, pf.APART) not in found and (pf.HOP, pf.APART) not in found
     assert (pf.TO_APART, pf.TENSORMQ) not in by_name(series(1.12).figures())
+
+
+def test_what_was_measured_before_a_failure_lies_beside_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Dying:
+        def __init__(self, *_: object) -> None:
+            self.found = series(1.04).figures()
+
+        def run(self) -> None:
+            raise KeyboardInterrupt
+
+    for name, double in (
+        ("System", lambda **_: nullcontext()),
+        ("Bench", Dying),
+        ("calibrate", lambda: None),
+        ("prepare_apart", lambda *_: None),
+    ):
+        monkeypatch.setattr(pipeline, name, double)
+    earlier = tmp_path / "bench.jsonl"
+    earlier.write_text("whole")
+    assert pipeline.main(["--json", str(earlier)]) == INTERRUPTED
+    assert earlier.read_text() == "whole"
+    kept = [Figure.from_dict(f) for f in ResultFile(tmp_path / "bench-partial.jsonl", "").read()]
+    assert [f.name for f in kept] == [f.name for f in series(1.04).figures()]
+    assert all(f.labels[PARTIAL] for f in kept)
+    assert "bench-partial.jsonl" in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize("text", ["x", "1,", "0", "8,-1", ""])
+def test_nonsense_is_no_list_of_numbers(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--batches", "--rounds"):
+        with pytest.raises(SystemExit):
+            parse_args([f"{option}={text}"])
+        assert "is no list of numbers from 1 on" in capsys.readouterr().err
 
 
 def test_throughput_is_a_share_of_the_bound() -> None:

@@ -30,13 +30,16 @@ START_NOTHING = {"plots", "docs", "mlperf.figures", "mlperf.accuracy"}
 
 
 def benchmarks() -> list[str]:
-    """Modules that a person calls with arguments, below ``blockflow.bench``."""
+    """Modules that a person runs, below ``blockflow.bench``: their ``main`` takes arguments."""
     found = []
     for path in sorted(BENCH.rglob("*.py")):
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-        imported = {a.name for node in body if isinstance(node, ast.Import) for a in node.names}
-        defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-        if "argparse" in imported and "main" in defined:
+        text = path.read_text(encoding="utf-8")
+        mains = [
+            node
+            for node in ast.parse(text).body
+            if isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args
+        ]
+        if mains and "parse_args(" in text:
             found.append(".".join(path.relative_to(BENCH).with_suffix("").parts))
     return [name for name in found if name not in START_NOTHING]
 

@@ -61,9 +61,25 @@ def test_summaries_become_figures_and_tables(tmp_path: Path) -> None:
         ("UNDECIDED", ""),
     ]
     assert block_grid(found).rows[0] == (
-        *("single-stream", "trunk", "0.100", "0.200", "0.300", "1.40"),
+        *("single-stream, short", "trunk", "0.100", "0.200", "0.300", "1.40"),
         *("3.50", "700"),
     )
+
+
+def test_runs_of_one_scenario_are_told_apart(tmp_path: Path) -> None:
+    def batches(mean: float) -> list[dict[str, Any]]:
+        return [{"block": "trunk", "batches": 9, "rows": 9, "looks": [], "mean": mean}]
+
+    runs = {"short": 1.5, "official": 4.5}
+    outs = [
+        write(tmp_path / kind, document(results=[result("server", kind=kind, batches=batches(m))]))
+        for kind, m in runs.items()
+    ]
+    gather(outs, tmp_path / "mlperf.jsonl")
+    assert [(row[0], row[6]) for row in block_grid(figures(tmp_path)).rows] == [
+        ("server, short", "1.50"),
+        ("server, official", "4.50"),
+    ]
 
 
 def test_tables_without_figures_are_empty() -> None:
@@ -113,9 +129,9 @@ def test_the_page_shows_the_task_that_is_nearest_to_its_bound_and_every_one(
     (row,) = run_grid(found).rows
     assert row[4] == "p99 <= 10 ms: 9.00 (tight)"
     assert target_grid(found).rows == [
-        ("server", "loose", "kept", "99", "100", "20.0", "700"),
-        ("server", "tight", "kept", "99", "10", "9.00", "700"),
-        ("server", "free", "no bound", "99", "", "500", "700"),
+        ("server, short", "loose", "kept", "99", "100", "20.0", "700"),
+        ("server, short", "tight", "kept", "99", "10", "9.00", "700"),
+        ("server, short", "free", "no bound", "99", "", "500", "700"),
     ]
 
 

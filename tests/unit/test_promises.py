@@ -14,7 +14,7 @@ from blockflow.bench.chaos.growth import ONE_LIFE
 from blockflow.bench.fuzz import figures as fuzz
 from blockflow.bench.reliability import figures as names
 from blockflow.bench.reliability.figures import counted, jain, timed
-from blockflow.bench.reliability.page import BEGIN, END, fill, promise_table
+from blockflow.bench.reliability.page import promise_table
 from blockflow.bench.reliability.promise import (
     NOT_MEASURED,
     TOO_SHORT,
@@ -265,15 +265,6 @@ def test_a_duration_is_judged_by_its_longest_and_missed_by_its_median() -> None:
     assert judged([10.0] * 10, 100.0) == Verdict.MET
     assert judged([10.0] * 9 + [150.0], 100.0) == Verdict.NOISE
     assert judged([150.0] * 9 + [10.0], 100.0) == Verdict.MISSED
-
-
-def test_the_page_takes_the_table_between_its_marks() -> None:
-    page = f"before\n{BEGIN}\n\nold\n\n{END}\nafter\n"
-    once = fill(page, "new")
-    assert once == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    assert fill(once, "new") == once
-    with pytest.raises(ValueError, match="no place"):
-        fill("no marks", "new")
 
 
 def test_only_files_with_figures_are_named_below_the_table() -> None:

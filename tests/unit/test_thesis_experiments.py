@@ -362,10 +362,12 @@ def moved(zeromq: Sequence[float], tensormq: float) -> dict[str, list[float]]:
 
 def test_copies_are_told_in_megabytes_per_inference() -> None:
     engine = {ZEROMQ: 0.0, TENSORMQ: 4e6}
-    found = copies.findings(moved([8e6] * 6, 2e3), engine, 3.8e6, {}, SETTINGS)
+    found = copies.findings(moved([8e6] * 6, 2e3), 4, engine, 3.8e6, {}, SETTINGS)
     whole(found)
     figures = by(found)
     assert figures[copies.SOCKETS, ZEROMQ, 1].value == 8.0
+    assert figures[copies.PER_BLOCK, TENSORMQ, 1].value == 500
+    assert figures[copies.PER_BLOCK, TENSORMQ, 1].labels["thesis"] == 180
     assert figures[copies.SOCKETS, TENSORMQ, 1].value == pytest.approx(0.002)
     assert figures[copies.FIRST, ZEROMQ, 1].value == pytest.approx(3.8)
     assert figures[copies.FIRST, ZEROMQ, 1].labels["thesis"] == 4.5
@@ -380,7 +382,7 @@ def test_copies_are_told_in_megabytes_per_inference() -> None:
 def test_on_a_device_the_workers_own_counts_stand_beside_it() -> None:
     over = {ZEROMQ: (2e6, 3e6), TENSORMQ: (0.0, 0.0)}
     found = copies.findings(
-        moved([8e6] * 6, 2e3), dict.fromkeys(copies.WAYS, 0.0), 1.0, over, SETTINGS
+        moved([8e6] * 6, 2e3), 4, dict.fromkeys(copies.WAYS, 0.0), 1.0, over, SETTINGS
     )
     figures = by(found)
     assert figures[copies.TO_HOST, ZEROMQ, 1].value == 3.0

@@ -14,10 +14,11 @@ from thesis_doubles import LOST, SETTINGS, Doubled, Life, run_until, save_blocks
 
 from blockflow.bench import statistics
 from blockflow.bench.compare.judgement import MIN_PAIRS
+from blockflow.bench.results import PARTIAL
 from blockflow.bench.thesis import offline, offline_memory
 from blockflow.bench.thesis.experiment import Experiment
 from blockflow.bench.thesis.experiments import EXPERIMENTS
-from blockflow.bench.thesis.outcome import PARTIAL, Call, State, broken_off, make_document
+from blockflow.bench.thesis.outcome import Call, State, broken_off, make_document
 from blockflow.bench.thesis.report import sections
 from blockflow.core.errors import BlockFlowError, make_error
 

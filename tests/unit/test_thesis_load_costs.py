@@ -79,23 +79,32 @@ def test_utilisation_figures_and_line() -> None:
     assert len(made.rows()) == 3 * 5 * 2
 
 
+def looks_at(*percents: float) -> list[tuple[float, float]]:
+    """At the GPU, a quarter of a second apart."""
+    return [(0.25 * n, percent) for n, percent in enumerate(percents)]
+
+
 def test_gpu_utilisation_stands_beside_the_thesis_s() -> None:
     def visit(gpu: float) -> CpuVisit:
-        return CpuVisit(1.0, 5.0, {"a": 0.5, DISPATCHER: 0.1}, gpu=(gpu, gpu))
+        return CpuVisit(1.0, 5.0, {"a": 0.5, DISPATCHER: 0.1}, gpu=looks_at(gpu, gpu))
 
     visits = {HANDLES: [visit(40)] * 5, TENSORS: [visit(20)] * 5, TWICE: [visit(40)] * 5}
     made = Utilisation(visits, 2, {})
     ratio = next(f for f in made.figures() if f.name == GPU_RATIO)
     assert (ratio.value, ratio.labels["thesis"]) == (2.0, 2.0)
     assert "the GPU with handles 2.00 times as busy" in made.says()
+    assert made.rows()[:2] == [("GPU", HANDLES, 0, 0.0, 40), ("GPU", HANDLES, 0, 0.25, 40)]
+    _cpu, gpu, _processes = made.draw().axes
+    assert len(gpu.lines) == 2 * 5  # a line per visit of either way
+    assert len(Utilisation({w: [cpu_visit(0.2)] for w in visits}, 2, {}).draw().axes) == 2
 
 
 def gpu_visits(*handles: Sequence[float], tensors: float = 20.0) -> Mapping[str, list[CpuVisit]]:
     """A visit per round with these looks at the GPU; the other ways' are all seen."""
     spent = {"a": 0.5, DISPATCHER: 0.1}
-    seen = [CpuVisit(1.0, 5.0, spent, gpu=(tensors,)) for _ in handles]
-    first = [CpuVisit(1.0, 5.0, spent, gpu=looks) for looks in handles]
-    again = [CpuVisit(1.0, 5.0, spent, gpu=(40.0,)) for _ in handles]
+    seen = [CpuVisit(1.0, 5.0, spent, gpu=looks_at(tensors)) for _ in handles]
+    first = [CpuVisit(1.0, 5.0, spent, gpu=looks_at(*looks)) for looks in handles]
+    again = [CpuVisit(1.0, 5.0, spent, gpu=looks_at(40.0)) for _ in handles]
     return {HANDLES: first, TENSORS: seen, TWICE: again}
 
 

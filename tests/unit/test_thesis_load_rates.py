@@ -15,6 +15,7 @@ from blockflow.bench.thesis.clients_figures import KNEE, STEP, Clients, find_kne
 from blockflow.bench.thesis.clients_figures import Visit as ClientVisit
 from blockflow.bench.thesis.rates_figures import (
     CALLERS,
+    HELD,
     KEEPS_UP,
     LEAST_MU,
     LIMIT,
@@ -275,6 +276,21 @@ def test_a_round_past_saturation_is_the_mean_over_its_rates() -> None:
     made = Sweep(flows, calm([20.0] * 5), 20.0, {})
     assert made.saturated.samples[HANDLES] == [20, 21, 22, 23, 24]
     assert made.saturated.cut == 0  # visits at other rates are no warm-up
+
+
+def test_what_comes_too_much_may_cost_answers() -> None:
+    """Handles answer as many at any rate, whole tensors half as many at the highest one."""
+    flows = {
+        (arm, m): [flow(100.0, 8.0 if (arm, m) == (TENSORS, 2.0) else 16.0)] * 5
+        for arm in (*WAYS, TWICE)
+        for m in (1.25, 2.0)
+    }
+    by = {(f.name, f.mode): f for f in Sweep(flows, calm([20.0] * 5), 20.0, {}).summary()}
+    assert by[HELD, HANDLES].value == 1.0
+    assert by[HELD, TENSORS].value == 0.5
+    assert by[HELD, TENSORS].labels["thesis"] == 0.69
+    assert "thesis" not in by[HELD, HANDLES].labels
+    assert sweep(20.0, 0.0).held(TENSORS) is None
 
 
 def test_rates_are_no_rounds() -> None:

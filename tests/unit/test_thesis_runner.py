@@ -15,7 +15,7 @@ from thesis_rig import silent
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import Grid
-from blockflow.bench.results import Figure, ResultFile
+from blockflow.bench.results import PARTIAL, Figure, ResultFile
 from blockflow.bench.thesis.experiment import (
     Advance,
     Context,
@@ -26,7 +26,7 @@ from blockflow.bench.thesis.experiment import (
     Settings,
     skip,
 )
-from blockflow.bench.thesis.outcome import PARTIAL, Call, Outcome, State
+from blockflow.bench.thesis.outcome import Call, Outcome, State
 from blockflow.bench.thesis.report import write_report
 from blockflow.bench.thesis.run import Session, choose
 from blockflow.cli import thesis as command

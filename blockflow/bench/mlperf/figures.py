@@ -47,7 +47,7 @@ def figures_of(document: Document) -> list[Figure]:
     found = []
     for r in document["results"]:
         if r["mode"] == "performance":
-            found += [_run(r, tasks), *_targets(r, tasks), *_blocks(r), *_batches(r)]
+            found += [_run(r, tasks), *_targets(r, tasks), *_blocks(r, tasks), *_batches(r, tasks)]
         found += [
             Figure(
                 ACCURACY,
@@ -108,6 +108,12 @@ def _run(r: Mapping[str, Any], tasks: str) -> Figure:
             "invalid_s": searched.get("invalid_s"),
             "least_of": r.get("least_of", 1),
             "failed": sum(r["samples"]["failed"].values()) + r["samples"]["lost"],
+            "latency_ms": dict(latency),
+            "search": [
+                {"rate": t["rate"], "verdict": t["verdict"], "ms": t["judged_ms"]}
+                for t in r["search"]
+                if t["judged_ms"] is not None
+            ],
         },
     )
 
@@ -135,8 +141,7 @@ def _targets(r: Mapping[str, Any], tasks: str) -> list[Figure]:
             "" if t["seen_ms"] is None else "ms",
             t["samples"],
             labels={
-                "tasks": tasks,
-                "scenario": r["scenario"],
+                **_which(r, tasks),
                 "percentile": 100 * t["percentile"],
                 "bound_ms": t["bound_ms"],
                 "queries": t["queries"],
@@ -148,7 +153,7 @@ def _targets(r: Mapping[str, Any], tasks: str) -> list[Figure]:
     ]
 
 
-def _blocks(r: Mapping[str, Any]) -> list[Figure]:
+def _blocks(r: Mapping[str, Any], tasks: str) -> list[Figure]:
     return [
         Figure(
             BLOCK,
@@ -159,13 +164,24 @@ def _blocks(r: Mapping[str, Any]) -> list[Figure]:
             sum(b[f"{part}_ms"] for part in PARTS),
             "ms",
             b["count"],
-            labels={"scenario": r["scenario"], **{part: b[f"{part}_ms"] for part in PARTS}},
+            labels={**_which(r, tasks), **{part: b[f"{part}_ms"] for part in PARTS}},
         )
         for b in r["blocks"]
     ]
 
 
-def _batches(r: Mapping[str, Any]) -> list[Figure]:
+def _which(r: Mapping[str, Any], tasks: str) -> dict[str, str]:
+    """What tells a run from others of the same file."""
+    return {"scenario": r["scenario"], "tasks": tasks, "kind": r["kind"]}
+
+
+def label_of(f: Figure) -> str:
+    """The run that a figure is of, for a reader: ``server, official``."""
+    scenario = f.mode if f.name == RUN else f.labels["scenario"]
+    return ", ".join(filter(None, (scenario, f.labels.get("kind"))))
+
+
+def _batches(r: Mapping[str, Any], tasks: str) -> list[Figure]:
     return [
         Figure(
             BATCH,
@@ -176,7 +192,7 @@ def _batches(r: Mapping[str, Any]) -> list[Figure]:
             b["mean"],
             "rows",
             b["batches"],
-            labels={"scenario": r["scenario"]},
+            labels=_which(r, tasks),
         )
         for b in r["batches"]
     ]
@@ -241,7 +257,7 @@ def target_grid(figures: Sequence[Figure]) -> Grid:
     """A row per run and task: its own bound, and what was seen of it."""
     rows = [
         (
-            f.labels["scenario"],
+            label_of(f),
             f.mode,
             f.labels["verdict"] + _broken(f),
             f"{f.labels['percentile']:g}",
@@ -300,14 +316,14 @@ def validation_grid(figures: Sequence[Figure]) -> Grid:
 
 def block_grid(figures: Sequence[Figure]) -> Grid:
     """A row per scenario and block: where the time went, and how large the batches were."""
-    sizes = {(f.labels["scenario"], f.mode): f.value for f in figures if f.name == BATCH}
+    sizes = {(*_run_of(f), f.mode): f.value for f in figures if f.name == BATCH}
     rows = []
     for f in (f for f in figures if f.name == BLOCK):
-        size = sizes.get((f.labels["scenario"], f.mode))
+        size = sizes.get((*_run_of(f), f.mode))
         parts = (ms(f.labels[part]) for part in PARTS)
         rows.append(
             (
-                f.labels["scenario"] + _broken(f),
+                label_of(f) + _broken(f),
                 f.mode,
                 *parts,
                 "" if size is None else f"{size:.2f}",
@@ -316,6 +332,10 @@ def block_grid(figures: Sequence[Figure]) -> Grid:
         )
     heads = ("scenario", "block", *(f"{p} ms" for p in PARTS), "rows per batch", "requests")
     return Grid("Per block", heads, rows, frozenset(heads[:2]))
+
+
+def _run_of(f: Figure) -> tuple[object, ...]:
+    return tuple(f.labels.get(name) for name in ("scenario", "tasks", "kind"))
 
 
 # --- the file ------------------------------------------------------------------------------------

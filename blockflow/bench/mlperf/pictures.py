@@ -15,7 +15,7 @@ from blockflow.bench.mlperf.result import ScenarioResult
 PARTS = ("transit", "wait", "overhead", "compute")
 """Of a request's time at a block."""
 
-_COLOURS = ("#17779b", "#e4572e", "#6a994e", "#5a4a78", "#f2b134")
+COLOURS = ("#17779b", "#e4572e", "#6a994e", "#5a4a78", "#f2b134")
 _POINTS = 1001
 """Of a curve: a run may have millions of samples."""
 
@@ -62,7 +62,7 @@ def _legend(page: Any, axes: Any) -> None:
 def _latency_page(results: Sequence[ScenarioResult]) -> Any:
     page = new_page(8, 4.5)
     axes = page.subplots()
-    for r, colour in zip(results, cycle(_COLOURS), strict=False):
+    for r, colour in zip(results, cycle(COLOURS), strict=False):
         for task, style in zip(r.result.latencies, cycle(("-", "--", ":", "-.")), strict=False):
             if not len(r.result.latencies[task]):
                 continue
@@ -97,7 +97,7 @@ def _rate_page(searched: ScenarioResult) -> Any:
     page = new_page(8, 4.5)
     axes = page.subplots()
     targets = searched.result.settings.targets
-    for (task, points), colour in zip(rate_points(searched).items(), cycle(_COLOURS), strict=False):
+    for (task, points), colour in zip(rate_points(searched).items(), cycle(COLOURS), strict=False):
         name = f"{task} p{100 * targets[task].percentile:g}"
         axes.plot(
             [x for x, _, _ in points], [y for _, y, _ in points], "-", color=colour, alpha=0.4
@@ -125,7 +125,7 @@ def _block_page(results: Sequence[ScenarioResult]) -> Any:
     for (axes,), result in zip(rows, shown, strict=True):
         names = [b.block for b in result.blocks]
         left = [0.0] * len(names)
-        for part, colour in zip(PARTS, _COLOURS, strict=False):
+        for part, colour in zip(PARTS, COLOURS, strict=False):
             widths = [float(getattr(b, f"{part}_ms")) for b in result.blocks]
             axes.barh(names, widths, left=left, color=colour, label=part)
             left = [a + b for a, b in zip(left, widths, strict=True)]
@@ -145,10 +145,10 @@ def _batch_page(results: Sequence[ScenarioResult]) -> Any:
     for (axes,), result in zip(rows, shown, strict=True):
         names = [b.block for b in result.batches]
         means = [b.mean for b in result.batches]
-        axes.barh(names, means, color=_COLOURS[0], height=0.6)
+        axes.barh(names, means, color=COLOURS[0], height=0.6)
         for i, b in enumerate(result.batches):
             low, high = min((*b.looks, b.mean)), max((*b.looks, b.mean))
-            axes.plot((low, high), (i, i), "-|", color=_COLOURS[1], linewidth=1.5)
+            axes.plot((low, high), (i, i), "-|", color=COLOURS[1], linewidth=1.5)
         axes.set_xlim(left=0)
         axes.invert_yaxis()
         axes.set_title(str(result.settings.scenario), loc="left", fontsize=9)

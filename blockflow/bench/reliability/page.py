@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from blockflow.bench.passage import Passage
 from blockflow.bench.reliability.promise import Promise
 from blockflow.bench.reliability.promises import COMMANDS, PROMISES, promise_grid
 from blockflow.bench.results import Figure
 
 PAGE = "reliability.md"
-BEGIN = "<!-- promises: made from results/ by python -m blockflow.bench.docs -->"
-END = "<!-- end of promises -->"
-
-
-def fill(text: str, table: str) -> str:
-    """The page with ``table`` between its marks.
-
-    Raises:
-        ValueError: the page does not have them, in this order.
-    """
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE} has no place for the promises: {BEGIN} ... {END}")
-    return f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}"
+PROMISE_PASSAGE = Passage("promises")
 
 
 def promise_table(

@@ -22,6 +22,7 @@ from blockflow.bench.kpi_reader import KpiReader, Kpis
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.pipeline_ways import block_names, task_name, topology
 from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.statistics import median_interval
 from blockflow.bench.thesis.bars import COLOURS, draw_bars
 from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, quoted, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
@@ -31,6 +32,7 @@ from blockflow.client import Client
 from blockflow.control.system import System
 
 SOCKETS = "through sockets, all blocks"
+PER_BLOCK = "through sockets, per block"
 FIRST = "tensors into and out of block1 as messages"
 ENGINE = "copied by the engines, all blocks"
 TO_DEVICE, TO_HOST = "host to device, all blocks", "device to host, all blocks"
@@ -41,6 +43,9 @@ WAYS = (ZEROMQ, TENSORMQ)
 _SOURCE = "figure 4.9"
 _FIRST_MB = 9.0 / 2
 """PCIe, both directions: "around 9MB for just 2 single inferences" of one block."""
+
+_HANDLE_B = 180.0
+"""Of the handle itself, "around 180 Bytes" (text of figure 4.8)."""
 
 _LOOPBACK = "lo"
 _MB = 1e6
@@ -106,7 +111,7 @@ def _measure(
             over[way] = tuple(
                 (a - b) / requests[way] for a, b in zip(directions, copied[way], strict=True)
             )
-    return findings(found, counted, first, over, context.settings)
+    return findings(found, len(chain.blocks), counted, first, over, context.settings)
 
 
 def _bytes_of(call: Callable[[], Any]) -> float:
@@ -149,6 +154,7 @@ def _copied(system: System) -> dict[str, tuple[int, int]]:
 
 def findings(
     found: Mapping[str, Sequence[float]],
+    blocks: int,
     engine: Mapping[str, float],
     first: float,
     over: Mapping[str, tuple[float, ...]],
@@ -158,13 +164,18 @@ def findings(
 
     Args:
         found: way -> bytes through sockets of each request.
+        blocks: of the chain.
         engine: way -> bytes per request that engines copied.
         first: bytes per request of the first block's input and output.
         over: way -> bytes per request to the device and to the host; empty without one.
         settings: of the call.
     """
     sent = _rounds(found)
-    figures = list(_figures(sent, engine, first, over, settings))
+    figures = [
+        *_sent_figures(sent, settings),
+        *_block_figures(sent, blocks, settings),
+        *_moved_figures(engine, first, over, settings),
+    ]
     background = float(np.median(found[BACKGROUND]))
     noise = {**settings.labels, "noise": sent.noise}
     ratio = interval_figure(
@@ -183,7 +194,11 @@ def findings(
         figures=[*figures, ratio],
         tables=[beside_grid("Figure 4.9: moved per inference", [*figures, ratio])],
         plots=[
-            Plot("Figure 4.9: moved per inference", "moved", draw_bars(figures, "MB")),
+            Plot(
+                "Figure 4.9: moved per inference",
+                "moved",
+                draw_bars([f for f in figures if f.unit == "MB"], "MB"),
+            ),
             Plot("Figure 4.9, right: in all", "cumulative", _draw_cumulative(found)),
         ],
         data=[
@@ -202,6 +217,8 @@ def findings(
         notes=[
             f"The loopback device sends {background / 1e3:.3g} kB in the time of a request while "
             "nobody asks: heartbeats, KPIs, and whatever else runs on this machine.",
+            "Bytes per block are the message, what acknowledges it, TCP's headers and what nobody "
+            "asked for; the thesis's 180 B are a handle alone.",
             "The workers are connected by TCP for this, as on several machines, so that the "
             "kernel counts; on one machine they use Unix sockets, which it does not.",
             "A byte through a socket is copied twice, into the kernel and out of it. What the "
@@ -214,15 +231,20 @@ def _rounds(found: Mapping[str, Sequence[float]]) -> Rounds:
     return Rounds({way: list(s) for way, s in found.items() if way != BACKGROUND})
 
 
-def _figures(
-    sent: Rounds,
+def _block_figures(sent: Rounds, blocks: int, settings: Settings) -> Iterator[Figure]:
+    for way in WAYS:
+        each = median_interval([b / blocks for b in sent.of(way)])
+        made = interval_figure(PER_BLOCK, way, 1, each, "B", settings.labels)
+        yield thesis(made, _HANDLE_B if way == TENSORMQ else None, "figure 4.8", "the handle alone")
+
+
+def _moved_figures(
     engine: Mapping[str, float],
     first: float,
     over: Mapping[str, tuple[float, ...]],
     settings: Settings,
 ) -> Iterator[Figure]:
     labels = settings.labels
-    yield from _sent_figures(sent, settings)
     made = Figure(FIRST, ZEROMQ, 1, None, None, first / _MB, "MB", 1, labels=labels)
     yield thesis(made, _FIRST_MB, _SOURCE, "the thesis's is over PCIe")
     for way in WAYS:

@@ -20,16 +20,13 @@ from blockflow.bench.calibration import Steadiness, calibration_figures
 from blockflow.bench.canvas import save_page
 from blockflow.bench.grid import Grid
 from blockflow.bench.mlperf.job import disk, write_json
-from blockflow.bench.results import Figure, ResultFile
+from blockflow.bench.results import PARTIAL, Figure, ResultFile
 from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.experiment import Experiment, Findings, Settings
 from blockflow.core.errors import BlockFlowError
 
 FORMAT = 1
 """Of the document; a change that readers would notice gets the next number."""
-
-PARTIAL = "partial"
-"""Label of figures that were found before their experiment broke off."""
 
 _WHICH = frozenset({"block", "clients", "lambda", "pdi", "scenario", "tasks", "of_what"})
 """Labels that tell figures of one experiment apart."""

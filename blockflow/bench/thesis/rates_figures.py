@@ -25,6 +25,7 @@ OF_LIMIT = "throughput past saturation, of the predicted limit"
 LEAST_MU = "min mu"
 LIMIT = "predicted limit"
 CALLERS = "throughput of callers that wait"
+HELD = "throughput at the highest rate, to the best one"
 KEEPS_UP = "highest rate that is kept up with"
 
 PAST = 1.25
@@ -35,6 +36,9 @@ KEPT = 0.9
 requests come before and are answered after the part that counts, or the other way round."""
 
 THESIS_PEAK: Mapping[str, float] = {TENSORMQ: 217.0, ZEROMQ: 160.0}
+_THESIS_HELD = (97 + 125) / 2 / 160
+"""Whole tensors: beyond their peak "noisy results ranging between 125 and 97 tensors/s"."""
+
 _THESIS_RATIO = 217 / 160
 _THESIS_LIMIT = 1e3 / max(row.ms for row in PRINTED[SCRIPTED].values())
 _SOURCE = "figure 4.12"
@@ -135,6 +139,11 @@ class Sweep:
             out.append(thesis(figure, THESIS_PEAK[way], _SOURCE, "its peak"))
             figure = interval_figure(OF_LIMIT, way, 1, self.of_limit(way), "x", self._labels)
             out.append(thesis(figure, round(THESIS_PEAK[way] / _THESIS_LIMIT, 3), _SOURCE))
+            held = self.held(way)
+            if held is not None:
+                figure = interval_figure(HELD, way, 1, held, "x", self._labels)
+                printed = round(_THESIS_HELD, 2) if way == ZEROMQ else None
+                out.append(thesis(figure, printed, _SOURCE, "97 to 125 of 160" if printed else ""))
             kept = self.keeps_up(way)
             if kept is not None:
                 made = Figure(KEEPS_UP, way, 1, None, None, kept[1], "1/s", len(self._calm))
@@ -151,6 +160,15 @@ class Sweep:
         rounds = self.saturated
         limits = [c.capacity.limit for c in self._calm][rounds.cut :]
         return ratio_interval(limits, rounds.of(way))
+
+    def held(self, way: str) -> Interval | None:
+        """Answers at the highest rate, of what the way answers at the rate that suits it best on
+        the whole; 1: what comes too much does no harm. None where nothing was answered."""
+        answered = {m: [f.answered for f in self._flows[way, m]] for m in self.multiples}
+        best = max(self.multiples, key=lambda m: _middle(answered[m]))
+        pairs = zip(answered[best], answered[self.multiples[-1]], strict=True)
+        shares = [last / most for most, last in pairs if most]
+        return median_interval(shares) if shares else None
 
     def _by_rounds(self, name: str, values: Sequence[float], way: str = "") -> Figure:
         return interval_figure(name, way, 1, median_interval(values), "1/s", self._labels)

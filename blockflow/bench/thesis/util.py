@@ -62,7 +62,7 @@ def run(ctx: Context) -> Findings:
             with Sampler(look, _LOOK_S) as sampler:
                 asked = ask_in_turn([client], [task_of(arm)], x, seconds)
             looks = [(at, cpu) for at, (cpu, _) in sampler.samples]
-            gpu = [u for _, (_, u) in sampler.samples if u is not None]
+            gpu = [(at, u) for at, (_, u) in sampler.samples if u is not None]
             return Visit.of(looks, asked.rate, gpu)
 
         def keep(so_far: Mapping[str, Sequence[Visit]]) -> None:
@@ -102,8 +102,8 @@ def conclude(
         made.says(),
         figures,
         [beside_grid("CPU and GPU utilisation, one client", once(figures))],
-        [Plot("CPU utilisation over time and by process", "cpu", made.draw())],
-        [Data("timeline", ("way", "round", "seconds", "percent"), made.rows())],
+        [Plot("Utilisation over time, and by process", "cpu", made.draw())],
+        [Data("timeline", ("what", "way", "round", "seconds", "percent"), made.rows())],
         notes,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,21 +45,21 @@ class Visit:
         rate: inferences per second.
         cpu_s: CPU seconds per block, and of the :data:`DISPATCHER`.
         timeline: (seconds, CPU percent of one core, mean of the blocks).
-        gpu: utilisation of the device in percent at each look; empty without one.
+        gpu: (seconds, utilisation of the device in percent) of each look; empty without one.
     """
 
     seconds: float
     rate: float
     cpu_s: Mapping[str, float]
     timeline: Sequence[tuple[float, float]] = ()
-    gpu: Sequence[float] = ()
+    gpu: Sequence[tuple[float, float]] = ()
 
     @classmethod
     def of(
         cls,
         looks: Sequence[tuple[float, Mapping[str, float]]],
         rate: float,
-        gpu: Sequence[float] = (),
+        gpu: Sequence[tuple[float, float]] = (),
     ) -> Visit:
         """From CPU times since the start of each process, looked at over and over.
 
@@ -108,7 +108,7 @@ class Visit:
         """
         if not self.gpu:
             raise ValueError("no look at the GPU")
-        return statistics.fmean(self.gpu)
+        return statistics.fmean(percent for _, percent in self.gpu)
 
 
 class Utilisation:
@@ -211,22 +211,21 @@ class Utilisation:
         return f"{line}; the GPU with handles {text}{printed}"
 
     def draw(self) -> Any:
-        """Left: CPU over time, the mean of the blocks. Right: each process, by way.
+        """Left: CPU over time, the mean of the blocks. Right: each process, by way. Between them
+        the GPU over time, where it was seen.
 
         Raises:
             SystemError_: MISSING_EXTRA without matplotlib.
         """
-        page = new_page(10, 3.8)
-        left, right = page.subplots(1, 2)
+        seen = self.gpu is not None
+        page = new_page(14 if seen else 10, 3.8)
+        left, *middle, right = page.subplots(1, 3 if seen else 2)
         ways = [w for w in (TENSORMQ, ZEROMQ) if w in self._visits]
-        for way, colour in zip(ways, _COLOURS, strict=False):
-            for number, visit in enumerate(self._visits[way]):
-                xs, ys = [t for t, _ in visit.timeline], [p for _, p in visit.timeline]
-                label = way if number == 0 else None
-                left.plot(xs, ys, color=colour, linewidth=1, alpha=0.7, label=label)
-        left.set(xlabel="seconds of the visit", ylabel="CPU, % of a core, mean of the blocks")
-        left.set_ylim(bottom=0)
-        left.legend(fontsize=8, frameon=False)
+        self._draw_timelines(left, ways, lambda v: v.timeline)
+        left.set(ylabel="CPU, % of a core, mean of the blocks")
+        for ax in middle:
+            self._draw_timelines(ax, ways, lambda v: v.gpu)
+            ax.set(ylabel="GPU utilisation, %")
         names = list(self._visits[ways[0]][0].cpu_s)
         for i, (way, colour) in enumerate(zip(ways, _COLOURS, strict=False)):
             values = [median_interval([v.percent(n) for v in self._visits[way]]) for n in names]
@@ -236,17 +235,34 @@ class Utilisation:
                 right.plot([x, x], [v.low, v.high], color="black", linewidth=1)
         right.set_xticks(range(len(names)), names, fontsize=8)
         right.set_ylabel("CPU, % of a core")
-        for ax in (left, right):
+        for ax in (left, *middle, right):
             ax.spines[["top", "right"]].set_visible(False)
         return page
 
+    def _draw_timelines(
+        self,
+        ax: Any,
+        ways: Sequence[str],
+        points: Callable[[Visit], Sequence[tuple[float, float]]],
+    ) -> None:
+        """A line per visit."""
+        for way, colour in zip(ways, _COLOURS, strict=False):
+            for number, visit in enumerate(self._visits[way]):
+                xs, ys = [t for t, _ in points(visit)], [p for _, p in points(visit)]
+                label = way if number == 0 else None
+                ax.plot(xs, ys, color=colour, linewidth=1, alpha=0.7, label=label)
+        ax.set(xlabel="seconds of the visit")
+        ax.set_ylim(bottom=0)
+        ax.legend(fontsize=8, frameon=False)
+
     def rows(self) -> list[tuple[Any, ...]]:
-        """The timelines, for a file: way, round, seconds, percent."""
+        """The timelines, for a file: CPU or GPU, way, round, seconds, percent."""
         return [
-            (way, number, round(at, 3), round(percent, 2))
+            (what, way, number, round(at, 3), round(percent, 2))
             for way, found in self._visits.items()
             for number, visit in enumerate(found)
-            for at, percent in visit.timeline
+            for what, points in (("CPU", visit.timeline), ("GPU", visit.gpu))
+            for at, percent in points
         ]
 
 
