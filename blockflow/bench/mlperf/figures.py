@@ -175,6 +175,12 @@ def _which(r: Mapping[str, Any], tasks: str) -> dict[str, str]:
     return {"scenario": r["scenario"], "tasks": tasks, "kind": r["kind"]}
 
 
+def run_of(f: Figure) -> tuple[object, ...]:
+    """Which run of a file a figure is of."""
+    scenario = f.mode if f.name == RUN else f.labels["scenario"]
+    return scenario, f.labels.get("tasks"), f.labels.get("kind")
+
+
 def label_of(f: Figure) -> str:
     """The run that a figure is of, for a reader: ``server, official``."""
     scenario = f.mode if f.name == RUN else f.labels["scenario"]
@@ -316,10 +322,10 @@ def validation_grid(figures: Sequence[Figure]) -> Grid:
 
 def block_grid(figures: Sequence[Figure]) -> Grid:
     """A row per scenario and block: where the time went, and how large the batches were."""
-    sizes = {(*_run_of(f), f.mode): f.value for f in figures if f.name == BATCH}
+    sizes = {(*run_of(f), f.mode): f.value for f in figures if f.name == BATCH}
     rows = []
     for f in (f for f in figures if f.name == BLOCK):
-        size = sizes.get((*_run_of(f), f.mode))
+        size = sizes.get((*run_of(f), f.mode))
         parts = (ms(f.labels[part]) for part in PARTS)
         rows.append(
             (
@@ -332,10 +338,6 @@ def block_grid(figures: Sequence[Figure]) -> Grid:
         )
     heads = ("scenario", "block", *(f"{p} ms" for p in PARTS), "rows per batch", "requests")
     return Grid("Per block", heads, rows, frozenset(heads[:2]))
-
-
-def _run_of(f: Figure) -> tuple[object, ...]:
-    return tuple(f.labels.get(name) for name in ("scenario", "tasks", "kind"))
 
 
 # --- the file ------------------------------------------------------------------------------------

@@ -7,11 +7,14 @@ from itertools import cycle
 from typing import Any
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.mlperf.figures import BLOCK, RUN, label_of
+from blockflow.bench.mlperf.figures import BLOCK, RUN, label_of, run_of
 from blockflow.bench.mlperf.pictures import COLOURS, PARTS
+from blockflow.bench.mlperf.settings import Scenario
 from blockflow.bench.results import Figure
 
 _DPI = 100
+_BAR = 0.2
+"""Inches."""
 
 
 def draw(found: Sequence[Figure]) -> Any:
@@ -21,20 +24,21 @@ def draw(found: Sequence[Figure]) -> Any:
     Raises:
         SystemError_: MISSING_EXTRA without matplotlib.
     """
-    runs = [f for f in found if f.name == RUN]
+    runs = [f for f in found if f.name == RUN and f.labels.get("latency_ms")]
     searches = [f for f in runs if f.labels.get("search")]
-    page = new_page(12, 4.0, _DPI)
+    shown = {run_of(f) for f in runs if f.mode != Scenario.OFFLINE}
+    blocks = [f for f in found if f.name == BLOCK and run_of(f) in shown]
+    page = new_page(12, max(4.0, _BAR * len(blocks)), _DPI)
     left, *middle, right = page.subplots(1, 3 if searches else 2)
     for f, colour in zip(runs, cycle(COLOURS), strict=False):
-        points = sorted((float(p), v) for p, v in f.labels.get("latency_ms", {}).items())
-        if points:
-            shares, times = [p for p, _ in points], [v for _, v in points]
-            left.plot(times, shares, "o-", color=colour, ms=3, label=label_of(f))
+        points = sorted((float(p), v) for p, v in f.labels["latency_ms"].items())
+        shares, times = [p for p, _ in points], [v for _, v in points]
+        left.plot(times, shares, "o-", color=colour, ms=3, label=label_of(f))
     left.set(xscale="log", xlabel="ms", ylabel="percent of the samples within")
     left.legend(fontsize=7, frameon=False)
     for axes in middle:
         _searches(axes, searches)
-    _blocks(right, [f for f in found if f.name == BLOCK and f.labels["scenario"] != "offline"])
+    _blocks(right, blocks)
     for axes in (left, *middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     return page
@@ -48,7 +52,8 @@ def _searches(axes: Any, searches: Sequence[Figure]) -> None:
             axes.plot([t["rate"] for t in tried], times, mark, color=colour, label=verdict)
         if f.labels["bound_ms"] is not None:
             axes.axhline(f.labels["bound_ms"], color=colour, linestyle=":", label="bound")
-    axes.set(yscale="log", xlabel="queries per second offered", ylabel="ms at the percentile")
+    axes.set(xlabel="queries per second offered", ylabel="ms at the percentile")
+    axes.set_ylim(bottom=0)
     axes.legend(fontsize=7, frameon=False)
 
 
