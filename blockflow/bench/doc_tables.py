@@ -19,7 +19,7 @@ from blockflow.bench.compare import report as compare
 from blockflow.bench.demo_grids import demo_memory_grid, demo_task_grid, demo_time_grid
 from blockflow.bench.fuzz import figures as fuzz
 from blockflow.bench.grid import Grid, digits, ms
-from blockflow.bench.mlperf import figures as mlperf
+from blockflow.bench.mlperf import tables as mlperf
 from blockflow.bench.results import Figure
 
 Make = Callable[[Sequence[Figure]], Grid]

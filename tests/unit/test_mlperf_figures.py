@@ -11,16 +11,15 @@ from mlperf_documents import MACHINE, document, result, searched, target
 
 from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.mlperf.document import FORMAT
-from blockflow.bench.mlperf.figures import (
+from blockflow.bench.mlperf.figures import gather, main
+from blockflow.bench.mlperf.report import SUMMARY
+from blockflow.bench.mlperf.tables import (
     accuracy_grid,
     block_grid,
-    gather,
-    main,
     run_grid,
     target_grid,
     validation_grid,
 )
-from blockflow.bench.mlperf.report import SUMMARY
 from blockflow.bench.results import Figure, ResultFile
 from blockflow.core.errors import BlockFlowError, make_error
 

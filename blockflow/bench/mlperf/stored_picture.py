@@ -7,9 +7,10 @@ from itertools import cycle
 from typing import Any
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.mlperf.figures import BLOCK, RUN, label_of, run_of
+from blockflow.bench.mlperf.figures import BLOCK, RUN, run_of
 from blockflow.bench.mlperf.pictures import COLOURS, PARTS
 from blockflow.bench.mlperf.settings import Scenario
+from blockflow.bench.mlperf.tables import label_of
 from blockflow.bench.results import Figure
 
 _DPI = 100
