@@ -53,12 +53,11 @@ class Convoys:
 
     def join(self, convoy: Convoy, queries: Iterable[Query]) -> None:
         """Let waiting queries travel in ``convoy`` from now on."""
-        for query in queries:
-            before = self._of.get(query.key)
-            if before is not None:
-                before.waiting.pop(query.key, None)
-            convoy.waiting[query.key] = query
-            self._of[query.key] = convoy
+        joining = {query.key: query for query in queries}
+        for key in joining.keys() & self._of.keys():
+            self._of[key].waiting.pop(key, None)
+        convoy.waiting |= joining
+        self._of |= dict.fromkeys(joining, convoy)
 
     def start(self, convoy: Convoy, queries: Sequence[Query]) -> None:
         """These of its queries run as one batch."""

@@ -266,8 +266,11 @@ class DvabatchPolicy(QueueingPolicy):
             or not entry < boundary <= min(self._last_join, len(self.stages) - 1)
             or now - row.created_ns >= self._t_comp_wait
             or not self._room.rows(group)
-            or row.size >= self._bs_max
         ):
+            return
+        rows = row.size
+        active = self._active_rows() if self._input else rows
+        if active >= self._bs_max:
             return
         aboard = [*part.running.values(), *part.waiting.values()]
         urgent = self._room.most_urgent(group)
@@ -279,9 +282,7 @@ class DvabatchPolicy(QueueingPolicy):
         length = self._length((urgent,))
         catch_up = self._costs.line(route[:k], length)
         rest = self._costs.line(route[k:], self._length(aboard))
-        rows = row.size
-        bound = min(q.deadline_ns for q in aboard)
-        active = self._active_rows() if self._input else rows
+        bound = min([q.deadline_ns for q in aboard])
 
         def admit(total: int, query: Query) -> bool:
             joining = total - rows

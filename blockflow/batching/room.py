@@ -52,6 +52,7 @@ class WaitingRoom:
         self._shares = tuple(shares)
         self._group_of = group_of
         self._rank = [-share.priority for share in self._shares]
+        self._weight = [share.weight for share in self._shares]
         self._capped = any(share.max_batch_rows for share in self._shares)
         self._groups: dict[Group, _Waiting] = {}
         self._queries: dict[int, Query] = {}
@@ -121,7 +122,9 @@ class WaitingRoom:
         del lane[bisect_left(lane, (query.deadline_ns, query.arrival_ns, key))]
         if not lane:
             del waiting.lanes[task]
-        self._forget(waiting, query)
+        del self._queries[key], waiting.ready[key]
+        waiting.rows -= query.rows
+        waiting.inner -= not query.first
         self._backlog[task] -= 1
         if not waiting.ready:
             del self._groups[group]
@@ -133,7 +136,7 @@ class WaitingRoom:
         found = None
         for group in self._groups if groups is None else groups:
             for task, lane in self._groups[group].lanes.items():
-                rank = (-self._shares[task].priority, self._virtual[task], lane[0])
+                rank = (self._rank[task], self._virtual[task], lane[0])
                 if best is None or rank < best:
                     best, found = rank, group
         return found
@@ -158,7 +161,7 @@ class WaitingRoom:
         if waiting is None:
             return []
         rows = sum([q.rows for q in aboard])
-        lanes, virtual, rank = waiting.lanes, self._virtual, self._rank
+        lanes, virtual, rank, weight = waiting.lanes, self._virtual, self._rank, self._weight
         used = self._used(aboard) if self._capped else None
         order = [(rank[t], virtual[t], t, 0) for t in lanes]
         heapq.heapify(order)
@@ -182,7 +185,7 @@ class WaitingRoom:
             if used is not None:
                 used[task] += query.rows
             if at + 1 < len(lane):
-                served += query.rows / self._shares[task].weight
+                served += query.rows / weight[task]
                 heapq.heapreplace(order, (first, served, task, at + 1))
             else:
                 heapq.heappop(order)
@@ -193,26 +196,30 @@ class WaitingRoom:
         if not picked:
             return
         waiting = self._groups[group]
-        counts: dict[int, int] = {}
-        rows = dict.fromkeys(waiting.lanes, 0)
-        last: dict[int, int] = {}
+        queries, ready = self._queries, waiting.ready
+        served: dict[int, list[int]] = {}  # rows of each query, by task
         for query in picked:
+            key = query.key
+            del queries[key], ready[key]
             task = self._task(query)
-            counts[task] = counts.get(task, 0) + 1
-            rows[task] += query.rows
-            last[task] = query.rows
-            self._forget(waiting, query)
-        for task, count in counts.items():
-            share = self._shares[task]
-            self._virtual[task] += rows[task] / share.weight
-            begun = self._virtual[task] - last[task] / share.weight
+            if task in served:
+                served[task].append(query.rows)
+            else:
+                served[task] = [query.rows]
+        for task, each in served.items():
+            rows, share = sum(each), self._shares[task]
+            waiting.rows -= rows
+            self._virtual[task] += rows / share.weight
+            begun = self._virtual[task] - each[-1] / share.weight
             self._reached[share.priority] = max(self._reached.get(share.priority, 0.0), begun)
-            self._backlog[task] -= count
+            self._backlog[task] -= len(each)
             lane = waiting.lanes[task]
-            del lane[:count]
+            del lane[: len(each)]
             if not lane:
                 del waiting.lanes[task]
-        if not waiting.ready:
+        if waiting.inner:
+            waiting.inner -= sum([not q.first for q in picked])
+        if not ready:
             del self._groups[group]
 
     def _used(self, aboard: Iterable[Query]) -> list[int]:
@@ -224,8 +231,3 @@ class WaitingRoom:
 
     def _task(self, query: Query) -> int:
         return query.task if 0 <= query.task < len(self._shares) else 0
-
-    def _forget(self, waiting: _Waiting, query: Query) -> None:
-        del self._queries[query.key], waiting.ready[query.key]
-        waiting.rows -= query.rows
-        waiting.inner -= not query.first
