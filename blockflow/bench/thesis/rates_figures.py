@@ -224,7 +224,8 @@ class Sweep:
         return f"; of rates that count as past saturation {', '.join(told)}: more may be possible"
 
     def draw(self) -> Any:
-        """Throughput by rate, all visits, with the predicted limit and the line of no loss.
+        """Throughput by rate: all visits and, by the rate that was meant, their means; with the
+        predicted limit and the line of no loss.
 
         Raises:
             SystemError_: MISSING_EXTRA without matplotlib.
@@ -233,18 +234,21 @@ class Sweep:
         ax = page.subplots()
         callers = self._callers
         limit = _middle([c.capacity.limit for c in self._calm])
+        top = 0.0
         for way, colour in _COLOURS.items():
-            xs = [m * callers for m in self.multiples]
-            ys = [_middle([f.answered for f in self._flows[way, m]]) for m in self.multiples]
+            # At random more or fewer come than were meant to: what came is where a dot belongs.
+            flows = [self._flows[way, m] for m in self.multiples]
+            came = [f.offered for one in flows for f in one]
+            answered = [f.answered for one in flows for f in one]
+            ax.plot(came, answered, ".", color=colour, alpha=0.4)
+            xs = [fmean(f.offered for f in one) for one in flows]
+            ys = [fmean(f.answered for f in one) for one in flows]
             ax.plot(xs, ys, "o-", color=colour, label=way, ms=4)
-            for m in self.multiples:
-                found = [f.answered for f in self._flows[way, m]]
-                ax.plot([m * callers] * len(found), found, ".", color=colour, alpha=0.4)
-        top = self.multiples[-1] * callers
+            top = max(top, *came)
         ax.plot([0, top], [0, top], color="#bdbdbd", linewidth=1, label="all answered")
         ax.axhline(limit, color="black", linestyle=":", linewidth=1, label="predicted limit")
         ax.set_ylim(0, 1.5 * max(limit, callers))
-        ax.set(xlabel="arrivals per second (lambda)", ylabel="answers per second")
+        ax.set(xlabel="arrivals per second, as they came", ylabel="answers per second")
         ax.legend(fontsize=8, frameon=False)
         ax.spines[["top", "right"]].set_visible(False)
         return page
