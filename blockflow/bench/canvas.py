@@ -7,6 +7,9 @@ from typing import Any
 
 from blockflow.core.errors import make_error
 
+PALETTE = ("#17779b", "#5a4a78", "#6a994e", "#f2b134", "#e4572e", "#bdbdbd", "#7f7f7f")
+"""Colours of what is told apart by its order."""
+
 
 def new_page(width: float, height: float, dpi: int = 120) -> Any:
     """An empty matplotlib figure of so many inches that needs no display.
@@ -27,6 +30,16 @@ def new_page(width: float, height: float, dpi: int = 120) -> Any:
     page = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(page)
     return page
+
+
+def label_ticks(axis: Any) -> None:
+    """Numbers at 1, 2 and 5 of each decade of a logarithmic axis, which by default may show a
+    single one."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def save_page(page: Any, path: Path) -> None:

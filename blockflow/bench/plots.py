@@ -14,7 +14,7 @@ from rich.console import Console
 from blockflow.bench import gpu_figures, overload_figures
 from blockflow.bench.batching import figures as batching
 from blockflow.bench.batching.plan import EXPERIMENTS, SHARED
-from blockflow.bench.canvas import new_page, save_page
+from blockflow.bench.canvas import PALETTE, new_page, save_page
 from blockflow.bench.chaos import report as chaos
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM, WAYS
 from blockflow.bench.grid import size_text
@@ -30,7 +30,6 @@ from blockflow.bench.pipeline_figures import (
 )
 from blockflow.bench.results import Figure, ResultFile
 
-_COLOURS = ("#17779b", "#5a4a78", "#6a994e", "#f2b134", "#e4572e", "#bdbdbd", "#7f7f7f")
 _DPI = 100
 
 
@@ -50,7 +49,7 @@ def draw_hops(found: Sequence[Figure]) -> Any:
     by = {(f.mode, f.labels["condition"], f.labels["bytes"]): f for f in found if f.name == HOP}
     sizes = sorted({size for _, _, size in by if size})
     names = [*(w.name for w in WAYS), *BASELINES]
-    for name, colour in zip(names, _COLOURS, strict=True):
+    for name, colour in zip(names, PALETTE, strict=True):
         points = [(s, by[name, WARM, s]) for s in sizes if (name, WARM, s) in by]
         if points:
             xs = [s for s, _ in points]
@@ -64,7 +63,7 @@ def draw_hops(found: Sequence[Figure]) -> Any:
     left.set_xticks(sizes, [size_text(s) for s in sizes], rotation=45, fontsize=7)
     left.minorticks_off()
     left.legend(fontsize=7, frameon=False)
-    for condition, colour in zip(CONDITIONS, _COLOURS, strict=False):
+    for condition, colour in zip(CONDITIONS, PALETTE, strict=False):
         points = [(s, by[k]) for s in sizes if (k := (HANDLES.name, condition, s)) in by]
         xs = [s for s, _ in points]
         label = f"handle, {condition}"
@@ -87,7 +86,7 @@ def draw_ratios(found: Sequence[Figure]) -> Any:
     book = Book(found)
     ways = [w for w in (TENSORMQ, ONE_WORKER) if any(w == way for _, _, way in book.rows_of(RATIO))]
     places = list(dict.fromkeys((engine, rows) for engine, rows, _ in book.rows_of(RATIO)))
-    for i, (way, colour) in enumerate(zip(ways, _COLOURS, strict=False)):
+    for i, (way, colour) in enumerate(zip(ways, PALETTE, strict=False)):
         for at, (engine, rows) in enumerate(places):
             figure = book.at(RATIO, engine, rows, way)
             if figure is None:
@@ -112,7 +111,7 @@ def draw_throughput(found: Sequence[Figure]) -> Any:
     ways = sorted({way for _, _, way in keys}, key=lambda way: (way != BOUND, way))
     places = list(dict.fromkeys((engine, rows) for engine, rows, _ in keys))
     width = 0.8 / max(1, len(ways))
-    for i, (way, colour) in enumerate(zip(ways, ("#bdbdbd", *_COLOURS), strict=False)):
+    for i, (way, colour) in enumerate(zip(ways, ("#bdbdbd", *PALETTE), strict=False)):
         values = [book.at(THROUGHPUT, engine, rows, way) for engine, rows in places]
         xs = [at + (i - (len(ways) - 1) / 2) * width for at in range(len(places))]
         heights = [0.0 if f is None else f.value for f in values]
@@ -133,7 +132,7 @@ def draw_batching(found: Sequence[Figure]) -> Any:
         page.subplots(1, max(1, len(present)), squeeze=False)[0], present, strict=False
     ):
         mine = [f for f in times if f.labels["experiment"] == experiment]
-        for arm, colour in zip(dict.fromkeys(f.mode for f in mine), _COLOURS, strict=False):
+        for arm, colour in zip(dict.fromkeys(f.mode for f in mine), PALETTE, strict=False):
             points = [f for f in mine if f.mode == arm]
             xs = [f.labels["x_serial"] for f in points]
             ax.plot(xs, [f.value for f in points], "o-", color=colour, label=arm, ms=3)
@@ -156,7 +155,7 @@ def draw_peaks(found: Sequence[Figure]) -> Any:
     places = list(dict.fromkeys(f.labels["experiment"] for f in peaks))
     arms = list(dict.fromkeys(f.mode for f in peaks))
     width = 0.8 / max(1, len(arms))
-    for i, (arm, colour) in enumerate(zip(arms, _COLOURS, strict=False)):
+    for i, (arm, colour) in enumerate(zip(arms, PALETTE, strict=False)):
         mine = [f for f in peaks if f.mode == arm]
         xs = [
             places.index(f.labels["experiment"]) + (i - (len(arms) - 1) / 2) * width for f in mine
@@ -168,7 +167,7 @@ def draw_peaks(found: Sequence[Figure]) -> Any:
     if arms:
         left.legend(fontsize=7, frameon=False)
     shared = [f for f in found if f.name == batching.SATURATED]
-    bars = right.bar([f.mode for f in shared], [f.value for f in shared], color=_COLOURS[0])
+    bars = right.bar([f.mode for f in shared], [f.value for f in shared], color=PALETTE[0])
     right.bar_label(bars, labels=[f"{f.value:.3g}" for f in shared], fontsize=7)
     right.tick_params(axis="x", labelsize=7)
     right.set_ylabel("shared trunk, rows/s")
@@ -181,7 +180,7 @@ def draw_gpu(found: Sequence[Figure]) -> Any:
     page = new_page(10, 3.6, _DPI)
     left, middle, right = page.subplots(1, 3, width_ratios=(4, 4, 3))
     left.set_yscale("symlog", linthresh=gpu_figures.HOP_AIM)  # noise may be below nothing
-    for way, colour in zip(gpu_figures.WAYS, _COLOURS, strict=False):
+    for way, colour in zip(gpu_figures.WAYS, PALETTE, strict=False):
         hops = [f for f in found if f.name == gpu_figures.HOP and f.mode == way]
         for f in hops:
             left.plot([f.batch, f.batch], [f.low, f.high], color=colour, linewidth=2, alpha=0.5)
@@ -202,7 +201,7 @@ def draw_gpu(found: Sequence[Figure]) -> Any:
     middle.set(xlabel="clients, one request each", ylabel="ms: p50, p10 to p90")
     middle.legend(fontsize=7, frameon=False)
     rates = [f for f in found if f.name == gpu_figures.SATURATION]
-    colours = {gpu_figures.BOUND: "#bdbdbd"} | dict(zip(gpu_figures.WAYS, _COLOURS, strict=False))
+    colours = {gpu_figures.BOUND: "#bdbdbd"} | dict(zip(gpu_figures.WAYS, PALETTE, strict=False))
     bars = right.bar([f.mode for f in rates], [f.value for f in rates])
     for bar, f in zip(bars, rates, strict=True):
         bar.set_color(colours[f.mode])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from blockflow.bench.canvas import new_page
+from blockflow.bench.canvas import PALETTE, new_page
+from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure
 
-COLOURS = ("#17779b", "#5a4a78", "#6a994e", "#f2b134", "#e4572e", "#bdbdbd", "#7f7f7f")
+WAY_COLOURS = {TENSORMQ: PALETTE[0], ZEROMQ: PALETTE[1]}
+"""The same in every picture in which ways are lines."""
 
 _WIDTH = 0.85
 
@@ -46,7 +48,7 @@ def draw_bars(
             x = at + (i - (len(mine) - 1) / 2) * width
             low, high = (f.value if v is None else v for v in (f.low, f.high))
             errors = [[max(0.0, f.value - low)], [max(0.0, high - f.value)]]
-            colour = COLOURS[0] if alone else COLOURS[modes.index(f.mode) % len(COLOURS)]
+            colour = PALETTE[0] if alone else PALETTE[modes.index(f.mode) % len(PALETTE)]
             label = None if alone or f.mode in named else f.mode
             named.add(f.mode)
             ax.bar(x, f.value, width * 0.95, color=colour, label=label, yerr=errors, ecolor="#444")

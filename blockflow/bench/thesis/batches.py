@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from blockflow.bench.canvas import new_page
+from blockflow.bench.canvas import PALETTE, label_ticks, new_page
 from blockflow.bench.grid import Grid, digits, with_bounds
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure, latency_figure
-from blockflow.bench.thesis.bars import COLOURS
+from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
 from blockflow.bench.thesis.offline_table import OFFLINE_SUM_MS
@@ -191,7 +191,7 @@ def _draw(figures: Sequence[Figure], name: str) -> Any:
     page = new_page(8, 4)
     ax = page.subplots()
     mine = [f for f in figures if f.name == name and not f.mode.endswith(AGAIN)]
-    for way, colour in zip(_WAYS, COLOURS, strict=False):
+    for way, colour in {**WAY_COLOURS, OFFLINE: PALETTE[2]}.items():
         points = [f for f in mine if f.mode == way]
         if not points:
             continue
@@ -200,11 +200,14 @@ def _draw(figures: Sequence[Figure], name: str) -> Any:
         lows, highs = [f.low for f in points], [f.high for f in points]
         ax.fill_between(xs, lows, highs, color=colour, alpha=0.2, linewidth=0)
         marks = [(f.batch, f.labels["thesis"]) for f in points if "thesis" in f.labels]
-        ax.plot([x for x, _ in marks], [y for _, y in marks], "_", color=colour, ms=14, mew=3)
+        if marks:
+            label = f"{way}, the thesis's"
+            ax.plot(*zip(*marks, strict=True), "_", color=colour, label=label, ms=14, mew=3)
     batches = sorted({f.batch for f in mine if f.batch is not None})
     ax.set(xscale="log", yscale="log", xlabel="rows per request", ylabel=f"{name}, ms")
     ax.set_xticks(batches, [str(b) for b in batches])
     ax.minorticks_off()
+    label_ticks(ax.yaxis)
     ax.legend(fontsize=8, frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)

@@ -17,6 +17,7 @@ from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import MIN_PAIRS, Interval, median_interval, slope
+from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, known, quoted, thesis
 
 LATENCY = "round trip"
@@ -34,7 +35,6 @@ THESIS_MS: Mapping[tuple[str, int], float] = {
 
 _SOURCE = "figure 4.11"
 _THESIS_KNEE = 4.0
-_COLOURS = {TENSORMQ: "#17779b", ZEROMQ: "#5a4a78"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class Clients:
         page = new_page(10, 3.8)
         left, right = page.subplots(1, 2)
         for way in self.ways:
-            colour = _COLOURS[way]
+            colour = WAY_COLOURS[way]
             for ax, rounds in ((left, self.latency), (right, self.rate)):
                 found = [rounds(n).median(way) for n in self.counts]
                 values = [f.value for f in found]

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from blockflow.bench.canvas import new_page
+from blockflow.bench.canvas import PALETTE, new_page
 from blockflow.bench.grid import Grid, digits, with_bounds
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ, Sample
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import median_interval, percentile
-from blockflow.bench.thesis.bars import COLOURS
+from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import Rounds, beside_grid, quoted, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
 from blockflow.bench.thesis.offline_table import OFFLINE_SUM_MS
@@ -179,7 +179,7 @@ def _draw_blocks(figures: Sequence[Figure], blocks: Sequence[str]) -> Any:
         for j, name in enumerate(PARTS):
             values = np.array([by[name, way, block] for block in blocks])
             label = name if i == 0 else None
-            ax.bar(xs, values, 0.36, bottom=low, color=COLOURS[j + 1], label=label)
+            ax.bar(xs, values, 0.36, bottom=low, color=PALETTE[j + 2], label=label)
             low += values
         for x, y in zip(xs, low, strict=True):
             ax.text(x, y, way, ha="center", va="bottom", fontsize=7)
@@ -198,8 +198,8 @@ def _draw_pipeline(kept: Mapping[str, Sequence[Sample]]) -> Any:
         (left, PIPELINE_INFERENCE, compute_ms),
         (right, PIPELINE_OVERHEAD, overhead_ms),
     ):
-        for i, way in enumerate(WAYS):
-            _histogram(ax, [number(s) for s in kept[way]], way, COLOURS[i])
+        for way in WAYS:
+            _histogram(ax, [number(s) for s in kept[way]], way, WAY_COLOURS[way])
         ax.set(title=name, xlabel="ms")
     left.set_ylabel("density")
     left.legend(fontsize=8, frameon=False)
@@ -211,8 +211,9 @@ def _draw_parts(kept: Mapping[str, Sequence[Sample]], blocks: Sequence[str], nam
     page = new_page(2.6 * len(blocks), 3.2)
     row = page.subplots(1, len(blocks), squeeze=False)[0]
     for i, (ax, block) in enumerate(zip(row, blocks, strict=True)):
-        for j, way in enumerate(WAYS):
-            _histogram(ax, [PARTS[name](s.hops[i]) for s in kept[way]], way, COLOURS[j])
+        for way in WAYS:
+            times = [PARTS[name](s.hops[i]) for s in kept[way]]
+            _histogram(ax, times, way, WAY_COLOURS[way])
         ax.set(title=block, xlabel=f"{name}, ms")
     row[0].legend(fontsize=8, frameon=False)
     return page

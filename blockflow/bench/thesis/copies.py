@@ -23,7 +23,7 @@ from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.pipeline_ways import block_names, task_name, topology
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
-from blockflow.bench.thesis.bars import COLOURS, draw_bars
+from blockflow.bench.thesis.bars import WAY_COLOURS, draw_bars
 from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, quoted, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
 from blockflow.bench.thesis.served import input_of
@@ -269,9 +269,9 @@ def _sent_figures(sent: Rounds, settings: Settings) -> Iterator[Figure]:
 def _draw_cumulative(found: Mapping[str, Sequence[float]]) -> Any:
     page = new_page(7, 4)
     ax = page.subplots()
-    for way, colour in zip(WAYS, COLOURS, strict=False):
+    for way in WAYS:
         total = np.cumsum(found[way]) / _MB
-        ax.plot(range(1, len(total) + 1), total, "o-", ms=3, color=colour, label=way)
+        ax.plot(range(1, len(total) + 1), total, "o-", ms=3, color=WAY_COLOURS[way], label=way)
     ax.set(xlabel="inferences", ylabel="MB through sockets")
     ax.legend(fontsize=8, frameon=False)
     ax.spines[["top", "right"]].set_visible(False)

@@ -10,6 +10,7 @@ from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval, percentile
+from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, quoted, thesis
 from blockflow.bench.thesis.devices_model import Places, index
 from blockflow.client.collector import OK, Record
@@ -21,7 +22,6 @@ THESIS_LESS: Mapping[float, float] = {25.0: 5.26, 50.0: 3.56, 100.0: 2.96}
 """PDI -> how many times less overhead handles have; all else is in pictures only."""
 
 _SOURCE = "figure 4.16"
-_COLOURS = {TENSORMQ: "#17779b", ZEROMQ: "#5a4a78"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Distribution:
                 shade = 0.35 + 0.65 * (self.counts.index(count) + 1) / len(self.counts)
                 label = f"{way}, PDI {self.pdi(count):.0f}"
                 heights = [v.value for v in values]
-                ax.bar(xs, heights, 0.9 * width, color=_COLOURS[way], alpha=shade, label=label)
+                ax.bar(xs, heights, 0.9 * width, color=WAY_COLOURS[way], alpha=shade, label=label)
                 for x, v in zip(xs, values, strict=True):
                     ax.plot([x, x], [v.low, v.high], color="black", linewidth=0.8)
             ax.set_xticks(range(len(self.blocks)), self.blocks)

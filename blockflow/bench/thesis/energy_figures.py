@@ -10,6 +10,7 @@ from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
+from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import Rounds, known, quoted, thesis
 
 ENERGY = "energy per tensor"
@@ -22,7 +23,6 @@ THESIS_MJ: Mapping[str, float] = {TENSORMQ: 710.0, ZEROMQ: 1920.0}
 
 _SOURCE = "figure 4.10"
 _THESIS_RATIO = 2.71
-_COLOURS = {TENSORMQ: "#17779b", ZEROMQ: "#5a4a78"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Energy:
         """
         page = new_page(7, 3.8)
         ax = page.subplots()
-        for way, colour in _COLOURS.items():
+        for way, colour in WAY_COLOURS.items():
             found = [self.rounds(b).median(way) for b in self.batches]
             below = [f.value - f.low for f in found], [f.high - f.value for f in found]
             values = [f.value for f in found]

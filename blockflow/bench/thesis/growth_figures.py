@@ -8,7 +8,7 @@ from typing import Any
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import Grid, bounds, digits
-from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
+from blockflow.bench.pipeline_figures import TENSORMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import (
     MIN_PAIRS,
@@ -18,6 +18,7 @@ from blockflow.bench.statistics import (
     noise_of,
     ratio_interval,
 )
+from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import known, thesis
 
 PSS, RSS, ARENA, GPU = "memory (PSS)", "memory (RSS)", "arenas in use", "GPU memory"
@@ -31,7 +32,6 @@ _SOURCE = "figure 4.13"
 _GREW = "there it grew; values in a picture only"
 _SATURATED = 1.0
 _THIRDS = 3
-_COLOURS = {TENSORMQ: "#17779b", ZEROMQ: "#5a4a78"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Growth:
         page = new_page(10, 3.8)
         left, right = page.subplots(1, 2)
         for name, way in self._ways.items():
-            colour = _COLOURS[name]
+            colour = WAY_COLOURS[name]
             multiples = sorted(way.visits)
             xs = [m * self._callers for m in multiples]
             found = [median_interval([look.main for look in way.visits[m]]) for m in multiples]

@@ -12,6 +12,7 @@ from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import Interval, median_interval, percentile, ratio_interval
+from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, quoted, thesis
 from blockflow.bench.thesis.offline_table import PRINTED, SCRIPTED, SOURCE
 from blockflow.bench.thesis.rates_model import Calm, Flow, typical
@@ -42,7 +43,6 @@ _THESIS_HELD = (97 + 125) / 2 / 160
 _THESIS_RATIO = 217 / 160
 _THESIS_LIMIT = 1e3 / max(row.ms for row in PRINTED[SCRIPTED].values())
 _SOURCE = "figure 4.12"
-_COLOURS = {TENSORMQ: "#17779b", ZEROMQ: "#5a4a78"}
 
 
 class Sweep:
@@ -235,7 +235,7 @@ class Sweep:
         callers = self._callers
         limit = _middle([c.capacity.limit for c in self._calm])
         top = 0.0
-        for way, colour in _COLOURS.items():
+        for way, colour in WAY_COLOURS.items():
             # At random more or fewer come than were meant to: what came is where a dot belongs.
             flows = [self._flows[way, m] for m in self.multiples]
             came = [f.offered for one in flows for f in one]

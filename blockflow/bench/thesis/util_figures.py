@@ -12,6 +12,7 @@ from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
+from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import Rounds, quoted, thesis
 
 DISPATCHER = "dispatcher"
@@ -32,8 +33,6 @@ _TEXT = "text of figure 4.6"
 _RATE_THESIS, _GPU_THESIS = 2.8, 2.0
 _SHORTEST_S = 0.1
 """Between two points of a timeline: ten of the kernel's ticks."""
-
-_COLOURS = ("#17779b", "#5a4a78", "#6a994e", "#f2b134", "#e4572e", "#bdbdbd", "#7f7f7f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +226,10 @@ class Utilisation:
             self._draw_timelines(ax, ways, lambda v: v.gpu)
             ax.set(ylabel="GPU utilisation, %")
         names = list(self._visits[ways[0]][0].cpu_s)
-        for i, (way, colour) in enumerate(zip(ways, _COLOURS, strict=False)):
+        for i, way in enumerate(ways):
             values = [median_interval([v.percent(n) for v in self._visits[way]]) for n in names]
             xs = [at + (i - (len(ways) - 1) / 2) * 0.38 for at in range(len(names))]
-            right.bar(xs, [v.value for v in values], 0.36, color=colour, label=way)
+            right.bar(xs, [v.value for v in values], 0.36, color=WAY_COLOURS[way], label=way)
             for x, v in zip(xs, values, strict=True):
                 right.plot([x, x], [v.low, v.high], color="black", linewidth=1)
         right.set_xticks(range(len(names)), names, fontsize=8)
@@ -246,11 +245,11 @@ class Utilisation:
         points: Callable[[Visit], Sequence[tuple[float, float]]],
     ) -> None:
         """A line per visit."""
-        for way, colour in zip(ways, _COLOURS, strict=False):
+        for way in ways:
             for number, visit in enumerate(self._visits[way]):
                 xs, ys = [t for t, _ in points(visit)], [p for _, p in points(visit)]
                 label = way if number == 0 else None
-                ax.plot(xs, ys, color=colour, linewidth=1, alpha=0.7, label=label)
+                ax.plot(xs, ys, color=WAY_COLOURS[way], linewidth=1, alpha=0.7, label=label)
         ax.set(xlabel="seconds of the visit")
         ax.set_ylim(bottom=0)
         ax.legend(fontsize=8, frameon=False)
