@@ -105,10 +105,11 @@ def measure(
     for size in sizes:
         x = np.zeros((1, size), np.uint8)
         for way in ways:
+            times[way.name, size] = LegTimes()
             _warm_up(clients[way], way, size, x)
         for number in range(rounds):
             for way in balanced(ways, number):
-                track = times.setdefault((way.name, size), LegTimes())
+                track = times[way.name, size]
                 end = time.monotonic() + _BUDGET_S
                 for i in range(-1, burst):
                     result = clients[way].infer(f"leg-{size}", x, results=way.results)
