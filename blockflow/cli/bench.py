@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as ScreenTable
 
 from blockflow.bench.canvas import new_page
@@ -315,15 +316,16 @@ def _finish(
         print_json(document)
     for part in sections(document):
         if isinstance(part, Text):
-            console.print(part.text)
+            console.print(escape(part.text))
         elif isinstance(part, Table) and part.title in _TITLES:
             # The percentiles are in the report: a terminal is narrow.
             shown = ScreenTable(*part.heads[:_COLUMNS], title=part.title, title_justify="left")
             for row in part.rows:
-                shown.add_row(*row[:_COLUMNS])
+                shown.add_row(*map(escape, row[:_COLUMNS]))
             console.print(shown)
     if unwritten is None:
-        console.print(f"Report: {out / MARKDOWN}, {out / HTML}\nEverything: {out / SUMMARY}")
+        told = f"Report: {out / MARKDOWN}, {out / HTML}\nEverything: {out / SUMMARY}"
+        console.print(escape(told))
     if failure is not None:
         if as_json:
             close_json(document, failure)

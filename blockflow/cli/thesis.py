@@ -101,7 +101,7 @@ def thesis(
     status = _status(session)
     try:
         write_report(folder, [e.name for e in EXPERIMENTS])
-        console.print(f"Report: {folder / MARKDOWN}, {folder / HTML}")
+        console.print(escape(f"Report: {folder / MARKDOWN}, {folder / HTML}"))
     except BlockFlowError as exc:
         console.print(escape(f"no report: {exc}"))
         status = status or exit_code(exc)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from blockflow.bench.mlperf.accuracy import LABELS as TRUTH
 from blockflow.bench.mlperf.accuracy import Truth, classify, in_top, read_answers
 from blockflow.bench.mlperf.accuracy import main as accuracy_main
 from blockflow.bench.mlperf.data import load_hook, load_inputs
-from blockflow.bench.mlperf.job import read_inputs, save_inputs
+from blockflow.bench.mlperf.job import ACCURACY_LOG, read_inputs, save_inputs
 from blockflow.bench.mlperf.library import Library
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import Contract, TensorSpec
@@ -114,7 +115,18 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert caught.value.code == "CONTRACT_MISMATCH"
 
 
-@pytest.mark.parametrize("source", ["synthetic:0", "synthetic:x", "digits:x", "/nowhere"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "synthetic:0",
+        "synthetic:x",
+        "synthetic:" + "9" * 5000,
+        "digits:x",
+        "digits:" + "9" * 5000,
+        f"digits:{2**32}",
+        "/nowhere",
+    ],
+)
 def test_nonsense_is_no_data(source: str) -> None:
     with pytest.raises(BlockFlowError) as caught:
         load_inputs(source, ROUTES, seed=1)
@@ -129,6 +141,25 @@ def test_a_broken_file_is_no_data(tmp_path: Path, name: str) -> None:
     assert caught.value.code == "INVALID_REQUEST"
 
 
+def test_a_file_that_is_no_array_whatever_its_name_says(tmp_path: Path) -> None:
+    packed = tmp_path / "packed.npz"
+    np.savez(packed, x=np.ones(3))
+    whole = tmp_path / "whole.npy"
+    np.save(whole, np.ones((3, 4)))
+    header = whole.read_bytes()
+    broken = (
+        packed.read_bytes(),
+        b"PK\x03\x04broken",
+        header[:40],
+        header.replace(b"(3, 4)", b"(10**13,)").replace(b"(3, 4), ", b""),
+    )
+    for content in broken:
+        (tmp_path / "x.npy").write_bytes(content)
+        with pytest.raises(BlockFlowError) as caught:
+            load_inputs(str(tmp_path / "x.npy"), ROUTES, seed=1)
+        assert caught.value.code == "INVALID_REQUEST"
+
+
 @pytest.mark.parametrize("text", ["json", "nowhere_at_all:f", "json:nothing", "json:__doc__"])
 def test_nonsense_is_no_hook(text: str) -> None:
     with pytest.raises(BlockFlowError) as caught:
@@ -140,6 +171,19 @@ def test_a_task_has_a_hook_of_its_own() -> None:
     routes = {**ROUTES, "b": replace(ROUTES["a"], name="b")}
     found = load_inputs("synthetic:1", routes, seed=1, hooks={"b": lambda x: 2 * x})
     assert np.array_equal(found["b"].rows[0], 2 * found["a"].rows[0])
+
+
+def test_a_hook_that_writes_into_its_row_changes_no_other_task(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((2, *ROUTES["a"].contract.input.dims[1:]), np.float32))
+    routes = {**ROUTES, "b": replace(ROUTES["a"], name="b")}
+
+    def tenfold(row: Any) -> Any:
+        row *= 10
+        return row
+
+    found = load_inputs(str(tmp_path), routes, seed=1, hooks={"a": tenfold})
+    assert (found["a"].rows[1] == 10).all()
+    assert (found["b"].rows[1] == 1).all()
 
 
 def test_a_hook_that_fails_is_told() -> None:
@@ -217,5 +261,10 @@ def test_the_accuracy_script_says_what_is_wrong(
 ) -> None:
     assert accuracy_main([str(tmp_path)]) == 2
     assert "no accuracy run with labels" in capsys.readouterr().err
+    (tmp_path / ACCURACY_LOG).write_text("[]")
+    for told in ("{}", "[1]", '{"rows": {"a": "x"}, "truths": {}}', '{"rows": {}, "truths": [1]}'):
+        (tmp_path / TRUTH).write_text(told)
+        assert accuracy_main([str(tmp_path)]) == 2
+        assert "no accuracy run with labels" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         accuracy_main([])

@@ -29,7 +29,7 @@ def figures(tmp_path: Path) -> list[Figure]:
     return [Figure.from_dict(line) for line in lines]
 
 
-def write(folder: Path, found: dict[str, Any]) -> Path:
+def write(folder: Path, found: Any) -> Path:
     folder.mkdir()
     (folder / SUMMARY).write_text(json.dumps(found))
     return folder
@@ -159,7 +159,9 @@ def test_what_is_no_summary_is_refused(tmp_path: Path) -> None:
     old = write(tmp_path / "old", document(format=FORMAT - 1))
     good = write(tmp_path / "good", document())
     killed = write(tmp_path / "killed", document(results=[], validation=[]))
-    for outs in ([tmp_path / "none"], [old], [good, other], [killed]):
+    listed = write(tmp_path / "listed", [1])
+    hollow = write(tmp_path / "hollow", {"format": FORMAT, "results": [{}], "validation": []})
+    for outs in ([tmp_path / "none"], [old], [good, other], [killed], [listed], [good, hollow]):
         with pytest.raises(BlockFlowError) as caught:
             gather(outs, target)
         assert caught.value.code == "INVALID_REQUEST"

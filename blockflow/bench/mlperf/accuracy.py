@@ -157,12 +157,14 @@ def measure(folder: Path) -> list[Accuracy]:
     try:
         told = json.loads((folder / LABELS).read_text(encoding="utf-8"))
         text = (folder / ACCURACY_LOG).read_text(encoding="utf-8")
-    except (OSError, ValueError) as exc:
+        library = Library.once(told["rows"])
+        truths = {task: Truth(**t) for task, t in told["truths"].items() if t["labels"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RequestError(
             "INVALID_REQUEST", f"no accuracy run with labels: {exc}", where=str(folder)
         ) from exc
-    answers = read_answers(text, Library.once(told["rows"]))
-    return [classify(task, answers[task], Truth(**t)) for task, t in told["truths"].items()]
+    answers = read_answers(text, library)
+    return [classify(task, answers[task], truth) for task, truth in truths.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

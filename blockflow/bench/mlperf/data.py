@@ -27,6 +27,10 @@ DIGITS_SEED = 7
 """Of the demo's parting: another one would hand out images that its model was trained on."""
 
 MAX_SYNTHETIC_ROWS = 100_000
+_LARGEST_SEED = 2**32 - 1
+_SHOWN = 40
+"""Characters of a wrong number that an error repeats."""
+
 _SUFFIXES = (".npy", ".safetensors")
 LABELS = "labels"
 """``labels.npy``, or ``labels.TASK.npy`` where tasks have answers of their own; the same with
@@ -119,10 +123,11 @@ def load_hook(text: str) -> Hook:
 
 
 def _synthetic(spec: TensorSpec, count: str, seed: int) -> Inputs:
-    if count and not (count.isdecimal() and 1 <= int(count) <= MAX_SYNTHETIC_ROWS):
+    n = _number(count, SYNTHETIC_ROWS)
+    if n is None or not 1 <= n <= MAX_SYNTHETIC_ROWS:
         raise RequestError(
             "INVALID_REQUEST",
-            f"{count!r} is no number of rows from 1 to {MAX_SYNTHETIC_ROWS}",
+            f"{count[:_SHOWN]!r} is no number of rows from 1 to {MAX_SYNTHETIC_ROWS}",
             where="--data synthetic:N",
         )
     # torch is only needed here: LoadGen's process starts without it.
@@ -130,7 +135,6 @@ def _synthetic(spec: TensorSpec, count: str, seed: int) -> Inputs:
 
     from blockflow.repository.probe import example_input, probe_bindings
 
-    n = int(count) if count else SYNTHETIC_ROWS
     bindings = [{**b, ROWS: 1} for b in probe_bindings(spec)] if spec.dynamic else [{ROWS: 1}]
     rows = []
     for i in range(n):
@@ -141,10 +145,21 @@ def _synthetic(spec: TensorSpec, count: str, seed: int) -> Inputs:
     return Inputs(rows, spec.dtype, None, f"{n} seeded random rows (seed {seed})")
 
 
+def _number(text: str, default: int) -> int | None:
+    """None for what is none. (Python itself refuses to read thousands of digits.)"""
+    if not text:
+        return default
+    return int(text) if text.isdecimal() and len(text) <= _SHOWN else None
+
+
 def _digits(routes: Mapping[str, TaskRoute], told: str) -> dict[str, Inputs]:
-    if told and not told.isdecimal():
-        raise RequestError("INVALID_REQUEST", f"{told!r} is no seed", where="--data digits:SEED")
-    seed = int(told) if told else DIGITS_SEED
+    seed = _number(told, DIGITS_SEED)
+    if seed is None or seed > _LARGEST_SEED:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"{told[:_SHOWN]!r} is no seed from 0 to {_LARGEST_SEED}",
+            where="--data digits:SEED",
+        )
     data = load_data(seed)
     rows = list(data.test_images[:, None])
     origin = f"{len(rows)} held-out digits of scikit-learn (seed {seed})"
@@ -194,15 +209,17 @@ def _rows(path: Path) -> list[Array]:
 
 
 def _read(file: Path) -> Sequence[Array]:
-    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
-        if file.suffix == ".npy":
-            return [np.load(file, allow_pickle=False)]
-        return list(load_file(file).values())
-    except (OSError, ValueError, TypeError, KeyError, EOFError, SafetensorError) as e:
-        raise _unreadable(file, str(e)) from e
+        if file.suffix != ".npy":
+            return list(load_file(file).values())
+        found = np.load(file, allow_pickle=False)
+    except Exception as e:  # parsers of headers and archives may raise nearly anything
+        raise _unreadable(file, str(e) or type(e).__name__) from e
+    if not isinstance(found, np.ndarray):
+        raise _unreadable(file, "an archive of arrays, whatever its name says")
+    return [found]
 
 
 def _labels(folder: Path, task: str, rows: int) -> NDArray[np.int64] | None:
@@ -252,7 +269,7 @@ def _fit(inputs: Inputs, route: TaskRoute, hook: Hook | None) -> Inputs:
 
 def _through(hook: Hook, row: Array, where: str) -> Array:
     try:
-        made = hook(row)
+        made = hook(row.copy())  # tasks share rows, and a hook may write into what it gets
     except Exception as e:  # the user's code may raise anything
         raise RequestError(
             "INVALID_REQUEST", f"the hook raised {type(e).__name__}: {e}", where=where

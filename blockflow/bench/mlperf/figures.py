@@ -220,12 +220,17 @@ def gather(outs: Sequence[Path], target: Path) -> int:
         SystemError_: NO_SPACE.
     """
     documents = [_read(out / SUMMARY) for out in outs]
-    machine = documents[0]["machine"]
-    if any(d["machine"]["cpu"] != machine["cpu"] for d in documents):
+    try:
+        machines = {d["machine"]["cpu"] for d in documents}
+        runs = [Run(figures_of(d), d["machine"], d["date"], d["command"]) for d in documents]
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise RequestError(
+            "INVALID_REQUEST", f"a summary is not whole: {exc!r}", where=", ".join(map(str, outs))
+        ) from exc
+    if len(machines) > 1:
         raise RequestError(
             "INVALID_REQUEST", "these runs were made on different machines", where=str(target)
         )
-    runs = [Run(figures_of(d), d["machine"], d["date"], d["command"]) for d in documents]
     with disk(target):
         return ResultFile(target, BENCHMARK).write_runs(runs)
 
@@ -237,14 +242,15 @@ def _read(path: Path) -> Document:
         raise RequestError(
             "INVALID_REQUEST", f"no summary of `blockflow bench`: {exc}", where=str(path)
         ) from exc
-    if found.get("format") != FORMAT:
+    version = found.get("format") if isinstance(found, dict) else None
+    if version != FORMAT:
         raise RequestError(
             "INVALID_REQUEST",
-            f"the summary has format {found.get('format')}, not {FORMAT}",
+            f"the summary has format {version}, not {FORMAT}",
             where=str(path),
             hint="run it again",
         )
-    if not (found["results"] or found["validation"]):
+    if not (found.get("results") or found.get("validation")):
         raise RequestError("INVALID_REQUEST", "nothing was measured in this call", where=str(path))
     return found
 

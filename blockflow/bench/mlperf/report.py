@@ -26,7 +26,7 @@ FULL_NOTE = (
     "number of samples per query: see what was asked. Not an MLPerf result."
 )
 OFFICIAL_NOTE = (
-    "Durations, query counts, percentiles and bounds of the rules, a run per scenario. Not "
+    "Durations, query counts, percentiles and bounds of the rules. Not "
     "reviewed by MLCommons: not an MLPerf result."
 )
 
