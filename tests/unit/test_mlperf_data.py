@@ -262,8 +262,12 @@ def test_the_accuracy_script_says_what_is_wrong(
     assert accuracy_main([str(tmp_path)]) == 2
     assert "no accuracy run with labels" in capsys.readouterr().err
     (tmp_path / ACCURACY_LOG).write_text("[]")
-    for told in ("{}", "[1]", '{"rows": {"a": "x"}, "truths": {}}', '{"rows": {}, "truths": [1]}'):
-        (tmp_path / TRUTH).write_text(told)
+    broken: list[Any] = [{}, [1], {"rows": {"a": "x"}, "truths": {}}, {"rows": {}, "truths": [1]}]
+    for labels, dtype in (([], "float32"), ([0, 1], "float32"), (["x"], "float32"), ([0], "wide")):
+        truth = {"labels": labels, "dtype": dtype}
+        broken.append({"rows": {"a": 1}, "truths": {"a": truth}})
+    for told in broken:
+        (tmp_path / TRUTH).write_text(json.dumps(told))
         assert accuracy_main([str(tmp_path)]) == 2
         assert "no accuracy run with labels" in capsys.readouterr().err
     with pytest.raises(SystemExit):

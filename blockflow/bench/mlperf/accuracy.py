@@ -158,13 +158,22 @@ def measure(folder: Path) -> list[Accuracy]:
         told = json.loads((folder / LABELS).read_text(encoding="utf-8"))
         text = (folder / ACCURACY_LOG).read_text(encoding="utf-8")
         library = Library.once(told["rows"])
-        truths = {task: Truth(**t) for task, t in told["truths"].items() if t["labels"]}
+        truths = {t: _truth(x, told["rows"][t]) for t, x in told["truths"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RequestError(
-            "INVALID_REQUEST", f"no accuracy run with labels: {exc}", where=str(folder)
+            "INVALID_REQUEST", f"no accuracy run with labels: {exc!r}", where=str(folder)
         ) from exc
     answers = read_answers(text, library)
     return [classify(task, answers[task], truth) for task, truth in truths.items()]
+
+
+def _truth(told: Mapping[str, Any], rows: int) -> Truth:
+    """As :func:`save_truth` has left it; ValueError, KeyError or TypeError for anything else."""
+    labels, dtype = told["labels"], told["dtype"]
+    if not labels or len(labels) != rows or not all(isinstance(n, int) for n in labels):
+        raise ValueError(f"{rows} rows without a label each")
+    decode(b"", dtype)  # TypeError for a name that is no dtype's
+    return Truth(labels, dtype)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

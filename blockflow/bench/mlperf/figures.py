@@ -223,7 +223,7 @@ def gather(outs: Sequence[Path], target: Path) -> int:
     try:
         machines = {d["machine"]["cpu"] for d in documents}
         runs = [Run(figures_of(d), d["machine"], d["date"], d["command"]) for d in documents]
-    except (KeyError, TypeError, AttributeError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise RequestError(
             "INVALID_REQUEST", f"a summary is not whole: {exc!r}", where=", ".join(map(str, outs))
         ) from exc
