@@ -60,7 +60,7 @@ def test_summaries_become_figures_and_tables(tmp_path: Path) -> None:
         ("UNDECIDED", ""),
     ]
     assert block_grid(found).rows[0] == (
-        *("single-stream, short", "trunk", "0.100", "0.200", "0.300", "1.40"),
+        *("single-stream, short, p99 <= 15 ms", "trunk", "0.100", "0.200", "0.300", "1.40"),
         *("3.50", "700"),
     )
 
@@ -76,9 +76,43 @@ def test_runs_of_one_scenario_are_told_apart(tmp_path: Path) -> None:
     ]
     gather(outs, tmp_path / "mlperf.jsonl")
     assert [(row[0], row[6]) for row in block_grid(figures(tmp_path)).rows] == [
-        ("server, short", "1.50"),
-        ("server, official", "4.50"),
+        ("server, short, p99 <= 15 ms", "1.50"),
+        ("server, official, p99 <= 15 ms", "4.50"),
     ]
+
+
+def test_calls_that_differ_in_their_bounds_alone_keep_their_own_batches(tmp_path: Path) -> None:
+    bounds = {15.0: 1.5, 50.0: 4.5}
+    outs = [
+        write(
+            tmp_path / str(bound),
+            document(
+                results=[
+                    result(
+                        "server",
+                        tasks=[target("a", bound, 3.0), target("b", bound, 4.0)],
+                        batches=[
+                            {"block": "trunk", "batches": 9, "rows": 9, "looks": [], "mean": m}
+                        ],
+                    )
+                ]
+            ),
+        )
+        for bound, m in bounds.items()
+    ]
+    gather(outs, tmp_path / "mlperf.jsonl")
+    assert [(row[0], row[6]) for row in block_grid(figures(tmp_path)).rows] == [
+        ("server, short, p99 <= 15 ms", "1.50"),
+        ("server, short, p99 <= 50 ms", "4.50"),
+    ]
+
+
+def test_each_of_several_bounds_is_named_once(tmp_path: Path) -> None:
+    bounds = {"a": 10.0, "b": 10.0, "c": 50.0, "d": None}
+    run = result("server", tasks=[target(name, bound, 3.0) for name, bound in bounds.items()])
+    gather([write(tmp_path / "one", document(results=[run]))], tmp_path / "mlperf.jsonl")
+    (row,) = block_grid(figures(tmp_path)).rows
+    assert row[0] == "server, short, p99 <= 10 ms, p99 <= 50 ms"
 
 
 def test_tables_without_figures_are_empty() -> None:

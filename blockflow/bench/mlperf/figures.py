@@ -93,10 +93,9 @@ def _run(r: Mapping[str, Any], tasks: str) -> Figure:
         r["samples"]["issued"],
         latency.get("99.00"),
         labels={
-            "tasks": tasks,
+            **_which(r, tasks),
             "metric": name,
             "verdict": r["verdict"],
-            "kind": r["kind"],
             "percentile": 100 * target["percentile"],
             "bound_ms": target["bound_ms"],
             "seen_ms": target["seen_ms"],
@@ -171,13 +170,28 @@ def _blocks(r: Mapping[str, Any], tasks: str) -> list[Figure]:
 
 def _which(r: Mapping[str, Any], tasks: str) -> dict[str, str]:
     """What tells a run from others of the same file."""
-    return {"scenario": r["scenario"], "tasks": tasks, "kind": r["kind"]}
+    return {"scenario": r["scenario"], "tasks": tasks, "kind": r["kind"], "asked": _asked(r)}
+
+
+def _asked(r: Mapping[str, Any]) -> str:
+    """The bounds that a run had to keep, each once: ``p99 <= 50 ms``; '' without any."""
+    bounds = dict.fromkeys(
+        bound_text(100 * t["percentile"], t["bound_ms"])
+        for t in r["tasks"]
+        if t["bound_ms"] is not None
+    )
+    return ", ".join(bounds)
+
+
+def bound_text(percentile: float, bound_ms: float) -> str:
+    """``p99 <= 50 ms``."""
+    return f"p{percentile:g} <= {bound_ms:g} ms"
 
 
 def run_of(f: Figure) -> tuple[object, ...]:
     """Which run of a file a figure is of."""
     scenario = f.mode if f.name == RUN else f.labels["scenario"]
-    return scenario, f.labels.get("tasks"), f.labels.get("kind")
+    return (scenario, *(f.labels.get(k) for k in ("tasks", "kind", "asked")))
 
 
 def _batches(r: Mapping[str, Any], tasks: str) -> list[Figure]:

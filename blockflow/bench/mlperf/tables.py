@@ -6,13 +6,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blockflow.bench.grid import Grid, digits, ms, with_bounds
-from blockflow.bench.mlperf.figures import ACCURACY, BATCH, BLOCK, RUN, TARGET, VALIDATION, run_of
+from blockflow.bench.mlperf.figures import (
+    ACCURACY,
+    BATCH,
+    BLOCK,
+    RUN,
+    TARGET,
+    VALIDATION,
+    bound_text,
+    run_of,
+)
 from blockflow.bench.mlperf.pictures import PARTS
 from blockflow.bench.results import Figure
 
 
 def label_of(f: Figure) -> str:
-    """The run that a figure is of, for a reader: ``server, official``."""
+    """The run that a figure is of, for a reader: ``server, official, p99 <= 50 ms``."""
+    return ", ".join(filter(None, (_unbound(f), f.labels.get("asked"))))
+
+
+def _unbound(f: Figure) -> str:
+    """The same where the bounds have columns of their own."""
     scenario = f.mode if f.name == RUN else f.labels["scenario"]
     return ", ".join(filter(None, (scenario, f.labels.get("kind"))))
 
@@ -22,7 +36,7 @@ def run_grid(figures: Sequence[Figure]) -> Grid:
     rows = []
     for f in (f for f in figures if f.name == RUN):
         bound, seen = f.labels["bound_ms"], f.labels["seen_ms"]
-        asked = "" if bound is None else f"p{f.labels['percentile']:g} <= {bound:g} ms"
+        asked = "" if bound is None else bound_text(f.labels["percentile"], bound)
         if asked and seen is not None:
             asked += f": {ms(seen)}"
         if asked and f.labels.get("of"):
@@ -59,7 +73,7 @@ def target_grid(figures: Sequence[Figure]) -> Grid:
     """A row per run and task: its own bound, and what was seen of it."""
     rows = [
         (
-            label_of(f),
+            _unbound(f),
             f.mode,
             f.labels["verdict"] + _broken(f),
             f"{f.labels['percentile']:g}",
