@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blockflow.bench.grid import BREAK, Grid, digits, ms, with_bounds
-from blockflow.bench.results import Figure, interval_figure, latency_figure
+from blockflow.bench.results import LESS_IS_BETTER, Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import (
     Interval,
     difference_interval,
@@ -145,7 +145,8 @@ def latency_figures(found: Samples) -> list[Figure]:
             base = [s.total for s in alone[batch]]
             cost = difference_interval(base, found.inner(way, batch))
             out.append(interval_figure(HOP, way, batch, _scaled(cost, 1 / found.blocks), "ms"))
-            out.append(interval_figure(RATIO, way, batch, ratio_interval(base, totals), "x"))
+            ratio = ratio_interval(base, totals)
+            out.append(interval_figure(RATIO, way, batch, ratio, "x", LESS_IS_BETTER))
             out.append(latency_figure(EDGE, way, batch, [s.edge for s in samples]))
     for batch in alone:
         less = _times_less(found, batch)

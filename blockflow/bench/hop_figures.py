@@ -12,7 +12,7 @@ from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, MIDDLES, SHORT, WARM, WAYS, HopSample
 from blockflow.bench.grid import BREAK, Grid, bounds, ms, size_text, with_bounds
 from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, copies_text
-from blockflow.bench.results import Figure, interval_figure, latency_figure
+from blockflow.bench.results import LESS_IS_BETTER, Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import (
     Verdict,
     difference_interval,
@@ -110,7 +110,7 @@ def _to_bare(tracks: Tracks, key: Key, noise: float) -> list[Figure]:
     if bare not in tracks:
         return []
     found = ratio_interval(*_paired(tracks, bare, key))
-    labels: dict[str, object] = {"bytes": key.size, "condition": key.condition}
+    labels: dict[str, object] = {"bytes": key.size, "condition": key.condition, **LESS_IS_BETTER}
     if key.way == HANDLES.name and key.condition == WARM:
         verdict = judge(found, AIM_TO_BARE, noise)
         labels |= {"goal": AIM_TO_BARE, "verdict": str(verdict), "noise": noise}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockflow.bench.results import Figure, interval_figure, latency_figure
+from blockflow.bench.results import LESS_IS_BETTER, Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import percentile, ratio_interval
 from blockflow.bench.turns import balanced
 from blockflow.client import Client, Result
@@ -156,7 +156,7 @@ def figures(times: Times) -> list[Figure]:
             ratio = ratio_interval(
                 [percentile(b, 50) for b, _ in pairs], [percentile(o, 50) for _, o in pairs]
             )
-            out.append(interval_figure(RATIO, name, None, ratio, "x", labels))
+            out.append(interval_figure(RATIO, name, None, ratio, "x", labels | LESS_IS_BETTER))
     return out
 
 

@@ -11,7 +11,13 @@ from blockflow.bench.calibration import NAME as CALIBRATION
 from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.grid import BREAK, Grid, bounds, digits, ms, size_text, with_bounds
 from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, copies_text
-from blockflow.bench.results import Figure, interval_figure, latency_figure
+from blockflow.bench.results import (
+    LESS_IS_BETTER,
+    MORE_IS_BETTER,
+    Figure,
+    interval_figure,
+    latency_figure,
+)
 from blockflow.bench.statistics import (
     judge,
     median_interval,
@@ -158,24 +164,25 @@ class Series:
             if tags.get("precision") == "bf16" and way == TENSORMQ and rows == 1:
                 goal = _LOW_PRECISION_AIM
             labels |= {"goal": goal, "verdict": str(judge(found, goal, self.noise))}
-        labels["noise"] = self.noise
+        labels |= {"noise": self.noise, **LESS_IS_BETTER}
         out.append(interval_figure(RATIO, way, rows, found, "x", labels))
         if way in (AGAIN, APART):
             return out
+        less_tags, more_tags = {**tags, **LESS_IS_BETTER}, {**tags, **MORE_IS_BETTER}
         if APART in self.latency and way in (TENSORMQ, ZEROMQ):
             alike = ratio_interval([s.total for s in self.runs(APART)], [s.total for s in runs])
-            out.append(interval_figure(TO_APART, way, rows, alike, "x", tags))
+            out.append(interval_figure(TO_APART, way, rows, alike, "x", less_tags))
         if way == ZEROMQ and TENSORMQ in self.latency:
             hops = [s.hop_overhead for s in self.runs(TENSORMQ)]
             less = ratio_interval(hops, [s.hop_overhead for s in runs])
-            out.append(interval_figure(LESS, way, rows, less, "x", tags))
+            out.append(interval_figure(LESS, way, rows, less, "x", more_tags))
         base = [s.compute for s in self.runs(IN_PROCESS)]
         compute = ratio_interval(base, [s.compute for s in runs])
         share = median_interval([s.accounted for s in runs])
         return [
             *out,
             latency_figure(HOP, way, rows, [s.hop_overhead for s in runs], tags),
-            interval_figure(COMPUTE_RATIO, way, rows, compute, "x", tags),
+            interval_figure(COMPUTE_RATIO, way, rows, compute, "x", less_tags),
             interval_figure(ACCOUNTED, way, rows, share, "x", tags),
         ]
 

@@ -26,6 +26,12 @@ from blockflow.repository.machine import cpu_model, version_of
 PARTIAL = "partial"
 """Label of what was measured before a run broke off."""
 
+BETTER = "better"
+"""Label of a figure whose unit does not say which way is better."""
+
+LESS_IS_BETTER = {BETTER: "less"}
+MORE_IS_BETTER = {BETTER: "more"}
+
 VERSIONED = ("torch", "numpy", "pyzmq", "msgpack", "onnxruntime", "openvino")
 """Packages whose version may move a figure."""
 

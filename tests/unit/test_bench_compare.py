@@ -33,7 +33,7 @@ from blockflow.bench.doc_tables import TABLES
 from blockflow.bench.docs import Stored, render
 from blockflow.bench.pipeline_figures import AGAIN, APART, IN_PROCESS, Sample, Series
 from blockflow.bench.pipeline_ways import WAYS
-from blockflow.bench.results import Figure, ResultFile
+from blockflow.bench.results import LESS_IS_BETTER, MORE_IS_BETTER, Figure, ResultFile
 from blockflow.bench.worker_start import start_figures
 from blockflow.core.errors import BlockFlowError, make_error
 
@@ -186,10 +186,47 @@ def test_a_metric_is_told_by_its_labels_but_not_by_what_is_judged() -> None:
     assert Metric.of(figure("throughput", "1/s")).more_is_better
     # Whatever is counted per second: more of it is no slowing down.
     assert Metric.of(figure("saturation", "rows/s")).more_is_better
-    assert not Metric.of(figure("hop", "s")).more_is_better
+    assert Metric.of(figure("hop", "s")).more_is_better is False
+    # A ratio says nothing by itself: its goal does, or whoever has measured it.
+    assert Metric.of(figure("share", "x", verdict="met", goal=1.1)).more_is_better is False
+    assert Metric.of(figure("share", "x")).more_is_better is None
+    told = {more: Metric.of(figure("share", "x", **label)) for more, label in _DIRECTIONS.items()}
+    assert {more: metric.more_is_better for more, metric in told.items()} == {
+        True: True,
+        False: False,
+    }
+    assert {metric.text for metric in told.values()} == {"share, way, 1 row"}
     not_run = Figure("not run", "x", None, None, None, 0.0, "1", 0)
     fixed = Figure("fixed work", "begin", None, 1.0, None, 1.0, "ms", 1)
     assert values_of([not_run, fixed]) == {}
+
+
+_DIRECTIONS = {True: MORE_IS_BETTER, False: LESS_IS_BETTER}
+
+
+def test_a_ratio_is_judged_in_its_own_direction() -> None:
+    grown = {Arm.BASE: 2.0, Arm.TREE: 3.0}
+    for label, change in ((MORE_IS_BETTER, "better"), (LESS_IS_BETTER, "worse"), ({}, "different")):
+        metric = Metric.of(figure("ratio", "x", **label))
+        (found,) = compare_arms(visits(8, lambda arm, _i, m=metric: {m: grown[arm]}))
+        assert found.change.word(metric.unit) == change
+        (found,) = compare_arms(visits(8, lambda _arm, _i, m=metric: {m: 2.0}))
+        assert found.change is Change.NOISE
+
+
+def test_the_direction_may_be_told_by_one_revision_alone() -> None:
+    silent, told = (Metric.of(figure("ratio", "x", **label)) for label in ({}, MORE_IS_BETTER))
+    for base, tree in ((silent, told), (told, silent)):
+        arms = {Arm.BASE: {base: 2.0}, Arm.TREE: {tree: 3.0}}
+        (found,) = compare_arms(visits(8, lambda arm, _i, arms=arms: arms[arm]))
+        assert found.change is Change.FASTER
+    # Whoever changed the direction knows why.
+    arms = {
+        Arm.BASE: {Metric.of(figure("ratio", "x", **LESS_IS_BETTER)): 2.0},
+        Arm.TREE: {told: 3.0},
+    }
+    (found,) = compare_arms(visits(8, lambda arm, _i: arms[arm]))
+    assert found.change is Change.FASTER
 
 
 def test_a_rate_is_compared_as_one_whatever_its_unit() -> None:
@@ -229,7 +266,7 @@ def test_the_report_shows_ratio_noise_and_verdict() -> None:
     assert table.rows[1][-1] == "smaller"
     assert table.rows[2] == ("throughput, x", "-", "1.00", "-", "", "", "-")
     lines = remarks(found, Steadiness(1.0, 1.0, 0.1))
-    assert lines[0] == "1 faster, 0 slower, 1 within noise, 1 not compared"
+    assert lines[0] == "1 faster, 0 slower, 0 different, 1 within noise, 1 not compared"
     assert lines[1] == "not in the base, nothing to compare with: throughput, x"
     assert [f.labels["verdict"] for f in made] == ["within noise", "faster", "none"]
     assert [Figure.from_dict(f.to_dict()) for f in made] == made
@@ -255,7 +292,7 @@ def test_documents_show_what_a_stored_comparison_says(tmp_path: Path) -> None:
     lines = ["<!-- if: compare -->", *body, "<!-- end -->"]
     page = render("\n".join(lines), {"compare": stored}, frozenset())
     assert (
-        "| working tree (bbb) | HEAD~1 (aaa) | 1 row, exported | 1 | 0 | 1 | 1 "
+        "| working tree (bbb) | HEAD~1 (aaa) | 1 row, exported | 1 | 0 | 0 | 1 | 1 "
         "| partial result, ended early after 13 of 16 visits: a / b many more words [...] |"
     ) in page
     row = "| worker USS, tensormq | 50.0 MiB | 40.0 | 0.800 (0.800-0.800) | 0.0% | 6 | smaller |"
@@ -289,6 +326,11 @@ def test_the_default_choice_finds_what_the_benchmark_really_writes(source: str) 
         found = [Figure.from_dict(line) for line in ResultFile(STORED, "bench").read()]
     texts = [m.text for m in chosen(values_of(found), re.compile(ONLY))]
     assert {", ".join(text.split(", ")[:2]) for text in texts} == CHOSEN
+
+
+def test_whatever_is_compared_by_default_is_better_when_it_is_less() -> None:
+    metrics = chosen(values_of(emitted()), re.compile(ONLY))
+    assert {m.more_is_better for m in metrics} == {False}
 
 
 def refused(base: Mapping[Metric, float], tree: Mapping[Metric, float], only: str) -> str:

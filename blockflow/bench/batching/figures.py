@@ -15,7 +15,7 @@ from blockflow.bench.batching.plan import (
     ZEROBATCH,
 )
 from blockflow.bench.batching.traffic import Cell
-from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.results import LESS_IS_BETTER, MORE_IS_BETTER, Figure, interval_figure
 from blockflow.bench.statistics import (
     LEVEL,
     Interval,
@@ -41,6 +41,10 @@ CANDIDATE = "delay tried"
 SERVED = "served to profiled"
 DISTURBED = "disturbed visits"
 SATURATED_RATIO = "saturated ratio"
+_MORE_IS_BETTER = frozenset(
+    {RATE_RATIO, PEAK_RATIO, OF_BOUND, PEAK_OF_BOUND, CLOSED_RATIO, SATURATED_RATIO}
+)
+"""Among the ratios."""
 MEMORY, MEMORY_RATIO = "memory", "PSS, of the full models'"
 ALONE_RATIO = "time alone to none"
 SIMULATED_TAIL, SIMULATED_OVER = "simulated p99", "simulated over the bound"
@@ -126,7 +130,7 @@ def time_figures(arm: str, cells: Sequence[Cell], labels: Labels) -> list[Figure
             queries,
             low=over.low,
             high=over.high,
-            labels={**more, "visits": over.n},
+            labels={**more, "visits": over.n, **LESS_IS_BETTER},
         ),
     ]
     if times:
@@ -281,6 +285,7 @@ def ratio_figure(
     Nor is it where something else makes the ratio not ``sure``.
     """
     more: dict[str, Any] = {**labels, "base": base}
+    more |= MORE_IS_BETTER if name in _MORE_IS_BETTER else LESS_IS_BETTER
     told = (paper or {}).get((name, str(labels.get("load", "")), base))
     if told is not None:
         more["paper"] = round(1 + told, 4)

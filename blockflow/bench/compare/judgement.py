@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from blockflow.bench.results import Figure
+from blockflow.bench.results import BETTER, MORE_IS_BETTER, Figure
 from blockflow.bench.statistics import (
     MIN_PAIRS,
     Interval,
@@ -23,10 +23,12 @@ from blockflow.bench.statistics import (
 )
 
 _TIMES = frozenset({"ms", "us", "s"})
-_PER_SECOND = "/s"
-"""End of the unit of a rate: requests (``1/s``), rows, bytes."""
-
 _SIZES = frozenset({"B", "KiB", "MiB", "GiB", "MB"})
+
+
+def _rate(unit: str) -> bool:
+    """Of requests (``1/s``), rows, bytes."""
+    return unit.endswith("/s")
 
 
 class Arm(enum.StrEnum):
@@ -37,17 +39,25 @@ class Arm(enum.StrEnum):
 
 
 class Change(enum.StrEnum):
-    """What became of a metric from the base to the tree. Less memory counts as faster."""
+    """What became of a metric from the base to the tree. Less memory counts as faster.
+
+    DIFFERENT is said of a metric of which nobody has said which way is better.
+    """
 
     FASTER = "faster"
     SLOWER = "slower"
+    DIFFERENT = "different"
     NOISE = "within noise"
 
     def word(self, unit: str) -> str:
         """For a person."""
-        if unit in _SIZES and self is not Change.NOISE:
-            return "smaller" if self is Change.FASTER else "larger"
-        return str(self)
+        words = _SIZE_WORDS if unit in _SIZES else {} if unit in _TIMES or _rate(unit) else _WORDS
+        return words.get(self, str(self))
+
+
+_SIZE_WORDS: Mapping[Change, str] = {Change.FASTER: "smaller", Change.SLOWER: "larger"}
+_WORDS: Mapping[Change, str] = {Change.FASTER: "better", Change.SLOWER: "worse"}
+"""Of what is neither a time nor a rate nor a size: ratios, shares, energy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +67,38 @@ class Metric:
     Attributes:
         text: name, mode, batch and labels, as tables show it.
         unit: of the number.
-        more_is_better: a rate rather than a time.
+        more_is_better: a rate rather than a time; None where neither the figure nor its unit says
+            so. Not part of what tells metrics apart: an older revision may not say it.
     """
 
     text: str
     unit: str
-    more_is_better: bool
+    more_is_better: bool | None = field(compare=False)
 
     @classmethod
     def of(cls, figure: Figure) -> Metric:
-        more = figure.unit.endswith(_PER_SECOND) or bool(figure.labels.get("at_least"))
         parts = [figure.name, figure.mode]
         if figure.batch is not None:
             parts.append(f"{figure.batch} row{'s' * (figure.batch != 1)}")
         # Goals and verdicts are about the figure; what is text or a whole number tells which it is.
         about = {k: v for k, v in figure.labels.items() if k not in _ABOUT}
         parts += [str(v) for v in about.values() if isinstance(v, str | int)]
-        return cls(", ".join(parts), figure.unit, more)
+        return cls(", ".join(parts), figure.unit, _more_is_better(figure))
 
 
-_ABOUT = frozenset({"goal", "at_least", "verdict", "noise", "reason"})
+_ABOUT = frozenset({"goal", "at_least", "verdict", "noise", "reason", BETTER})
+
+
+def _more_is_better(figure: Figure) -> bool | None:
+    """As the figure says, else as its goal says, else as its unit says."""
+    labels = figure.labels
+    if BETTER in labels:
+        return labels[BETTER] == MORE_IS_BETTER[BETTER]
+    if "goal" in labels or "at_least" in labels:
+        return bool(labels.get("at_least"))
+    if _rate(figure.unit):
+        return True
+    return False if figure.unit in _TIMES or figure.unit in _SIZES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +155,15 @@ def compare_arms(visits: Sequence[Visit]) -> list[Comparison]:
     rounds = [
         {v.arm: v for v in visits[i : i + 2]} for i in range(0, len(visits) - len(visits) % 2, 2)
     ]
-    metrics = dict.fromkeys(m for pair in rounds for v in pair.values() for m in v.values)
-    return [_compare(metric, rounds) for metric in metrics]
+    seen = [m for pair in rounds for arm in Arm for m in (pair[arm].values if arm in pair else ())]
+    metrics = dict.fromkeys(seen)
+    return [_compare(_directed(metric, seen), rounds) for metric in metrics]
+
+
+def _directed(metric: Metric, seen: Sequence[Metric]) -> Metric:
+    """With the direction that either revision tells, the tree's before the base's."""
+    told = [m.more_is_better for m in seen if m == metric and m.more_is_better is not None]
+    return replace(metric, more_is_better=told[-1]) if told else metric
 
 
 def _compare(metric: Metric, rounds: Sequence[Mapping[Arm, Visit]]) -> Comparison:
@@ -168,7 +197,9 @@ def _compare(metric: Metric, rounds: Sequence[Mapping[Arm, Visit]]) -> Compariso
     change = Change.NOISE
     # An interval that only touches 1 would meet a goal; it is no change.
     if not ratio.low <= 1 <= ratio.high:
-        change = _CHANGES[judge(ratio, 1.0, noise, at_least=metric.more_is_better)]
+        change = _CHANGES[judge(ratio, 1.0, noise, at_least=bool(metric.more_is_better))]
+        if metric.more_is_better is None and change is not Change.NOISE:
+            change = Change.DIFFERENT
     return Comparison(metric, middle_base, middle_tree, ratio, noise, change, cut)
 
 
@@ -192,7 +223,7 @@ def _self_noise(metric: Metric, kept: Sequence[Mapping[Arm, Visit]], cut: int) -
 
 def _machine_noise(metric: Metric, kept: Sequence[Mapping[Arm, Visit]]) -> float:
     """How far the arms' fixed work was apart: it is the same work. Says nothing of memory."""
-    if metric.unit not in _TIMES and not metric.unit.endswith(_PER_SECOND):
+    if metric.unit not in _TIMES and not _rate(metric.unit):
         return 0.0
     base, tree = ([p[arm].fixed_ms for p in kept] for arm in Arm)
     return noise_of(ratio_interval(base, tree))

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from blockflow.bench.demo.data import TASKS
 from blockflow.bench.demo.measure import IN_FLIGHT, Deployment, Memory
-from blockflow.bench.results import Figure, latency_figure
+from blockflow.bench.results import MORE_IS_BETTER, Figure, latency_figure
 from blockflow.bench.statistics import Interval, judge, percentile
 from blockflow.client.collector import BlockMeans
 
@@ -167,7 +167,10 @@ def figures(deployments: Sequence[Deployment], whole_run_s: float | None = None)
         for name, task in d.tasks.items():
             mode = f"{d.name}/{name}"
             n = len(task.latencies_ms)
-            out.append(Figure("accuracy", mode, 1, None, None, task.accuracy * 100, "%", n))
+            share = task.accuracy * 100
+            out.append(
+                Figure("accuracy", mode, 1, None, None, share, "%", n, labels=MORE_IS_BETTER)
+            )
             out.append(latency_figure("latency", mode, 1, task.latencies_ms))
             out.append(Figure("throughput", mode, 1, None, None, task.per_second, "1/s", n))
         if d.joint is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
-from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.results import MORE_IS_BETTER, Figure, interval_figure
 from blockflow.bench.statistics import median_interval, percentile
 from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, quoted, thesis
@@ -108,6 +108,7 @@ class Distribution:
         for count in self.counts:
             rounds = self.overhead(count)
             labels = {**self._labels, "pdi": self.pdi(count), "noise": rounds.noise}
+            labels |= MORE_IS_BETTER
             ratio = rounds.ratio(TENSORMQ, ZEROMQ)
             figure = interval_figure(LESS, self._name(count), 1, ratio, "x", labels)
             printed = THESIS_LESS.get(self.pdi(count))

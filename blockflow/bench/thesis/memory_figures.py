@@ -9,7 +9,7 @@ from typing import Any
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import BREAK, Grid, bounds, digits, with_bounds
-from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.results import MORE_IS_BETTER, Figure, interval_figure
 from blockflow.bench.statistics import (
     MIN_PAIRS,
     Interval,
@@ -127,7 +127,7 @@ def _row(
             if printed != meant:
                 labels["misprint"] = f"{printed.mb} MB, {printed.saving}%"
         saved = median_interval([saving(m, w) for m, w in zip(mine, whole, strict=True)])
-        yield interval_figure(SAVING, str(fusion), None, saved, "%", labels)
+        yield interval_figure(SAVING, str(fusion), None, saved, "%", labels | MORE_IS_BETTER)
 
 
 def repeated(samples: Sequence[float]) -> float:

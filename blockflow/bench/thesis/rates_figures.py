@@ -10,7 +10,7 @@ from typing import Any
 from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
-from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.results import LESS_IS_BETTER, MORE_IS_BETTER, Figure, interval_figure
 from blockflow.bench.statistics import Interval, median_interval, percentile, ratio_interval
 from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, quoted, thesis
@@ -115,12 +115,13 @@ class Sweep:
         for (arm, multiple), flows in self._flows.items():
             labels = {**self._labels, "times_callers": multiple}
             labels["lambda"] = round(multiple * self._callers, 4)
-            for name, values, unit in (
-                (THROUGHPUT, [f.answered for f in flows], "1/s"),
-                (CARRIED, [f.carried for f in flows], "x"),
-                (REFUSED, [f.refused for f in flows], "x"),
+            for name, values, unit, better in (
+                (THROUGHPUT, [f.answered for f in flows], "1/s", MORE_IS_BETTER),
+                (CARRIED, [f.carried for f in flows], "x", MORE_IS_BETTER),
+                (REFUSED, [f.refused for f in flows], "x", LESS_IS_BETTER),
             ):
-                out.append(interval_figure(name, arm, 1, median_interval(values), unit, labels))
+                found = median_interval(values)
+                out.append(interval_figure(name, arm, 1, found, unit, labels | better))
         return [*out, *self.summary()]
 
     def summary(self) -> list[Figure]:
@@ -137,11 +138,12 @@ class Sweep:
             found = rounds.median(way)
             figure = interval_figure(SATURATED, way, 1, found, "1/s", self._labels)
             out.append(thesis(figure, THESIS_PEAK[way], _SOURCE, "its peak"))
-            figure = interval_figure(OF_LIMIT, way, 1, self.of_limit(way), "x", self._labels)
+            more = {**self._labels, **MORE_IS_BETTER}
+            figure = interval_figure(OF_LIMIT, way, 1, self.of_limit(way), "x", more)
             out.append(thesis(figure, round(THESIS_PEAK[way] / _THESIS_LIMIT, 3), _SOURCE))
             held = self.held(way)
             if held is not None:
-                figure = interval_figure(HELD, way, 1, held, "x", self._labels)
+                figure = interval_figure(HELD, way, 1, held, "x", more)
                 printed = round(_THESIS_HELD, 2) if way == ZEROMQ else None
                 out.append(thesis(figure, printed, _SOURCE, "97 to 125 of 160" if printed else ""))
             kept = self.keeps_up(way)
