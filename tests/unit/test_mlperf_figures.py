@@ -115,6 +115,37 @@ def test_each_of_several_bounds_is_named_once(tmp_path: Path) -> None:
     assert row[0] == "server, short, p99 <= 10 ms, p99 <= 50 ms"
 
 
+def test_other_calls_stay_in_the_file_and_one_that_was_made_again_does_not(tmp_path: Path) -> None:
+    target = tmp_path / "mlperf.jsonl"
+
+    def commands() -> list[tuple[str, str]]:
+        return [(r.command, r.date) for r in ResultFile(target, "mlperf").runs()]
+
+    first, second, again = (
+        document(command=f"blockflow bench --task {task}", date=date)
+        for task, date in (("a", "2026-01-02"), ("b", "2026-01-02"), ("a", "2026-01-03"))
+    )
+    for n, made in enumerate((first, second, again)):
+        gather([write(tmp_path / str(n), made)], target)
+    assert commands() == [
+        ("blockflow bench --task b", "2026-01-02"),
+        ("blockflow bench --task a", "2026-01-03"),
+    ]
+    elsewhere = document(machine={**MACHINE, "cpu": "another"}, command="blockflow bench --task c")
+    gather([write(tmp_path / "elsewhere", elsewhere)], target)
+    assert commands() == [("blockflow bench --task c", "2026-01-02")]
+
+
+@pytest.mark.parametrize("text", ["no JSON\n", '["a list"]\n', '{"name": "alone"}\n'])
+def test_a_file_of_something_else_is_not_written_over(tmp_path: Path, text: str) -> None:
+    target = tmp_path / "mlperf.jsonl"
+    target.write_text(text)
+    with pytest.raises(BlockFlowError) as info:
+        gather([write(tmp_path / "one", document())], target)
+    assert (info.value.code, info.value.where) == ("INVALID_REQUEST", str(target))
+    assert target.read_text() == text
+
+
 def test_tables_without_figures_are_empty() -> None:
     for grid in (run_grid, target_grid, accuracy_grid, validation_grid, block_grid):
         assert not grid([]).rows

@@ -2,7 +2,8 @@
 
     python -m blockflow.bench.mlperf.figures OUT... --results results/mlperf.jsonl
 
-gathers the summaries of one or several calls of ``blockflow bench`` in one result file.
+gathers the summaries of one or several calls of ``blockflow bench`` in one result file, beside
+those of other calls on the same machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from blockflow.bench.mlperf.document import FORMAT
 from blockflow.bench.mlperf.job import disk
 from blockflow.bench.mlperf.pictures import PARTS
 from blockflow.bench.mlperf.report import SUMMARY
-from blockflow.bench.results import Figure, ResultFile, Run
+from blockflow.bench.results import Figure, ResultFile, Run, same_machine
 from blockflow.core.errors import BlockFlowError, RequestError
 
 BENCHMARK = "mlperf"
@@ -228,9 +229,11 @@ def _validation(v: Mapping[str, Any]) -> Figure:
 def gather(outs: Sequence[Path], target: Path) -> int:
     """Write the figures of several calls' folders as one result file; how many there are.
 
+    Other calls on this machine whose figures it holds already stay in it.
+
     Raises:
-        RequestError: INVALID_REQUEST for a folder without a summary, or summaries of several
-            machines.
+        RequestError: INVALID_REQUEST for a folder without a summary, summaries of several
+            machines, or a file of something else.
         SystemError_: NO_SPACE.
     """
     documents = [_read(out / SUMMARY) for out in outs]
@@ -245,8 +248,19 @@ def gather(outs: Sequence[Path], target: Path) -> int:
         raise RequestError(
             "INVALID_REQUEST", "these runs were made on different machines", where=str(target)
         )
+    file = ResultFile(target, BENCHMARK)
+    try:
+        former = file.runs()
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise RequestError(
+            "INVALID_REQUEST", f"this is no file of figures: {exc!r}", where=str(target)
+        ) from exc
+    again = {run.command for run in runs}
+    kept = [
+        r for r in former if r.command not in again and same_machine(r.machine, runs[0].machine)
+    ]
     with disk(target):
-        return ResultFile(target, BENCHMARK).write_runs(runs)
+        return file.write_runs([*kept, *runs])
 
 
 def _read(path: Path) -> Document:
