@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blockflow.bench.grid import digits
 from blockflow.bench.simulation import child, farm
 from blockflow.bench.simulation.example import example_profiles
 from blockflow.bench.simulation.experiment import Cell, Experiment, Runner
@@ -175,7 +177,7 @@ def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: 
         (["--example", "--warmup", "60"], "warm-up"),
         (["--example", "--policy", "none", "--policy", "none"], "named twice"),
         (["--example", "--policy", "topology"], "goes with --topology"),
-        (["--example", "--threads", "2", "--cores", "2"], "were not measured"),
+        (["--example", "--threads", "3", "--cores", "4"], "were not measured"),
         (["--example", "--threads", "2", "--cores", "1"], "2 threads on 1 cores"),
         (["--example", "--lanes", "2", "--apart"], "2 lanes for the one block"),
         (["--example", "--share", "task:weight=0"], "weight"),
@@ -265,3 +267,22 @@ def test_a_child_that_ends_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farm.sys, "executable", "/bin/false")
     with pytest.raises(BlockFlowError, match="ended"):
         farm.run_all(PLAN, 2, lambda cell, outcome: None)
+
+
+def test_the_page_on_batching_shows_what_its_commands_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "batching.md").read_text()
+    section = page.partition("## Threads or lanes?")[2].partition("\n## ")[0]
+    commands = re.findall(r"^\$ blockflow simulate (.+)$", section, re.MULTILINE)
+    columns = [
+        {e["rate"]: e["mean_ms"]["value"] for e in document(capsys, *command.split())["entries"]}
+        for command in commands
+    ]
+    assert len(columns) == 2
+    for rate in columns[0]:
+        cells = (f"{rate:g}", *(digits(column[rate]) for column in columns))
+        assert f"| {' | '.join(cells)} |" in section
+    threads, lanes = columns
+    assert threads[min(threads)] < lanes[min(lanes)]
+    assert threads[max(threads)] > lanes[max(lanes)]

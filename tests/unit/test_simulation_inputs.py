@@ -316,7 +316,10 @@ def test_tasks_of_a_plain_system() -> None:
     assert plain_system(PROFILES, tasks, {}, pair, apart=False).workers[0].lanes == 2
     with pytest.raises(RequestError, match="2 lanes for the one block of worker 'stem'"):
         plain_system(PROFILES, [], {}, pair, apart=True)
-    for threads, says in ((2, "were not measured"), (3, "3 threads on 2 cores")):
-        costs = Costs(2, 0.3, 0.1, 256, 16, threads, 1, 32, 1e4)
+    for cores, threads, says in (
+        (4, 3, "were not measured"),
+        (2, 3, "3 threads on 2 cores"),
+    ):
+        costs = Costs(cores, 0.3, 0.1, 256, 16, threads, 1, 32, 1e4)
         with pytest.raises(RequestError, match=says):
             plain_system(PROFILES, [], {}, costs, apart=False)
