@@ -246,8 +246,13 @@ class DvabatchPolicy(QueueingPolicy):
         total = heads[-1]
         count = max(1, bisect_right(heads, (total + 1) // 2, 0, len(queries) - 1))
         head = heads[count - 1]
-        line = self._costs.line(self._routes(queries), self._length(queries))
-        pays = at(line, total) >= at(line, head) + at(line, total - head)
+        route = self._routes(queries)
+
+        def time(part: Sequence[Query], rows: int) -> int:
+            return at(self._times(route, part).line, rows)
+
+        halves = time(queries[:count], head) + time(queries[count:], total - head)
+        pays = time(queries, total) >= halves
         return count if pays else len(queries)
 
     # --- stretch and new -------------------------------------------------------------------------
@@ -279,17 +284,16 @@ class DvabatchPolicy(QueueingPolicy):
         if stage not in route:
             return
         k = route.index(stage)
-        length = self._length((urgent,))
-        catch_up = self._costs.line(route[:k], length)
-        rest = self._costs.line(route[k:], self._length(aboard))
+        catch_up, rest = self._times(route[:k]), self._times(route[k:], aboard)
+        alone = at(rest.line, rows)
         bound = min([q.deadline_ns for q in aboard])
 
         def admit(total: int, query: Query) -> bool:
             joining = total - rows
             if self._input and active + joining > self._bs_max:
                 return False
-            end = now + at(catch_up, joining) + at(rest, total)
-            if end > bound >= now + at(rest, rows):
+            end = now + at(catch_up.add(query), joining) + at(rest.add(query), total)
+            if end > bound >= now + alone:
                 return False
             return stage in self._route(query)
 
@@ -300,7 +304,7 @@ class DvabatchPolicy(QueueingPolicy):
             if self._lanes - len(busy) > (not part.running):
                 return  # another lane takes them at once
             n = sum(q.rows for q in joining)
-            lines = (catch_up, rest, self._costs.line(route, length))
+            lines = self._join_lines(route, k, aboard, joining)
             if gain(lines, rows, n, self._room.rows(group) - n, self._arrivals.rate(now)) < 0:
                 return
         pair = self._pipeline.enter(entry, avoid=(part.pair,))
@@ -327,11 +331,10 @@ class DvabatchPolicy(QueueingPolicy):
             return None
         urgent = self._room.most_urgent(group)
         route = self._route(urgent)
-        line = self._costs.line(route, self._length((urgent,)))
         limit = min(self._bs_max - active, self._limit(route))
         if active and urgent.rows > limit:
             return None
-        queries = self._room.pick(group, limit, self._in_time(group, now, line, limit))
+        queries = self._room.pick(group, limit, self._in_time(group, now, route, limit))
         if self._operator:
             # Before the first stage nothing has to be split: who should run later goes on waiting.
             while (half := self._half(queries)) < len(queries):
@@ -353,8 +356,11 @@ class DvabatchPolicy(QueueingPolicy):
         due: list[Group] = []
         soonest: int | None = None
         for group in self._room.groups:
+            if self._room.inner(group) or self._room.rows(group) >= self._bs_max:
+                due.append(group)
+                continue
             end = self._room.since(group) + self._window_ns(group)
-            if end <= now or self._room.inner(group) or self._room.rows(group) >= self._bs_max:
+            if end <= now:
                 due.append(group)
             elif soonest is None or end < soonest:
                 soonest = end
@@ -364,7 +370,7 @@ class DvabatchPolicy(QueueingPolicy):
         """The window of a group; by the paper, what stage 1 takes for the largest batch. It ends
         early enough for the most urgent query's deadline."""
         urgent = self._room.most_urgent(group)
-        length = self._length((urgent,))
+        length = self._longest(group)
         if self._window == STAGE1:
             window = at(self._costs.line(self.stages[:1], length), self._bs_max)
         else:

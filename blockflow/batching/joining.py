@@ -39,9 +39,23 @@ class Arrivals:
         return (self._rows - recent[0][1]) / (now - recent[0][0])
 
 
-def gain(
-    lines: tuple[Line, Line, Line], ahead: int, joining: int, behind: int, rate: float
-) -> float:
+class Lines(NamedTuple):
+    """Predicted times by rows, each for the length that its batch is padded to.
+
+    Attributes:
+        catch_up: of the part that newcomers catch up with.
+        alone: of the rest, for those under way.
+        together: of the rest, for all of them.
+        whole: of the whole way.
+    """
+
+    catch_up: Line
+    alone: Line
+    together: Line
+    whole: Line
+
+
+def gain(lines: Lines, ahead: int, joining: int, behind: int, rate: float) -> float:
     """What a join saves in the sum of all rows' times, in ns, by prediction; negative if it costs.
 
     Together, the newcomers catch up while the others rest, and the joint batch runs the rest.
@@ -50,16 +64,17 @@ def gain(
     those cost who wait when the engine is free again (:class:`_Ahead`).
 
     Args:
-        lines: times of the part to catch up with, of the rest, and of the whole way.
+        lines: predicted times.
         ahead: rows under way.
         joining: rows that would join.
         behind: rows that wait besides.
         rate: rows that arrive per nanosecond.
     """
-    catch_up, rest, whole = lines
-    alone = at(rest, ahead)
-    together = at(catch_up, joining) + at(rest, ahead + joining)
-    later = _Ahead.of(whole, (joining + behind + rate * alone, behind + rate * together), rate)
+    alone = at(lines.alone, ahead)
+    together = at(lines.catch_up, joining) + at(lines.together, ahead + joining)
+    later = _Ahead.of(
+        lines.whole, (joining + behind + rate * alone, behind + rate * together), rate
+    )
     here = ahead + joining + behind
     apart = later.cost(here, alone, joining + behind + later.rate * alone)
     return apart - later.cost(here, together, behind + later.rate * together)

@@ -211,34 +211,32 @@ class LbciPolicy(QueueingPolicy):
         if stage not in route:
             return []
         k = route.index(stage)
-        length = self._length((candidate,))
-        catch_up = self._costs.line(route[:k], length)
-        rest = self._costs.line(route[k:], self._length(aboard))
-        done = now - batch.started_ns
+        catch_up, rest = self._times(route[:k]), self._times(route[k:], aboard)
         n_d = sum(q.rows for q in aboard)
+        alone = at(rest.line, n_d)
+        done = now - batch.started_ns
         oldest = now
         bound = min(q.deadline_ns for q in aboard)
 
         def admit(rows: int, query: Query) -> bool:
             nonlocal oldest
             since = min(oldest, query.ready_ns)
-            n_add = rows - n_d
-            add, left = at(catch_up, n_add), at(rest, rows)
-            if (now - since) + done + add + left >= self._t_opt:
+            end = now + at(catch_up.add(query), rows - n_d) + at(rest.add(query), rows)
+            if rows > self._n_opt(route, rest.longest) or end - since + done >= self._t_opt:
                 return False
-            if now + add + left > bound >= now + at(rest, n_d):
+            if end > bound >= now + alone:
                 return False
             if stage not in self._route(query):
                 return False
             oldest = since
             return True
 
-        joining = self._room.pick(batch.group, self._n_opt(route, length), admit, aboard)
+        joining = self._room.pick(batch.group, self._limit(route), admit, aboard)
         batch.may_join = False
         n_add = sum(q.rows for q in joining)
         behind = self._room.rows(batch.group) - n_add
         if self._by_gain and joining:
-            lines = (catch_up, rest, self._costs.line(route, length))
+            lines = self._join_lines(route, k, aboard, joining)
             if gain(lines, n_d, n_add, behind, self._arrivals.rate(now)) < 0:
                 return []
         self._room.serve(batch.group, joining)
@@ -252,14 +250,22 @@ class LbciPolicy(QueueingPolicy):
         if group is None:
             return None
         urgent = self._room.most_urgent(group)
-        route, length = self._route(urgent), self._length((urgent,))
-        limit = max(1, self._n_opt(route, length))
-        full = self._room.rows(group) >= limit
+        route = self._route(urgent)
+        most = self._limit(route)
+        in_time = self._in_time(group, now, route, most)
+        times = self._times(route)
+
+        def admit(rows: int, query: Query) -> bool:
+            times.add(query)
+            if rows > query.rows and rows > self._n_opt(route, times.longest):
+                return False
+            return in_time is None or in_time(rows, query)
+
+        queries = self._room.pick(group, most, admit)
+        n_opt = self._n_opt(route, self._times(route, queries).longest)
         batch = _Batch(group, now)
-        line = self._costs.line(route, length)
-        queries = self._room.pick(group, limit, self._in_time(group, now, line, limit))
+        batch.may_join = self._room.rows(group) < n_opt
         self._room.serve(group, queries)
-        batch.may_join = not full
         self._convoys.join(batch, queries)
         self._batches.append(batch)
         return self._go(batch, group[0])

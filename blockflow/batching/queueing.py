@@ -7,9 +7,9 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoys
-from blockflow.batching.costs import Costs, Line, Route, at, measured
+from blockflow.batching.costs import Costs, PaddedTimes, Route, at, measured
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.joining import Arrivals
+from blockflow.batching.joining import Arrivals, Lines
 from blockflow.batching.options import Ascending
 from blockflow.batching.policy import Policy, Query, Run
 from blockflow.batching.room import Admit, Group, WaitingRoom
@@ -205,22 +205,44 @@ class QueueingPolicy(Policy):
         """Most rows that every stage of ``route`` takes at once."""
         return min(self._max_rows[s] for s in route if s in self._max_rows)
 
-    def _length(self, queries: Sequence[Query]) -> int | None:
-        """The longest of ``queries``, which wait at one stage; None for fixed dims."""
-        first = queries[0]
-        if not self.facts[first.stage].length_dims:
-            return None
-        found = (self.facts[q.stage].length(q.shape) for q in queries)
+    def _length_of(self, query: Query) -> int | None:
+        """The length of ``query``; None for fixed dims."""
+        return self.facts[query.stage].length(query.shape)
+
+    def _longest(self, group: Group) -> int | None:
+        """The longest of those that wait in ``group``; None for fixed dims."""
+        length = self.facts[group[0]].length
+        if not self._classes:
+            return length(group[1])  # that of all of them
+        found = map(length, self._room.shapes(group))
         return max((n for n in found if n is not None), default=None)
 
-    def _in_time(self, group: Group, now: int, line: Line, limit: int) -> Admit | None:
+    def _times(self, route: Route, aboard: Iterable[Query] = ()) -> PaddedTimes:
+        """Of a batch with ``aboard`` on ``route``, to which more queries may be added."""
+        return PaddedTimes(self._costs, route, self._length_of, aboard)
+
+    def _join_lines(
+        self, route: Route, k: int, aboard: Sequence[Query], joining: Sequence[Query]
+    ) -> Lines:
+        """What decides whether it pays that ``joining`` catch up with ``aboard``, who have done the
+        first ``k`` stages of ``route``."""
+        rest = self._times(route[k:], aboard)
+        alone = rest.line
+        for query in joining:
+            rest.add(query)
+        catch_up, whole = self._times(route[:k], joining), self._times(route, joining)
+        return Lines(catch_up.line, alone, rest.line, whole.line)
+
+    def _in_time(self, group: Group, now: int, route: Route, limit: int) -> Admit | None:
         """:func:`in_time` for a new batch of ``group``; None when no deadline is near."""
+        length = self.facts[group[0]].length(group[1])  # no query of the class is longer
+        line = self._costs.line(route, length)
         if self._room.most_urgent(group).deadline_ns >= now + at(line, limit):
             return None
-        return in_time(now, line)
+        return in_time(now, self._times(route))
 
 
-def in_time(now: int, line: Line) -> Admit:
+def in_time(now: int, times: PaddedTimes) -> Admit:
     """Admit queries while nobody misses a deadline because of them.
 
     A query that the batch would reach in time at the size that it has stays in time: the batch
@@ -228,13 +250,13 @@ def in_time(now: int, line: Line) -> Admit:
 
     Args:
         now: when the batch starts.
-        line: its time by rows, to the end of what is predicted.
+        times: of the batch, to the end of what is predicted.
     """
     bound: int | None = None
 
     def admit(rows: int, query: Query) -> bool:
         nonlocal bound
-        end = now + at(line, rows)
+        end = now + at(times.add(query), rows)
         if bound is not None and end > bound:
             return False
         if end <= query.deadline_ns and (bound is None or query.deadline_ns < bound):

@@ -84,6 +84,10 @@ class WaitingRoom:
         """When the group's oldest query began to wait."""
         return next(iter(self._groups[group].ready.values()))
 
+    def shapes(self, group: Group) -> set[tuple[int, ...]]:
+        """The shapes of those that wait in a group."""
+        return {entry[3].shape for lane in self._groups[group].lanes.values() for entry in lane}
+
     def most_urgent(self, group: Group) -> Query:
         """The group's query with the earliest deadline."""
         return min(lane[0] for lane in self._groups[group].lanes.values())[3]

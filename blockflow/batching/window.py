@@ -13,7 +13,7 @@ from blockflow.batching.convoy import Convoy
 from blockflow.batching.costs import at
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.options import Integer, Kind, Number, option_problems
-from blockflow.batching.policy import Decision, Query, Run, WaitUntil
+from blockflow.batching.policy import Decision, Run, WaitUntil
 from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, latest_start
 from blockflow.batching.room import Admit, Group
 from blockflow.batching.shares import TaskShare
@@ -140,19 +140,19 @@ class WindowPolicy(QueueingPolicy):
             return since
         urgent = room.most_urgent(group)
         # Before anything is known of the work, half of the time is left for it.
-        work = round(_MARGIN * self._predicted(urgent, rows)) or (urgent.deadline_ns - since) // 2
+        work = round(_MARGIN * self._predicted(group, rows)) or (urgent.deadline_ns - since) // 2
         return min(since + self._delay, latest_start(since, urgent.deadline_ns, work))
 
-    def _predicted(self, query: Query, rows: int) -> int:
-        route = self._route(query)
+    def _predicted(self, group: Group, rows: int) -> int:
+        """What the way of the most urgent takes, in a batch with all that wait in ``group``."""
+        route = self._route(self._room.most_urgent(group))
         if self._costs.known:
-            return at(self._costs.line(route, self._length((query,))), rows)
+            return at(self._costs.line(route, self._longest(group)), rows)
         return sum(self._spent.get(s, 0) for s in route)
 
     def _admit(self, group: Group, now: int) -> Admit | None:
         """With a profile: who would make others late stays for the next batch."""
         if not self._costs.known:
             return None
-        urgent = self._room.most_urgent(group)
-        line = self._costs.line(self._route(urgent), self._length((urgent,)))
-        return self._in_time(group, now, line, self._max_rows[group[0]])
+        route = self._route(self._room.most_urgent(group))
+        return self._in_time(group, now, route, self._max_rows[group[0]])

@@ -12,7 +12,7 @@ from policy_rig import MS, profile
 
 from blockflow.batching.costs import Costs, FittedCosts, at, measured
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.joining import Arrivals, gain
+from blockflow.batching.joining import Arrivals, Lines, gain
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
 from blockflow.core.profile import Point, StageProfile
@@ -67,7 +67,7 @@ def test_lengths_count() -> None:
 
 def test_what_joining_is_worth() -> None:
     def worth(costs: Costs, behind: int) -> float:
-        lines = (costs.line((1,)), costs.line((2,)), costs.line((1, 2)))
+        lines = Lines(costs.line((1,)), costs.line((2,)), costs.line((2,)), costs.line((1, 2)))
         return gain(lines, 1, 1, behind, 0.0) / MS
 
     flat = Costs({1: FLAT, 2: FLAT}, 16)
@@ -111,7 +111,7 @@ def test_joining_counts_who_comes_after(
     here = 2 + joining + behind
     apart = cost(alone, here, joining + behind + rate * alone)
     expected = apart - cost(together, here, behind + rate * together)
-    found = gain((catch_up, rest, whole), 2, joining, behind, rate)
+    found = gain(Lines(catch_up, rest, rest, whole), 2, joining, behind, rate)
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-3)
 
 
