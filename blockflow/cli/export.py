@@ -273,7 +273,7 @@ def _arguments(items: list[str]) -> dict[str, Any]:
     for key, value in _pairs(items, "--arg", "classes=10").items():
         try:
             out[key] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             out[key] = value
     return out
 

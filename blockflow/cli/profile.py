@@ -153,7 +153,10 @@ def _subjects(
     if sum(bool(x) for x in (blocks, chain, task)) > 1:
         raise RequestError("INVALID_REQUEST", "name blocks, or --chain, or --task")
     if chain:
-        return [_commas(chain)]
+        members = _commas(chain)
+        if not members:
+            raise RequestError("INVALID_REQUEST", "the chain has no blocks", where="--chain")
+        return [members]
     if task:
         return [_path(store, task, topology)]
     names = list(dict.fromkeys(blocks)) or store.names()
@@ -173,7 +176,7 @@ def _path(store: BlockRepository, task: str, topology: Path) -> list[str]:
 
     try:
         body = json.loads(topology.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise RequestError("INVALID_REQUEST", f"cannot read it: {e}", where=str(topology)) from None
     parsed = parse_topology(body, store.info)
     if task not in parsed.tasks:

@@ -149,7 +149,7 @@ class RestClient:
     def _read(self, status: int, raw: bytes, path: str) -> Any:
         try:
             document = json.loads(raw) if len(raw) <= MAX_ANSWER_BYTES else None
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if document is None:
             raise self._not_running(f"what answers there (HTTP {status}) is not BlockFlow")

@@ -205,13 +205,18 @@ class ProfileStore:
 
     def records(self, block: str) -> list[ProfileRecord]:
         """All readable records in a block's folder, those of other machines too, by file name."""
-        out = []
+        return [r for r in self._found(block) if isinstance(r, ProfileRecord)]
+
+    def unreadable(self, block: str) -> list[BlockFlowError]:
+        """What is wrong with each file there that cannot be read."""
+        return [e for e in self._found(block) if isinstance(e, BlockFlowError)]
+
+    def _found(self, block: str) -> Iterator[ProfileRecord | BlockFlowError | None]:
         for name in self._names(block):
-            with suppress(RepositoryError):
-                record = self._read(block, name)
-                if record is not None:
-                    out.append(record)
-        return out
+            try:
+                yield self._read(block, name)
+            except RepositoryError as e:
+                yield e
 
     def fresh(self, infos: Sequence[BlockInfo], selections: Sequence[Selection]) -> ProfileRecord:
         """The complete record of a block (or chain) that holds here and now.

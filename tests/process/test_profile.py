@@ -293,6 +293,15 @@ def test_the_command_prints_stores_and_draws(
     assert shown["error"]["code"] == "STALE_PROFILE"
     assert "STALE_PROFILE" in printed.err
     assert "blockflow profile back" in err
+    path.write_text("{")
+    assert main(["profile", "back", "-r", str(repository.root), "--show"]) == 2
+    printed = capsys.readouterr()
+    assert "cannot be read" in printed.out
+    assert "STALE_PROFILE" in printed.err
+    assert main(["profile", "back", "-r", str(repository.root), "--show", "--json"]) == 2
+    (shown,) = json.loads(capsys.readouterr().out)["blocks"]
+    assert shown["profiles"] == []
+    assert shown["unreadable"][0]["where"] == str(path)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +309,7 @@ def test_the_command_prints_stores_and_draws(
     [
         (["nope"], "UNKNOWN_BLOCK"),
         (["front", "--chain", "front,back"], "name blocks, or --chain"),
+        (["--chain", ","], "the chain has no blocks"),
         (["front", "--rows", "0"], "not a range"),
         (["front", "--rows", "x"], "no number"),
         (["front", "--rows", "4-2"], "not a range"),

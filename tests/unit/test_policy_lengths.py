@@ -1,4 +1,4 @@
-"""Predictions for batches of several lengths: a batch is padded to its longest, and takes as long."""
+"""Predictions for batches of several lengths: one takes as long as its longest makes it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_lbci_counts_the_longest_for_n_opt() -> None:
     assert policy.decide(0) == Run(1, (0, 1, 2, 3), (LONG,)), "2 x 4 x 32 = 256"
 
 
-@pytest.mark.parametrize("spec", ({"policy": "lbci"}, {"policy": "dvabatch", "join": "always"}))
+@pytest.mark.parametrize("spec", [{"policy": "lbci"}, {"policy": "dvabatch", "join": "always"}])
 @pytest.mark.parametrize(("bound_ms", "joining"), [(34, (1,)), (196, (1, 2)), (1000, (1, 2, 3))])
 def test_the_longest_counts_when_newcomers_join(
     spec: dict[str, object], bound_ms: int, joining: tuple[int, ...]

@@ -21,6 +21,7 @@ from blockflow.bench.simulation.arrivals import (
     parse_arrivals,
 )
 from blockflow.bench.simulation.example import example_profiles
+from blockflow.bench.simulation.plan import Order, plan_experiment
 from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.simulation.sources import (
     Costs,
@@ -206,6 +207,12 @@ def test_a_trace_is_replayed_as_it_is_and_completed_by_draws(tmp_path: Path) -> 
         ("t.csv", "time,rows\n1,0\n", "rows '0'"),
         ("t.csv", "time,rows\n1,2.5\n", "rows '2.5'"),
         ("t.csv", "time\n1,2\n", "more values"),
+        ("t.csv", "time\n1700000000\n", "from a clock's times take the first one off"),
+        ("t.csv", "time\n1e300\n", "seconds from"),
+        ("t.csv", f"time,task\n1,{'x' * 200_000}\n", "no CSV"),
+        ("t.csv", f"time,{'x' * 200_000}\n", "no CSV"),
+        ("t.jsonl", '{"time": 1' + "0" * 400 + "}\n", "no number"),
+        ("t.jsonl", "[" * 100_000, "no JSON"),
         ("t.jsonl", "{", "no JSON"),
         ("t.jsonl", "[1]\n", "not a JSON object"),
         ("t.jsonl", '{"rows": 1}\n', "no time"),
@@ -218,9 +225,30 @@ def test_a_trace_is_replayed_as_it_is_and_completed_by_draws(tmp_path: Path) -> 
 def test_no_trace(tmp_path: Path, name: str, text: str, says: str) -> None:
     file = tmp_path / name
     file.write_text(text)
-    with pytest.raises(RequestError, match=says) as caught:
+    with pytest.raises(RequestError) as caught:
         read_trace(file)
+    assert says in f"{caught.value.message} {caught.value.hint}"
     assert str(file) in caught.value.where
+
+
+def test_a_spreadsheets_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("time,rows\n1,2\n", encoding="utf-8-sig")
+    assert read_trace(file) == ((10**9, None, 2, None),)
+
+
+def test_a_traces_own_queries_count_not_the_capacity(tmp_path: Path) -> None:
+    """A day with a few queries is no work; more than the system can serve is."""
+    file = tmp_path / "t.csv"
+    file.write_text("time\n1\n86400\n")
+    system = plain_system(PROFILES, [], {}, COSTS, apart=False)
+    order = Order(arrivals=str(file), seeds=1)
+    experiment, _ = plan_experiment(system, order)
+    assert experiment.duration_s == pytest.approx(86_400, rel=1e-3)
+    file.write_text("time\n" + "1\n" * 1000)
+    with pytest.raises(RequestError, match="would take hours") as caught:
+        plan_experiment(system, replace(order, seeds=30_000))
+    assert "--arrivals" in caught.value.where
 
 
 def test_a_trace_that_is_no_text(tmp_path: Path) -> None:

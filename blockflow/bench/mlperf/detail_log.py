@@ -96,7 +96,7 @@ def read_log(text: str) -> DetailLog:
             entry = json.loads(line.removeprefix(_MARK))
             key, value = str(entry["key"]), entry["value"]
             said = entry.get("metadata", {}).get("is_error") is True
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
         found[key] = value
         if said or key.startswith(_ERROR):

@@ -266,7 +266,7 @@ def gather(outs: Sequence[Path], target: Path) -> int:
 def _read(path: Path) -> Document:
     try:
         found: Document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise RequestError(
             "INVALID_REQUEST", f"no summary of `blockflow bench`: {exc}", where=str(path)
         ) from exc

@@ -131,7 +131,7 @@ def parse_option(text: str) -> tuple[str, Any]:
         )
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value
 
 

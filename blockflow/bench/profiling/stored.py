@@ -23,6 +23,7 @@ from blockflow.repository.repository import BlockRepository
 class Shelf:
     """A block's records, each with the reasons why it does not hold (none: it holds).
 
+    ``unreadable`` says of each further file what is wrong with it;
     ``choices`` are the manifest's, by machine; ``machine`` is this one's fingerprint; ``auto`` is
     what runs the block here unless a topology says otherwise: engine and precision.
     """
@@ -32,6 +33,7 @@ class Shelf:
     records: tuple[tuple[ProfileRecord, tuple[str, ...]], ...]
     choices: Mapping[str, Mapping[str, Any]]
     auto: tuple[str, str] | None
+    unreadable: tuple[BlockFlowError, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -42,6 +44,7 @@ class Shelf:
                 {"fresh": not reasons, "reasons": list(reasons), **record.to_dict()}
                 for record, reasons in self.records
             ],
+            "unreadable": [error.to_dict() for error in self.unreadable],
         }
 
 
@@ -50,11 +53,12 @@ def stored(repository: BlockRepository, block: str) -> Shelf:
     info = repository.info(block)
     store = ProfileStore(repository.root)
     records = [(r, tuple(store.reasons(r, repository.info))) for r in store.records(block)]
+    unreadable = tuple(store.unreadable(block))
     auto = None
     with suppress(BlockFlowError):
         chosen = select(info, machine=store.machine)
         auto = chosen.engine, chosen.precision
-    return Shelf(block, store.machine, tuple(records), info.choices, auto)
+    return Shelf(block, store.machine, tuple(records), info.choices, auto, unreadable)
 
 
 def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
@@ -80,6 +84,8 @@ def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
         if not reasons and (len(key.blocks) > 1 or (key.engine, key.precision) == shelf.auto):
             title = f"{key.name}: {key.engine} {key.precision}{_options(key.options)}"
             yield profile_table(title, record.profile.points)
+    for error in shelf.unreadable:
+        yield escape(f"{error.where}: {error.message}")
     choice = shelf.choices.get(shelf.machine)
     if choice is not None:
         yield escape(
@@ -102,6 +108,8 @@ def problem(shelves: Sequence[Shelf]) -> BlockFlowError | None:
     for shelf in shelves:
         if any(not reasons for _, reasons in shelf.records):
             continue
+        if not shelf.records and shelf.unreadable:
+            return shelf.unreadable[0]
         if not shelf.records:
             return RepositoryError(
                 "NO_PROFILE",

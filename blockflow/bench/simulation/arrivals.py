@@ -160,6 +160,10 @@ class Recorded(Arrivals):
                 drawn.length if length is None else length,
             )
 
+    def count(self, duration_s: float) -> int:
+        """How many come in that time."""
+        return sum(1 for _ in self._within(duration_s))
+
     def _within(
         self, duration_s: float
     ) -> Iterator[tuple[int, str | None, int | None, int | None]]:

@@ -136,6 +136,6 @@ def _value(text: str) -> Any:
 def _scalar(text: str) -> Any:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, str | bool | int | float) else text

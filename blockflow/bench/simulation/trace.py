@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from blockflow.core import limits
 
 FIELDS = ("time", "task", "rows", "length")
 MAX_BYTES = 256 * 1024 * 1024
+MAX_S = 366 * 24 * 3600
+"""A trace's last query comes within a year; the times of a clock do not."""
 
 Entry = tuple[int, str | None, int | None, int | None]
 """Time in nanoseconds, task, rows, length; None = not recorded."""
@@ -32,7 +33,7 @@ def read_trace(path: Path) -> tuple[Entry, ...]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise nonsense(f"more than {MAX_BYTES} bytes", str(path))
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
     except (OSError, UnicodeDecodeError) as e:
         raise nonsense(f"the trace cannot be read: {e}", str(path)) from e
     lines = _json_lines if path.suffix == ".jsonl" else _csv_lines
@@ -51,18 +52,21 @@ def read_trace(path: Path) -> tuple[Entry, ...]:
 
 def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     reader = csv.DictReader(text.splitlines())
-    heads = [h.strip() for h in reader.fieldnames or ()]
-    if "time" not in heads or set(heads) - set(FIELDS):
-        raise nonsense(
-            f"its columns are {', '.join(heads) or 'none'}",
-            f"{path}:1",
-            f"'time', and of these what is known: {', '.join(FIELDS[1:])}",
-        )
-    reader.fieldnames = heads
-    for row in reader:
-        if None in row:
-            raise nonsense("more values than columns", f"{path}:{reader.line_num}")
-        yield reader.line_num, {k: v.strip() for k, v in row.items() if v and v.strip()}
+    try:
+        heads = [h.strip() for h in reader.fieldnames or ()]
+        if "time" not in heads or set(heads) - set(FIELDS):
+            raise nonsense(
+                f"its columns are {', '.join(heads) or 'none'}",
+                f"{path}:1",
+                f"'time', and of these what is known: {', '.join(FIELDS[1:])}",
+            )
+        reader.fieldnames = heads
+        for row in reader:
+            if None in row:
+                raise nonsense("more values than columns", f"{path}:{reader.line_num}")
+            yield reader.line_num, {k: v.strip() for k, v in row.items() if v and v.strip()}
+    except csv.Error as e:
+        raise nonsense(f"no CSV: {e}", f"{path}:{reader.line_num + 1}") from e
 
 
 def _json_lines(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -72,7 +76,7 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]
         where = f"{path}:{number}"
         try:
             fields = json.loads(line)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise nonsense(f"no JSON: {e}", where) from e
         if not isinstance(fields, dict):
             raise nonsense("not a JSON object", where)
@@ -87,10 +91,14 @@ def _entry(fields: Mapping[str, Any], where: str) -> Entry:
         raise nonsense("no time", where)
     try:
         time_s = float(fields["time"])
-    except (TypeError, ValueError):
-        raise nonsense(f"time {fields['time']!r} is no number", where) from None
-    if not isfinite(time_s) or time_s < 0:
-        raise nonsense(f"time {time_s} is not in seconds from the start", where)
+    except (TypeError, ValueError, OverflowError):
+        raise nonsense(f"time {str(fields['time'])[:40]!r} is no number", where) from None
+    if not 0 <= time_s <= MAX_S:
+        raise nonsense(
+            f"time {time_s:g} is not in seconds from the start",
+            where,
+            f"0 to {MAX_S} (a year); from a clock's times take the first one off",
+        )
     task = fields.get("task")
     if task is not None and not isinstance(task, str):
         raise nonsense(f"task {task!r} is no text", where)
