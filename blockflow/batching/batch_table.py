@@ -122,6 +122,20 @@ class BatchTable:
         """Whether no batch of the same origin is before ``row``."""
         return next(r for r in self._rows if r.origin == row.origin) is row
 
+    def before(self, part: Part) -> Iterator[Part]:
+        """Whom ``part`` has to let go on first: the rest of its batch, what it was split from, and
+        those ahead on its pair (without one, all whose places it could take)."""
+        for row in self._rows:
+            same = row is part.row
+            for other in row.parts:
+                ahead = other.pair is not None and part.pair in (None, other.pair)
+                if (
+                    (same and other.level < part.level)
+                    or (part.row.serial and row.origin == part.row.origin and not same)
+                    or (ahead and other.at >= part.at)
+                ):
+                    yield other
+
     def _add(self, index: int, created_ns: int) -> Row:
         row = Row(self._next, created_ns)
         self._next += 1

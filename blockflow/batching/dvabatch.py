@@ -24,13 +24,7 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import gain
 from blockflow.batching.options import Either, Integer, Kind, Number, OneOf, SomeOf, option_problems
 from blockflow.batching.policy import Decision, Query, Run, WaitUntil
-from blockflow.batching.queueing import (
-    CLASSES,
-    MS,
-    QueueingPolicy,
-    latest_start,
-    missing_profiles,
-)
+from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, latest_start, missing_profiles
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.sliced import OPTION, SLICES
@@ -136,15 +130,33 @@ class DvabatchPolicy(QueueingPolicy):
         if len(self._room) and self._load:
             self._stretch(now, busy)
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
+        asked: set[Part] = set()
         for row in self._table:
             for part in row.parts:
-                pair = self._pair_of(part) if part.waiting else None
-                if pair is not None and self.stages[part.level] not in taken:
-                    return self._start(part, pair)
+                run = self._advance(part, taken, asked)
+                if run is not None:
+                    return run
             for part in row.parts:
                 if part.waiting:
                     taken.update(self._before_others(part))
         return self._new(now, taken) if len(self._room) else None
+
+    def _advance(self, part: Part, taken: Collection[int], asked: set[Part]) -> Run | None:
+        """The next run of ``part``, or of one that it waits for.
+
+        Whom an old batch waits for is treated as if it were as old. Where ways part and meet again
+        a younger batch can be ahead of an older one; if it left its stage to that one, too, both
+        would wait for ever.
+        """
+        if part in asked or not part.waiting:
+            return None
+        asked.add(part)
+        free = self.stages[part.level] not in taken
+        pair = self._pair_of(part, free)
+        if pair is not None and free:
+            return self._start(part, pair)
+        runs = (self._advance(other, taken, asked) for other in self._table.before(part))
+        return next((run for run in runs if run is not None), None)
 
     # --- parts at a boundary ---------------------------------------------------------------------
 
@@ -194,15 +206,16 @@ class DvabatchPolicy(QueueingPolicy):
         before = [self.stages[level - 1]] if level else []
         return before if self._pipeline.full(level) else [*before, self.stages[level]]
 
-    def _pair_of(self, part: Part) -> int | None:
+    def _pair_of(self, part: Part, free: bool) -> int | None:
         """The buffer pair on which ``part`` can run now. None while it waits for the rest of its
-        batch, for the batch that it was split from, or for a legal pair."""
+        batch, for the batch that it was split from, or for a legal pair. Who has none yet gets one
+        only if its stage is ``free``, or it would hold a place that those before it may need."""
         row, pipeline = part.row, self._pipeline
         if part.running or not row.complete_before(part):
             return None
         if row.serial and not self._table.first_of_origin(row):
             return None
-        if part.pair is None:
+        if part.pair is None and free:
             part.pair, part.at = pipeline.enter(part.level), part.level
         if part.pair is None:
             return None

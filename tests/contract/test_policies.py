@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -194,6 +195,39 @@ def test_batches_under_way_at_once_end_in_any_order(name: str, options: Mapping[
     assert worker.left == set(range(30))
     serial = options.get("buffer_pairs") == 1 or "input" in options.get("policies", ())
     assert most == 2 or serial
+
+
+WAYS = (
+    [(1, 2, 3), (1, 3)],
+    [(1, 2, 4), (1, 3, 4)],
+    [(1, 2, 4, 5), (1, 3, 4)],
+    [(1, 2), (1, 3, 4), (1, 3, 5)],
+    [(1, 2, 3, 4), (1, 3), (2, 4), (1, 4), (3,), (2, 3)],
+    [(2, 4, 5), (1, 3, 5), (1, 2, 3, 4, 5), (5,)],
+)
+"""Of tasks in one worker: they leave blocks out, part and meet again."""
+
+
+@pytest.mark.parametrize("ways", WAYS, ids=str)
+def test_ways_that_part_and_meet_again_side_by_side(
+    name: str, options: Mapping[str, Any], ways: Sequence[tuple[int, ...]]
+) -> None:
+    """Nobody waits for somebody who waits for him: all leave, whoever ends first."""
+    for seed in range(40):
+        rng = Random(seed)
+        worker = TinyWorker(make(name, options, (1, 2, 3, 4, 5)), {}, lanes=rng.choice((2, 2, 3)))
+        now = 0
+        for key in range(30):
+            now += rng.randint(0, 4) * MS
+            worker.enter(key, Walk(rng.choice(ways)), rng.randint(1, 3), 4, 0, now + 10**12, now)
+            while isinstance(worker.decide(now), Run):
+                pass
+            if rng.random() < 0.6:
+                worker.finish(rng.randint(0, 2), now, fail=False)
+                while isinstance(worker.decide(now), Run):
+                    pass
+        worker.run_out(now)
+        assert worker.left == set(range(30)), f"seed {seed}"
 
 
 def test_how_many_batches_it_wants_at_once(name: str, options: Mapping[str, Any]) -> None:
