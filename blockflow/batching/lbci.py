@@ -217,21 +217,21 @@ class LbciPolicy(QueueingPolicy):
         done = now - batch.started_ns
         oldest = now
         bound = min(q.deadline_ns for q in aboard)
-
-        def admit(rows: int, query: Query) -> bool:
-            nonlocal oldest
-            since = min(oldest, query.ready_ns)
+        same_way = self._room.pick(
+            batch.group, self._limit(route), lambda _, q: stage in self._route(q), aboard
+        )
+        rows, fits = n_d, 0
+        # All are looked at: measured times may fall somewhere, so that more fit than fewer.
+        for n, query in enumerate(same_way, start=1):
+            rows += query.rows
+            oldest = min(oldest, query.ready_ns)
             end = now + at(catch_up.add(query), rows - n_d) + at(rest.add(query), rows)
-            if rows > self._n_opt(route, rest.longest) or end - since + done >= self._t_opt:
-                return False
-            if end > bound >= now + alone:
-                return False
-            if stage not in self._route(query):
-                return False
-            oldest = since
-            return True
-
-        joining = self._room.pick(batch.group, self._limit(route), admit, aboard)
+            in_bound = (
+                rows <= self._n_opt(route, rest.longest) and end - oldest + done < self._t_opt
+            )
+            if in_bound and not end > bound >= now + alone:
+                fits = n
+        joining = same_way[:fits]
         batch.may_join = False
         n_add = sum(q.rows for q in joining)
         behind = self._room.rows(batch.group) - n_add

@@ -125,6 +125,22 @@ def test_an_empty_queue_is_asked_again_at_the_next_boundary() -> None:
     assert policy.decide(20 * MS) == Run(1, (2,))
 
 
+def test_as_many_as_fit_though_fewer_do_not() -> None:
+    """Measured times may fall where a kernel changes: 3 + 4 rows take less than 1 + 2."""
+    uneven = profile({1: 24.8, 2: 41.0, 4: 28.5, 8: 30.0})
+    both = {s: StageFacts(f"block{s}", 8, 1, uneven) for s in (1, 2)}
+    policy = create_policy({"policy": "lbci", "t_opt_ms": 90}, (1, 2), both)
+    policy.arrive(query(0, 0), 0)
+    run = policy.decide(0)
+    assert run == Run(1, (0,))
+    now = round(24.8 * MS)
+    for key in (1, 2, 3):
+        policy.arrive(query(key, now), now)
+    policy.done(1, (0,), now)
+    policy.arrive(query(0, 0, stage=2, first=False), now)
+    assert policy.decide(now) == Run(1, (1, 2, 3)), "24.8 + 34.75 + 28.5 < 90; one: + 24.8 + 41"
+
+
 def test_none_fitting_although_some_wait_ends_the_questions() -> None:
     policy, q = three_stages(60), query(1, 0)
     policy.arrive(q, 0)
