@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice, pairwise
-from math import isfinite
 from typing import Any, Protocol
 
 from blockflow.core.errors import Problem
+
+_SHOWN = 60
 
 
 class Kind(Protocol):
@@ -42,9 +43,9 @@ class Number:
     above: bool = False
 
     def takes(self, value: Any) -> bool:
-        if type(value) not in (int, float) or not isfinite(value) or value > self.high:
+        if type(value) not in (int, float) or not self.low <= value <= self.high:
             return False
-        return bool(value > self.low if self.above else value >= self.low)
+        return not (self.above and value == self.low)
 
     def __str__(self) -> str:
         start = f"above {self.low:g}" if self.above else f"from {self.low:g}"
@@ -148,11 +149,16 @@ def option_problems(
                 hint = f"known: {', '.join(known)}"
             problems.append(Problem(f"{path}.{name}", f"{owner} has no option {name!r}", hint))
         elif not kind.takes(value):
-            problems.append(Problem(f"{path}.{name}", f"{value!r} is not {kind}"))
+            problems.append(Problem(f"{path}.{name}", f"{_shown(value)} is not {kind}"))
     for name in required:
         if name not in options:
             problems.append(Problem(f"{path}.{name}", f"{owner} needs {name!r}", str(known[name])))
     return problems
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def stages_text(sizes: Sequence[int], blocks: Sequence[str]) -> str:

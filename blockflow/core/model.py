@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, prod
+from math import inf, nextafter, prod
 from typing import Any
 
 from blockflow.core import limits
@@ -15,6 +15,8 @@ from blockflow.core.errors import RequestError
 
 Dim = int | str
 """A fixed extent, or the name of a dynamic one ("rows", "length")."""
+
+_LARGEST = nextafter(inf, 0)
 
 ROWS = "rows"
 """The name of dim 0 in every contract: rows are what is batched and counted."""
@@ -234,7 +236,7 @@ class Padding:
         if self.dim not in spec.dynamic:
             known = ", ".join(spec.dynamic) or "none"
             return f"{self.dim!r} is no dynamic dim of {spec} (dynamic: {known})"
-        if not isfinite(self.value):
+        if not abs(self.value) <= _LARGEST:  # integers have no bound
             return f"the padding value {self.value} is not finite"
         if spec.dtype in FLOAT_DTYPES:
             return ""

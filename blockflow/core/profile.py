@@ -10,12 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from math import isfinite
+from math import inf, nextafter
 from typing import Any
 
 from blockflow.core.fit import CurveFit, fit_curve
 
 __all__ = ["CurveFit", "Point", "StageProfile", "fit_curve", "interpolate"]
+
+_LARGEST = nextafter(inf, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Point:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{name} is not a number: {value!r}")
-            if not isfinite(value) or value < 0 or (value == 0 and name in ("mean_ms", "p50_ms")):
+            may_be_none = name not in ("mean_ms", "p50_ms")
+            if not 0 <= value <= _LARGEST or not (value or may_be_none):
                 raise ValueError(f"{name} is {value}")
 
     @property

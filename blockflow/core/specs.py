@@ -140,7 +140,7 @@ class CanarySpec(_Strict):
     wait; 1: every request takes it."""
 
     path: Annotated[list[BlockName], Field(min_length=1, max_length=limits.MAX_PATH_NODES)]
-    share: Annotated[float, Field(ge=0, le=1, strict=False)]
+    share: Annotated[float, Field(ge=0, le=1)]
 
 
 class TaskSpec(_Strict):
@@ -157,7 +157,7 @@ class TaskSpec(_Strict):
     deadline_ms: Annotated[int, Field(ge=1, le=limits.MAX_DEADLINE_MS)] = limits.DEFAULT_DEADLINE_MS
     max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None = None
     check_finite: bool = True
-    weight: Annotated[float, Field(gt=0, le=1000, strict=False)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     priority: Annotated[int, Field(ge=0, le=9)] = 0
     max_batch_rows: Annotated[int, Field(ge=0, le=limits.MAX_ROWS)] = 0
     max_inflight_rows: Annotated[int, Field(ge=0, le=limits.MAX_ROWS)] = 0

@@ -94,6 +94,7 @@ def test_a_valid_manifest_survives_the_round_trip() -> None:
         ("padding", {"dim": "width", "value": 0, "error": 0.0, "tolerance": 0.0}),
         ("padding", {"dim": "rows", "value": 0, "error": 0.0, "tolerance": 0.0}),
         ("padding", {"dim": "length", "value": 0.5, "error": 0.0, "tolerance": 0.0}),
+        ("padding", {"dim": "length", "value": 10**400, "error": 0.0, "tolerance": 0.0}),
         ("padding", {"dim": "length", "value": "0", "error": 0.0, "tolerance": 0.0}),
         ("padding", {"dim": "length", "value": 0, "error": -1.0, "tolerance": 0.0}),
         ("padding", {"dim": "length", "value": 0}),

@@ -39,6 +39,8 @@ def test_unknown_policy(name: object) -> None:
         ({"policy": "window", "max_rows": True}, "max_rows", "True is not"),
         ({"policy": "window", "max_delay_ms": -1}, "max_delay_ms", "-1 is not a number from 0"),
         ({"policy": "window", "max_delay_ms": float("nan")}, "max_delay_ms", "nan is not"),
+        ({"policy": "window", "max_delay_ms": float("inf")}, "max_delay_ms", "inf is not"),
+        ({"policy": "window", "max_delay_ms": 10**400}, "max_delay_ms", "is not a number"),
         ({"policy": "window", "max_delay_ms": "5"}, "max_delay_ms", "'5' is not a number"),
         ({"policy": "window", "classes": [8, 8]}, "classes", "growing integers"),
         ({"policy": "window", "classes": []}, "classes", "growing integers"),

@@ -139,6 +139,7 @@ def test_derived_figures_of_a_point() -> None:
         {"p50_ms": 0},
         {"p50_ms": float("nan")},
         {"mean_ms": float("inf")},
+        {"mean_ms": 10**400},
         {"p90_ms": "7"},
         {"spread": -0.1},
         {"low_ms": None},

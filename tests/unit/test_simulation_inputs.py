@@ -157,6 +157,8 @@ def test_arrivals_are_parsed() -> None:
         ("burst:factor=7", "nothing comes between"),
         ("burst:factor=1", "above 1"),
         ("step:at=1", "below 1"),
+        ("step:factor=1e300", "at most 1e"),
+        ("step:factor=nan", "at most 1e"),
         ("closed:0", "outside 1.."),
         ("closed:many", "no whole number"),
         ("nowhere.csv", "cannot be read"),
@@ -249,6 +251,13 @@ def test_a_traces_own_queries_count_not_the_capacity(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="would take hours") as caught:
         plan_experiment(system, replace(order, seeds=30_000))
     assert "--arrivals" in caught.value.where
+
+
+@pytest.mark.parametrize("arrivals", ["step:factor=1e9", "burst:factor=1.5,on_s=1e-7,off_s=1e-7"])
+def test_arrivals_without_end_are_refused(arrivals: str) -> None:
+    system = plain_system(PROFILES, [], {}, COSTS, apart=False)
+    with pytest.raises(RequestError, match="would take hours"):
+        plan_experiment(system, Order(arrivals=arrivals, seeds=1))
 
 
 def test_a_trace_that_is_no_text(tmp_path: Path) -> None:

@@ -74,6 +74,10 @@ class Arrivals(ABC):
         """Times in nanoseconds, ascending, from 0 to ``duration_s``; ``rate`` is queries per
         second."""
 
+    def work(self, rate: float, duration_s: float) -> float:
+        """About how many steps it takes to draw the times, at least one per query."""
+        return rate * duration_s
+
     def queries(self, rate: float, duration_s: float, mix: Mix, seed: str) -> Iterator[Arrival]:
         """The queries; equal seeds give equal ones, whatever becomes of them."""
         draw = mix.drawer(Random(f"{seed}/queries"))
@@ -102,6 +106,9 @@ class Bursts(Arrivals):
     on_s: float
     off_s: float
 
+    def work(self, rate: float, duration_s: float) -> float:
+        return (rate + 2 / (self.on_s + self.off_s)) * duration_s
+
     def times(self, rate: float, duration_s: float, rng: Random) -> Iterator[int]:
         share = self.on_s / (self.on_s + self.off_s)
         quiet = max(0.0, 1.0 - self.factor * share) / (1.0 - share)
@@ -120,6 +127,9 @@ class Step(Arrivals):
 
     factor: float
     at: float
+
+    def work(self, rate: float, duration_s: float) -> float:
+        return rate * duration_s * (self.at + self.factor * (1.0 - self.at))
 
     def times(self, rate: float, duration_s: float, rng: Random) -> Iterator[int]:
         turn = self.at * duration_s
@@ -146,6 +156,9 @@ class Recorded(Arrivals):
 
     entries: tuple[tuple[int, str | None, int | None, int | None], ...]
 
+    def work(self, rate: float, duration_s: float) -> float:
+        return float(sum(1 for _ in self._within(duration_s)))
+
     def times(self, rate: float, duration_s: float, rng: Random) -> Iterator[int]:
         return (at for at, _, _, _ in self._within(duration_s))
 
@@ -159,10 +172,6 @@ class Recorded(Arrivals):
                 drawn.rows if rows is None else rows,
                 drawn.length if length is None else length,
             )
-
-    def count(self, duration_s: float) -> int:
-        """How many come in that time."""
-        return sum(1 for _ in self._within(duration_s))
 
     def _within(
         self, duration_s: float

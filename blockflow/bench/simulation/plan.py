@@ -78,15 +78,11 @@ def plan_experiment(system: SystemModel, order: Order) -> tuple[Experiment, floa
     warmup = duration / 10 if order.warmup_s is None else order.warmup_s
     if not 0.0 <= warmup < duration:
         raise nonsense(f"a warm-up of {warmup:g} s in {duration:g} s", "--warmup")
-    if isinstance(kind, Recorded):
-        come = float(kind.count(duration))
-    else:
-        come = sum(r or able for r in rates) * duration
-    queries = come * order.seeds * len(specs)
+    queries = sum(kind.work(r or able, duration) for r in rates) * order.seeds * len(specs)
     if queries > MAX_QUERIES:
         raise nonsense(
             f"{queries:.2g} queries would take hours",
-            f"--{'arrivals' if isinstance(kind, Recorded) else 'rate'}, --duration, --seeds",
+            "--arrivals, --rate, --duration, --seeds",
             f"at most {MAX_QUERIES:.0e} in all runs together",
         )
     experiment = Experiment(

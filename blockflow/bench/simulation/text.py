@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any, Final
 
 from blockflow.core.errors import RequestError
 
 OWN_POLICIES: Final = "topology"
 """In place of a policy's name: every stage keeps the policy that its topology gives it."""
+
+MAX_NUMBER: Final = 1e9
 
 _COMMAS: Final = re.compile(r",(?![^\[]*\])")
 """Commas that part options: those outside of ``[...]``."""
@@ -67,14 +68,15 @@ class Options:
         return tuple(self._values)
 
     def number(self, key: str, default: float | None = None, *, above: float) -> float:
-        """A finite number > ``above``."""
+        """A number > ``above``, and not beyond reason."""
         text = self._text(key, default)
         try:
             value = float(text)
         except ValueError:
             raise nonsense(f"{key}={text} is no number", self._where) from None
-        if not isfinite(value) or value <= above:
-            raise nonsense(f"{key}={text} must be above {above:g}", self._where)
+        if not above < value <= MAX_NUMBER:
+            bounds = f"above {above:g} and at most {MAX_NUMBER:g}"
+            raise nonsense(f"{key}={text} must be {bounds}", self._where)
         return value
 
     def whole(self, key: str, default: int | None, least: int, most: int) -> int:
