@@ -85,8 +85,15 @@ def policy(rng: Random, name: str, stages: int, top: int, classes: bool) -> dict
     return options
 
 
+def way(rng: Random, path: tuple[str, ...]) -> tuple[str, ...]:
+    """All of ``path``, or what is left when some of its blocks are left out."""
+    if rng.random() < 0.7:
+        return path
+    return tuple(b for b in path if rng.random() < 0.6) or path
+
+
 def system(rng: Random, name: str) -> SystemModel:
-    """A trunk with one to three tasks, in one worker, in several, or in one with a long name."""
+    """A trunk with one to three tasks, some of which leave blocks out, in one worker or several."""
     lengths = rng.choice([(), (), (8, 64)])
     trunk = [f"trunk{i}" for i in range(rng.randint(1, 3))]
     heads = [f"head{i}" for i in range(rng.choice([0, 0, 1, 2, 3]))]
@@ -113,7 +120,7 @@ def system(rng: Random, name: str) -> SystemModel:
     tasks = tuple(
         TaskModel(
             f"task{i}",
-            (*trunk, head) if head else tuple(trunk),
+            way(rng, (*trunk, head) if head else tuple(trunk)),
             rng.choice([1.0, 1.0, 5.0]),
             TaskShare(rng.choice([1.0, 3.0]), rng.choice([0, 0, 1]), rng.choice([0, 0, 2])),
             rng.choice([30.0, 200.0, 2000.0]),

@@ -49,6 +49,24 @@ class Lease:
             self._freed()
 
 
+class Hold:
+    """What the rows of an output that stay in the worker keep of its slot."""
+
+    __slots__ = ("_lease", "_over", "sources")
+
+    def __init__(self, lease: Lease, over: Callable[[Hold], None]) -> None:
+        self._lease = lease
+        self._over = over
+        self.sources: Sequence[Source] = ()
+
+    def release(self) -> None:
+        """They lie in the slot no more: they were computed, or copied."""
+        if self.sources:
+            self.sources = ()
+            self._over(self)
+            self._lease.release()
+
+
 Message = tuple[Sequence[tuple[Request, int]], Lease | None]
 """Queries with the path node that receives each, and the slot that their rows lie in."""
 
@@ -107,6 +125,7 @@ class SimWorker:
         self._local = frozenset(numbers)
         self._items: dict[tuple[int, int, int], Item] = {}
         self._leaving: set[int] = set()  # ids of those whose output leaves this worker
+        self._holds: dict[Hold, None] = {}
         self._services = services
         self._simulator = simulator
         self._loop = loop
@@ -224,6 +243,7 @@ class SimWorker:
             if not was_stalled:
                 self._stalled_at = now
                 self.stalls += 1
+            self._detach()
             return
         if leaves:
             self.slots_out += 1
@@ -238,6 +258,13 @@ class SimWorker:
         shape = batch.pad_to or batch.tickets[0].source.shape
         work = self._services[batch.stage].draw(rows, shape[0] if shape else None)
         self._loop.compute(now, work, self.model.threads, self._turn_ns, self._deliver, batch)
+
+    def _detach(self) -> None:
+        """What waits here may itself hold the slots, and would wait for ever: it is copied. What is
+        being computed is read in another lane, and lets go by itself."""
+        read = {id(t.source) for b in self.running for t in b.tickets}
+        for hold in [h for h in self._holds if read.isdisjoint(map(id, h.sources))]:
+            hold.release()
 
     def _item(self, tree: PathTree, hop: int, rows: int) -> Item:
         """Items differ in nothing that a policy sees but these, so equal ones are shared."""
@@ -271,7 +298,7 @@ class SimWorker:
             members = [(requests.pop(t.key), hop) for t, hop in part.members]
             self._simulator.send(part.stage, members, lease, now)
         if stays:
-            sources = _sources(lengths, lease)
+            sources = self._hold(lengths, lease)
             for (ticket, hop, _), length in zip(stays, lengths, strict=True):
                 item = self._item(ticket.item.path, hop, ticket.item.rows)
                 came, deadline = ticket.arrival_ns, ticket.deadline_ns
@@ -280,6 +307,15 @@ class SimWorker:
                     now,
                 )
         self._step(now)
+
+    def _hold(self, lengths: Sequence[int | None], lease: Lease | None) -> dict[int | None, Source]:
+        if lease is None:
+            return _sources(lengths, None)
+        hold = Hold(lease, self._holds.pop)
+        sources = _sources(lengths, hold)
+        hold.sources = tuple(sources.values())
+        self._holds[hold] = None
+        return sources
 
     def _expired(self, ticket: Ticket, now: int) -> None:
         ticket.source.release()
@@ -290,7 +326,7 @@ class SimWorker:
     def _arm_for_what_is_due(self) -> None:
         for at in (self.scheduler.next_deadline(), self.wait_until):
             if at is not None:
-                self._arm(at)
+                self._arm(max(at, self._loop.now))  # it may have come too late already
 
     def _arm(self, at: int) -> None:
         """Be called at ``at``, if no earlier call is planned."""
@@ -304,7 +340,7 @@ class SimWorker:
         self._step(now)
 
 
-def _sources(lengths: Sequence[int | None], lease: Lease | None) -> dict[int | None, Source]:
+def _sources(lengths: Sequence[int | None], lease: Lease | Hold | None) -> dict[int | None, Source]:
     """The rows of a tensor by their length (those of a padded batch are cut back to their own)."""
     on_release = None if lease is None else lease.release
     first = lengths[0]
