@@ -5,11 +5,10 @@ Nanoseconds by rows, as plain lists: a policy looks at dozens of candidates with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.policy import Query
 from blockflow.core.profile import CurveFit, fit_curve, interpolate
 
 Route = tuple[int, ...]
@@ -81,43 +80,6 @@ class Costs:
             return []
         rows = f.profile.rows_measured(f.threads)
         return [(b, f.profile.ms(b, f.threads, length)) for b in rows]
-
-
-class PaddedTimes:
-    """Predicted times of a batch as queries are added to it one by one: it is padded to its
-    longest.
-
-    Args:
-        costs: of the stages.
-        route: stages that the batch runs.
-        length_of: of a query; None for fixed dims.
-        aboard: whom it has already.
-
-    Attributes:
-        longest: length of the longest so far; None for fixed dims, and before the first query.
-        line: times by rows, padded to that.
-    """
-
-    def __init__(
-        self,
-        costs: Costs,
-        route: Route,
-        length_of: Callable[[Query], int | None],
-        aboard: Iterable[Query] = (),
-    ) -> None:
-        self._costs = costs
-        self._route = route
-        self._length_of = length_of
-        self.longest = max((n for q in aboard if (n := length_of(q)) is not None), default=None)
-        self.line = costs.line(route, self.longest)
-
-    def add(self, query: Query) -> Line:
-        """Times by rows with ``query`` among them."""
-        length = self._length_of(query)
-        if length is not None and (self.longest is None or length > self.longest):
-            self.longest = length
-            self.line = self._costs.line(self._route, length)
-        return self.line
 
 
 class FittedCosts(Costs):

@@ -262,7 +262,7 @@ class DvabatchPolicy(QueueingPolicy):
         route = self._routes(queries)
 
         def time(part: Sequence[Query], rows: int) -> int:
-            return at(self._times(route, part).line, rows)
+            return self._times(part).ns(route, rows)
 
         halves = time(queries[:count], head) + time(queries[count:], total - head)
         pays = time(queries, total) >= halves
@@ -297,18 +297,15 @@ class DvabatchPolicy(QueueingPolicy):
         if stage not in route:
             return
         k = route.index(stage)
-        catch_up, rest = self._times(route[:k]), self._times(route[k:], aboard)
-        alone = at(rest.line, rows)
-        bound = min([q.deadline_ns for q in aboard])
+        times = self._join_times(route, k, aboard, now)
 
         def admit(total: int, query: Query) -> bool:
-            joining = total - rows
-            if self._input and active + joining > self._bs_max:
+            if not times.same_way(query):
                 return False
-            end = now + at(catch_up.add(query), joining) + at(rest.add(query), total)
-            if end > bound >= now + alone:
+            if self._input and active + total - rows > self._bs_max:
                 return False
-            return stage in self._route(query)
+            times.add(query)
+            return not times.makes_late(total)
 
         joining = self._room.pick(group, min(self._bs_max, self._limit(route)), admit, aboard)
         if not joining:
@@ -347,7 +344,7 @@ class DvabatchPolicy(QueueingPolicy):
         limit = min(self._bs_max - active, self._limit(route))
         if active and urgent.rows > limit:
             return None
-        queries = self._room.pick(group, limit, self._in_time(group, now, route, limit))
+        queries = self._room.pick(group, limit, self._in_time(group, now, limit))
         if self._operator:
             # Before the first stage nothing has to be split: who should run later goes on waiting.
             while (half := self._half(queries)) < len(queries):

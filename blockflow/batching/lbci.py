@@ -17,7 +17,7 @@ by the batch once too often in its equations 4 and 5, whose g is the total (its 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoy
@@ -196,7 +196,7 @@ class LbciPolicy(QueueingPolicy):
 
     def _choose(self, batch: _Batch, stage: int, now: int) -> list[Query]:
         """The newcomers that may join before ``stage``; section 3.3 of the paper. What the rest
-        takes is predicted for the way of the most urgent of them.
+        takes is predicted for each way that one of them goes.
 
         None although some wait: never ask again for this batch.
         """
@@ -206,30 +206,26 @@ class LbciPolicy(QueueingPolicy):
             return []
         if not self._room.rows(batch.group):
             return []
-        candidate = self._room.most_urgent(batch.group)
-        route = self._route(candidate)
+        route = self._route(self._room.most_urgent(batch.group))
         if stage not in route:
             return []
         k = route.index(stage)
-        catch_up, rest = self._times(route[:k]), self._times(route[k:], aboard)
-        n_d = sum(q.rows for q in aboard)
-        alone = at(rest.line, n_d)
+        times = self._join_times(route, k, aboard, now)
+        n_d = rows = sum(q.rows for q in aboard)
         done = now - batch.started_ns
-        oldest = now
-        bound = min(q.deadline_ns for q in aboard)
+        oldest, fits = now, 0
         same_way = self._room.pick(
-            batch.group, self._limit(route), lambda _, q: stage in self._route(q), aboard
+            batch.group, self._limit(route), lambda _, q: times.same_way(q), aboard
         )
-        rows, fits = n_d, 0
         # All are looked at: measured times may fall somewhere, so that more fit than fewer.
         for n, query in enumerate(same_way, start=1):
             rows += query.rows
             oldest = min(oldest, query.ready_ns)
-            end = now + at(catch_up.add(query), rows - n_d) + at(rest.add(query), rows)
-            in_bound = (
-                rows <= self._n_opt(route, rest.longest) and end - oldest + done < self._t_opt
-            )
-            if in_bound and not end > bound >= now + alone:
+            times.add(query)
+            most = self._n_opt([times.before + way for way in times.ways], times.longest)
+            end = max(times.end(way, rows) for way in times.ways)
+            in_bound = rows <= most and end - oldest + done < self._t_opt
+            if in_bound and not times.makes_late(rows):
                 fits = n
         joining = same_way[:fits]
         batch.may_join = False
@@ -249,33 +245,41 @@ class LbciPolicy(QueueingPolicy):
         group = self._room.first(groups)
         if group is None:
             return None
-        urgent = self._room.most_urgent(group)
-        route = self._route(urgent)
-        most = self._limit(route)
-        in_time = self._in_time(group, now, route, most)
-        times = self._times(route)
+        most = self._limit(self._route(self._room.most_urgent(group)))
+        in_time = self._in_time(group, now, most)
+        times, ways, limit = self._times(), set[Route](), most
 
         def admit(rows: int, query: Query) -> bool:
+            nonlocal limit
+            way, longest = self._route(query), times.longest
             times.add(query)
-            if rows > query.rows and rows > self._n_opt(route, times.longest):
+            if way not in ways or times.longest != longest:
+                ways.add(way)
+                limit = self._n_opt(ways, times.longest)
+            if rows > query.rows and rows > limit:
                 return False
             return in_time is None or in_time(rows, query)
 
         queries = self._room.pick(group, most, admit)
-        n_opt = self._n_opt(route, self._times(route, queries).longest)
+        of_all = self._n_opt({self._route(q) for q in queries}, self._times(queries).longest)
         batch = _Batch(group, now)
-        batch.may_join = self._room.rows(group) < n_opt
+        batch.may_join = self._room.rows(group) < of_all
         self._room.serve(group, queries)
         self._convoys.join(batch, queries)
         self._batches.append(batch)
         return self._go(batch, group[0])
 
-    def _n_opt(self, route: Route, length: int | None) -> int:
-        key = (route, length)
-        found = self._known_n_opt.get(key)
-        if found is None:
-            if len(self._known_n_opt) >= limits.MAX_BLOCKS:
-                self._known_n_opt.clear()
-            found = n_opt(self._costs, route, length, self._t_opt, self._limit(route))
-            self._known_n_opt[key] = found
-        return found
+    def _n_opt(self, ways: Iterable[Route], length: int | None) -> int:
+        """The least ``N_opt`` of ``ways``."""
+        known = self._known_n_opt
+        least = limits.MAX_ROWS
+        for way in ways:
+            key = (way, length)
+            found = known.get(key)
+            if found is None:
+                if len(known) >= limits.MAX_BLOCKS:
+                    known.clear()
+                found = n_opt(self._costs, way, length, self._t_opt, self._limit(way))
+                known[key] = found
+            least = min(least, found)
+        return least

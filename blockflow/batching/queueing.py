@@ -7,11 +7,12 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoys
-from blockflow.batching.costs import Costs, PaddedTimes, Route, at, measured
+from blockflow.batching.costs import Costs, Route, at, measured
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
 from blockflow.batching.options import Ascending
 from blockflow.batching.policy import Policy, Query, Run
+from blockflow.batching.predicting import BatchTimes, JoinTimes, in_time
 from blockflow.batching.room import Admit, Group, WaitingRoom
 from blockflow.batching.shares import TaskShare
 from blockflow.core import limits
@@ -217,53 +218,37 @@ class QueueingPolicy(Policy):
         found = map(length, self._room.shapes(group))
         return max((n for n in found if n is not None), default=None)
 
-    def _times(self, route: Route, aboard: Iterable[Query] = ()) -> PaddedTimes:
-        """Of a batch with ``aboard`` on ``route``, to which more queries may be added."""
-        return PaddedTimes(self._costs, route, self._length_of, aboard)
+    def _times(self, aboard: Iterable[Query] = ()) -> BatchTimes:
+        """Of a batch with ``aboard``, to which more queries may be added."""
+        return BatchTimes(self._costs, self._length_of, aboard)
+
+    def _join_times(self, route: Route, k: int, aboard: Sequence[Query], now: int) -> JoinTimes:
+        """Of newcomers on ``route`` that catch up with ``aboard`` before its ``k``-th stage."""
+        return JoinTimes(
+            self._costs, self._length_of, self._route, self._position, route, k, aboard, now
+        )
 
     def _join_lines(
         self, route: Route, k: int, aboard: Sequence[Query], joining: Sequence[Query]
     ) -> Lines:
         """What decides whether it pays that ``joining`` catch up with ``aboard``, who have done the
         first ``k`` stages of ``route``."""
-        rest = self._times(route[k:], aboard)
-        alone = rest.line
-        for query in joining:
-            rest.add(query)
-        catch_up, whole = self._times(route[:k], joining), self._times(route, joining)
-        return Lines(catch_up.line, alone, rest.line, whole.line)
+        theirs, rest = self._times(joining), route[k:]
+        return Lines(
+            theirs.line(route[:k]),
+            self._times(aboard).line(rest),
+            self._times([*aboard, *joining]).line(rest),
+            theirs.line(route),
+        )
 
-    def _in_time(self, group: Group, now: int, route: Route, limit: int) -> Admit | None:
+    def _in_time(self, group: Group, now: int, limit: int) -> Admit | None:
         """:func:`in_time` for a new batch of ``group``; None when no deadline is near."""
+        urgent = self._room.most_urgent(group)
         length = self.facts[group[0]].length(group[1])  # no query of the class is longer
-        line = self._costs.line(route, length)
-        if self._room.most_urgent(group).deadline_ns >= now + at(line, limit):
+        line = self._costs.line(self.stages[self._position[group[0]] :], length)  # the longest way
+        if urgent.deadline_ns >= now + at(line, limit):
             return None
-        return in_time(now, self._times(route))
-
-
-def in_time(now: int, times: PaddedTimes) -> Admit:
-    """Admit queries while nobody misses a deadline because of them.
-
-    A query that the batch would reach in time at the size that it has stays in time: the batch
-    does not grow beyond what its deadline allows. Whoever is late anyhow does not count.
-
-    Args:
-        now: when the batch starts.
-        times: of the batch, to the end of what is predicted.
-    """
-    bound: int | None = None
-
-    def admit(rows: int, query: Query) -> bool:
-        nonlocal bound
-        end = now + at(times.add(query), rows)
-        if bound is not None and end > bound:
-            return False
-        if end <= query.deadline_ns and (bound is None or query.deadline_ns < bound):
-            bound = query.deadline_ns
-        return True
-
-    return admit
+        return in_time(now, self._times(), self._route)
 
 
 def missing_profiles(policy: str, stages: Sequence[StageFacts], path: str) -> list[Problem]:

@@ -154,5 +154,4 @@ class WindowPolicy(QueueingPolicy):
         """With a profile: who would make others late stays for the next batch."""
         if not self._costs.known:
             return None
-        route = self._route(self._room.most_urgent(group))
-        return self._in_time(group, now, route, self._max_rows[group[0]])
+        return self._in_time(group, now, self._max_rows[group[0]])

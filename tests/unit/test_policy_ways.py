@@ -1,0 +1,59 @@
+"""Predictions for tasks that go different ways through one worker: each ends where its way does."""
+
+from __future__ import annotations
+
+import pytest
+from policy_rig import MS, profile, query
+
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.policy import Policy, Run
+from blockflow.batching.registry import create_policy
+
+STAGES = (1, 2, 3)
+FLAT = profile({1: 10.0, 2: 10.0, 3: 12.0, 4: 12.0, 8: 12.0})
+
+
+def make(**spec: object) -> Policy:
+    return create_policy(spec, STAGES, {s: StageFacts(f"b{s}", 8, 1, FLAT) for s in STAGES})
+
+
+@pytest.mark.parametrize(("t_opt_ms", "joins"), [(36, False), (60, True)])
+def test_lbci_counts_the_way_of_those_aboard(t_opt_ms: float, joins: bool) -> None:
+    """10 ms have run; the newcomer catches up in 10, and leaves after another 10. Who is aboard
+    takes 20 from there."""
+    policy = make(policy="lbci", t_opt_ms=t_opt_ms)
+    policy.arrive(query(1, 0, ahead=(2, 3)), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.arrive(query(2, 10 * MS, ahead=(2,)), 10 * MS)
+    policy.done(1, (1,), 10 * MS)
+    policy.arrive(query(1, 0, stage=2, first=False, ahead=(3,)), 10 * MS)
+    assert policy.decide(10 * MS) == (Run(1, (2,)) if joins else Run(2, (1,)))
+
+
+def test_who_comes_another_way_does_not_join_there() -> None:
+    """The second one has not run stage 2 when the first waits before stage 3."""
+    policy = make(policy="lbci", t_opt_ms=1000)
+    policy.arrive(query(1, 0, ahead=(2, 3)), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.done(1, (1,), 10 * MS)
+    policy.arrive(query(1, 0, stage=2, first=False, ahead=(3,)), 10 * MS)
+    assert policy.decide(10 * MS) == Run(2, (1,))
+    for key, ahead in ((2, (2, 3)), (3, (3,))):
+        policy.arrive(query(key, 20 * MS, ahead=ahead), 20 * MS)
+    policy.done(2, (1,), 20 * MS)
+    policy.arrive(query(1, 0, stage=3, first=False, ahead=()), 20 * MS)
+    assert policy.decide(20 * MS) == Run(1, (2,))
+
+
+@pytest.mark.parametrize("spec", [{"policy": "window"}, {"policy": "dvabatch"}], ids=str)
+@pytest.mark.parametrize(("deadline_ms", "keys"), [(32, (1, 2)), (37, (1, 2, 3))])
+def test_a_deadline_is_held_against_the_own_way(
+    spec: dict[str, str], deadline_ms: int, keys: tuple[int, ...]
+) -> None:
+    """Two rows take 10 ms per stage, three 12. The most urgent leaves after two stages, in time
+    either way; the second goes through three."""
+    policy = make(**spec)
+    policy.arrive(query(1, 0, deadline_ms=25, ahead=(2,)), 0)
+    policy.arrive(query(2, 0, deadline_ms=deadline_ms, ahead=(2, 3)), 0)
+    policy.arrive(query(3, 0, deadline_ms=900, ahead=(2, 3)), 0)
+    assert policy.decide(0) == Run(1, keys)
