@@ -108,6 +108,7 @@ CODES: Mapping[str, CodeInfo] = {
     "UNAUTHORIZED": _c("system", _CL, 401, "a token or key is missing or unfit"),
     "TIMEOUT": _c("system", _SY, 504, "a peer did not answer in time", retryable=True),
     "MISSING_EXTRA": _c("system", _CL, 501, "an optional package is needed for this"),
+    "BENCHMARK_FAILED": _c("system", _SY, 500, "what was to be measured ended badly"),
     "INTERNAL": _c("system", _SY, 500, "a defect in BlockFlow"),
 }
 

@@ -116,7 +116,7 @@ def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
         yield
     except ExportError:
         raise
-    except Exception as e:  # the model is the user's code, which may raise anything
+    except (Exception, SystemExit) as e:  # the model is the user's code, which may raise anything
         raise ExportError(
             "EXPORT_FAILED",
             f"the model fails on {loaded.input} (tried {list(x.shape)}): "
@@ -156,7 +156,7 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
         raise failed(f"no module {e.name!r}", "is it installed, or in this folder?") from e
     except AttributeError as e:
         raise failed(f"module {module_name!r} has no {attribute!r}") from e
-    except Exception as e:  # an import runs the user's code, which may raise anything
+    except (Exception, SystemExit) as e:  # an import runs the user's code, which may raise anything
         raise failed(f"the import failed: {type(e).__name__}: {e}") from e
     if not callable(made):
         raise failed(f"{attribute!r} is a {type(made).__name__}, not a function or class")
@@ -164,7 +164,7 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = made(**arguments)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise failed(f"the factory raised {type(e).__name__}: {e}", "check its arguments") from e
     if not isinstance(model, nn.Module):
         raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")

@@ -241,12 +241,16 @@ def test_names_must_be_enough_and_unique(repo: BlockRepository) -> None:
         ("torch.nn:Linear", "raised TypeError"),
         ("builtins:dict", "returned a dict"),
         ("broken_factory_module:make", "the import failed: ZeroDivisionError"),
+        ("ending_factory_module:make", "the import failed: SystemExit"),
+        ("ending_factory:make", "the factory raised SystemExit"),
     ],
 )
 def test_factories_that_fail(
     factory: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_factory_module.py").write_text("1 / 0\n")
+    (tmp_path / "ending_factory_module.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "ending_factory.py").write_text("def make():\n    raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert words in refused("FACTORY_FAILED", lambda: build(factory, {}, 0)).message
 

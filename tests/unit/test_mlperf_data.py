@@ -167,6 +167,15 @@ def test_nonsense_is_no_hook(text: str) -> None:
     assert caught.value.code == "INVALID_REQUEST"
 
 
+@pytest.mark.parametrize("raised", [ValueError("no"), SystemExit(3)])
+def test_a_hook_that_fails_is_named(raised: BaseException) -> None:
+    def fails(row: Any) -> Any:
+        raise raised
+
+    with pytest.raises(BlockFlowError, match=f"the hook raised {type(raised).__name__}"):
+        load_inputs("synthetic:1", ROUTES, seed=1, hooks=dict.fromkeys(ROUTES, fails))
+
+
 def test_a_task_has_a_hook_of_its_own() -> None:
     routes = {**ROUTES, "b": replace(ROUTES["a"], name="b")}
     found = load_inputs("synthetic:1", routes, seed=1, hooks={"b": lambda x: 2 * x})

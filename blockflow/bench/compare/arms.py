@@ -38,7 +38,7 @@ def imported_from(tree: Tree, python: str = sys.executable) -> Path:
     """The package's file that an interpreter of this arm imports.
 
     Raises:
-        SystemError_: INTERNAL when it is another tree's, or there is none; TIMEOUT.
+        SystemError_: BENCHMARK_FAILED when it is another tree's, or there is none; TIMEOUT.
     """
     try:
         done = subprocess.run(
@@ -57,7 +57,7 @@ def imported_from(tree: Tree, python: str = sys.executable) -> Path:
     found = done.stdout.strip()
     if done.returncode or not Path(found).is_relative_to(tree.folder.resolve()):
         raise make_error(
-            "INTERNAL",
+            "BENCHMARK_FAILED",
             f"{tree.title} imports {found or 'no blockflow'}, not its own sources",
             where=str(tree.folder),
             hint=done.stderr.strip()[-_TAIL:],
@@ -69,7 +69,7 @@ def run_benchmark(tree: Tree, command: Sequence[str], limit_s: float) -> list[Fi
     """Run ``python -m COMMAND --json FILE`` in a tree and read what it has written.
 
     Raises:
-        SystemError_: INTERNAL when it fails or what it writes are no figures, TIMEOUT after
+        SystemError_: BENCHMARK_FAILED when it fails or what it writes are no figures, TIMEOUT after
             ``limit_s`` seconds, NO_SPACE where there is no room for its files.
     """
     with (
@@ -81,7 +81,7 @@ def run_benchmark(tree: Tree, command: Sequence[str], limit_s: float) -> list[Fi
         status = _run([*command, "--json", str(result)], tree, log, limit_s)
         if status or not result.exists():
             raise make_error(
-                "INTERNAL",
+                "BENCHMARK_FAILED",
                 f"the benchmark ended with status {status}"
                 + ("" if status else " and wrote no figures"),
                 where=tree.title,
@@ -91,7 +91,7 @@ def run_benchmark(tree: Tree, command: Sequence[str], limit_s: float) -> list[Fi
             return [Figure.from_dict(line) for line in ResultFile(result, command[0]).read()]
         except (ValueError, TypeError) as exc:
             text = f"the benchmark wrote what are no figures: {exc}"
-            raise make_error("INTERNAL", text, where=tree.title) from exc
+            raise make_error("BENCHMARK_FAILED", text, where=tree.title) from exc
 
 
 def _run(arguments: Sequence[str], tree: Tree, log: Path, limit_s: float) -> int:

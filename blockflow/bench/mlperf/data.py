@@ -111,7 +111,7 @@ def load_hook(text: str) -> Hook:
         function = getattr(import_module(module), name)
     except AttributeError:
         raise failed(f"module {module!r} has no {name!r}") from None
-    except Exception as e:  # an import runs the user's code, which may raise anything
+    except (Exception, SystemExit) as e:  # an import runs the user's code, which may raise anything
         raise failed(f"the import failed: {type(e).__name__}: {e}") from e
     if not callable(function):
         raise failed(f"{name!r} is no function")
@@ -270,7 +270,7 @@ def _fit(inputs: Inputs, route: TaskRoute, hook: Hook | None) -> Inputs:
 def _through(hook: Hook, row: Array, where: str) -> Array:
     try:
         made = hook(row.copy())  # tasks share rows, and a hook may write into what it gets
-    except Exception as e:  # the user's code may raise anything
+    except (Exception, SystemExit) as e:  # the user's code may raise anything
         raise RequestError(
             "INVALID_REQUEST", f"the hook raised {type(e).__name__}: {e}", where=where
         ) from e

@@ -34,7 +34,7 @@ class Kept(StrEnum):
     FEW = "too few"
     """Kept, or no bound, by fewer queries than can tell."""
     UNASKED = "never asked"
-    UNANSWERED = "no answer"
+    UNTIMED = "not timed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ def _stand(
     if not queries:
         stands = Kept.UNASKED
     elif seen_ms is None:
-        stands = Kept.UNANSWERED
+        stands = Kept.UNTIMED
     elif bound_ms is not None and seen_ms > bound_ms:
         stands = Kept.MISSED
     elif queries < needed:
@@ -289,7 +289,7 @@ def _missed(task: TaskVerdict) -> str:
 def _too_rare(settings: RunSettings, tasks: Sequence[TaskVerdict]) -> list[str]:
     """Tasks that the run says nothing about; in a short run few queries are no fault."""
     found = [f"{t.task}: never asked" for t in tasks if t.verdict is Kept.UNASKED]
-    found += [f"{t.task}: no answer was timed" for t in tasks if t.verdict is Kept.UNANSWERED]
+    found += [f"{t.task}: no answer was timed" for t in tasks if t.verdict is Kept.UNTIMED]
     if settings.full_length:
         found += [
             f"{t.task}: {t.queries} queries asked for it, p{t.percentile * 100:g} needs {t.needed}"
