@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,6 +62,7 @@ from blockflow.cli.options import Address, ClientKeys, Json, Url, close_json, pr
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, TopologyError
 from blockflow.monitor.rest import RestClient
+from blockflow.repository.scratch import scratch
 
 _TITLES = (
     "Verdicts of LoadGen",
@@ -210,7 +210,7 @@ def bench(
     with interruptible():
         try:
             with (
-                _system(topology, repository, url, address) as (rest, where),
+                _system(context, topology, repository, url, address) as (rest, where),
                 shown(console) as show,
             ):
                 plan = Plan(
@@ -339,21 +339,23 @@ def _finish(
 
 @contextmanager
 def _system(
-    topology: Path | None, repository: Path, url: str, address: str
+    context: typer.Context, topology: Path | None, repository: Path, url: str, address: str
 ) -> Iterator[tuple[Rest | None, str]]:
     """REST and the clients' address of the running system, or of one started for this call."""
     if topology is None:
         # Another address alone: the REST of the default address would be some other system's.
         yield (RestClient(url or None) if url or not address else None), address
         return
-    if url or address:
+    # Where the environment says that another one runs does not matter to a system of its own.
+    given = [f"--{name}" for name in ("url", "address") if _was_given(context, name)]
+    if given:
         raise RequestError(
-            "INVALID_REQUEST", "--topology starts a system of its own", where="--url, --address"
+            "INVALID_REQUEST", "--topology starts a system of its own", where=", ".join(given)
         )
     update = _read_update(topology)
     with (
-        tempfile.TemporaryDirectory(prefix="blockflow-bench-") as folder,
-        Server(repository.resolve(), Path(folder), RestClient) as server,
+        scratch() as folder,
+        Server(repository.resolve(), folder, RestClient) as server,
     ):
         server.start()
         try:

@@ -277,6 +277,9 @@ def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
     asked = ("--task", "b", "--scenario", "multistream")
     modes = ("--mode", "performance", "--mode", "accuracy")
     odd = ("--percentile", "55", "--target-latency-ms", "20000")  # LoadGen logs no 55th
+    assert main(["bench", *where, *asked, "--url", "http://127.0.0.1:1"]) == 2
+    assert "a system of its own (at --url)" in capsys.readouterr().err
+    monkeypatch.setenv("BLOCKFLOW_URL", "http://127.0.0.1:1")  # of another system
     status = main(["bench", "--json", *where, *data, *asked, *modes, *SURE, *odd])
     found = json.loads(capsys.readouterr().out)
     assert status == 0, found

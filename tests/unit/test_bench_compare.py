@@ -24,7 +24,6 @@ from blockflow.bench.compare.judgement import (
     Visit,
     compare_arms,
     order,
-    warm_up,
 )
 from blockflow.bench.compare.report import figures, remarks, verdict_grid
 from blockflow.bench.compare.room import room
@@ -34,6 +33,7 @@ from blockflow.bench.docs import Stored, render
 from blockflow.bench.pipeline_figures import AGAIN, APART, IN_PROCESS, Sample, Series
 from blockflow.bench.pipeline_ways import WAYS
 from blockflow.bench.results import LESS_IS_BETTER, MORE_IS_BETTER, Figure, ResultFile
+from blockflow.bench.statistics import warm_up
 from blockflow.bench.worker_start import start_figures
 from blockflow.core.errors import BlockFlowError, make_error
 
@@ -141,6 +141,15 @@ def test_a_warm_up_is_found_and_left_out_of_both_arms() -> None:
     assert found.base == 10.0
     assert found.ratio is not None and found.ratio.n == 7
     assert found.noise == 0.0
+
+
+@pytest.mark.parametrize("rounds", [5, 6, 7])
+def test_a_warm_up_leaves_enough_to_conclude(rounds: int) -> None:
+    steady = [10.0 + 0.01 * (i % 2) for i in range(rounds - 2)]
+    found = one(rounds, TIME, [30.0, 20.0, *steady], [60.0, 40.0, *(2 * x for x in steady)])
+    assert found.warm_up == rounds - 5
+    assert found.ratio is not None and found.ratio.n == 5
+    assert "too few" not in found.note
 
 
 def test_a_metric_that_one_arm_lacks_is_said_and_no_failure() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from blockflow.bench.mlperf.settings import (
     required_queries,
     targets_of,
 )
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, RequestError
 
 # --- counts --------------------------------------------------------------------------------------
 
@@ -283,6 +284,19 @@ def test_tasks_are_mixed_by_their_weights_and_no_row_is_left_out() -> None:
     assert library.task.count(0) == 2 * library.task.count(1)
     pairs = set(zip(library.task, library.row, strict=True))
     assert pairs == {(0, r) for r in range(5)} | {(1, r) for r in range(7)}
+
+
+def test_a_library_that_no_process_should_hold_is_refused() -> None:
+    with pytest.raises(RequestError, match="40,040,000 samples") as caught:
+        Library.weighted({"a": 40_000, "b": 40_000}, {"a": 1000, "b": 1})
+    assert "a=1000: 40000" in caught.value.message
+
+
+def test_the_docs_count_of_a_rare_task_is_ours() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "mlperf.md").read_text(encoding="utf-8")
+    rarest = count_for_share(rounded_count(0.99), 0.25)
+    assert f"weights 2, 1 and 1 need {rarest:,} queries" in text
+    assert f"needs {rounded_count(0.99):,}" in " ".join(text.split())
 
 
 def test_an_accuracy_run_has_every_row_once() -> None:

@@ -19,7 +19,7 @@ from blockflow.bench.statistics import (
     judge,
     noise_of,
     ratio_interval,
-    warm_up,
+    warm_up_of,
 )
 
 _TIMES = frozenset({"ms", "us", "s"})
@@ -185,7 +185,7 @@ def _compare(metric: Metric, rounds: Sequence[Mapping[Arm, Visit]]) -> Compariso
     if min(*base, *tree) <= 0:
         note = "no ratio (not positive)"
         return Comparison(metric, _median(base), _median(tree), note=note)
-    cut = max(warm_up(base), warm_up(tree))
+    cut = warm_up_of((base, tree))
     kept = whole[cut:]
     base, tree = base[cut:], tree[cut:]
     ratio = ratio_interval(base, tree)

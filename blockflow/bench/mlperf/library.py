@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, sqrt
 
+from blockflow.core.errors import RequestError
+
 MANY = 1 << 16
 """Entries of a library whose queries hold several samples: see :func:`shares`."""
+MOST = 1 << 22
+"""Entries of a library at most: half a GiB in either process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,23 @@ class Library:
 
         LoadGen draws samples uniformly, so that a task is asked as often as it has entries. It
         leaves out what does not make a whole query of ``per_query`` samples: here that is nothing.
+
+        Raises:
+            RequestError: INVALID_REQUEST: more entries than LoadGen's process should hold.
         """
         total = sum(weights[task] for task in rows)
         rounds = max(-(-n // weights[task]) for task, n in rows.items())
         if per_query > 1:
             whole = per_query // gcd(per_query, total)
             rounds = -(-max(rounds, -(-MANY // total)) // whole) * whole
+        if rounds * total > MOST:
+            told = ", ".join(f"{task}={weights[task]}: {n}" for task, n in rows.items())
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"every row by these weights makes {rounds * total:,} samples (rows: {told})",
+                where="--task, --data",
+                hint=f"at most {MOST:,}: weights that lie less apart, or fewer rows",
+            )
         pairs = [
             (t, (turn * weights[task] + i) % n)
             for turn in range(rounds)

@@ -6,7 +6,6 @@ from being run, and after each result the caller is told, so that it can write d
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,6 +39,7 @@ from blockflow.client import Client
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.routing import TaskRoute
+from blockflow.repository.scratch import scratch
 
 READY_S = 15.0
 CALIBRATION_S, SHORT_CALIBRATION_S = 0.5, 0.02
@@ -112,13 +112,13 @@ class Session:
         asked = {s: self._settings(s, targets[s]) for s in plan.scenarios}
         hooks = {task: load_hook(text) for task, text in plan.preprocess.items()}
         with (
-            tempfile.TemporaryDirectory(prefix="blockflow-bench-") as folder,
+            scratch() as folder,
             Client(plan.address or None, client_keys=plan.client_keys or None) as client,
         ):
             routes = self._routes(client)
             self._show("preparing the data", None)
             self.inputs = load_inputs(plan.data, routes, seed=plan.seed, hooks=hooks)
-            save_inputs(self.inputs, Path(folder))
+            save_inputs(self.inputs, folder)
             self.system = {
                 "address": client.address,
                 "tasks": {name: r.to_dict() for name, r in routes.items()},
@@ -127,13 +127,13 @@ class Session:
             seconds = SHORT_CALIBRATION_S if plan.short else CALIBRATION_S
             begin = calibration.calibrate(seconds)
             jobs = [
-                self._prepared(client, routes, asked[scenario], Path(folder))
+                self._prepared(client, routes, asked[scenario], folder)
                 for scenario in plan.scenarios
             ]
             self._tell()
             for job in jobs:
                 with self._kept():
-                    self._scenario(job, routes, Path(folder))
+                    self._scenario(job, routes, folder)
                 self._tell()
                 if self._over:
                     break

@@ -166,9 +166,9 @@ def conclude(
     cost = cost_of(found)
     whole = sum(median_interval([s.process[b] for s in found]).value for b in states)
     share = len(states) * cost.value / whole
+    spread = f"95% {bounds(cost.low, cost.high)}, n = {cost.n}" if cost.n > 1 else "one start"
     says = (
-        f"a process without a block takes {digits(cost.value)} MiB (95% "
-        f"{bounds(cost.low, cost.high)}, n = {cost.n})"
+        f"a process without a block takes {digits(cost.value)} MiB ({spread})"
         f"{quoted(labels, f'{THESIS_COST:g} {THESIS_UNIT}')}, {share:.0%} of the {digits(whole)} "
         f"MiB that {len(states)} blocks take"
     )
