@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,7 +168,8 @@ def draw_peaks(found: Sequence[Figure]) -> Any:
     if arms:
         left.legend(fontsize=7, frameon=False)
     shared = [f for f in found if f.name == batching.SATURATED]
-    bars = right.bar([f.mode for f in shared], [f.value for f in shared], color=PALETTE[0])
+    arms = [textwrap.fill(f.mode, 14) for f in shared]
+    bars = right.bar(arms, [f.value for f in shared], color=PALETTE[0])
     right.bar_label(bars, labels=[f"{f.value:.3g}" for f in shared], fontsize=7)
     right.tick_params(axis="x", labelsize=7)
     right.set_ylabel("shared trunk, rows/s")
