@@ -62,7 +62,7 @@ def export(
         list[str] | None, typer.Option(help="KEY=JSON: an argument of the factory.")
     ] = None,
     input_: Annotated[
-        str, typer.Option("--input", help="The input, e.g. float32[rows,3,224,224].")
+        str, typer.Option("--input", help=r"The input, e.g. float32\[rows,3,224,224].")
     ] = "",
     range_: Annotated[
         list[str] | None, typer.Option("--range", help="A dynamic dim, e.g. length=1..512.")

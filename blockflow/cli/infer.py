@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blockflow.cli.options import Address, ClientKeys, Json, Tasks, print_json, print_line
+from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 
 if TYPE_CHECKING:
@@ -25,11 +27,13 @@ def infer(
     random: Annotated[
         bool, typer.Option("--random", help="Random input that fits the task's contract.")
     ] = False,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of the random input.")] = 1,
+    rows: Annotated[
+        int, typer.Option(min=1, max=limits.MAX_ROWS, help="Rows of the random input.")
+    ] = 1,
     dim: Annotated[
         list[str] | None, typer.Option(help="NAME=N: a dynamic dim of the random input.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random input.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random input.")] = 0,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Save the result: a .npy file."),
@@ -86,8 +90,9 @@ def _load(source: str) -> tuple[Any, str | None]:
             return np.load(file, allow_pickle=False), None
         if file.suffix == ".safetensors":
             return _load_safetensors(file, name)
-    except (OSError, ValueError) as exc:
-        raise RequestError("INVALID_REQUEST", f"cannot read it: {exc}", where=source) from exc
+    except Exception as exc:  # parsers of headers and archives may raise nearly anything
+        why = str(exc) or type(exc).__name__
+        raise RequestError("INVALID_REQUEST", f"cannot read it: {why}", where=source) from exc
     raise RequestError("INVALID_REQUEST", "the input is a .npy or .safetensors file", where=source)
 
 
@@ -141,6 +146,10 @@ def _random(
         low, high = spec.ranges.get(name, (1, 1024))
         chosen.setdefault(name, max(low, min(high, 16)))
     shape = spec.resolve(chosen)
+    if prod(shape) > limits.MAX_MESSAGE_BYTES:
+        raise RequestError(
+            "TOO_LARGE", f"{list(shape)} is more than a request may bring", where="--rows, --dim"
+        )
     generator = np.random.default_rng(seed)
     if spec.dtype not in FLOAT_DTYPES:
         # 0 and 1 are valid indices of any table, whatever the block looks up with them.

@@ -107,4 +107,7 @@ def infer_spec(
     if dtype not in DTYPE_BYTES:
         raise refused(f"dtype {dtype} cannot travel between blocks")
     ranges = {n: r for n, r in bound_by.ranges.items() if n in dims}
-    return TensorSpec(dtype, tuple(dims), ranges)
+    try:
+        return TensorSpec(dtype, tuple(dims), ranges)
+    except ValueError as e:  # no elements, or a rank that no message holds
+        raise refused(str(e)) from e

@@ -182,6 +182,11 @@ class ComplexOut(nn.Module):
         return torch.fft.fft(x)
 
 
+class NoOut(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :0]
+
+
 class TwoOut(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x
@@ -199,6 +204,7 @@ LENGTH = TensorSpec("float32", ("rows", "length"), {"length": (2, 64)})
         (SwapsRows, ROW, "pt2", "NOT_SPLITTABLE", "dim 0"),
         (ComplexOut, ROW, "pt2", "NOT_SPLITTABLE", "complex64"),
         (TwoOut, ROW, "pt2", "EXPORT_FAILED", "returns a tuple"),
+        (NoOut, ROW, "pt2", "NOT_SPLITTABLE", "dim 0 is outside"),
         (lambda: nn.Linear(5, 5), ROW, "pt2", "EXPORT_FAILED", "the model fails on"),
         (lambda: nn.Linear(4, 4), ROW, "onnx", "EXPORT_FAILED", "unknown format"),
     ],
