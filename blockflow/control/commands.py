@@ -334,12 +334,15 @@ class Commands:
             answers += [{"worker": n, "incarnation": None, "ok": False} for n in names - found]
         return answers
 
-    def monitor(self, hz: float) -> dict[str, Any]:
+    def monitor(self, hz: int | float) -> dict[str, Any]:
         """Sample KPIs ``hz`` times a second everywhere; 0 = off."""
         if not 0 <= hz <= MAX_HZ:
-            raise RequestError("INVALID_REQUEST", f"hz {hz:g} is outside 0..{MAX_HZ:g}", where="hz")
-        self._manager.call(lambda: self._manager.brain.monitor(hz))
-        return {"on": hz > 0, "hz": hz}
+            raise RequestError(
+                "INVALID_REQUEST", f"hz {str(hz)[:20]} is outside 0..{MAX_HZ:g}", where="hz"
+            )
+        rate = float(hz)
+        self._manager.call(lambda: self._manager.brain.monitor(rate))
+        return {"on": rate > 0, "hz": rate}
 
     def store_kpis(self, name: str) -> dict[str, Any]:
         """Write the recent samples below the state directory, one JSON object per line.

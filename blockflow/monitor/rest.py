@@ -185,5 +185,11 @@ def _trust(ca_file: str | Path | None) -> ssl.SSLContext:
 
 
 def segment(name: str) -> str:
-    """A name as one segment of a path."""
-    return quote(name, safe="")
+    """A name as one segment of a path.
+
+    Raises:
+        RequestError: INVALID_REQUEST: it is empty.
+    """
+    if not name:
+        raise RequestError("INVALID_REQUEST", "the name is empty")
+    return quote(name, safe="", errors="surrogateescape")

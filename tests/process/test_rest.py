@@ -264,6 +264,32 @@ def test_refusals_are_typed_json(http: httpx.Client) -> None:
     assert http.get("/v1/epoch").status_code == 200
 
 
+@pytest.mark.parametrize(
+    "name", ["X-Odd", "Cookie", "Authorization", "Accept-Language", "Content-Type"]
+)
+@pytest.mark.parametrize(
+    "value", ["=?nosuch?q?abc?=", "=?utf-8?q?=ff?=", "=?utf-8?b?a?=", "a[=b; c", "$Version=9; =; x"]
+)
+def test_odd_headers_do_no_harm(http: httpx.Client, name: str, value: str) -> None:
+    answer = http.get("/v1/epoch", headers={name: value})
+    assert answer.status_code == 200
+    assert "epoch" in answer.json()
+
+
+def test_heads_that_name_no_host_or_too_much(system: System, http: httpx.Client) -> None:
+    with socket.create_connection((system.rest.host, system.rest.port), 5) as s:
+        s.sendall(b"GET /v1/epoch HTTP/1.1\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: s.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert b'"INVALID_REQUEST"' in answer and b"Traceback" not in answer
+    for query in ("&".join("a" * 40), "wait=%ff", "%00=1"):
+        error = error_of(http.get(f"/v1/epoch?{query}"))
+        assert (error["code"], error["where"]) == ("INVALID_REQUEST", "query")
+    body = '{"on": true, "hz": 1' + "0" * 400 + "}"
+    told = http.post("/v1/monitor", content=body, headers={"Content-Type": "application/json"})
+    assert error_of(told)["where"] == "hz"
+
+
 def test_a_head_request_has_no_body(http: httpx.Client) -> None:
     answer = http.head("/v1/epoch")
     assert answer.status_code == 200 and answer.content == b""

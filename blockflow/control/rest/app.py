@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 import cherrypy
@@ -32,6 +32,7 @@ log = logging.getLogger("blockflow.rest")
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
+_MAX_FLAGS = 32
 _NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -78,6 +79,7 @@ class RestApp:
             }
         }
         app = cherrypy.Application(None, "", config)
+        app.request_class = _Request
         app.log.screen = False
         for logger in (app.log.error_log, app.log.access_log):
             logger.disabled = True  # defects are logged by _serve, with their own logger
@@ -183,7 +185,12 @@ class RestApp:
 def _flags(resource: Resource, text: str) -> dict[str, bool]:
     """The boolean query parameters. Raises RequestError: INVALID_REQUEST."""
     flags = {f.name: f.default for f in resource.flags}
-    for name, value in parse_qsl(text, keep_blank_values=True, max_num_fields=32):
+    try:
+        given = parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FLAGS)
+    except ValueError as e:
+        many = f"more than {_MAX_FLAGS} query parameters"
+        raise RequestError("INVALID_REQUEST", many, where="query") from e
+    for name, value in given:
         word = value.lower()
         if name not in flags or word not in _TRUE | _FALSE:
             known = ", ".join(f"{n}=true|false" for n in flags) or "none"
@@ -212,3 +219,19 @@ def _error_page(status: str, message: str, traceback: str, version: str) -> byte
     """What CherryPy itself refuses before a resource is reached."""
     cherrypy.serving.response.headers["Content-Type"] = JSON_TYPE
     return json.dumps({"error": refusal(status, message).to_dict()}).encode("utf-8")
+
+
+class _Request(cherrypy.Application.request_class):  # type: ignore[misc]
+    """Without what CherryPy makes of heads before its configuration counts (cookies, encoded words,
+    queries): nobody reads it here, and what it refuses there it answers as a page."""
+
+    show_tracebacks = False
+    error_page: ClassVar[dict[str, Any]] = {"default": _error_page}
+
+    def process_headers(self) -> None:
+        for name, value in self.header_list:
+            self.headers[name] = value.strip()
+        self.base = ""  # of redirects, of which there are none
+
+    def process_query_string(self) -> None:
+        """Each resource reads its own."""

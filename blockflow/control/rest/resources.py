@@ -144,7 +144,7 @@ class Handlers:
 
     def monitor(self, call: Call) -> Answer:
         order = fields(call.body, call.duplicates, {"on": (bool,)}, {"hz": (int, float)})
-        hz = float(order.get("hz", 4.0)) if order["on"] else 0.0
+        hz = order.get("hz", 4.0) if order["on"] else 0.0
         return Answer(self.commands.monitor(hz))
 
     def store_kpis(self, call: Call) -> Answer:
