@@ -67,7 +67,7 @@ def check_tasks(tasks: Sequence[str]) -> None:
     """Raise INVALID_REQUEST unless ``tasks`` are 1..16 distinct names."""
     if not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST:
         why = f"{len(tasks)} tasks, 1..{limits.MAX_TASKS_PER_REQUEST} are possible"
-    elif not all(isinstance(t, str) and 0 < len(t) <= limits.MAX_NAME_CHARS for t in tasks):
+    elif not all(_is_name(t) for t in tasks):
         why = f"a task name is a string of 1..{limits.MAX_NAME_CHARS} characters"
     elif len(set(tasks)) != len(tasks):
         why = "a task is named twice"
@@ -95,3 +95,10 @@ def check_deadline(given_s: float | None, deadline_ms: int | None) -> None:
             f"a deadline is more than 0 and at most {most:g} seconds, not {given_s!r}",
             where="deadline",
         )
+
+
+def _is_name(task: object) -> bool:
+    """Whether it can be a task's name: text without halves of characters, which nothing sends."""
+    if not isinstance(task, str) or not 0 < len(task) <= limits.MAX_NAME_CHARS:
+        return False
+    return not any("\ud800" <= c <= "\udfff" for c in task)

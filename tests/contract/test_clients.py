@@ -220,7 +220,7 @@ def test_more_than_max_pending_is_refused_at_once(make: Make, dispatcher: FakeDi
     assert all(p.result(5) for p in kept)
 
 
-@pytest.mark.parametrize("tasks", [[], ["echo", "echo"], ["x" * 65], [""], ["t"] * 17, [7]])
+@pytest.mark.parametrize("tasks", [[], ["a"] * 2, ["x" * 65], [""], ["t"] * 17, [7], ["\ud800"]])
 def test_bad_task_lists_are_refused(
     make: Make, dispatcher: FakeDispatcher, tasks: list[Any]
 ) -> None:

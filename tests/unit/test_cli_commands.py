@@ -135,6 +135,15 @@ def test_errors_have_code_hint_and_exit_status(
     assert document(capsys)["error"]["code"] == "UNKNOWN_BLOCK"
 
 
+def test_names_that_are_no_names(rest: FakeRest, capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument may hold any bytes; an empty one would be another resource."""
+    rest.answers["POST /v1/blocks/%FF/drain"] = failing("UNKNOWN_BLOCK", 404)
+    assert main(["drain", "\udcff"]) == ExitCode.BAD_INPUT
+    assert "UNKNOWN_BLOCK" in capsys.readouterr().err
+    assert main(["drain", ""]) == ExitCode.BAD_INPUT
+    assert "the name is empty" in capsys.readouterr().err
+
+
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", "http://127.0.0.1:1"]) == ExitCode.NOT_RUNNING
     assert "blockflow up" in capsys.readouterr().err
