@@ -101,9 +101,9 @@ def write_artifact(
             hint=f"known formats: {', '.join(FORMATS)}",
         )
     try:
-        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+        with torch.no_grad(), warnings.catch_warnings():
             # TorchScript's deprecation is told once, in the docs and by the command
-            warnings.simplefilter("always")
+            warnings.simplefilter("ignore")
             writer(stage, spec, example, path)
     except Exception as e:
         raise ExportError(
@@ -111,24 +111,6 @@ def write_artifact(
             f"cannot be written as {format_}: {type(e).__name__}: {_reason(e)}",
             hint=next((hint for sign, hint in _CAUSES if sign in str(e)), _HINTS[format_]),
         ) from e
-
-    fixed = next((w for w in said if _is_fixed(w)), None)
-    if fixed is not None:
-        place = f"{os.path.basename(fixed.filename)}:{fixed.lineno}"
-        raise ExportError(
-            "EXPORT_FAILED",
-            f"a trace would keep for ever what {place} finds for one input: "
-            f"{str(fixed.message).splitlines()[0][:160]}",
-            hint="torchscript-scripted keeps a branch, and pt2 keeps it or says what to write; "
-            "what numpy or Python computes has to become torch operations",
-        )
-
-
-def _is_fixed(said: warnings.WarningMessage) -> bool:
-    """A value of the model's own that a trace makes a constant: other inputs might not show it when
-    the chain is verified. (Torch's own functions branch on sizes only, which it does show.)"""
-    own = not Path(said.filename).is_relative_to(Path(torch.__file__).parent)
-    return own and said.category.__name__ == "TracerWarning"
 
 
 def read_artifact(path: Path, format_: str) -> Callable[[Tensor], Tensor]:

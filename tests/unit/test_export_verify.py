@@ -326,11 +326,11 @@ class LeavesTorch(nn.Module):
 @pytest.mark.parametrize(
     ("module", "format_", "code", "hint"),
     [
-        (BranchOfValues, TRACED, "EXPORT_FAILED", "torchscript-scripted keeps a branch"),
+        (BranchOfValues, TRACED, "EXPORT_MISMATCH", "tracing keeps for ever the branch"),
         (BranchOfValues, "pt2", "EXPORT_FAILED", "torch.cond"),
         (LeavesTorch, "pt2", "EXPORT_FAILED", "leaves torch for numpy"),
         (LeavesTorch, SCRIPTED, "EXPORT_FAILED", "leaves torch for numpy"),
-        (LeavesTorch, TRACED, "EXPORT_FAILED", "what numpy or Python computes"),
+        (LeavesTorch, TRACED, "EXPORT_MISMATCH", "what numpy or Python computed"),
         (ByRows, "pt2", "EXPORT_FAILED", "a branch on a size"),
     ],
 )
