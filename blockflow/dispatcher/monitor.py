@@ -14,7 +14,7 @@ from blockflow.tensormq.channel import Usage
 from blockflow.wire.control import ControlMessage, Stats
 
 _PATIENCE_S = 0.5
-_MAX_HZ = 50.0
+_MIN_HZ, _MAX_HZ = 0.001, 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StatsThread:
 
     def set_rate(self, hz: float) -> None:
         """Samples per second from now on; 0 = off."""
-        self._hz = min(max(hz, 0.0), _MAX_HZ)
+        self._hz = min(max(hz, _MIN_HZ), _MAX_HZ) if hz > 0 else 0.0
         self._changed.set()
 
     def close(self) -> None:

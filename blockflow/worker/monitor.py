@@ -23,6 +23,8 @@ from blockflow.worker.copies import InputCopies
 from blockflow.worker.stage import StageSnapshot
 
 MAX_HZ = 100.0
+_MIN_HZ = 0.001
+"""More seldom than that nothing is sampled; and no clock waits for ever longer times."""
 _ANSWER_S = 1.0
 _IDLE_NS = 1_000_000_000
 
@@ -87,7 +89,7 @@ class KpiMonitor:
     def set_rate(self, hz: float) -> None:
         """``hz`` samples per second, 0 = off."""
         with self._change:
-            self._period_s = 1.0 / min(hz, MAX_HZ) if hz > 0 else 0.0
+            self._period_s = 1.0 / min(max(hz, _MIN_HZ), MAX_HZ) if hz > 0 else 0.0
             self._change.notify()
 
     def answer(self, snapshot: Snapshot) -> None:

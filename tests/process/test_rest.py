@@ -195,6 +195,8 @@ def test_operations_on_a_block(
 def test_the_monitor_and_stored_figures(
     deployed: System, http: httpx.Client, document: dict[str, Any]
 ) -> None:
+    # A rate whose period no clock can wait for ends no thread.
+    assert http.post("/v1/monitor", json={"on": True, "hz": 1e-300}).status_code == 200
     answer = http.post("/v1/monitor", json={"on": True, "hz": 20})
     assert fits(document, answer, "post", "/v1/monitor") == {"on": True, "hz": 20.0}
     deployed.manager.wait(lambda: deployed.manager.kpis.lines() or None, 10)
