@@ -34,12 +34,16 @@ class Rig:
 
     Args:
         options: of the owner's device. lacks: of the consumers' devices.
+        eager: every device's work is done when it is ordered.
     """
 
-    def __init__(self, run_dir: Path, lacks: Collection[str] = (), **options: Any) -> None:
+    def __init__(
+        self, run_dir: Path, lacks: Collection[str] = (), eager: bool = True, **options: Any
+    ) -> None:
         self.run_dir = run_dir
         self.double = cuda_rig.double_folder(run_dir)
-        self.device = cuda_rig.fake_device(self.double, **options)
+        self.eager = eager
+        self.device = cuda_rig.fake_device(self.double, eager=eager, **options)
         self.world = World(self.double, os.getpid())
         self.host = ShmProducer(Arena.create(run_dir, OWNER, MIB, 4))
         self.cuda = CudaProducer(self.device, run_dir, OWNER, MIB, 4)
@@ -54,7 +58,7 @@ class Rig:
     def consumer(
         self, ordinal: int, incarnation: int, lacks: Collection[str] = ()
     ) -> MixedConsumer:
-        device = cuda_rig.far_device(self.double, ordinal, lacks=lacks)
+        device = cuda_rig.far_device(self.double, ordinal, lacks=lacks, eager=self.eager)
         book = make_book(self.run_dir, incarnation, 1)
         self.books.append(book)
         made = cuda_rig.SettledConsumer(device, self.run_dir, VerdictBook(book), incarnation)

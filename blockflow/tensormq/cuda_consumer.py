@@ -246,6 +246,8 @@ class CudaConsumer(Consumer):
             mapping.order_behind(handle)
         except CudaError as exc:
             raise self._refused(mapping.owner, exc) from exc
+        if mapping.gone:  # since it was looked at; what came between may not have seen this wait
+            self._watch(mapping)
 
     def _refused(self, owner: int, exc: CudaError) -> RequestError:
         """Note that the owner's memory cannot be used here, and say so.
@@ -295,9 +297,17 @@ class CudaConsumer(Consumer):
             if mapping is not None:
                 mapping.gone = True
                 self._close_if_idle(mapping)
-        if mapping is not None and mapping.waits:
-            before = set(mapping.waits)
-            why = f"it waits for work of incarnation {incarnation}, which is dead"
+        if mapping is not None:
+            self._watch(mapping)
+
+    def _watch(self, mapping: CudaMapping) -> None:
+        """The owner is dead: what the device waits for now is to come within the grace, or never.
+
+        Called once ``gone`` is set *and* once a wait is noted, whichever thread comes last.
+        """
+        before = set(mapping.waits)
+        if before:
+            why = f"it waits for work of incarnation {mapping.owner}, which is dead"
             self._device.watch(DEATH_GRACE_S, lambda: bool(before & set(mapping.waits)), why)
 
     def close(self) -> None:

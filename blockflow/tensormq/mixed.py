@@ -258,11 +258,12 @@ class MixedProducer(Producer):
 class UploadedInBuffer(InBuffer):
     """A tensor that came by the host; the engine gets a copy of it on the device."""
 
-    __slots__ = ("_device", "_host", "_used")
+    __slots__ = ("_consumer", "_device", "_host", "_used")
 
-    def __init__(self, device: CudaDevice, host: InBuffer) -> None:
+    def __init__(self, device: CudaDevice, host: InBuffer, consumer: MixedConsumer) -> None:
         self.desc = host.desc
         self.memory = host.memory
+        self._consumer = consumer
         self._device = device
         self._host: InBuffer | None = host
         self._used = False
@@ -271,11 +272,15 @@ class UploadedInBuffer(InBuffer):
         host, device = self._host, self._device
         if host is None:
             raise ValueError("the buffer was released")
+        region = None
         reader = host.reader if isinstance(host, ShmInBuffer) else None
         if reader is not None and device.facts.read_only_pins:
-            device.pins.cover(reader.region(), True)
+            region = reader.region()
+            device.pins.cover(region, True)
         raw = device.api.scratch(self.memory.nbytes)
         self._used = not device.upload(int(raw.data_ptr()), self.memory)
+        if region is not None:
+            self._consumer.page_locked(region, self.desc)
         return typed(raw, self.desc.dtype, self.desc.dims, self.desc.strides)
 
     def release(self) -> None:
@@ -301,20 +306,33 @@ class MixedConsumer(Consumer):
         self._device = device
         self._host = host
         self._cuda = cuda
+        self._gone: set[int] = set()
 
     def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
         handle = desc.handle
         if handle is not None and handle.incarnation & DEVICE_BIT and self._cuda is not None:
             return self._cuda.open(desc, frame)
-        return UploadedInBuffer(self._device, self._host.open(desc, frame))
+        return UploadedInBuffer(self._device, self._host.open(desc, frame), self)
+
+    def page_locked(self, region: memoryview, desc: TensorDesc) -> None:
+        """An upload has page-locked the arena that ``desc`` lies in, while its owner lives.
+
+        If that is dead already, the tensor has waited here, and no further death will unlock it.
+        """
+        if desc.handle is not None and desc.handle.incarnation in self._gone:
+            self._unlock_later(region)
+
+    def _unlock_later(self, region: memoryview) -> None:
+        """Page-locked memory keeps its pages: let them go when nothing reads them any more."""
+        pins, device = self._device.pins, self._device
+        device.completions.after(device.stream, lambda: pins.drop(region))
 
     def peer_gone(self, incarnation: int) -> None:
+        self._gone.add(incarnation)
         region = self._host.region(incarnation)
         self._host.peer_gone(incarnation)
         if region is not None:
-            # Page-locked memory keeps its pages: let them go when nothing reads them any more.
-            pins, device = self._device.pins, self._device
-            device.completions.after(device.stream, lambda: pins.drop(region))
+            self._unlock_later(region)
         if self._cuda is not None:
             self._cuda.peer_gone(incarnation)
 

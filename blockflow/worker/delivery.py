@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockflow.core import limits
-from blockflow.core.errors import BlockFlowError, RequestError, make_error
+from blockflow.core.errors import BlockError, BlockFlowError, RequestError, make_error
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute
 from blockflow.tensormq.channel import OutBuffer, Payload, Producer
 from blockflow.tensormq.push import PushCache, Unsent
@@ -28,6 +28,7 @@ from blockflow.worker.ticket import Batch, Ticket
 _LOG = logging.getLogger("blockflow.worker")
 
 _FAILURE_ROOM = limits.MAX_HEADER_BYTES - 2200
+_NO_MEMORY = "there is no memory to copy the output to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,8 @@ class Delivery:
         for part in parts:
             route = self.routes.stages.get(part.stage)
             if route is None:
-                self._no_route(part, batch)
+                lost = f"no route to stage {part.stage} any more"
+                self._fail_part(part, batch, RequestError("WORKER_LOST", lost))
             else:
                 sendable.append((part, route))
         if producer is self._shm:
@@ -218,9 +220,7 @@ class Delivery:
         copied = [s for s in sendable if id(s[0]) not in chosen]
         if not slots:
             # Nobody takes the buffer as it is (the routes have changed, or every ticket failed).
-            if stays:
-                batch.result = batch.result.clone()
-                batch.copies += 1
+            stays = self._copied_for(stays, batch)
             copies = self._copies(copied, out, batch)
             batch.out = None
             if not held:
@@ -281,10 +281,32 @@ class Delivery:
         self, sends: Sequence[tuple[Part, StageRoute]], out: OutBuffer, batch: Batch
     ) -> list[tuple[Part, StageRoute, Payload]]:
         """Whole tensors for those that cannot have the buffer itself."""
-        batch.copies += len(sends)
         whole = Payload(TensorDesc(out.dtype, out.dims), out.memory)
-        mine = [(part, route, part.of(whole)) for part, route in sends]
-        return [(p, route, Payload(own.desc, bytes(own.frame or b""))) for p, route, own in mine]
+        copies: list[tuple[Part, StageRoute, Payload]] = []
+        for part, route in sends:
+            own = part.of(whole)
+            try:
+                copies.append((part, route, Payload(own.desc, bytes(own.frame or b""))))
+            except MemoryError:
+                self._fail_part(part, batch, BlockError("BLOCK_FAILED", _NO_MEMORY))
+        batch.copies += len(copies)
+        return copies
+
+    def _copied_for(
+        self, stays: list[tuple[Ticket, int, int]], batch: Batch
+    ) -> list[tuple[Ticket, int, int]]:
+        """The result in memory of its own for local successors; without any they fail."""
+        if not stays:
+            return stays
+        try:
+            batch.result = batch.result.clone()
+        except RuntimeError as exc:
+            now = time.monotonic_ns()
+            error = BlockError("BLOCK_FAILED", f"{_NO_MEMORY}: {exc}"[:500])
+            self.fail([next_item(t, batch, hop, now) for t, hop, _ in stays], error)
+            return []
+        batch.copies += 1
+        return stays
 
     def _send_copies(
         self, copies: Sequence[tuple[Part, StageRoute, Payload]], batch: Batch
@@ -348,12 +370,9 @@ class Delivery:
                 tag.items(), RequestError("BLOCK_UNAVAILABLE", "the next hop takes no messages")
             )
 
-    def _no_route(self, part: Part, batch: Batch) -> None:
+    def _fail_part(self, part: Part, batch: Batch, error: BlockFlowError) -> None:
         now = time.monotonic_ns()
-        self.fail(
-            [next_item(t, batch, hop, now) for t, hop in part.members],
-            RequestError("WORKER_LOST", f"no route to stage {part.stage} any more"),
-        )
+        self.fail([next_item(t, batch, hop, now) for t, hop in part.members], error)
 
     def _lost(self, count: int, why: str) -> None:
         """Nobody can be told; the Dispatcher's deadline answers for these."""

@@ -268,19 +268,14 @@ class Executor:
             batch.cuts = self._stages[batch.stage].cuts(batch)
             producer = self._delivery.producer_for(batch)
             out = None if producer is None else self._reserve(batch, producer)
+            if producer is not None and out is None:
+                self._let_go_of_slots(batch)
+                self._stalled = batch
+                return None
         except BlockFlowError as exc:
             self._scheduler.done(batch, now)
             for ticket in batch.tickets:
                 self._fail(ticket, exc)
-            return None
-        if producer is not None and out is None:
-            # What waits here may itself hold the slots, and would wait for this batch for ever.
-            # What is being computed is read in another lane, and lets go by itself.
-            read = {id(t.source) for b in self._running for t in b.tickets}
-            for key, (stage, source) in list(self._holding.items()):
-                if key not in read and source.detach():
-                    stage.meter.copies_out += 1
-            self._stalled = batch
             return None
         batch.out = out
         batch.started_ns = now
@@ -289,6 +284,27 @@ class Executor:
         limit = self._stages[batch.stage].timeout_ns
         self._running[batch] = _Forward(producer, now + limit if limit else None)
         return batch
+
+    def _let_go_of_slots(self, batch: Batch) -> None:
+        """What waits here may itself hold the slots, and would wait for ``batch`` for ever.
+
+        What is being computed is read in another lane, and lets go by itself.
+
+        Raises:
+            BlockError: BLOCK_FAILED: there is no memory to copy it to. ``batch`` is to fail then,
+                so that what waits can go on.
+        """
+        read = {id(t.source) for b in self._running for t in b.tickets}
+        for key, (stage, source) in list(self._holding.items()):
+            try:
+                if key not in read and source.detach():
+                    stage.meter.copies_out += 1
+            except RuntimeError as exc:
+                raise BlockError(
+                    "BLOCK_FAILED",
+                    f"no slot is free, nor memory to copy what holds them: {exc}"[:500],
+                    where=self._stages[batch.stage].name,
+                ) from exc
 
     def _reserve(self, batch: Batch, producer: Producer) -> OutBuffer | None:
         stage = self._stages[batch.stage]

@@ -141,13 +141,19 @@ class Runner:
     def _compute(self, batch: Batch, lane: int) -> None:
         stage = self._stages[batch.stage]
         try:
-            self._forward(stage, batch, batch.tickets, _whole(batch))
-            if not batch.probe:
-                self._failpoints.hit("after_forward", stage.name)
-        except Exception as exc:
-            self._failed(stage, batch, exc, lane)
-        if batch.cuts and batch.result is not None:
-            self._blank(batch)
+            whole = None if batch.out is None else batch.out.tensor()
+            try:
+                self._forward(stage, batch, batch.tickets, whole)
+                if not batch.probe:
+                    self._failpoints.hit("after_forward", stage.name)
+            except Exception as exc:
+                self._failed(stage, batch, exc, whole, lane)
+            if batch.cuts and batch.result is not None:
+                self._blank(batch)
+        except Exception as exc:  # no memory for the output itself: the worker goes on without it
+            batch.result = None
+            for ticket in batch.tickets:
+                batch.errors.setdefault(ticket.key, _as_error(stage, exc))
         if not batch.compute_to_ns:
             batch.compute_to_ns = time.monotonic_ns()
             batch.compute_from_ns = batch.compute_from_ns or batch.compute_to_ns
@@ -155,20 +161,21 @@ class Runner:
     def set_threads(self, threads: int) -> None:
         """Compute with so many intra-op threads from the next batch on.
 
-        A block that cannot change goes on as it was; :attr:`threads` then stays, too.
+        All blocks do, or all go on as they were.
         """
         if threads < 1:  # which means "as many as you like" to some engines
             _LOG.error("%d threads cannot compute", threads)
             return
-        changed = True
+        changed: list[Stage] = []
         for stage in self._stages.values():
-            try:
-                stage.engine.set_threads(threads)
-            except Exception as exc:  # whatever a framework raises: what is loaded still computes
-                changed = False
-                _LOG.error("threads of %s stay: %s", stage.name, exc)
-        if changed:
+            if not _threads_set(stage, threads):
+                break
+            changed.append(stage)
+        else:
             self.threads = threads
+            return
+        for stage in changed:  # what is said of this worker's threads is said of all its blocks
+            _threads_set(stage, self.threads)
 
     def close(self) -> None:
         """Free the engines."""
@@ -209,13 +216,14 @@ class Runner:
         batch.result = out
         batch.copies += 1
 
-    def _failed(self, stage: Stage, batch: Batch, exc: Exception, lane: int) -> None:
+    def _failed(
+        self, stage: Stage, batch: Batch, exc: Exception, whole: torch.Tensor | None, lane: int
+    ) -> None:
         """Blame the guilty only: with batch mates, each ticket is run again by itself."""
         if len(batch.tickets) == 1:
             batch.errors[batch.tickets[0].key] = _as_error(stage, exc)
             return
         results: list[torch.Tensor | None] = []
-        whole = _whole(batch)
         row = 0
         for ticket in batch.tickets:
             part = None if whole is None else whole[row : row + ticket.rows]
@@ -248,11 +256,6 @@ class Runner:
             own = batch.result[row : row + ticket.rows]
             blank(own, batch.cuts[ticket.key], FILL)
             row += ticket.rows
-
-
-def _whole(batch: Batch) -> torch.Tensor | None:
-    out = batch.out
-    return None if out is None else out.tensor()
 
 
 def _joined(tickets: Sequence[Ticket], results: Sequence[torch.Tensor | None]) -> torch.Tensor:
@@ -298,6 +301,15 @@ def _input(
         return torch.cat(parts), 1
     (x,) = parts
     return (x, 0) if x.is_contiguous() else (x.contiguous(), 1)
+
+
+def _threads_set(stage: Stage, threads: int) -> bool:
+    try:
+        stage.engine.set_threads(threads)
+    except Exception as exc:  # whatever a framework raises: what is loaded still computes
+        _LOG.error("threads of %s stay: %s", stage.name, exc)
+        return False
+    return True
 
 
 def _as_error(stage: Stage, exc: Exception) -> BlockFlowError:

@@ -51,11 +51,15 @@ class Source:
 
         Returns:
             Whether there was one.
+
+        Raises:
+            RuntimeError: torch's, without memory for the copy; nothing has changed.
         """
-        let_go, self._on_release = self._on_release, None
+        let_go = self._on_release
         if let_go is None:
             return False
         self._tensor = self._tensor.clone()
+        self._on_release = None
         let_go()
         return True
 

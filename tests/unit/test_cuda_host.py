@@ -160,3 +160,33 @@ def test_what_other_processes_wrote_comes_from_page_locked_memory(
         consumer.close()
         producer.close()
     assert device.close()
+
+
+def test_a_dead_owners_memory_does_not_stay_page_locked(tmp_path: Path) -> None:
+    """A tensor of it that waited here is still used, and page-locks the arena once more."""
+    api = FakeCuda(tmp_path, read_only_pins=True)
+    device = CudaDevice(api)
+    with RunDir.create() as run_dir:
+        producer = ShmProducer(Arena.create(run_dir.path, 5, 1 << 20, 2))
+        consumer = MixedConsumer(device, ShmConsumer(run_dir.path), None)
+        waiting = []
+        for _ in range(2):
+            buffer = producer.reserve("uint8", (LARGE,))
+            assert buffer is not None
+            buffer.memory[:] = some(LARGE)
+            (payload,) = producer.publish(buffer, [9])
+            waiting.append(consumer.open(payload.desc, None))
+        first, second = waiting
+        first.tensor()
+        first.release()
+        assert api.counts()["locked"] == 1
+        consumer.peer_gone(5)
+        assert device.completions.wait_idle(10)
+        assert api.counts()["locked"] == 0
+        assert second.tensor().numpy().tobytes() == bytes(some(LARGE))
+        second.release()
+        assert device.completions.wait_idle(10)
+        assert api.counts()["locked"] == 0
+        consumer.close()
+        producer.close()
+    assert device.close()

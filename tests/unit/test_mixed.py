@@ -12,8 +12,10 @@ from blockflow.core.errors import RequestError
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.channel import OutBuffer
 from blockflow.tensormq.cuda import CudaProducer
+from blockflow.tensormq.cuda_consumer import CudaMapping
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.leases import LeaseError
+from blockflow.wire.tensor import Handle
 from tests import cuda_rig, mixed_rig
 from tests.mixed_rig import DIMS, HOST, MIB, NEAR, OWNER, PEER, Rig, chosen, is_right
 
@@ -186,6 +188,35 @@ def test_a_dead_owners_tensors_are_lost_and_its_memory_is_let_go(rig: Rig) -> No
     assert not rig.importers()
     with pytest.raises(RequestError, match="is dead"):
         rig.near.open(payload.desc, None)
+
+
+def test_a_death_between_the_look_and_the_wait_is_watched(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data thread hears of it just when the engine thread has found the owner alive: one of
+    the two has to see the other's mark, or the device waits for ever and nobody knows."""
+    rig = Rig(run_dir, eager=False)
+    done = threading.Event()
+    buffer = rig.computed(NEAR)
+    assert buffer.slot is not None
+    rig.device.api.launch(rig.device.stream, lambda: done.wait(30), writes=[])
+    buffer.finish()
+    (payload,) = rig.producer.publish(buffer, [NEAR])
+    got = rig.near.open(payload.desc, None)
+    real = CudaMapping.order_behind
+    watched: list[str] = []
+
+    def dies_first(mapping: CudaMapping, handle: Handle) -> None:
+        rig.near.peer_gone(OWNER)
+        real(mapping, handle)
+
+    monkeypatch.setattr(CudaMapping, "order_behind", dies_first)
+    monkeypatch.setattr(rig.openers[NEAR]._device, "watch", lambda *args: watched.append(args[2]))
+    got.tensor()
+    assert watched == [f"it waits for work of incarnation {OWNER}, which is dead"]
+    done.set()
+    got.release()
+    rig.close()
 
 
 def test_an_owner_waits_for_its_importers_to_close(rig: Rig) -> None:

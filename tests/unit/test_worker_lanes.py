@@ -295,6 +295,28 @@ def test_a_slot_that_is_being_read_is_not_taken_away(monkeypatch: pytest.MonkeyP
     assert bench.sink.sent[-1] == [3]
 
 
+def test_without_a_slot_nor_memory_to_free_one_the_batch_fails_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, slots=1, lanes=1)
+    bench.arrive(1, 1, 2)
+    bench.compute(bench.expect(1))  # its output holds the slot, and waits for stage 2
+    source = next(iter(bench.scheduler._tickets.values())).source
+
+    class Full:
+        def clone(self) -> Any:
+            raise RuntimeError("can't allocate memory")
+
+    source._tensor = Full()
+    assert bench.start() is None
+    assert bench.sink.failed == {1: "BLOCK_FAILED"}
+    assert bench.slots is not None and bench.slots.free == 1, "the slot is back"
+    assert bench.executor.idle
+    bench.arrive(2, 1)
+    bench.compute(bench.expect(1))
+    assert bench.sink.sent == [[2]]
+
+
 def test_termination_refuses_what_waits_and_leaves_what_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

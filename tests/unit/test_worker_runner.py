@@ -17,7 +17,7 @@ from blockflow.core.routing import merge_paths
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
-from blockflow.tensormq.inline import InlineProducer
+from blockflow.tensormq.inline import InlineOutBuffer, InlineProducer
 from blockflow.tensormq.views import as_torch
 from blockflow.wire.data import PROBE_EPOCH, Item
 from blockflow.worker import runner
@@ -249,6 +249,59 @@ def test_threads_change_for_all_blocks_or_stay(bench: Bench) -> None:
         assert bench.runner.threads == 3
     assert asked == [3]
     assert rows_of(bench.compute([[1, 2]], slot=False)) == [[2, 4]]
+
+
+def test_blocks_that_can_change_their_threads_change_back_with_one_that_cannot() -> None:
+    """The worker's KPIs, and the plan over all workers, have one number for it."""
+
+    class Threaded(Doubling):
+        most, has = 8, 1
+
+        def set_threads(self, threads: int) -> None:
+            if threads > self.most:
+                raise BlockError("LOAD_FAILED", "the file is gone")
+            self.has = threads
+
+    engines = [Threaded(INFO, EngineOptions()) for _ in range(3)]
+    engines[1].most = 2
+    stages = {n: Stage(StageSpec(n, INFO), e) for n, e in enumerate(engines)}
+    found = Runner(stages, FailPoints("", Path()))
+    for asked, has in ((2, 2), (4, 2), (1, 1)):
+        found.set_threads(asked)
+        assert found.threads == has
+        assert [e.has for e in engines] == [has] * 3
+
+
+@pytest.mark.parametrize("tickets", [1, 2])
+def test_without_memory_for_the_output_the_requests_fail_and_the_worker_goes_on(
+    bench: Bench, tickets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device the output may be the framework's to allocate."""
+    whole = InlineOutBuffer.tensor
+
+    def no_memory(_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(InlineOutBuffer, "tensor", no_memory)
+    batch = bench.compute(*([[float(n), 2.0]] for n in range(tickets)), slot=True)
+    assert [e.code for e in batch.errors.values()] == ["BLOCK_FAILED"] * tickets
+    assert batch.result is None and bench.engine.calls == []
+    monkeypatch.setattr(InlineOutBuffer, "tensor", whole)
+    assert rows_of(bench.compute([[1, 2]], slot=True)) == [[2, 4]]
+
+
+def test_without_memory_to_join_what_was_run_alone_all_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(False)
+
+    def no_memory(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(runner, "_joined", no_memory)
+    batch = bench.compute([[1, 2]], [[13, 0]], slot=False)
+    texts = {key: error.message for key, error in batch.errors.items()}
+    assert texts == {0: "OutOfMemoryError: no memory", 1: "thirteen"}
 
 
 def test_load_failure_is_an_answer(tmp_path: Path) -> None:
