@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blockflow.bench.in_process import Chain
 from blockflow.bench.other_process import answer_apart, run_apart
-from blockflow.core.engines import ENGINES, Selection
+from blockflow.core.engines import ENGINES, FIXED_ROWS, Selection
 from blockflow.core.errors import BlockFlowError
 from blockflow.engine.registry import host_misfit
 from blockflow.engine.workshop import EngineWorkshop
@@ -28,12 +28,14 @@ class Contender:
         label: how tables and ``--engines`` call it.
         engine, precision: as a topology says them.
         format: of the reference artifact.
+        fixed_rows: it has a model of its own for each number of rows that it will be asked for.
     """
 
     label: str
     engine: str
     precision: str = "fp32"
     format: str = "pt2"
+    fixed_rows: bool = False
 
     @property
     def prefix(self) -> str:
@@ -50,12 +52,16 @@ CONTENDERS: Mapping[str, Contender] = {
         Contender("onnxruntime", "onnxruntime"),
         Contender("openvino", "openvino"),
         Contender("openvino-bf16", "openvino", "bf16"),
+        Contender("openvino-bf16-rows", "openvino", "bf16", fixed_rows=True),
         Contender("compiled", "compiled"),
     )
 }
+ANY_ROWS = tuple(label for label, c in CONTENDERS.items() if not c.fixed_rows)
+"""Those that may be given batches of sizes that nobody has said before."""
 USUAL = ("torchscript", "exported", "onnxruntime", "openvino", "openvino-bf16")
-"""Without ``compiled``, which takes minutes and a C++ compiler to prepare, and without scripting,
-which gives the module that tracing gives (``blockflow bench thesis --only offline``)."""
+"""Without ``compiled``, which takes minutes and a C++ compiler to prepare, without scripting, which
+gives the module that tracing gives (``blockflow bench thesis --only offline``), and without fixed
+rows, which take the memory of the weights for each size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +74,11 @@ class Model:
     def blocks(self) -> tuple[str, ...]:
         return tuple(f"block{i + 1}" for i in range(len(ZOO[self.name].cuts) + 1))
 
-    def chain(self, contender: Contender, root: Path) -> Chain:
-        """What its in-process run loads."""
+    def chain(self, contender: Contender, root: Path, rows: Sequence[int] = ()) -> Chain:
+        """What its in-process run loads; ``rows`` are the batches that it will be given."""
         names = tuple(f"{contender.prefix}.{b}" for b in self.blocks)
-        return Chain(root, names, contender.engine, contender.precision)
+        options = {FIXED_ROWS: list(rows)} if contender.fixed_rows and rows else {}
+        return Chain(root, names, contender.engine, contender.precision, options=options)
 
 
 def prepare_apart(model: Model, contender: Contender, root: Path) -> BlockFlowError | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ _UNDER_WAY = 4
 class Chain:
     """What to run: blocks in their order, and by which engine.
 
-    ``engine``, ``precision`` and ``device`` are those of a topology's block.
+    ``engine``, ``precision``, ``options`` and ``device`` are those of a topology's block.
     """
 
     repository: Path
@@ -41,6 +41,7 @@ class Chain:
     precision: str = "fp32"
     threads: int = 1
     device: str = "cpu"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def order(self) -> dict[str, Any]:
         """What :func:`load` reads, as JSON."""
@@ -195,7 +196,8 @@ def load(order: Mapping[str, Any]) -> Pipeline:
     repository = BlockRepository(order["repository"])
     engines = []
     for name in order["blocks"]:
-        options = EngineOptions(order["device"], order["threads"], order["precision"])
+        own = order["device"], order["threads"], order["precision"], order["options"]
+        options = EngineOptions(*own)
         engine = create_engine(repository.info(name), options, order["engine"])
         with repository.artifact(name, variant=engine.variant) as path:
             engine.load(path)

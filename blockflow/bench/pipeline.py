@@ -108,7 +108,8 @@ class Bench:
 
     def _contend(self, contender: Contender, tags: Mapping[str, str]) -> None:
         plan = self._plan
-        chain = plan.model.chain(contender, self._root)
+        asked = list(dict.fromkeys([*plan.batches, *plan.loads]))
+        chain = plan.model.chain(contender, self._root, asked)
         loaded = plan.ways
         if plan.loads and plan.seats > 1:
             loaded = (*plan.ways, REPLICATED)
@@ -121,7 +122,7 @@ class Bench:
             others = [stack.enter_context(InProcess(chain)) for _ in range(runs)]
             singles = [replace(chain, blocks=(block,)) for block in chain.blocks]
             apart = [stack.enter_context(InProcess(one)) for one in singles]
-            for rows in dict.fromkeys([*plan.batches, *plan.loads]):
+            for rows in asked:
                 series = Series(rows, tags)
                 if rows in plan.batches:
                     self._latency(series, chain, client, others, apart)

@@ -47,6 +47,7 @@ def topology(chain: Chain, ways: Sequence[str], replicas: int = 1) -> dict[str, 
                 "threads": chain.threads,
                 "engine": chain.engine,
                 "precision": chain.precision,
+                "options": dict(chain.options),
                 "device": chain.device,
             }
             if way == ZEROMQ:

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.contenders import CONTENDERS
+from blockflow.bench.contenders import ANY_ROWS
 from blockflow.bench.gpu import find_device
 from blockflow.bench.interrupts import interruptible
 from blockflow.bench.results import fingerprint
@@ -63,7 +63,7 @@ def thesis(
     model: Annotated[
         str, typer.Option(help=f"Of the zoo. Default: {THESIS_MODEL}; --quick: {_QUICK_MODEL}.")
     ] = "",
-    engine: Annotated[str, typer.Option(help=f"One of {', '.join(CONTENDERS)}.")] = ENGINE,
+    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ANY_ROWS)}.")] = ENGINE,
     device: Annotated[
         str, typer.Option(help="cpu, cuda:N, or auto: the first GPU that can be shared.")
     ] = _AUTO,
@@ -81,7 +81,7 @@ def thesis(
     settings = Settings(
         quick,
         _known(model or (_QUICK_MODEL if quick else THESIS_MODEL), _models(), "--model"),
-        _known(engine, list(CONTENDERS), "--engine"),
+        _known(engine, ANY_ROWS, "--engine"),
         _device(device),
         str(constants),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.core.errors import BlockError, BlockFlowError, RepositoryError
+from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import BlockInfo
 
 AUTO = "auto"
@@ -28,7 +29,7 @@ VARIANTS: Mapping[str, str] = {
 """What ``blockflow convert`` makes of a block beside its reference artifact."""
 
 Rule = tuple[Any, ...] | type
-"""Allowed values of an option, or their type (bool, int, float)."""
+"""Allowed values of an option, or their type: float, or list for numbers of rows."""
 
 _FLAG: Rule = (True, False)
 _TORCH_OPTIONS: Mapping[str, Rule] = {"memory_format": ("contiguous", "channels_last")}
@@ -50,6 +51,11 @@ class EngineKind:
     extra: str = ""
     options: Mapping[str, Rule] = field(default_factory=dict)
 
+
+FIXED_ROWS = "rows"
+"""Option: batches of these numbers of rows run in models of their own, made for just these dims."""
+MOST_FIXED_ROWS = 16
+"""Each has its weights in memory once more."""
 
 _PT2 = ("pt2",)
 _SCRIPT = ("torchscript-scripted", "torchscript-traced")
@@ -74,6 +80,7 @@ ENGINES: Mapping[str, EngineKind] = {
     "openvino": EngineKind(
         {"fp32": ("onnx",), "bf16": ("onnx",), "fp16": ("onnx",), "int8": ("onnx-int8",)},
         extra="openvino",
+        options={FIXED_ROWS: list},
     ),
     "echo": EngineKind(
         {"fp32": ("echo",)},
@@ -196,6 +203,12 @@ def misfits(
         found.append(_refused(block, "device", why, f"it runs on: {', '.join(kind.devices)}"))
     for option, value in given.items():
         problem = _option_problem(kind, option, value, device)
+        dynamic = block.contract.input.dynamic
+        if not problem and option == FIXED_ROWS and dynamic:
+            problem = (
+                f"option {option!r} is for blocks of which only the rows are dynamic",
+                f"so are here: {', '.join(dynamic)}",
+            )
         if problem:
             found.append(_refused(block, f"options.{option}", *problem))
     if precision not in kind.files:
@@ -230,7 +243,11 @@ def _option_problem(kind: EngineKind, name: str, value: Any, device: str) -> tup
     rule = kind.options.get(name)
     if rule is None:
         return f"unknown option {name!r}", near(name, list(kind.options))
-    if isinstance(rule, type):
+    if rule is list:
+        if not _are_rows(value):
+            why = f"option {name!r} is not a list of numbers of rows: {value!r}"
+            return why, f"1 to {MOST_FIXED_ROWS} whole numbers, as [1, 8]"
+    elif isinstance(rule, type):
         if not isinstance(value, int | float):
             return f"option {name!r} is not a number: {value!r}", ""
     elif not any(value == v and type(value) is type(v) for v in rule):
@@ -241,6 +258,14 @@ def _option_problem(kind: EngineKind, name: str, value: Any, device: str) -> tup
             "on a CPU, compile ahead of time: engine 'compiled'",
         )
     return None
+
+
+def _are_rows(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and 1 <= len(value) <= MOST_FIXED_ROWS
+        and all(type(n) is int and 1 <= n <= MAX_ROWS for n in value)
+    )
 
 
 def near(word: str, known: Sequence[str]) -> str:

@@ -80,7 +80,11 @@ class Engine(ABC):
     @property
     @abstractmethod
     def copies_out(self) -> int:
-        """Copies of the output that one ``run`` with ``out`` makes: 0 or 1."""
+        """Copies of the output that one ``run`` with ``out`` makes for the sake of ``out``: 0 or 1.
+
+        With 1, a caller who has to account for the copy runs without, and makes it. What a
+        framework copies inside, whoever gives the memory, is in ``copied`` alone.
+        """
 
     @abstractmethod
     def close(self) -> None:

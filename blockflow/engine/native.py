@@ -1,8 +1,9 @@
 """NativeEngine: what the engines that compute outside torch share.
 
-They read the input where it lies and write the result where it belongs: pointers in, pointers out,
-no copy. Their threads are fixed when a block is opened; another number opens it again, from a
-descriptor of the file whose digest was checked.
+They are given the input where it lies and the place where the result belongs: pointers in, pointers
+out. What they nevertheless copy inside is known from their graphs, and counted. Their threads are
+fixed when a block is opened; another number opens it again, from a descriptor of the file whose
+digest was checked.
 """
 
 from __future__ import annotations
@@ -20,8 +21,15 @@ from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import Engine, EngineOptions
 
-Compute = Callable[[Tensor, Tensor], None]
-"""``f(x, out)``: both contiguous; fills ``out`` or raises."""
+Compute = Callable[[Tensor, Tensor], int]
+"""``f(x, out)``: both contiguous; fills ``out`` or raises. How often the result was copied for it.
+"""
+
+VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that give their input back with other dims. As a graph's last one each is a copy: the
+result is not computed into the place that is given for it."""
+LAST_OPERATOR = "blockflow.last_operator"
+"""What an ONNX file of ours says in its metadata, for who runs it and cannot see its graph."""
 
 
 class NativeEngine(Engine):
@@ -66,7 +74,7 @@ class NativeEngine(Engine):
             x = x.contiguous()
             self.copied.inputs += 1
         try:
-            compute(x, out)
+            self.copied.outputs += compute(x, out)
         except Exception as e:
             raise self._failed(x, dims, e) from e
         return out
@@ -84,7 +92,7 @@ class NativeEngine(Engine):
 
     @property
     def copies_out(self) -> int:
-        return 0
+        return 0  # the worker has none to add; what the framework copies inside, ``copied`` says
 
     def close(self) -> None:
         self._compute = None

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from blockflow.engine.frameworks import onnxruntime
-from blockflow.engine.native import Compute, NativeEngine
+from blockflow.engine.native import LAST_OPERATOR, VIEWS, Compute, NativeEngine
 
 ort: Any = onnxruntime()
 
@@ -56,12 +56,14 @@ class OnnxRuntimeEngine(NativeEngine):
         binding = session.io_binding()
         bind_input, bind_output = binding.bind_input, binding.bind_output
         run = session.run_with_iobinding
+        copies = int(session.get_modelmeta().custom_metadata_map.get(LAST_OPERATOR) in VIEWS)
         self._session, self._binding = session, binding
 
-        def compute(x: Tensor, out: Tensor) -> None:
+        def compute(x: Tensor, out: Tensor) -> int:
             bind_input(take, "cpu", 0, input_type, x.shape, x.data_ptr())
             bind_output(give, "cpu", 0, output_type, out.shape, out.data_ptr())
             run(binding)
+            return copies
 
         return compute
 

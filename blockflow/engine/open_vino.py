@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blockflow.core.engines import FIXED_ROWS
+from blockflow.core.model import ROWS
 from blockflow.engine.frameworks import openvino, openvino_core, openvino_lacks
-from blockflow.engine.native import Compute, NativeEngine
+from blockflow.engine.native import VIEWS, Compute, NativeEngine
 from blockflow.engine.registry import precision_lacking
 
 ov: Any = openvino()
@@ -28,7 +30,12 @@ _OVERLAYS_KEPT = 1024
 
 
 class OpenVinoEngine(NativeEngine):
-    """One compiled model and one infer request."""
+    """One compiled model and one infer request; one more of each for every fixed number of rows.
+
+    A model with dynamic rows is computed in memory of OpenVINO's own and copied out at the end
+    (2026.4.1, the CPU plugin's ``PullOutputData``); one that is compiled for given rows writes to
+    the place that it is given.
+    """
 
     _request: Any = None
 
@@ -36,20 +43,36 @@ class OpenVinoEngine(NativeEngine):
         core = openvino_core()
         if openvino_lacks(self.options.precision):
             raise precision_lacking(self.block, self.options.precision)
-        compiled = core.compile_model(core.read_model(str(path)), "CPU", self._config(threads))
-        request = compiled.create_infer_request()
-        set_input, set_output = request.set_input_tensor, request.set_output_tensor
-        infer = request.infer
+        config = self._config(threads)
         over = Overlays().over
-        self._request = request
 
-        def compute(x: Tensor, out: Tensor) -> None:
+        def runs(rows: int | None) -> tuple[Any, ...]:
+            model = core.read_model(str(path))
+            if rows is not None:
+                model.reshape(self.block.contract.input.resolve({ROWS: rows}))
+            compiled = core.compile_model(model, "CPU", config)
+            request = compiled.create_infer_request()
+            copies = compiled.output(0).partial_shape.is_dynamic or _is_view(model)
+            return request, request.set_input_tensor, request.set_output_tensor, int(copies)
+
+        any_rows = runs(None)
+        fixed = {rows: runs(rows) for rows in self.options.extra.get(FIXED_ROWS, ())}
+        self._request = any_rows[0]
+
+        def compute(x: Tensor, out: Tensor) -> int:
+            request, set_input, set_output, copies = fixed.get(len(x), any_rows)
             set_input(over(x))
             set_output(over(out))
             # or it would copy the result into an array of its own
-            infer(share_outputs=True)
+            request.infer(share_outputs=True)
+            return int(copies)
 
         return compute
+
+    def warm_up(self, rows: int = 1) -> None:
+        """Of every model: what a run needs is made in its first one."""
+        for n in {rows, *self.options.extra.get(FIXED_ROWS, ())}:
+            super().warm_up(n)
 
     def _config(self, threads: int) -> dict[str, Any]:
         config: dict[str, Any] = {
@@ -76,6 +99,14 @@ class OpenVinoEngine(NativeEngine):
     def close(self) -> None:
         self._request = None
         super().close()
+
+
+def _is_view(model: Any) -> bool:
+    """Whether a model gives its input back, with other dims: nothing computes into the result."""
+    node = model.get_results()[0].input_value(0).get_node()
+    while node.get_type_name() in VIEWS:
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "Parameter")
 
 
 class Overlays:

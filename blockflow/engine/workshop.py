@@ -26,6 +26,7 @@ from blockflow.core.errors import BlockError, BlockFlowError, ExportError, Syste
 from blockflow.core.model import BlockInfo, Variant
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.frameworks import installed, onnxruntime
+from blockflow.engine.native import LAST_OPERATOR
 from blockflow.engine.program import refuse_pickles
 from blockflow.engine.registry import create_engine, missing_extra
 
@@ -157,6 +158,7 @@ def _write_onnx(source: Path, target: Path) -> None:
     torch.onnx.export(
         program, (), os.fspath(target), dynamo=True, external_data=False, verbose=False
     )
+    _name_last_operator(target)
 
 
 def _write_int8(source: Path, target: Path, samples: Sequence[Tensor]) -> None:
@@ -193,6 +195,16 @@ def _write_int8(source: Path, target: Path, samples: Sequence[Tensor]) -> None:
             per_channel=True,
             reduce_range=True,
         )
+    _name_last_operator(target)
+
+
+def _name_last_operator(target: Path) -> None:
+    onnx: Any = import_module("onnx")
+    model = onnx.load(target)
+    result = model.graph.output[0].name
+    last = next((n.op_type for n in model.graph.node if result in n.output), "")
+    onnx.helper.set_model_props(model, {LAST_OPERATOR: last})
+    onnx.save(model, target)
 
 
 def _reader(base: Any, name: str, samples: Sequence[Tensor]) -> Any:

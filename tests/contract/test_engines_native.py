@@ -1,5 +1,6 @@
 """Engines outside torch: memory is used where it lies, and given back."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,14 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from blockflow.core.engines import FIXED_ROWS
 from blockflow.core.errors import BlockError
+from blockflow.core.model import TensorSpec
 from blockflow.engine.base import EngineOptions
+from blockflow.engine.registry import create_engine
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from tests import engine_rig
 from tests.engine_rig import CASES, NATIVE, SPEC, Stored, expected, model
+from tests.variants import variant_of
 
 pytestmark = pytest.mark.contract
 threads = engine_rig.threads
@@ -31,7 +36,7 @@ def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Stored(case, repo, case.store(repo, LoadedModel(model(), "test", SPEC), "block"))
 
 
-def test_no_copy_is_made(native: Stored) -> None:
+def test_the_frameworks_get_the_callers_memory(native: Stored) -> None:
     made = native.load(native.create())
     assert made.copies_out == 0
     x, out = torch.randn(2, 3, 8, 8), torch.empty(2, 3, 8, 8)
@@ -45,6 +50,110 @@ def test_no_copy_is_made(native: Stored) -> None:
     }
     assert where[native.case.engine](made) == (x.data_ptr(), out.data_ptr())
     made.close()
+
+
+# --- copies inside -------------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x) * 2
+
+
+class Ending(nn.Module):
+    """As torchvision's trunks end: other dims for the same numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.flatten(torch.sigmoid(x) * 2, 1)
+
+
+class Views(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.flatten(x, 1)
+
+
+WIDE = TensorSpec("float32", ("rows", 4, 1024, 64))
+"""A MiB a row."""
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> BlockRepository:
+    repo = BlockRepository(tmp_path_factory.mktemp("endings"))
+    for made in (Plain(), Ending(), Views()):
+        loaded = LoadedModel(made.eval(), "test", WIDE)
+        variant_of(repo, loaded, type(made).__name__.lower(), "onnx", "openvino")
+    return repo
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "block", "copies"),
+    [
+        ("onnxruntime", {}, "plain", 0),
+        ("onnxruntime", {}, "ending", 1),
+        ("onnxruntime", {}, "views", 1),
+        ("openvino", {}, "plain", 1),
+        ("openvino", {FIXED_ROWS: [2, 3]}, "plain", 0),
+        ("openvino", {FIXED_ROWS: [2, 3]}, "ending", 0),
+        ("openvino", {FIXED_ROWS: [2, 3]}, "views", 1),
+    ],
+)
+def test_copies_inside_are_counted(
+    endings: BlockRepository, engine: str, options: dict[str, Any], block: str, copies: int
+) -> None:
+    pytest.importorskip(engine)
+    made = create_engine(endings.info(block), EngineOptions(extra=options), engine)
+    with endings.artifact(block, variant=made.variant) as path:
+        made.load(path)
+    made.warm_up(1)
+    x = torch.randn(3, 4, 1024, 64)
+    right = x if block == "views" else torch.sigmoid(x) * 2
+    for rows in (2, 3, 2):
+        got = made.run(x[:rows])
+        torch.testing.assert_close(got, right[:rows].reshape(got.shape), rtol=1e-4, atol=1e-5)
+        assert made.copied.outputs == copies
+    made.run(x[:1])
+    # One row was not asked for: it runs in the model for any number.
+    assert made.copied.outputs == (1 if engine == "openvino" else copies)
+    made.close()
+
+
+@pytest.mark.parametrize(("fixed", "copies"), [([], 1), ([32], 0)])
+def test_openvino_keeps_a_result_of_its_own_where_a_copy_is_counted(
+    endings: BlockRepository, fixed: list[int], copies: int
+) -> None:
+    """The count comes from what is known of OpenVINO: whether that is so shows in its memory."""
+    pytest.importorskip("openvino")
+    code = """
+import json, sys
+import torch
+from pathlib import Path
+from blockflow.engine.base import EngineOptions
+from blockflow.engine.registry import create_engine
+from blockflow.repository.repository import BlockRepository
+def own():
+    text = Path("/proc/self/smaps_rollup").read_text()
+    return int(text.split("Anonymous:")[1].split()[0]) >> 10
+repo, fixed = BlockRepository(Path(sys.argv[1])), json.loads(sys.argv[2])
+extra = {"rows": fixed} if fixed else {}
+made = create_engine(repo.info("plain"), EngineOptions(extra=extra), "openvino")
+with repo.artifact("plain", variant=made.variant) as path:
+    made.load(path)
+x, out = torch.rand(32, 4, 1024, 64), torch.zeros(32, 4, 1024, 64)
+before = own()
+for _ in range(2):
+    made.run(x, out)
+print(made.copied.outputs, own() - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(endings.root), json.dumps(fixed)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    counted, mib = map(int, done.stdout.split())
+    assert counted == copies
+    assert (mib >= 28) == bool(copies), f"{mib} MiB for a result of 32"
 
 
 def test_an_input_with_strides_is_understood(native: Stored) -> None:
@@ -139,7 +248,7 @@ def test_what_a_native_engine_raises_is_the_blocks_error(native: Stored) -> None
     made: Any = native.load(native.create())
     good = made._compute
 
-    def broken(x: Tensor, out: Tensor) -> None:
+    def broken(x: Tensor, out: Tensor) -> int:
         raise RuntimeError("first line\nthe reason\n")
 
     made._compute = broken

@@ -77,16 +77,18 @@ def told(system: System, test: Callable[[dict[str, Any]], bool]) -> dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("asked", "runs"),
+    ("asked", "runs", "copies"),
     [
-        ({"engine": "openvino"}, "openvino"),
-        ({"engine": "onnxruntime"}, "onnxruntime"),
-        ({}, "onnxruntime"),
-        ({"precision": "bf16"}, "exported"),
+        # any number of rows: computed in memory of its own
+        ({"engine": "openvino"}, "openvino", 1),
+        ({"engine": "openvino", "options": {"rows": [1, 4]}}, "openvino", 0),
+        ({"engine": "onnxruntime"}, "onnxruntime", 0),
+        ({}, "onnxruntime", 0),
+        ({"precision": "bf16"}, "exported", 0),
     ],
 )
 def test_the_engine_that_is_asked_for_runs(
-    system: System, model: nn.Module, asked: dict[str, Any], runs: str
+    system: System, model: nn.Module, asked: dict[str, Any], runs: str, copies: int
 ) -> None:
     system.apply({"blocks": [{"name": "a", **asked}], "tasks": {"t": ["a"]}})
     x = torch.randn(4, 3)
@@ -98,7 +100,7 @@ def test_the_engine_that_is_asked_for_runs(
     assert block["precision"] == asked.get("precision", "fp32")
     assert block["variants"] == ["onnx"]
     kpi = block["kpi"]
-    assert (kpi["copies_in"], kpi["bytes_copied_in"], kpi["copies_out"]) == (0, 0, 0)
+    assert (kpi["copies_in"], kpi["bytes_copied_in"], kpi["copies_out"]) == (0, 0, copies)
     assert kpi["bytes_out"] == 4 * 2 * 4
 
 

@@ -68,6 +68,23 @@ def test_what_runs(engine: str, precision: str, expected: tuple[str, str, str | 
     assert (chosen.engine, chosen.precision, chosen.variant) == expected
 
 
+@pytest.mark.parametrize("rows", [8, [], [0], [1.0], [True], ["8"], [1] * 17, [70_000], None, {}])
+def test_fixed_rows_are_numbers_of_rows(rows: Any) -> None:
+    select(FULL, "openvino", options={"rows": [1, 8, 65_536]})
+    (problem,) = misfits(FULL, "openvino", options={"rows": rows})
+    assert problem.code == "UNSUPPORTED_ENGINE" and "numbers of rows" in problem.message
+    assert problem.details["field"] == "options.rows"
+    (problem,) = misfits(FULL, "onnxruntime", options={"rows": [1]})
+    assert "unknown option" in problem.message
+
+
+def test_fixed_rows_need_all_other_dims_fixed() -> None:
+    long = TensorSpec("float32", ("rows", "length", 2), {"length": (1, 9)})
+    block = replace(FULL, contract=Contract(long, long))
+    (problem,) = misfits(block, "openvino", options={"rows": [1]})
+    assert "length" in problem.hint
+
+
 def test_auto_is_this_machines_choice() -> None:
     block = replace(FULL, choices={"here": CHOICE | {"options": {}}})
     assert select(block, machine="here").variant == "onnx-int8"

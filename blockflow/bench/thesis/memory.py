@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 from blockflow.bench.canvas import save_page
 from blockflow.bench.compare.room import room
-from blockflow.bench.contenders import CONTENDERS, Model
+from blockflow.bench.contenders import ANY_ROWS, Model
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import Figure, ResultFile, make_command
 from blockflow.bench.thesis.memory_figures import (
@@ -88,7 +88,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--constants", choices=(_MACHINE, _THESIS), default=_MACHINE)
     parser.add_argument("--model", help="of the zoo, in four blocks (default resnet50)")
-    parser.add_argument("--engine", choices=tuple(CONTENDERS), default="exported")
+    parser.add_argument("--engine", choices=ANY_ROWS, default="exported")
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help="starts of every kind of process"
     )
