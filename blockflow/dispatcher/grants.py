@@ -22,7 +22,9 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import zmq
 
 from blockflow.core import limits
@@ -98,13 +100,18 @@ class GrantDesk:
         self._book.check_upload(client, number, slot, nbytes)
         return self._segments[number].slot(slot, nbytes)
 
-    def place(self, client: bytes, part: memoryview) -> Place | None:
-        """Copy a result into a slot of the client; None: send it in the message."""
+    def place(self, client: bytes, part: memoryview | np.ndarray[Any, Any]) -> Place | None:
+        """Copy a result into a slot of the client, an array row by row whatever its strides; None:
+        send it in the message."""
         if part.nbytes < MIN_TENSOR_BYTES or client not in self._book:
             return None
         place = self._book.reserve(client, part.nbytes, lambda n: self._segments[n].marks)
         if place is not None:
-            self._segments[place.grant].slot(place.slot, part.nbytes)[:] = part
+            slot = self._segments[place.grant].slot(place.slot, part.nbytes)
+            if isinstance(part, memoryview):
+                slot[:] = part
+            else:
+                np.ndarray(part.shape, part.dtype, slot)[...] = part
         return place
 
     def client_gone(self, client: bytes) -> None:

@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from blockflow.core.errors import (
     BlockError,
     BlockFlowError,
@@ -209,21 +211,20 @@ class TensorDesk:
         dims = (rows, *desc.dims[1:])
         mine = TensorDesc(desc.dtype, dims)
         in_slot = keep or desc.handle is not None
+        part: memoryview | np.ndarray[Any, Any]
         if desc.strides is None:
             row_bytes = tensor_bytes(desc.dtype, dims[1:])
             part = buffer.memory[start * row_bytes : (start + rows) * row_bytes]
         else:
             whole = as_numpy(buffer.memory, desc.dtype, desc.dims, desc.strides)
-            part = memoryview(whole[start : start + rows].tobytes())
+            part = whole[start : start + rows]
         place = None if keep else self._grants.place(client, part)
         if place is not None:
             self.legs.left(part.nbytes, True, copies=1)
             return Result(mine, None, place)
-        if desc.strides is not None:
-            self.legs.left(part.nbytes, False, copies=1)
-            return Result(mine, part, None)
-        self.legs.left(part.nbytes, False, copies=int(in_slot))
-        return Result(mine, bytes(part) if in_slot else part, None)
+        copied = in_slot or desc.strides is not None
+        self.legs.left(part.nbytes, False, copies=int(copied))
+        return Result(mine, part.tobytes() if copied else part, None)
 
     def peer_gone(self, incarnation: int) -> None:
         """A worker is proven dead: its leases are void and its arena is unmapped."""

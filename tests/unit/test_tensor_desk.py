@@ -1,0 +1,86 @@
+"""Results on their way to a client: what is copied where, and how often that is counted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from blockflow.dispatcher.grants import GrantDesk
+from blockflow.dispatcher.tensors import TensorDesk
+from blockflow.tensormq.channel import InBuffer
+from blockflow.tensormq.grants import MIN_TENSOR_BYTES, Grant, GrantBook
+from blockflow.wire.grants import Direction
+from blockflow.wire.tensor import Handle, TensorDesc
+
+PADDED, OWN = (4, 96, 128), (4, 64, 128)
+NUMBERS = np.arange(4 * 96 * 128, dtype=np.float32).reshape(PADDED)
+
+
+class Memory:
+    """A granted segment."""
+
+    marks = (0,) * 16
+
+    def __init__(self) -> None:
+        self.bytes = bytearray(1 << 20)
+
+    def slot(self, number: int, nbytes: int) -> memoryview:
+        assert number == 0
+        return memoryview(self.bytes)[:nbytes]
+
+
+class Scene:
+    def __init__(self) -> None:
+        book = GrantBook()
+        book.attach(b"slots")
+        grant = book.ask(b"slots", Direction.RESULT, 1 << 20)
+        assert isinstance(grant, Grant)
+        self.memory = Memory()
+        grants: Any = object.__new__(GrantDesk)
+        grants._book, grants._segments = book, {grant.number: self.memory}
+        nobody = cast(Any, None)
+        self.desk = TensorDesk(nobody, nobody, grants)
+
+    def cut(self, padded: bool, client: bytes, *, slot: bool = True, keep: bool = False) -> Any:
+        """Rows 1 and 2 of what a worker has sent."""
+        handle = Handle(1, 0, 0, 0, 0) if slot else None
+        if padded:
+            desc = TensorDesc("float32", OWN, handle, (96 * 128, 128, 1))
+        else:
+            desc = TensorDesc("float32", PADDED, handle)
+        buffer = SimpleNamespace(desc=desc, memory=memoryview(NUMBERS).cast("B"))
+        return self.desk.cut(cast(InBuffer, buffer), 1, 2, client, keep)
+
+    def copies(self) -> int:
+        return int(self.desk.legs._out.copies)
+
+
+def right(padded: bool) -> bytes:
+    return (NUMBERS[1:3, :64] if padded else NUMBERS[1:3]).tobytes()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_into_a_clients_slot_it_is_one_copy(padded: bool) -> None:
+    """Also of what lies in the worker's memory with gaps: it is not made contiguous first."""
+    scene = Scene()
+    assert len(right(padded)) >= MIN_TENSOR_BYTES
+    result = scene.cut(padded, b"slots")
+    assert result.place is not None and result.frame is None
+    assert result.tensor.dims == (2, *(OWN if padded else PADDED)[1:])
+    assert result.tensor.strides is None
+    assert bytes(scene.memory.bytes[: len(right(padded))]) == right(padded)
+    assert scene.copies() == 1
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("slot", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_into_a_message(padded: bool, slot: bool, keep: bool) -> None:
+    """A frame that came whole is passed on as it is."""
+    scene = Scene()
+    result = scene.cut(padded, b"slots" if keep else b"plain", slot=slot, keep=keep)
+    assert result.place is None and bytes(result.frame) == right(padded)
+    assert scene.copies() == (1 if padded or slot or keep else 0)
