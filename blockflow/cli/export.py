@@ -225,6 +225,11 @@ def _print_report(report: ExportReport, repository: Path) -> None:
     if padded:
         worst = max(padded.values())
         console.print(f"may be padded: {', '.join(padded)}: largest difference {worst:.3g}")
+    notes = [f"{b.name}: {note}" for b in report.blocks for note in b.notes]
+    if notes:
+        console.print("A trace keeps for ever what was found here for one input:")
+        for note in notes:
+            console.print(f"  {note}", highlight=False, markup=False)
     if report.format.startswith("torchscript"):
         console.print("TorchScript is deprecated upstream; pt2 is the default.")
 

@@ -80,7 +80,7 @@ def protect_input(stage: nn.Module, example: Tensor) -> nn.Module:
 
 def write_artifact(
     stage: nn.Module, spec: TensorSpec, example: Tensor, format_: str, path: Path
-) -> None:
+) -> tuple[str, ...]:
     """Write ``stage`` to ``path``.
 
     Args:
@@ -89,6 +89,9 @@ def write_artifact(
         example: an input with at least 2 rows (1 would be taken for a constant).
         format_: a key of :data:`FORMATS`.
         path: the file.
+
+    Returns:
+        What the format may have lost, each with its place: other inputs may show it, or may not.
 
     Raises:
         ExportError: EXPORT_FAILED with the exporter's reason.
@@ -101,9 +104,9 @@ def write_artifact(
             hint=f"known formats: {', '.join(FORMATS)}",
         )
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
             # TorchScript's deprecation is told once, in the docs and by the command
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("always")
             writer(stage, spec, example, path)
     except Exception as e:
         raise ExportError(
@@ -111,6 +114,19 @@ def write_artifact(
             f"cannot be written as {format_}: {type(e).__name__}: {_reason(e)}",
             hint=next((hint for sign, hint in _CAUSES if sign in str(e)), _HINTS[format_]),
         ) from e
+    return tuple(dict.fromkeys(_fixed_at(w) for w in said if _is_fixed(w)))
+
+
+def _is_fixed(said: warnings.WarningMessage) -> bool:
+    """What Python found in a value, which a trace keeps for ever. Models that check their inputs'
+    sizes do that, too, and torch's own functions: theirs are sizes only."""
+    own = not Path(said.filename).is_relative_to(Path(torch.__file__).parent)
+    return own and said.category.__name__ == "TracerWarning"
+
+
+def _fixed_at(said: warnings.WarningMessage) -> str:
+    what = str(said.message).partition(".")[0][:160]
+    return f"{os.path.basename(said.filename)}:{said.lineno}: {what}"
 
 
 def read_artifact(path: Path, format_: str) -> Callable[[Tensor], Tensor]:

@@ -28,6 +28,7 @@ class Piece:
         position: in its path, from 1.
         of: length of the longest path.
         padding: what it promises of its input.
+        notes: what its format may have lost.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Piece:
     position: int
     of: int
     padding: Padding | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ def store_pieces(job: Job) -> ExportReport:
                     sha256=info.digest,
                     file_bytes=files[piece.name].stat().st_size,
                     padding_error=None if manifest.padding is None else manifest.padding.error,
+                    notes=piece.notes,
                 )
             )
     job.progress("done", 1.0)
@@ -92,7 +93,8 @@ def store_pieces(job: Job) -> ExportReport:
 def _write(piece: Piece, format_: str, file: Path) -> Runner:
     try:
         piece.stage = protect_input(piece.stage, piece.example)
-        write_artifact(piece.stage, piece.contract.input, piece.example, format_, file)
+        spec, example = piece.contract.input, piece.example
+        piece.notes = write_artifact(piece.stage, spec, example, format_, file)
         return read_artifact(file, format_)
     except ExportError as e:
         e.where = e.where or piece.name

@@ -31,6 +31,7 @@ class BlockReport:
         file_bytes: the artifact's size.
         padding_error: largest difference that padding made to a result, as a part of its largest
             value; None for a block that may not be padded.
+        notes: places where a trace keeps what it found for one input.
     """
 
     name: str
@@ -44,6 +45,7 @@ class BlockReport:
     sha256: str
     file_bytes: int
     padding_error: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from blockflow.repository.sources import LoadedModel, build, load_model, load_we
 from blockflow.repository.spec_text import parse_range, parse_spec
 from blockflow.repository.zoo.catalog import ZOO
 
+TRACED = "torchscript-traced"
 ROW = TensorSpec("float32", ("rows", 4))
 SMALL = {"layers": 2, "width": 16, "heads": 2, "vocabulary": 64, "max_length": 32}
 TOKENS = TensorSpec("int64", ("rows", "length"), {"length": (1, 32)})
@@ -162,6 +163,15 @@ class ByRows(nn.Module):
         return x * 2 if x.shape[0] > 1 else x
 
 
+class Checks(nn.Module):
+    """A branch that no sample takes, and a model's look at its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] != 4:
+            raise ValueError("four numbers")
+        return x * 2 if x.abs().max() < 1e6 else x
+
+
 class ByValue(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.sum() > 0 else x
@@ -195,11 +205,22 @@ class TwoOut(nn.Module):
 LENGTH = TensorSpec("float32", ("rows", "length"), {"length": (2, 64)})
 
 
+def test_what_a_trace_keeps_for_ever_is_listed(repo: BlockRepository) -> None:
+    report = export_model(LoadedModel(Checks(), "test", ROW), repo, names=["m"], format=TRACED)
+    (block,) = report.blocks
+    assert len(block.notes) == 2, "a size and a value"
+    for note in block.notes:
+        assert note.startswith("test_export.py:") and "Python boolean" in note
+    linear = LoadedModel(nn.Linear(4, 4), "test", ROW)
+    assert export_model(linear, repo, names=["n"], format=TRACED).blocks[0].notes == ()
+
+
 @pytest.mark.parametrize(
     ("module", "spec", "format_", "code", "words"),
     [
-        (ByRows, ROW, "torchscript-traced", "EXPORT_MISMATCH", "differ from the model"),
+        (ByRows, ROW, TRACED, "EXPORT_MISMATCH", "differ from the model"),
         (ByValue, ROW, "pt2", "EXPORT_FAILED", "cannot be written as pt2"),
+        (ByValue, ROW, TRACED, "EXPORT_MISMATCH", "differ from the model"),
         (Halves, LENGTH, "pt2", "NOT_SPLITTABLE", "dim 1"),
         (SwapsRows, ROW, "pt2", "NOT_SPLITTABLE", "dim 0"),
         (ComplexOut, ROW, "pt2", "NOT_SPLITTABLE", "complex64"),
