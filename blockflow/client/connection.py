@@ -23,7 +23,7 @@ from blockflow.client.counters import Counters
 from blockflow.client.io import IoThread
 from blockflow.client.outcome import Answered, Described, Failed, Outcome
 from blockflow.client.pending import PendingRequest
-from blockflow.client.request import check_deadline, check_retries, check_tasks
+from blockflow.client.request import check_deadline, check_retries, task_names
 from blockflow.client.result import Result, Trip, make_result
 from blockflow.client.sharing import SharedMemory, Sharing, Wish
 from blockflow.client.tap import Tap
@@ -118,8 +118,7 @@ class Connection:
         """
         self._check_process()
         rid = _request_id(request_id)
-        names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
-        check_tasks(names)
+        names = task_names(tasks)
         deadline_ms = None if deadline_s is None else _milliseconds(deadline_s)
         check_deadline(deadline_s, deadline_ms)
         check_retries(retries)

@@ -63,8 +63,18 @@ def expired(p: Pending) -> RequestError:
     )
 
 
-def check_tasks(tasks: Sequence[str]) -> None:
-    """Raise INVALID_REQUEST unless ``tasks`` are 1..16 distinct names."""
+def task_names(tasks: str | Sequence[str]) -> tuple[str, ...]:
+    """The names in ``tasks``; INVALID_REQUEST unless they are 1..16 distinct ones."""
+    try:
+        names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
+    except TypeError:
+        why = f"tasks is a name or a sequence of names, not {type(tasks).__name__}"
+        raise RequestError("INVALID_REQUEST", why, where="tasks") from None
+    _check_tasks(names)
+    return names
+
+
+def _check_tasks(tasks: Sequence[str]) -> None:
     if not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST:
         why = f"{len(tasks)} tasks, 1..{limits.MAX_TASKS_PER_REQUEST} are possible"
     elif not all(_is_name(t) for t in tasks):

@@ -85,17 +85,19 @@ def from_wire(desc: TensorDesc, frame: Any, kind: Kind) -> Any:
 
 def _from_torch(torch: Any, x: Any) -> tuple[Any, str]:
     name = str(x.dtype).removeprefix("torch.")
-    x = x.detach()
-    if x.device.type != "cpu":
-        x = x.cpu()
-    # Negative or conjugated views, sparse and other layouts have no numpy form before this.
-    if x.layout is not torch.strided or x.is_neg():
-        x = (x.to_dense() if x.layout is not torch.strided else x).resolve_neg()
-    if name == "bfloat16":
-        return x.contiguous().view(torch.int16).numpy(), name
+    if x.is_meta:
+        raise _mismatch("a tensor on the device 'meta' has no elements", "send one that has")
     try:
+        x = x.detach()
+        if x.device.type != "cpu":
+            x = x.cpu()
+        # Negative or conjugated views, sparse and other layouts have no numpy form before this.
+        if x.layout is not torch.strided or x.is_neg():
+            x = (x.to_dense() if x.layout is not torch.strided else x).resolve_neg()
+        if name == "bfloat16":
+            return x.contiguous().view(torch.int16).numpy(), name
         return x.numpy(), name
-    except (TypeError, RuntimeError) as exc:
+    except (TypeError, RuntimeError) as exc:  # NotImplementedError is one of the latter
         raise _mismatch(f"dtype {name} cannot travel: {exc}", "convert it first") from exc
 
 

@@ -83,6 +83,7 @@ CODES: Mapping[str, CodeInfo] = {
         "the blocks differ from the model, or answer differently by batch or call",
     ),
     "VERSION_EXISTS": _c("export", _CL, 409, "this version of the block is stored already"),
+    "REPOSITORY_UNUSABLE": _c("repository", _SY, 500, "the block's folder cannot be written"),
     # A block's profile: read beside the manifest, measured by ``blockflow profile``.
     "NO_PROFILE": _c("repository", _CL, 404, "the block was not profiled on this machine"),
     "STALE_PROFILE": _c("repository", _CL, 409, "the profile is of another artifact or machine"),

@@ -89,7 +89,7 @@ class BlockSpec(_Strict):
     name: BlockName
     block: BlockName | None = None
     version: Version | None = None
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d{1,2})$")] = "cpu"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:[0-9]{1,2})$")] = "cpu"
     replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
     threads: Threads = AUTO
     lanes: Lanes = AUTO

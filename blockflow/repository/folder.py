@@ -171,7 +171,7 @@ def written(path: Path) -> Iterator[None]:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise SystemError_("NO_SPACE", str(e), where=str(path)) from e
         raise RepositoryError(
-            "ARTIFACT_MISSING",
+            "REPOSITORY_UNUSABLE",
             f"the block cannot be written: {e}",
             where=str(path),
             hint="check the folder and its permissions",

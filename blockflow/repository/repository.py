@@ -163,6 +163,7 @@ class BlockRepository:
         on the block's folder orders them.
 
         Raises:
+            RepositoryError: REPOSITORY_UNUSABLE, its folder cannot be made or written.
             SystemError_: NO_SPACE when the disk is full.
         """
         path = self.root / manifest.name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,13 @@ from blockflow.core.model import Padding, TensorSpec
 from blockflow.repository.zoo.catalog import ZOO
 
 _SHOWN = 5
+_GLOBAL = re.compile(r"\bGLOBAL (\S+)")
+_REFUSED = "Weights only load failed"
+"""How torch's message begins when a file is more than tensors."""
+
+
+class _NoStateDict(ValueError):
+    """The file can be read, and this is what it is instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +182,12 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
 def load_weights(module: nn.Module, path: Path) -> str:
     """Load a state dict strictly; returns the file's sha256.
 
+    Where several names of the model are one tensor (tied weights), any of them will do: safetensors
+    keeps such a tensor once.
+
     Raises:
-        ExportError: WEIGHTS_INVALID, listing the keys that are missing, unexpected or misshapen.
+        ExportError: WEIGHTS_INVALID, listing the keys that are missing, unexpected or misshapen, or
+            that are one tensor in the model and differ in the file.
     """
     where = str(path)
     try:
@@ -183,13 +195,18 @@ def load_weights(module: nn.Module, path: Path) -> str:
             digest = hashlib.file_digest(f, "sha256").hexdigest()
         state = _read_state(path)
     except Exception as e:
+        why = str(e).strip().partition("\n")[0]
+        if not isinstance(e, _NoStateDict):
+            why = f"the file cannot be read: {type(e).__name__}" + f": {why}" * bool(why)
         raise ExportError(
             "WEIGHTS_INVALID",
-            f"the file cannot be read: {type(e).__name__}: {str(e).strip().partition(chr(10))[0]}",
+            why,
             where=where,
             hint="give a .safetensors file, or a state dict saved with torch.save",
         ) from e
     own = module.state_dict()
+    pairs = list(_tied(own, state))
+    state |= {k: state[given] for k, given in pairs if k not in state}
     problems: dict[str, list[str]] = {
         "missing": [k for k in own if k not in state],
         "unexpected": [k for k in state if k not in own],
@@ -197,6 +214,9 @@ def load_weights(module: nn.Module, path: Path) -> str:
             f"{k} {list(state[k].shape)} into {list(own[k].shape)}"
             for k in own
             if k in state and state[k].shape != own[k].shape
+        ],
+        "at odds with the tensor that they share": [
+            f"{k} with {given}" for k, given in pairs if not torch.equal(state[k], state[given])
         ],
     }
     found = {kind: keys for kind, keys in problems.items() if keys}
@@ -216,6 +236,19 @@ def load_weights(module: nn.Module, path: Path) -> str:
     return digest
 
 
+def _tied(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Each further name of a tensor of the model with the first of its names that the file has."""
+    names: dict[Any, list[str]] = {}
+    for name, t in own.items():
+        if t.numel():
+            at = (t.untyped_storage().data_ptr(), t.storage_offset(), tuple(t.shape), t.stride())
+            names.setdefault((t.dtype, *at), []).append(name)
+    for same in names.values():
+        given = next((name for name in same if name in state), None)
+        if given is not None:
+            yield from ((name, given) for name in same if name != given)
+
+
 def _read_state(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
@@ -223,12 +256,21 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     if path.suffix not in (".pt", ".pth"):
         raise ValueError(f"unknown kind of weights file {path.suffix!r}")
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:
+        if _REFUSED not in str(e):
+            raise
+        asked = _GLOBAL.search(str(e))  # torch goes on to advise what runs a stranger's code
+        what = f"it asks for {asked[1]}" if asked else "it is more than tensors, or damaged"
+        raise _NoStateDict(f"{what}: only tensors under names are loaded, never code") from e
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict):
-        raise TypeError(f"it holds a {type(state).__name__}, not a state dict")
-    wrong = [k for k, v in state.items() if not (isinstance(k, str) and isinstance(v, Tensor))]
-    if wrong:
-        raise ValueError(f"entry {wrong[0]!r} is not a tensor")
+        raise _NoStateDict(f"it holds a {type(state).__name__}, not a state dict")
+    for name, tensor in state.items():
+        if not isinstance(name, str):
+            raise _NoStateDict(f"the name of entry {name!r} is a {type(name).__name__}, not text")
+        if not isinstance(tensor, Tensor):
+            raise _NoStateDict(f"entry {name!r} is a {type(tensor).__name__}, not a tensor")
     return state

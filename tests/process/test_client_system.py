@@ -58,7 +58,7 @@ def client(system: System) -> Iterator[Client]:
         yield made
 
 
-def code_of(client: Client, task: str, x: object, deadline_s: float | None = None) -> str:
+def code_of(client: Client, task: object, x: object, deadline_s: float | None = None) -> str:
     with pytest.raises(BlockFlowError) as info:
         client.infer(task, x, deadline_s=deadline_s)
     return info.value.code
@@ -96,6 +96,8 @@ def test_errors_of_one_task_leave_the_other(client: Client) -> None:
 
 def test_bad_input_is_answered_by_its_code(client: Client) -> None:
     assert code_of(client, "nonsense", X) == "UNKNOWN_TASK"
+    for no_names in (None, 7, [], [None], ["a", "a"]):
+        assert code_of(client, no_names, X) == "INVALID_REQUEST"
     assert code_of(client, "a", X.astype(np.float64)) == "CONTRACT_MISMATCH"
     assert code_of(client, "a", X[0]) == "CONTRACT_MISMATCH"
     assert code_of(client, "a", np.full((1, 4), np.nan, np.float32)) == "NON_FINITE_INPUT"

@@ -239,6 +239,7 @@ def test_refusals_are_typed_json(http: httpx.Client) -> None:
         (http.get("/"), "NOT_FOUND"),
         (http.get("/v1/updates/x"), "NOT_FOUND"),
         (http.get("/v1/updates/99999"), "NOT_FOUND"),
+        (http.get("/v1/updates/\N{ARABIC-INDIC DIGIT ONE}"), "NOT_FOUND"),
         (http.get("/v1/workers/zz"), "NOT_FOUND"),
         (http.get("/v1/blocks/%2e%2e"), "UNKNOWN_BLOCK"),
         (http.get("/v1/blocks/%ff"), "UNKNOWN_BLOCK"),

@@ -104,6 +104,7 @@ def test_plain_sequences_take_the_named_dtype() -> None:
         (torch.zeros(3, dtype=torch.complex64), None),
         (torch.zeros(3), "bfloat16"),
         (torch.zeros(()), None),
+        (torch.zeros(3, device="meta"), None),
         (object(), None),
         ({"a": 1}, None),
         ([1], "nonsense"),

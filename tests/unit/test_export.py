@@ -317,9 +317,47 @@ def test_weights_that_do_not_fit(tmp_path: Path, state: dict, words: str) -> Non
     assert words in error.message
 
 
+class Tied(nn.Module):
+    """An embedding whose table is also the last layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.last = nn.Linear(4, 5, bias=False)
+        self.last.weight = self.table.weight
+
+
+@pytest.mark.parametrize("given", [("table.weight",), ("last.weight",), None])
+def test_weights_that_are_tied_may_be_given_once(
+    tmp_path: Path, given: tuple[str, ...] | None
+) -> None:
+    source, target = Tied(), Tied()
+    state = {k: v.clone() for k, v in source.state_dict().items() if given is None or k in given}
+    save_file(state, tmp_path / "w.safetensors")
+    load_weights(target, tmp_path / "w.safetensors")
+    assert torch.equal(source.table.weight, target.last.weight)
+    assert target.last.weight is target.table.weight
+
+
+def test_tied_weights_that_differ_in_the_file(tmp_path: Path) -> None:
+    state = {k: v + n for n, (k, v) in enumerate(Tied().state_dict().items())}
+    save_file(state, tmp_path / "w.safetensors")
+    error = refused("WEIGHTS_INVALID", lambda: load_weights(Tied(), tmp_path / "w.safetensors"))
+    assert "last.weight with table.weight" in error.message
+
+
 class Evil:
     def __reduce__(self) -> tuple:
         return os.system, ("touch evil-was-here",)
+
+
+_SAID = {
+    "saved.pt": ("it asks for posix.system", "never code"),
+    "list.pt": ("it holds a list",),
+    "number.pt": ("entry 'weight' is a int",),
+    "unnamed.pt": ("the name of entry 7 is a int",),
+    "missing.pt": ("the file cannot be read: FileNotFoundError",),
+}
 
 
 def test_weights_files_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,11 +366,15 @@ def test_weights_files_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     torch.save({"weight": Evil()}, tmp_path / "saved.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     torch.save({"weight": 3}, tmp_path / "number.pt")
+    torch.save({7: torch.zeros(1)}, tmp_path / "unnamed.pt")
     (tmp_path / "garbage.safetensors").write_bytes(b"\xff" * 100)
     (tmp_path / "weights.bin").write_bytes(b"")
     for file in [*tmp_path.iterdir(), tmp_path / "missing.pt"]:
         error = refused("WEIGHTS_INVALID", lambda f=file: load_weights(nn.Linear(4, 3), f))
         assert error.where == str(file)
+        assert "weights_only" not in str(error), "advice that runs a stranger's code"
+        for word in _SAID.get(file.name, ()):
+            assert word in error.message
     assert not (tmp_path / "evil-was-here").exists()
 
 

@@ -78,6 +78,13 @@ def test_a_truncated_artifact_is_refused(repo: BlockRepository) -> None:
     assert "bytes" in failure("DIGEST_MISMATCH", repo).message
 
 
+def test_a_folder_that_cannot_be_written(repo: BlockRepository) -> None:
+    (repo.root / "echo2").write_text("a file where a block's folder should be")
+    with pytest.raises(RepositoryError, match="cannot be written") as e:
+        save_echo(repo, "echo2", SPEC)
+    assert e.value.code == "REPOSITORY_UNUSABLE" and "permissions" in e.value.hint
+
+
 def test_another_digest_than_the_caller_expects(repo: BlockRepository) -> None:
     with (
         pytest.raises(RepositoryError, match="the caller says"),

@@ -169,6 +169,10 @@ def test_not_an_object(data: Any) -> None:
         ({"blocks": [], "tasks": {}, "mode": "pickle"}, "$.mode"),
         ({"blocks": [], "tasks": {}, "limits": {"max_rows": 0}}, "$.limits.max_rows"),
         ({"blocks": [{"name": "block1", "device": "tpu"}], "tasks": {}}, "$.blocks[0].device"),
+        (
+            {"blocks": [{"name": "block1", "device": "cuda:\u0661"}], "tasks": {}},
+            "$.blocks[0].device",
+        ),
         ({"blocks": [{"name": "block1", "threads": "2"}], "tasks": {}}, "$.blocks[0].threads"),
         ({"blocks": [{}], "tasks": {}}, "$.blocks[0].name"),
     ],

@@ -74,7 +74,7 @@ def parse_sizes(text: str, where: str) -> Sizes:
         RequestError: INVALID_REQUEST.
     """
     kind, _, rest = text.partition(":")
-    if not rest and kind.strip().isdigit():
+    if not rest and kind.strip().isdecimal():
         kind, rest = "fixed", kind
     make = _KINDS.get(kind.strip())
     if make is None:

@@ -110,7 +110,7 @@ class Handlers:
 
     def update(self, call: Call) -> Answer:
         text = call.path["id"]
-        if not text.isdecimal() or len(text) > 18:
+        if not (text.isascii() and text.isdecimal()) or len(text) > 18:
             raise SystemError_("NOT_FOUND", f"no update {text[:40]!r}", hint="GET /v1/updates")
         return Answer(self.commands.update(int(text)))
 
