@@ -76,7 +76,8 @@ class Acceptance:
 
         try:
             check = engine_check(repository, running)
-            topology = parse_topology(body, lookup, policy_problems, check)
+            cores = manager.brain.realm.settings.cores
+            topology = parse_topology(body, lookup, policy_problems, check, cores)
         except TopologyError as e:
             if not problems:
                 raise
@@ -91,7 +92,6 @@ class Acceptance:
                 problems=problems,
                 hint=_HINT,
             )
-        cores = manager.brain.realm.settings.cores
         topology = with_stages(self._profiles.with_costs(topology), cores, self._profiles)
         unfit = policy_misfits(topology, cores, self._profiles)
         if unfit:

@@ -90,8 +90,14 @@ class TensorSpec:
         """Names of the dynamic dims other than rows, in order of appearance."""
         return tuple(dict.fromkeys(d for d in self.dims[1:] if isinstance(d, str)))
 
+    @property
+    def bounded(self) -> bool:
+        """Whether every dynamic dim but the rows has a range."""
+        return all(d in self.ranges for d in self.dynamic)
+
     def row_bytes(self, binding: Mapping[str, int] | None = None) -> int:
-        """Bytes of one row; unbound dynamic dims count with the largest value of their range."""
+        """Bytes of one row; unbound dynamic dims count with the largest value of their range, or
+        as 1024 without one."""
         total = DTYPE_BYTES[self.dtype]
         for d in self.dims[1:]:
             if isinstance(d, int):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from blockflow.core.errors import Problem
+from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.specs import TaskSpec
 
@@ -75,7 +76,7 @@ def path_problems(
         return len(problems) == before and all(b in infos for b in path)
 
     for task, spec in tasks.items():
-        base = f"$.tasks.{task}"
+        base = member("$.tasks", task)
         whole = check(spec.path, base if task in short else f"{base}.path")
         if spec.canary is not None:
             path = f"{base}.canary.path"

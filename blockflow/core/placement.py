@@ -15,12 +15,12 @@ from typing import Any
 
 from blockflow.core.engines import pins
 from blockflow.core.errors import Problem, TopologyError
+from blockflow.core.fitting import MIB, core_problems
 from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
 from blockflow.core.threads import Demand, ThreadPlan, plan_threads
 from blockflow.core.topology import Topology
 
-MIB = 1024 * 1024
 MIN_ARENA_BYTES = 1 * MIB
 SOFT_ARENA_BYTES = 256 * MIB
 """Default ceiling of an arena, unless two full batches need more. Arenas commit memory only as it
@@ -154,23 +154,7 @@ def desired_workers(topology: Topology, cores: Sequence[int]) -> tuple[WorkerSpe
     groups: dict[str, list[str]] = {}
     for index, (name, spec) in enumerate(topology.blocks.items()):
         groups.setdefault(spec.worker or name, []).append(name)
-        if spec.cores and not set(spec.cores) <= set(cores):
-            problems.append(
-                Problem(
-                    f"$.blocks[{index}].cores",
-                    f"cores {sorted(set(spec.cores) - set(cores))} are not available",
-                    f"this system may use cores {sorted(cores)}",
-                )
-            )
-        most = len(spec.cores or cores)
-        if spec.asked_threads is not None and spec.asked_threads > most:
-            problems.append(
-                Problem(
-                    f"$.blocks[{index}].threads",
-                    f"{spec.threads} threads on {most} cores would fight for them",
-                    "give at most one thread per core",
-                )
-            )
+        problems += core_problems(spec, cores, f"$.blocks[{index}]")
     workers = tuple(_worker(topology, name, members, cores) for name, members in groups.items())
     if not problems and not topology.oversubscribe:
         problems += _crowding(topology, workers)
@@ -206,12 +190,14 @@ def _worker(
     )
     first = stages[0].spec
     largest = max(s.info.contract.output.row_bytes() * s.max_rows for s in stages)
+    bounded = all(s.info.contract.output.bounded for s in stages)
     slots = sum(s.spec.slots for s in stages)
     asked = [s.spec.arena_mib for s in stages if s.spec.arena_mib is not None]
     if asked:
         arena = max(asked) * MIB
     else:
-        arena = max(MIN_ARENA_BYTES, 2 * largest, min(slots * largest, SOFT_ARENA_BYTES))
+        wanted = slots * largest if bounded else SOFT_ARENA_BYTES
+        arena = max(MIN_ARENA_BYTES, 2 * largest, min(wanted, SOFT_ARENA_BYTES))
     costs = [topology.costs[b] for b in members if b in topology.costs]
     # Slots lie on page boundaries: leave room for the rounding.
     arena = -(-arena // 4096) * 4096 + slots * 4096

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, Problem, TopologyError
+from blockflow.core.fitting import arena_problems, core_problems, row_problems
+from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo, Contract
 from blockflow.core.paths import near, path_contract, path_problems
 from blockflow.core.specs import BlockSpec, LimitSpec, Mode, Name, TaskSpec, Transport
@@ -113,6 +115,7 @@ def parse_topology(
     lookup: Lookup,
     check_policy: PolicyCheck = _any_policy,
     check_engine: EngineCheck = _any_engine,
+    cores: Sequence[int] | None = None,
 ) -> Topology:
     """Check a system update as a whole.
 
@@ -123,6 +126,7 @@ def parse_topology(
         check_policy: finds what is wrong with a ``batching`` object, given its JSON path.
         check_engine: finds what is wrong with a block's engine, precision, options and device,
             given the block's facts and the block's JSON path.
+        cores: that the system may use; None: whether they suffice is found later.
 
     Raises:
         TopologyError: INVALID_TOPOLOGY with every problem and its JSON path.
@@ -131,15 +135,20 @@ def parse_topology(
     if not isinstance(data, dict):
         raise _invalid([Problem("$", f"expected a JSON object, got {type(data).__name__}")])
     frame = _frame(data, problems)
+    sound = not problems
     blocks = _blocks(frame.blocks, problems)
     tasks = _tasks(frame.tasks, problems)
     index = _positions(frame.blocks)
     for name, spec in blocks.items():
         path = f"$.blocks[{index[name]}].batching"
         problems += check_policy(spec.batching.model_dump(mode="json"), path)
+        if cores is not None:
+            problems += core_problems(spec, cores, f"$.blocks[{index[name]}]")
     infos = _infos(blocks, index, lookup, problems)
     for name, info in infos.items():
         problems += check_engine(blocks[name], info, f"$.blocks[{index[name]}]")
+    if sound:  # else the limits are not those that were meant
+        problems += _room_problems(blocks, tasks, index, infos, frame.limits.max_rows)
     short = {t for t, entry in frame.tasks.items() if isinstance(entry, list)}
     problems += path_problems(tasks, short, index, infos)
     _groups(blocks, index, problems)
@@ -186,7 +195,7 @@ def _from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> l
     for err in exc.errors():
         path = base
         for part in err["loc"]:
-            path += f"[{part}]" if isinstance(part, int) else f".{part}"
+            path = f"{path}[{part}]" if isinstance(part, int) else member(path, str(part))
         hint = ""
         message = err["msg"].removeprefix("Value error, ")
         if err["type"] == "extra_forbidden":
@@ -242,7 +251,7 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
         )
         return out
     for name, entry in raw.items():
-        path = f"$.tasks.{name}"
+        path = member("$.tasks", name)
         try:
             _NAME.validate_python(name)
         except ValidationError:
@@ -288,6 +297,22 @@ def _infos(
                 Problem(f"$.blocks[{where[name]}]", f"{exc.code}: {exc.message}", exc.hint)
             )
     return out
+
+
+def _room_problems(
+    blocks: Mapping[str, BlockSpec],
+    tasks: Mapping[str, TaskSpec],
+    index: Mapping[Any, int],
+    infos: Mapping[str, BlockInfo],
+    max_rows: int,
+) -> list[Problem]:
+    rows = {name: spec.max_rows or max_rows for name, spec in blocks.items()}
+    found: list[Problem] = []
+    for name, info in infos.items():
+        found += arena_problems(blocks[name], info, rows[name], f"$.blocks[{index[name]}]")
+    for name, task in tasks.items():
+        found += row_problems(task, rows, member("$.tasks", name))
+    return found
 
 
 def _groups(

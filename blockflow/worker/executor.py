@@ -274,8 +274,14 @@ class Executor:
                 return None
         except BlockFlowError as exc:
             self._scheduler.done(batch, now)
+            # Policies bound rows, an output is bounded by its bytes: each may fit by itself.
+            apart = exc.code == "TOO_LARGE" and len(batch.tickets) > 1
             for ticket in batch.tickets:
-                self._fail(ticket, exc)
+                if apart:
+                    ticket.apart = True
+                    self._scheduler.arrive(ticket, now)
+                else:
+                    self._fail(ticket, exc)
             return None
         batch.out = out
         batch.started_ns = now

@@ -89,7 +89,7 @@ class Scheduler:
 
     def _tell_policy(self, ticket: Ticket, now: int) -> None:
         """A policy batches: it hears nothing of tickets that are to run alone."""
-        if ticket.item.alone:
+        if ticket.apart or ticket.item.alone:
             self._alone[ticket.key] = ticket.stage
         else:
             self._by_stage[ticket.stage].arrive(self._query(ticket), now)
@@ -114,7 +114,7 @@ class Scheduler:
     def _take_out(self, ticket: Ticket, now: int) -> Ticket:
         """It waits no more, and will not run."""
         self._remove(ticket)
-        if not ticket.item.alone:
+        if not (ticket.apart or ticket.item.alone):
             self._by_stage[ticket.stage].drop(ticket.key, now)
         return ticket
 

@@ -91,6 +91,7 @@ class Ticket:
         task: index of its task's share (:class:`~blockflow.batching.shares.TaskShare`).
         cut: its own dims after the rows, where they are a part of a padded batch's result and
             :data:`FILL` stands beyond them. None: they are the source's.
+        apart: it runs unbatched at this stage: no output could hold its batch's.
     """
 
     key: int
@@ -105,6 +106,7 @@ class Ticket:
     transit_ns: int
     task: int = 0
     cut: tuple[int, ...] | None = None
+    apart: bool = False
 
     @property
     def probe(self) -> bool:

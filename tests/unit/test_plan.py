@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from blockflow.core.errors import TopologyError
+from blockflow.core.fitting import MIB
+from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.placement import (
-    MIB,
+    SOFT_ARENA_BYTES,
     WorkerSpec,
     desired_workers,
     oversubscription,
@@ -185,3 +187,52 @@ def test_identity_ignores_what_can_change_in_place() -> None:
     assert identity({"threads": 2}) == base
     assert identity({"slots": 2}) != base
     assert identity({"mode": "zeromq"}) != base
+
+
+def test_an_arena_for_outputs_that_nothing_bounds_is_as_large_as_may_be() -> None:
+    def worker(ranges: dict[str, tuple[int, int]]) -> WorkerSpec:
+        given = TensorSpec("float32", ("rows", "length"), ranges)
+        stored = replace(lookup("block1"), contract=Contract(given, given))
+        body = {"blocks": ["b"], "tasks": {}}
+        (spec,) = desired_workers(parse_topology(body, lambda _: stored), CORES)
+        return spec
+
+    assert worker({}).arena_bytes >= SOFT_ARENA_BYTES
+    assert worker({"length": (1, 16)}).arena_bytes < 2 * MIB
+
+
+def test_an_arena_that_cannot_hold_a_full_output_is_a_problem() -> None:
+    wide = {"name": "block1", "max_rows": 8192, "arena_mib": 1}
+    with pytest.raises(TopologyError) as caught:
+        workers({"blocks": [wide], "tasks": {}})
+    (problem,) = caught.value.problems
+    assert problem.path == "$.blocks[0].arena_mib" and "give 2 at least" in problem.hint
+    workers({"blocks": [{**wide, "arena_mib": 2}], "tasks": {}})
+
+
+def test_a_task_promises_no_more_rows_than_its_blocks_take() -> None:
+    def problem_of(blocks: list[Any], **more: Any) -> tuple[str, str]:
+        body = {"blocks": blocks, "tasks": {"a.b": {"path": ["block1", "block2"], **more}}}
+        with pytest.raises(TopologyError) as caught:
+            workers({**body, "limits": {"max_rows": 32}})
+        (problem,) = caught.value.problems
+        return problem.path, problem.message
+
+    wide = [{"name": b, "max_rows": 64} for b in ("block1", "block2")]
+    path, message = problem_of([wide[0], "block2"], max_rows=64)
+    assert path == "$.tasks['a.b'].max_rows" and message == "64 rows, but block 'block2' takes 32"
+    canary = {"path": ["block3"], "share": 0.5}
+    body = {"blocks": [*wide, "block3"], "tasks": {"t": {"path": ["block1"], "max_rows": 64}}}
+    workers(body)
+    with pytest.raises(TopologyError, match="block 'block3' takes 32"):
+        workers({**body, "tasks": {"t": {**body["tasks"]["t"], "canary": canary}}})
+
+
+def test_cores_and_threads_are_told_with_all_else() -> None:
+    body = {"blocks": [{"name": "nowhere", "cores": [7]}, {"name": "block1", "threads": 3}, 7],
+            "tasks": {"t": ["x"]}}  # fmt: skip
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(body, lookup, cores=CORES)
+    assert [p.path for p in caught.value.problems] == [
+        "$.blocks[2]", "$.blocks[0].cores", "$.blocks[1].threads", "$.blocks[0]", "$.tasks.t[0]",
+    ]  # fmt: skip

@@ -123,7 +123,7 @@ def test_all_findings_at_once() -> None:
         "$.blocks[4]",
         "$.blocks[5]",
         "$.tasks.unknown[1]",
-        "$.tasks.bad/id",
+        "$.tasks['bad/id']",
         "$.tasks.wrong",
         "$.tasks.empty",
         "$.tasks.weight.weight",

@@ -44,10 +44,13 @@ class Slots:
 
     by_consumer = False
 
-    def __init__(self, free: int) -> None:
+    def __init__(self, free: int, max_rows: int = 100) -> None:
         self.free = free
+        self.max_rows = max_rows
 
     def reserve(self, dtype: str, dims: Sequence[int]) -> Any:
+        if dims[0] > self.max_rows:
+            raise RequestError("TOO_LARGE", f"{dims[0]} rows")
         if not self.free:
             return None
         self.free -= 1
@@ -340,3 +343,32 @@ def test_what_is_abandoned_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     bench.executor.abandon()
     bench.compute(one)
     assert bench.sink.sent == [[2]] and not bench.executor.busy
+
+
+def test_who_is_too_large_together_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, slots=2, policy="window")
+    assert bench.slots is not None
+    bench.slots.max_rows = 2
+    for key in (1, 2, 3):
+        bench.arrive(key, 1)
+    for key in (1, 2, 3):
+        batch = bench.expect(1)
+        assert [t.key for t in batch.tickets] == [key]
+        bench.compute(batch)
+    assert bench.sink.sent == [[1], [2], [3]] and bench.executor.idle
+    bench.arrive(4, 1)
+    bench.arrive(5, 1)
+    together = bench.expect(1)
+    assert [t.key for t in together.tickets] == [4, 5], "the policy goes on as before"
+    bench.compute(together)
+    assert not bench.sink.failed
+
+
+def test_who_is_too_large_alone_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, slots=2, policy="window")
+    assert bench.slots is not None
+    bench.slots.max_rows = 0
+    bench.arrive(1, 1)
+    bench.arrive(2, 1)
+    assert bench.start() is None
+    assert bench.sink.failed == {1: "TOO_LARGE", 2: "TOO_LARGE"} and bench.executor.idle

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 from blockflow.core import limits
 from blockflow.core.errors import Problem, SystemError_
+from blockflow.core.jsonpath import member
 
 JSON_TYPE = "application/json"
 _MAX_DUPLICATES = 100
@@ -124,11 +125,11 @@ def _collect(value: Any, path: str, problems: list[Problem]) -> None:
     if isinstance(value, _Object):
         for key in value.duplicates:
             problems.append(
-                Problem(f"{path}.{key}", f"{key!r} stands twice", "give each name once")
+                Problem(member(path, key), f"{key!r} stands twice", "give each name once")
             )
         for key, inner in value.items():
             if isinstance(inner, dict | list):
-                _collect(inner, f"{path}.{key}", problems)
+                _collect(inner, member(path, key), problems)
     elif isinstance(value, list):
         for i, inner in enumerate(value):
             if isinstance(inner, dict | list):

@@ -1,0 +1,80 @@
+"""Fitting: what blocks and tasks ask for that the machine, or the rest of a topology, cannot give.
+Pure.
+
+Each check looks at one block or task, so that all findings of an update are told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from blockflow.core.errors import Problem
+from blockflow.core.model import BlockInfo
+from blockflow.core.specs import BlockSpec, TaskSpec
+
+MIB = 1024 * 1024
+
+
+def core_problems(spec: BlockSpec, cores: Sequence[int], path: str) -> list[Problem]:
+    """What is wrong with a block's cores and threads where the system may use ``cores``."""
+    problems: list[Problem] = []
+    missing = set(spec.cores or ()) - set(cores)
+    if missing:
+        problems.append(
+            Problem(
+                f"{path}.cores",
+                f"cores {sorted(missing)} are not available",
+                f"this system may use cores {sorted(cores)}",
+            )
+        )
+    most = len(spec.cores or cores)
+    if spec.asked_threads is not None and spec.asked_threads > most:
+        problems.append(
+            Problem(
+                f"{path}.threads",
+                f"{spec.threads} threads on {most} cores would fight for them",
+                "give at most one thread per core",
+            )
+        )
+    return problems
+
+
+def arena_problems(spec: BlockSpec, info: BlockInfo, max_rows: int, path: str) -> list[Problem]:
+    """Whether an arena of ``arena_mib`` holds the output of ``max_rows`` rows, as far as the
+    contract bounds it."""
+    output = info.contract.output
+    if spec.arena_mib is None or not output.bounded:
+        return []
+    needed = output.row_bytes() * max_rows
+    if needed <= spec.arena_mib * MIB:
+        return []
+    return [
+        Problem(
+            f"{path}.arena_mib",
+            f"{spec.arena_mib} MiB cannot hold an output of {max_rows} rows ({needed} bytes)",
+            f"give {-(-needed // MIB)} at least, fewer max_rows, or leave arena_mib out",
+        )
+    ]
+
+
+def row_problems(task: TaskSpec, rows: Mapping[str, int], path: str) -> list[Problem]:
+    """Whether every block on a task's paths takes requests of as many rows as the task promises.
+
+    Args:
+        rows: block -> rows that its worker is laid out for; blocks that are missing count as wide.
+        path: JSON path of the task.
+    """
+    if task.max_rows is None:
+        return []
+    narrow = {b: rows[b] for way in task.paths for b in way if rows.get(b, 1 << 62) < task.max_rows}
+    if not narrow:
+        return []
+    block = min(narrow, key=narrow.__getitem__)
+    return [
+        Problem(
+            f"{path}.max_rows",
+            f"{task.max_rows} rows, but block {block!r} takes {narrow[block]}",
+            f"give the block max_rows of {task.max_rows}, or raise $.limits.max_rows, which is the "
+            "default of all",
+        )
+    ]
