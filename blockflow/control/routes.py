@@ -109,7 +109,7 @@ def build_tables(
                 replica.spec.mode,
                 replica.spec.device,
                 _replayable(topology, block),
-                replica.spec.slots if replica.spec.mode == "tensormq" else 0,
+                replica.spec.full_slots if replica.spec.mode == "tensormq" else 0,
             )
             transit[stage] = route
             if replica.role is Role.ACTIVE and block not in closed:

@@ -40,18 +40,19 @@ def core_problems(spec: BlockSpec, cores: Sequence[int], path: str) -> list[Prob
 
 
 def arena_problems(spec: BlockSpec, info: BlockInfo, max_rows: int, path: str) -> list[Problem]:
-    """Whether an arena of ``arena_mib`` holds the output of ``max_rows`` rows, as far as the
-    contract bounds it."""
+    """Whether an arena of ``arena_mib`` holds two outputs of ``max_rows`` rows, as far as the
+    contract bounds them: one that the next worker reads, and one that is being made. With a single
+    one, workers on opposed paths would wait for each other."""
     output = info.contract.output
     if spec.arena_mib is None or not output.bounded:
         return []
-    needed = output.row_bytes() * max_rows
+    needed = 2 * output.row_bytes() * max_rows
     if needed <= spec.arena_mib * MIB:
         return []
     return [
         Problem(
             f"{path}.arena_mib",
-            f"{spec.arena_mib} MiB cannot hold an output of {max_rows} rows ({needed} bytes)",
+            f"{spec.arena_mib} MiB cannot hold two outputs of {max_rows} rows ({needed} bytes)",
             f"give {-(-needed // MIB)} at least, fewer max_rows, or leave arena_mib out",
         )
     ]

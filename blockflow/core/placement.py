@@ -26,6 +26,9 @@ SOFT_ARENA_BYTES = 256 * MIB
 """Default ceiling of an arena, unless two full batches need more. Arenas commit memory only as it
 is
 used, so this bounds a worker under load; it is not its cost when idle."""
+_PAGE = 4096
+_MIN_SLOTS = 2
+"""With one for what goes back on opposed paths, one is left for what goes forward."""
 
 
 _CHANGEABLE = frozenset(
@@ -71,6 +74,12 @@ class WorkerSpec:
     @property
     def blocks(self) -> tuple[str, ...]:
         return tuple(s.spec.name for s in self.stages)
+
+    @property
+    def full_slots(self) -> int:
+        """Slots that it has for sure: with every one as large as its contracts allow, or as they
+        are taken to allow where nothing bounds them, the arena may end before the slots do."""
+        return min(self.slots, max(1, self.arena_bytes // (_largest(self.stages) + _PAGE)))
 
     def identity(self) -> str:
         """Digest of all that cannot change in a running process.
@@ -189,9 +198,9 @@ def _worker(
         StagePlan(topology.blocks[b], topology.infos[b], topology.rows_of(b)) for b in members
     )
     first = stages[0].spec
-    largest = max(s.info.contract.output.row_bytes() * s.max_rows for s in stages)
+    largest = _largest(stages)
     bounded = all(s.info.contract.output.bounded for s in stages)
-    slots = sum(s.spec.slots for s in stages)
+    slots = max(_MIN_SLOTS, sum(s.spec.slots for s in stages))
     asked = [s.spec.arena_mib for s in stages if s.spec.arena_mib is not None]
     if asked:
         arena = max(asked) * MIB
@@ -200,7 +209,7 @@ def _worker(
         arena = max(MIN_ARENA_BYTES, 2 * largest, min(wanted, SOFT_ARENA_BYTES))
     costs = [topology.costs[b] for b in members if b in topology.costs]
     # Slots lie on page boundaries: leave room for the rounding.
-    arena = -(-arena // 4096) * 4096 + slots * 4096
+    arena = -(-arena // _PAGE) * _PAGE + slots * _PAGE
     return WorkerSpec(
         name=name,
         stages=stages,
@@ -216,6 +225,11 @@ def _worker(
         lanes=first.asked_lanes,
         overlap=_overlap(topology, members) if first.device == "cpu" else 1,
     )
+
+
+def _largest(stages: Sequence[StagePlan]) -> int:
+    """Bytes of the largest output."""
+    return max(s.info.contract.output.row_bytes() * s.max_rows for s in stages)
 
 
 def _overlap(topology: Topology, members: Sequence[str]) -> int:

@@ -51,8 +51,8 @@ class EdgeBook:
                     for a in groups.get(here, ()):
                         after.setdefault(a, {}).update(groups.get(there, {}))
         self._rank = {g: i for i, g in enumerate(_ordered(after))}
-        # One slot stays free for what goes forward; a worker with a single one lends it to one
-        # request at a time, which is slow if it is opposed, but still ends.
+        # One slot stays free for what goes forward. Workers of a topology have two at least; one
+        # that has a single one lends it to one request at a time, and relies on its deadline.
         self._room = {
             r.incarnation: (r.worker, max(1, r.slots - 1)) for r in table.stages.values() if r.slots
         }

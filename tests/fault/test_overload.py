@@ -26,6 +26,8 @@ from blockflow.wire import client as wire
 
 X = np.ones((1, 4), np.float32)
 BIG = np.ones((1, 65_536), np.float32)
+WIDE = np.ones((4, 65_536), np.float32)
+"""1 MiB"""
 
 
 @pytest.fixture
@@ -166,15 +168,20 @@ def test_connections_that_come_and_go_leave_nothing(up: Rig) -> None:
 # --- workers --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("options", "x"),
+    [({"slots": 2}, X), ({"slots": 1}, X), ({"arena_mib": 2, "max_rows": 4}, WIDE)],
+    ids=["two slots", "one slot", "memory for two"],
+)
 def test_opposed_paths_under_load_never_block_each_other(
-    tmp_path: Path, launcher: Launcher
+    tmp_path: Path, launcher: Launcher, options: dict[str, int], x: np.ndarray
 ) -> None:
     repository = BlockRepository(tmp_path / "blocks")
-    spec = TensorSpec("float32", ("rows", 4))
+    spec = TensorSpec("float32", ("rows", x.shape[1]))
     for name in ("a", "b"):
         save_echo(repository, name, spec)
     topology = {
-        "blocks": [{"name": "a", "slots": 2}, {"name": "b", "slots": 2}],
+        "blocks": [{"name": "a", **options}, {"name": "b", **options}],
         "tasks": {"there": ["a", "b"], "back": ["b", "a"]},
     }
     with (
@@ -188,7 +195,7 @@ def test_opposed_paths_under_load_never_block_each_other(
             for _ in range(10):
                 while True:
                     try:
-                        client.infer(way, X, deadline_s=30.0)
+                        client.infer(way, x, deadline_s=10.0)
                     except BlockFlowError as exc:
                         if exc.code != "OVERLOADED":
                             done.append(str(exc))

@@ -202,7 +202,7 @@ def test_an_arena_for_outputs_that_nothing_bounds_is_as_large_as_may_be() -> Non
 
 
 def test_an_arena_that_cannot_hold_a_full_output_is_a_problem() -> None:
-    wide = {"name": "block1", "max_rows": 8192, "arena_mib": 1}
+    wide = {"name": "block1", "max_rows": 4096, "arena_mib": 1}
     with pytest.raises(TopologyError) as caught:
         workers({"blocks": [wide], "tasks": {}})
     (problem,) = caught.value.problems
@@ -236,3 +236,15 @@ def test_cores_and_threads_are_told_with_all_else() -> None:
     assert [p.path for p in caught.value.problems] == [
         "$.blocks[2]", "$.blocks[0].cores", "$.blocks[1].threads", "$.blocks[0]", "$.tasks.t[0]",
     ]  # fmt: skip
+
+
+def test_slots_that_a_worker_has_for_sure() -> None:
+    def full_slots(**options: Any) -> int:
+        (spec,) = workers({"blocks": [{"name": "block1", **options}], "tasks": {}})
+        return spec.full_slots
+
+    assert full_slots() == 16
+    assert full_slots(slots=1) == 2, "one of them for what goes back on opposed paths"
+    # A row is 256 bytes: two outputs of 4096 rows fill 2 MiB, however many slots there are.
+    assert full_slots(max_rows=4096, arena_mib=2) == 2
+    assert full_slots(max_rows=2048, arena_mib=2) == 4
