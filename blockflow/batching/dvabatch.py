@@ -216,7 +216,9 @@ class DvabatchPolicy(QueueingPolicy):
         if row.serial and not self._table.first_of_origin(row):
             return None
         if part.pair is None and free:
-            part.pair, part.at = pipeline.enter(part.level), part.level
+            # Not one of a part ahead, which rests for this one and needs what is behind it.
+            ahead = [other.pair for other in row.parts if other.pair is not None]
+            part.pair, part.at = pipeline.enter(part.level, avoid=ahead), part.level
         if part.pair is None:
             return None
         while part.at < part.level:
@@ -339,12 +341,15 @@ class DvabatchPolicy(QueueingPolicy):
         level = self._position[group[0]]
         if self._pipeline.working(level):
             return None
-        urgent = self._room.most_urgent(group)
-        route = self._route(urgent)
+        route = self._route(self._room.most_urgent(group))
         limit = min(self._bs_max - active, self._limit(route))
-        if active and urgent.rows > limit:
-            return None
-        queries = self._room.pick(group, limit, self._in_time(group, now, limit))
+        in_time = self._in_time(group, now, limit)
+
+        def fits(total: int, query: Query) -> bool:
+            return total <= limit and (in_time is None or in_time(total, query))
+
+        # With rows under way even the first has to fit; alone it may be larger than a batch.
+        queries = self._room.pick(group, limit, fits if active else in_time)
         if self._operator:
             # Before the first stage nothing has to be split: who should run later goes on waiting.
             while (half := self._half(queries)) < len(queries):

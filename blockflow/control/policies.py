@@ -38,16 +38,37 @@ class _Group:
 
 def policy_misfits(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> list[Problem]:
     """What keeps a valid policy from working, with JSON paths."""
+    groups = _groups(topology, cores, shelf)
+    return [p for group in groups for p in _misfits(group, topology)]
+
+
+def _misfits(group: _Group, topology: Topology) -> list[Problem]:
     ways = {name: task.paths for name, task in topology.tasks.items()}
-    problems: list[Problem] = []
+    through = ways_through(group.blocks, ways)
+    found = policy_problems(group.policy, group.path, group.facts, through)
+    found += slicing_problems(group.policy, group.blocks, ways, group.path)
+    if is_open(group.policy):
+        found += missing_profiles(group.policy["policy"], group.facts, group.path)
+    return list(dict.fromkeys(found))
+
+
+def with_fitting(
+    topology: Topology, cores: Sequence[int], shelf: ProfileShelf
+) -> tuple[Topology, list[str]]:
+    """A topology that was accepted once, and for people which of its policies cannot work any more
+    (a profile may be of the torch before): their blocks run without one, rather than not at all."""
+    blocks = dict(topology.blocks)
+    notes = []
     for group in _groups(topology, cores, shelf):
-        through = ways_through(group.blocks, ways)
-        found = policy_problems(group.policy, group.path, group.facts, through)
-        found += slicing_problems(group.policy, group.blocks, ways, group.path)
-        if is_open(group.policy):
-            found += missing_profiles(group.policy["policy"], group.facts, group.path)
-        problems += dict.fromkeys(found)
-    return problems
+        found = _misfits(group, topology)
+        if not found:
+            continue
+        for name in group.blocks:
+            blocks[name] = blocks[name].model_copy(update={"batching": PolicySpec()})
+        why = "; ".join(f"{p.message} -- {p.hint}" for p in found)
+        names = ", ".join(group.blocks)
+        notes.append(f"{names}: without a batching policy until it is applied again: {why}")
+    return (with_overlap(replace(topology, blocks=blocks)) if notes else topology), notes
 
 
 def with_stages(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> Topology:

@@ -22,6 +22,7 @@ from blockflow.control.accept import stored_lookup
 from blockflow.control.commands import Commands
 from blockflow.control.exposure import check_exposure, check_tls
 from blockflow.control.manager import Manager
+from blockflow.control.policies import with_fitting
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.rest.server import RestServer
 from blockflow.control.settings import ControlSettings
@@ -280,7 +281,8 @@ class System:
             try:
                 topology = parse_topology(state.topology, lookup, policy_problems)
                 topology = shelf.with_costs(topology)
-                for note in notes:
+                topology, unfit = with_fitting(topology, self.settings.cores, shelf)
+                for note in (*notes, *unfit):
                     store.warn(note)
                 return brain.restore(topology, state.epoch, state.posted, now)
             except BlockFlowError as e:

@@ -126,7 +126,8 @@ def parse_topology(
         check_policy: finds what is wrong with a ``batching`` object, given its JSON path.
         check_engine: finds what is wrong with a block's engine, precision, options and device,
             given the block's facts and the block's JSON path.
-        cores: that the system may use; None: whether they suffice is found later.
+        cores: that the system may use. None for what was accepted before: whether it still fits
+            is not asked.
 
     Raises:
         TopologyError: INVALID_TOPOLOGY with every problem and its JSON path.
@@ -147,7 +148,7 @@ def parse_topology(
     infos = _infos(blocks, index, lookup, problems)
     for name, info in infos.items():
         problems += check_engine(blocks[name], info, f"$.blocks[{index[name]}]")
-    if sound:  # else the limits are not those that were meant
+    if sound and cores is not None:  # unsound: the limits are not those that were meant
         problems += _room_problems(blocks, tasks, index, infos, frame.limits.max_rows)
     short = {t for t, entry in frame.tasks.items() if isinstance(entry, list)}
     problems += path_problems(tasks, short, index, infos)

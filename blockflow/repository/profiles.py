@@ -1,9 +1,10 @@
 """ProfileStore: measured profiles beside the blocks that they are of, and whether they still hold.
 
 Layout: ``<root>/<block>/profiles/<machine>.<engine>.<precision>[...].json``; a chain's profile lies
-with its first block. A profile holds for one artifact, one machine and the versions that ran; any
-other is stale and is refused with the reason, because a policy that predicts from it would predict
-wrongly and silently.
+with its first block. What a measurement has so far lies beside the complete record that it will
+replace (``...unfinished.json``), which holds until then. A profile holds for one artifact, one
+machine and the versions that ran; any other is stale and is refused with the reason, because a
+policy that predicts from it would predict wrongly and silently.
 """
 
 from __future__ import annotations
@@ -196,12 +197,17 @@ class ProfileStore:
         self.facts: Mapping[str, Any] = describe() if facts is None else facts
 
     def load(self, key: ProfileKey) -> ProfileRecord | None:
-        """This machine's record; None where there is none.
+        """This machine's complete record, else an unfinished one; None where there is none.
 
         Raises:
             RepositoryError: STALE_PROFILE when the file cannot be read as a profile.
         """
-        return self._read(key.blocks[0], key.file(self.machine))
+        block, name = key.blocks[0], key.file(self.machine)
+        return self._read(block, name) or self._read(block, _unfinished(name))
+
+    def unfinished(self, key: ProfileKey) -> ProfileRecord | None:
+        """What an interrupted measurement has left; raises as :meth:`load`."""
+        return self._read(key.blocks[0], _unfinished(key.file(self.machine)))
 
     def records(self, block: str) -> list[ProfileRecord]:
         """All readable records in a block's folder, those of other machines too, by file name."""
@@ -291,14 +297,16 @@ class ProfileStore:
     def save(self, record: ProfileRecord) -> Path:
         """Write a record, whole or not at all; returns the file.
 
-        The one that was there is kept aside if it is of another version of the block.
+        A complete one takes the place of the one that was there, which is kept aside if it is of
+        another version of the block, and of the unfinished one.
 
         Raises:
             RepositoryError: UNKNOWN_BLOCK when the block's folder is not there.
             SystemError_: NO_SPACE.
         """
         block, name = record.key.blocks[0], record.key.file(record.profile.machine)
-        path = self.root / block / FOLDER / name
+        target = name if record.complete else _unfinished(name)
+        path = self.root / block / FOLDER / target
         data = (json.dumps(record.to_dict(), indent=1) + "\n").encode()
         temp = f".{os.getpid()}.part"
         try:
@@ -308,8 +316,12 @@ class ProfileStore:
                     f.write(data)
                     f.flush()
                     os.fsync(f.fileno())
-                self._keep_aside(folder, block, name, record.profile.digest)
-                os.replace(temp, name, src_dir_fd=folder, dst_dir_fd=folder)
+                if record.complete:
+                    self._keep_aside(folder, block, name, record.profile.digest)
+                os.replace(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
+                if record.complete:
+                    with suppress(FileNotFoundError):
+                        os.unlink(_unfinished(name), dir_fd=folder)
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise SystemError_("NO_SPACE", str(e), where=str(path)) from e
@@ -390,6 +402,11 @@ class ProfileStore:
 def _aside(name: str, digest: str) -> str:
     """Where the record of an artifact lies while ``name`` holds that of another version."""
     return f"{name.removesuffix('.json')}.v{digest[:8]}.json"
+
+
+def _unfinished(name: str) -> str:
+    """Where a measurement under way, or an interrupted one, keeps what will be ``name``."""
+    return f"{name.removesuffix('.json')}.unfinished.json"
 
 
 def _short(text: str) -> str:

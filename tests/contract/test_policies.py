@@ -204,8 +204,13 @@ WAYS = (
     [(1, 2), (1, 3, 4), (1, 3, 5)],
     [(1, 2, 3, 4), (1, 3), (2, 4), (1, 4), (3,), (2, 3)],
     [(2, 4, 5), (1, 3, 5), (1, 2, 3, 4, 5), (5,)],
+    [(3, 1, 2, 4)],
+    [(4, 1, 2, 3, 5)],
+    [(5, 4, 3, 2, 1)],
+    [(2, 4, 1, 3, 5), (1, 2, 3, 4, 5), (5, 1)],
 )
-"""Of tasks in one worker: they leave blocks out, part and meet again."""
+"""Of tasks in one worker: they leave blocks out, part and meet again, or visit the worker's blocks
+in another order than it lists them."""
 
 
 @pytest.mark.parametrize("ways", WAYS, ids=str)

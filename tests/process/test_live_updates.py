@@ -26,6 +26,7 @@ from blockflow.dispatcher.canary import CanaryTurns
 from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
+from tests.unit.test_stages import profile
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 BODY = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
@@ -140,6 +141,27 @@ def test_a_restored_epoch_whose_artifact_is_gone_says_so(
         (warning,) = system.status()["warnings"]
         assert "block b" in warning and "is gone" in warning
         assert added(client) == [51.0]
+
+
+def test_a_restored_policy_whose_profile_is_gone_gives_way(
+    make: Make, repository: BlockRepository
+) -> None:
+    """As after an update of torch: no profile holds, and the system serves without it."""
+    block = {"name": "b", "threads": 1, "batching": {"policy": "lbci", "t_opt_ms": 500}}
+    body = {"blocks": [block], "tasks": {"t": ["b"]}}
+    profile(repository, {"b": (1.0, 0.1)}, (1,))
+    with make() as system:
+        system.apply(body)
+    for file in (repository.root / "b" / "profiles").iterdir():
+        file.unlink()
+    with make() as system, Client(system.client_endpoint) as client:
+        (warning,) = system.status()["warnings"]
+        assert "b: without a batching policy" in warning and "blockflow profile b" in warning
+        assert added(client) == [10.0]
+        profile(repository, {"b": (1.0, 0.1)}, (1,))
+        assert system.apply(body)["update"]["plan"]["keep"] == ["b#0"]
+        assert system.commands.topology()["topology"]["blocks"][0]["batching"]["policy"] == "lbci"
+        assert added(client) == [10.0]
 
 
 def test_a_canary_takes_its_share_and_is_promoted(

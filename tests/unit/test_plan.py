@@ -25,7 +25,7 @@ CORES = (0, 1)
 
 
 def workers(data: dict[str, Any]) -> tuple[WorkerSpec, ...]:
-    return desired_workers(parse_topology(data, lookup), CORES)
+    return desired_workers(parse_topology(data, lookup, cores=CORES), CORES)
 
 
 def running(plan: Plan, first: int = 1) -> list[Running]:

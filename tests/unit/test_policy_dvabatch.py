@@ -11,6 +11,7 @@ from policy_rig import MS, TinyWorker, Walk, facts_for, profile, query
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Run, WaitUntil
 from blockflow.batching.registry import create_policy
+from blockflow.batching.shares import TaskShare
 from blockflow.core.profile import Point, StageProfile
 
 CHAIN = (1, 2, 3, 4)
@@ -296,3 +297,20 @@ def test_blocks_in_another_order_than_the_path_still_work() -> None:
         w.enter(key, Walk((1, 2, 3)), 2, 4, 0, 10**12, key)
     w.run_out(5)
     assert w.left == {0, 1, 2, 3}
+
+
+def test_input_counts_the_rows_of_whom_it_takes_not_of_the_most_urgent() -> None:
+    """The earliest deadline is of one row, which would fit; the turn is another's, who does not."""
+    shares = (TaskShare(), TaskShare(priority=1))
+    options = {"policy": "dvabatch", "policies": ["load", "input"], "bs_max": 8, "join": "always"}
+    policy = create_policy(options, (1, 2), facts_for((1, 2)), shares)
+    policy.arrive(query(1, 0, rows=4), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.arrive(query(2, 0, rows=1, shape=(9,), deadline_ms=500), 0)
+    policy.arrive(query(3, 0, rows=8, shape=(9,), task=1), 0)
+    policy.done(1, [1], MS)
+    policy.arrive(query(1, MS, stage=2, rows=4, first=False), MS)
+    assert policy.decide(MS) == Run(2, (1,))
+    assert policy.decide(MS, {2}) is None, "four rows are under way, of eight"
+    policy.done(2, [1], 2 * MS)
+    assert policy.decide(2 * MS) == Run(1, (3,))

@@ -127,10 +127,25 @@ def test_each_reason_is_named(store: ProfileStore, repository: BlockRepository) 
     text = stale(later, info).message
     assert "torch: measured on 2.13, now 2.14" in text
     assert "openvino: measured on none, now 1" in text
-    store.save(replace(saved, complete=False))
-    assert "interrupted" in stale(store, info).message
     store.save(replace(saved, ran={"a": "openvino fp32 xyz"}))
     assert "variant" in stale(store, info).message
+
+
+def test_a_complete_record_holds_until_the_next_is_complete(
+    store: ProfileStore, repository: BlockRepository
+) -> None:
+    info = repository.info("a")
+    saved = record(store, [info])
+    store.save(replace(saved, complete=False))
+    assert "interrupted" in stale(store, info).message
+    store.save(saved)
+    assert store.unfinished(saved.key) is None
+    begun = replace(saved, complete=False, when="later")
+    store.save(begun)
+    assert store.fresh([info], [ECHO]) == saved and store.unfinished(saved.key) == begun
+    assert len(store.records("a")) == 2
+    store.save(replace(begun, complete=True))
+    assert store.fresh([info], [ECHO]).when == "later" and store.unfinished(saved.key) is None
 
 
 def test_another_machines_profile_is_stale_not_absent(

@@ -174,7 +174,25 @@ def test_more_confidence_measures_all_of_it_again(
     stricter = Effort(confidence=0.01, seconds=1.0)
     (outcome,) = session(info, store, lab, effort=stricter).run([REFERENCE], CELLS[:2])
     assert outcome.reused == 0
-    assert set(outcome.points) == set(CELLS[:2])
+    assert set(outcome.points) == set(CELLS), "it knows no less than before"
+    assert {c for _, c in lab.measured()} == set(CELLS)
+
+
+def test_what_was_measured_holds_while_it_is_measured_again(
+    info: BlockInfo, store: ProfileStore, lab: Lab
+) -> None:
+    session(info, store, lab).run([REFERENCE], CELLS)
+    before = store.fresh([info], REFERENCE.selections)
+    stop = raises(KeyboardInterrupt(), "measure", CELLS[2])
+    lab.fails["exported"] = stop
+    with pytest.raises(KeyboardInterrupt):
+        session(info, store, lab, again=True).run([REFERENCE], CELLS)
+    assert store.fresh([info], REFERENCE.selections) == before
+    lab.fails.clear()
+    lab.log.clear()
+    (outcome,) = session(info, store, lab).run([REFERENCE], CELLS)
+    assert outcome.reused == 2 and {c for _, c in lab.measured()} == set(CELLS[2:])
+    assert store.fresh([info], REFERENCE.selections) != before
 
 
 @pytest.mark.parametrize("change", ["digest", "facts", "torn"])

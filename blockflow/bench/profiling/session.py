@@ -7,7 +7,7 @@ of them. Whatever a cell has come to is stored at once: an interrupted session g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -52,6 +52,7 @@ class Outcome:
         error: largest relative difference to the reference; None: not compared.
         reason: why it was not measured, or not to the end; '' if it was.
         reused: cells that a former session had measured.
+        owed: cells that a former session had measured with less effort: measured anew, too.
         complete: every cell that was ever asked for is there.
     """
 
@@ -61,6 +62,7 @@ class Outcome:
     error: float | None = None
     reason: str = ""
     reused: int = 0
+    owed: tuple[Cell, ...] = ()
     complete: bool = False
 
 
@@ -112,6 +114,7 @@ class Session:
             One outcome per candidate, in their order.
         """
         outcomes = [self._resume(c, cells) for c in candidates]
+        cells = list(dict.fromkeys([*cells, *(c for o in outcomes for c in o.owed)]))
         self._watcher.start(self._ahead(outcomes, cells))
         unchecked = bool(check)
         for threads in dict.fromkeys(c.threads for c in cells):
@@ -149,7 +152,9 @@ class Session:
         tables = [(outcome.points, record.profile)]
         tables += zip(outcome.parts, record.parts, strict=True)
         if not self._effort.covered_by(record.settings):
-            return outcome  # one record, one effort: all of it is measured anew
+            # One record, one effort: all of it is measured anew, lest it knows less than before.
+            outcome.owed = tuple(Cell(p.threads, p.rows, p.length) for p in record.profile.points)
+            return outcome
         for points, profile in tables:
             points.update({Cell(p.threads, p.rows, p.length): p for p in profile.points})
         if self._again:
@@ -161,15 +166,16 @@ class Session:
         return outcome
 
     def _stored(self, candidate: Candidate) -> ProfileRecord | None:
-        """This machine's record if it holds; one that does not is measured anew."""
-        try:
-            record = self._store.load(self._key(candidate))
-        except RepositoryError:
-            return None
-        if record is None:
-            return None
+        """This machine's record if it holds, first of all an interrupted one to go on with; what
+        does not hold is measured anew."""
+        key = self._key(candidate)
         digest, ran = chain_digest(self._infos), ran_by(self._infos, candidate.selections)
-        return None if staleness(record, digest, ran, self._store.facts) else record
+        for find in (self._store.unfinished, self._store.load):
+            with suppress(RepositoryError):
+                record = find(key)
+                if record and not staleness(record, digest, ran, self._store.facts):
+                    return record
+        return None
 
     def _key(self, candidate: Candidate) -> ProfileKey:
         return ProfileKey.of([i.name for i in self._infos], candidate.selections)
