@@ -91,7 +91,8 @@ class Policy(ABC):
 
     Args:
         stages: the stages it schedules, in the order of the worker's blocks, which is an order in
-            which every path visits them.
+            which every path visits them; where paths contradict each other, what is predicted
+            along it does not come true, and nobody waits for ever all the same.
         options: its options from the topology, already checked by :meth:`problems`.
         facts: what is known of each stage; a stage that is missing has the defaults.
         shares: of the tasks; index 0 is the share of queries whose task is not told.

@@ -17,7 +17,8 @@ from blockflow.core.model import BlockInfo
 from blockflow.core.placement import StagePlan
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
-from blockflow.repository.profiles import ProfileRecord, ProfileStore
+from blockflow.repository.profile_record import ProfileRecord
+from blockflow.repository.profiles import ProfileStore
 from blockflow.wire.control import SetPolicy
 
 

@@ -17,6 +17,7 @@ from blockflow.core.engines import pins
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.fitting import MIB, core_problems
 from blockflow.core.model import BlockInfo
+from blockflow.core.ordering import along
 from blockflow.core.specs import BlockSpec
 from blockflow.core.threads import Demand, ThreadPlan, plan_threads
 from blockflow.core.topology import Topology
@@ -164,7 +165,11 @@ def desired_workers(topology: Topology, cores: Sequence[int]) -> tuple[WorkerSpe
     for index, (name, spec) in enumerate(topology.blocks.items()):
         groups.setdefault(spec.worker or name, []).append(name)
         problems += core_problems(spec, cores, f"$.blocks[{index}]")
-    workers = tuple(_worker(topology, name, members, cores) for name, members in groups.items())
+    # Batching policies take a worker's blocks for a chain or tree, from its beginning on.
+    paths = [path for task in topology.tasks.values() for path in task.paths]
+    workers = tuple(
+        _worker(topology, name, along(paths, members), cores) for name, members in groups.items()
+    )
     if not problems and not topology.oversubscribe:
         problems += _crowding(topology, workers)
     if problems:

@@ -21,7 +21,8 @@ from blockflow.core.measuring import Subject, commands
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.topology import parse_topology
 from blockflow.repository.echo import save_echo
-from blockflow.repository.profiles import ProfileKey, ProfileRecord, ProfileStore, ran_by
+from blockflow.repository.profile_record import ProfileKey, ProfileRecord, ran_by
+from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 
 CORES = (0, 1, 2, 3)

@@ -248,3 +248,11 @@ def test_slots_that_a_worker_has_for_sure() -> None:
     # A row is 256 bytes: two outputs of 4096 rows fill 2 MiB, however many slots there are.
     assert full_slots(max_rows=4096, arena_mib=2) == 2
     assert full_slots(max_rows=2048, arena_mib=2) == 4
+
+
+def test_a_workers_blocks_stand_in_the_order_of_the_paths() -> None:
+    listed = [{"name": b, "worker": "w"} for b in ("block3", "block1", "block2")]
+    (spec,) = workers({"blocks": listed, "tasks": {"t": ["block1", "block2", "block3"]}})
+    assert spec.blocks == ("block1", "block2", "block3")
+    (spec,) = workers({"blocks": listed, "tasks": {}})
+    assert spec.blocks == ("block3", "block1", "block2")

@@ -16,14 +16,14 @@ from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.core.profile import StageProfile
 from blockflow.repository import profiles as module
 from blockflow.repository.echo import save_echo
-from blockflow.repository.profiles import (
+from blockflow.repository.profile_record import (
     ProfileKey,
     ProfileRecord,
-    ProfileStore,
     chain_digest,
     ran_by,
     staleness,
 )
+from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 from tests.unit.test_profile_table import point
 

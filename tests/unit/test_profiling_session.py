@@ -227,7 +227,7 @@ def test_a_candidate_that_cannot_load_has_its_reason(
 
 
 def good_key(info: BlockInfo, of: Candidate) -> Any:
-    from blockflow.repository.profiles import ProfileKey
+    from blockflow.repository.profile_record import ProfileKey
 
     return ProfileKey.of([info.name], of.selections)
 

@@ -24,7 +24,8 @@ from blockflow.core.model import TensorSpec
 from blockflow.core.profile import StageProfile
 from blockflow.repository.echo import save_echo
 from blockflow.repository.machine import describe, fingerprint
-from blockflow.repository.profiles import ProfileKey, ProfileRecord, ProfileStore, ran_by
+from blockflow.repository.profile_record import ProfileKey, ProfileRecord, ran_by
+from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 
 SHORT = ("--example", "--seeds", "2", "--duration", "2", "--processes", "1")

@@ -155,6 +155,20 @@ def sliced_system(rng: Random, name: str) -> SystemModel:
     return SystemModel((worker.sliced(),), tuple(tasks), cores=rng.choice([1, 2, 8]))
 
 
+def turned_system(rng: Random, name: str) -> SystemModel:
+    """One worker, whose blocks its tasks visit in any order, or some of them."""
+    top = rng.choice([4, 8])
+    blocks = [f"b{i}" for i in range(rng.randint(3, 6))]
+    chosen = policy(rng, name, len(blocks), top, False)
+    stages = tuple(StageModel(b, profile(rng, b, ()), chosen, max_rows=top) for b in blocks)
+    lanes = rng.choice([1, 1, 2, 3])
+    worker = WorkerModel("w", stages, 1, rng.choice([1, 2, 16]), 1, lanes)
+    paths = [rng.sample(blocks, rng.choice([len(blocks), rng.randint(1, len(blocks))]))
+             for _ in range(rng.choice([1, 1, 2, 3]))]  # fmt: skip
+    tasks = tuple(TaskModel(f"task{i}", tuple(path)) for i, path in enumerate(paths))
+    return SystemModel((worker,), tasks, cores=rng.choice([1, 2, 8]))
+
+
 def arrivals(rng: Random) -> Arrivals:
     return rng.choice(
         [Poisson(), Bursts(3.0, 0.05, 0.15), Step(3.0, 0.5), Closed(rng.randint(1, 9))]
@@ -223,6 +237,21 @@ def test_every_invariant_holds_for_sliced_chains(name: str) -> None:
             sizes = worker.model.stages[0].policy["stages"]
             kinds.add((len(sizes), max(sizes)))
     assert ONLY or len(kinds) > 5
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_nobody_is_forgotten_on_paths_in_any_order(name: str) -> None:
+    """Where paths contradict each other a worker has no order in which all visit its blocks:
+    predictions along the worker's own do not come true then, all else holds."""
+    for seed in [int(ONLY)] if ONLY else range(SEEDS // 4):
+        model, workload, noisy = scenario(seed, name, turned_system)
+        rules = [r for r in invariants(model, noisy=noisy) if not isinstance(r, OWN_RULES)]
+        try:
+            with suppress(TopologyError):  # a bound that cannot be met
+                Simulator(model, workload, watch=Watches(rules), noisy=noisy).run()
+        except Exception as exc:
+            exc.add_note(f"BLOCKFLOW_SEED={seed} python -m pytest {__file__} -k 'order and {name}'")
+            raise
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -22,7 +22,8 @@ from blockflow.core.engines import select
 from blockflow.core.errors import TopologyError
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.topology import Topology, parse_topology
-from blockflow.repository.profiles import ProfileKey, ProfileRecord, ProfileStore, ran_by
+from blockflow.repository.profile_record import ProfileKey, ProfileRecord, ran_by
+from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 from blockflow.tuning.slicing import slice_evenly
 from blockflow.tuning.stages import CHOICES, best_stages, estimate

@@ -30,7 +30,7 @@ from blockflow.core.lifecycle import State
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.routing import CanaryRoute, RouteTable, StageRoute, TaskRoute
-from blockflow.repository.profiles import ProfileKey, ProfileRecord
+from blockflow.repository.profile_record import ProfileKey, ProfileRecord
 from blockflow.tensormq.cuda_api import IPC_HANDLE_BYTES
 from blockflow.tensormq.cuda_book import Export
 from blockflow.tensormq.keys import read_key_file

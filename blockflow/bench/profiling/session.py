@@ -18,14 +18,14 @@ from blockflow.bench.profiling.plan import Cell, Effort, expected_s, next_visit,
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.model import BlockInfo
 from blockflow.core.profile import Point, StageProfile
-from blockflow.repository.profiles import (
+from blockflow.repository.profile_record import (
     ProfileKey,
     ProfileRecord,
-    ProfileStore,
     chain_digest,
     ran_by,
     staleness,
 )
+from blockflow.repository.profiles import ProfileStore
 
 Open = Callable[[Candidate, int], Measurer]
 """Start a measurer of a candidate on so many threads."""

@@ -15,7 +15,8 @@ from blockflow.bench.profiling.report import profile_table
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.measuring import Subject
-from blockflow.repository.profiles import ProfileRecord, ProfileStore
+from blockflow.repository.profile_record import ProfileRecord
+from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 
 

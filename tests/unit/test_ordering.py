@@ -1,0 +1,22 @@
+"""Blocks in the order in which paths visit them."""
+
+import pytest
+
+from blockflow.core.ordering import along
+
+
+@pytest.mark.parametrize(
+    ("names", "paths", "order"),
+    [
+        ("abc", ["abc"], "abc"),
+        ("cab", ["abc"], "abc"),
+        ("cba", [], "cba"),
+        ("cba", ["xaxyb"], "cab"),
+        ("hgt", ["th", "tg"], "thg"),
+        ("dcba", ["ac", "abd", "cd"], "acbd"),
+        ("ab", ["ab", "ba"], "ab"),
+        ("xba", ["ab", "ba", "ax"], "xba"),
+    ],
+)
+def test_as_the_paths_go_and_else_as_it_was(names: str, paths: list[str], order: str) -> None:
+    assert "".join(along(paths, names)) == order
