@@ -24,7 +24,8 @@ def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, K
     Args:
         x: numpy array, torch tensor (any device) or nested sequence of numbers; rank 1..8.
         dtype: the type that must travel. Needed only for bfloat16 patterns in a uint16 array, and
-            for sequences, whose type it then is.
+            for sequences, whose numbers are converted to it (to bfloat16 by way of float32, to the
+            nearest, of two to the even one).
 
     Returns:
         Descriptor, bytes (they keep the source alive) and the kind of result to give back.
@@ -33,7 +34,9 @@ def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, K
         RequestError: CONTRACT_MISMATCH, EMPTY_INPUT or TOO_LARGE.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
+    # While another thread imports torch there may be no such name yet, and no tensor either.
+    tensor_type = getattr(torch, "Tensor", None)
+    if tensor_type is not None and isinstance(x, tensor_type):
         array, name = _from_torch(torch, x)
         kind: Kind = "torch"
     else:
@@ -107,8 +110,9 @@ def _from_numpy(x: Any, dtype: str | None) -> tuple[Any, str]:
         array = np.asarray(x)
     else:
         try:
-            array = np.asarray(x, dtype="uint16" if as_bits else dtype)
-        except (TypeError, ValueError, OverflowError) as exc:
+            array = _from_sequence(x, dtype)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
+            # The last one is torch's, in whose tensors a sequence may have its numbers.
             raise _mismatch(f"not an array: {exc}", "pass a numpy array or a tensor") from exc
     name = str(array.dtype.name)
     if name == "bfloat16":  # the ml_dtypes extension type
@@ -118,6 +122,23 @@ def _from_numpy(x: Any, dtype: str | None) -> tuple[Any, str]:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array, name
+
+
+def _from_sequence(x: Any, dtype: str | None) -> Any:
+    if dtype != "bfloat16":
+        return np.asarray(x, dtype=dtype)
+    array = np.asarray(x)
+    if array.dtype.name == "uint16":  # made of patterns; plain numbers are int64 or float64 here
+        return array
+    return _bfloat16_patterns(np.asarray(x, dtype=np.float32))
+
+
+def _bfloat16_patterns(x: Any) -> Any:
+    """The upper halves of float32 elements, rounded to the nearest, of two to the even one."""
+    bits = x.view(np.uint32)
+    rounded = bits + (0x7FFF + ((bits >> 16) & 1))
+    quiet = bits | 0x0040_0000  # a NaN rounded could become an infinity
+    return (np.where(np.isnan(x), quiet, rounded) >> 16).astype(np.uint16)
 
 
 def _mismatch(message: str, hint: str) -> RequestError:

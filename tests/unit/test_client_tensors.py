@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,31 @@ def test_plain_sequences_take_the_named_dtype() -> None:
     assert str(to_wire([[1.5]])[0]) == "float64[1, 1]"
 
 
+def test_plain_numbers_become_bfloat16_as_torch_makes_them() -> None:
+    numbers = [0.0, -0.0, 1.5, 2, True, 1 / 3, -1e-40, 3e38, 3.4e38, float("-inf")]
+    numbers += [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20]  # halves go to the even one
+    desc, body, kind = to_wire([numbers], "bfloat16")
+    want = torch.tensor([numbers], dtype=torch.float32).bfloat16()
+    assert torch.equal(from_wire(desc, bytearray(body), "torch"), want)
+    assert (str(desc), kind) == (f"bfloat16[1, {len(numbers)}]", "numpy")
+
+
+def test_a_nan_stays_one_in_bfloat16() -> None:
+    nans = np.array([0xFFFFFFFF, 0x7FFFFFFF], np.uint32).view(np.float32)
+    desc, body, _ = to_wire([*nans, float("nan")], "bfloat16")
+    assert from_wire(desc, bytearray(body), "torch").isnan().all()
+
+
+def test_a_sequence_of_patterns_is_one_of_patterns() -> None:
+    desc, body, kind = to_wire([np.array([0x3F80, 0x4000], np.uint16)], "bfloat16")
+    assert from_wire(desc, bytearray(body), kind).tolist() == [[0x3F80, 0x4000]]
+
+
+def test_arrays_travel_while_another_thread_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # as far as the import has come
+    assert to_wire(np.zeros((1, 4), np.float32))[2] == "numpy"
+
+
 @pytest.mark.parametrize(
     ("x", "dtype"),
     [
@@ -108,6 +134,11 @@ def test_plain_sequences_take_the_named_dtype() -> None:
         (object(), None),
         ({"a": 1}, None),
         ([1], "nonsense"),
+        ([torch.zeros(3, requires_grad=True)], None),
+        (["a"], "bfloat16"),
+        ([[1.0], [1.0, 2.0]], "bfloat16"),
+        ([10**400], "bfloat16"),
+        (np.zeros(3, np.int16), "bfloat16"),
     ],
 )
 def test_what_does_not_fit_is_refused(x: Any, dtype: str | None) -> None:
