@@ -58,12 +58,13 @@ def dispatcher_address(given: str | None) -> str:
         RequestError: INVALID_REQUEST; libzmq itself would retry a port 99999 for ever.
     """
     address = given or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
-    tcp = _TCP.fullmatch(address)
-    if (tcp and 1 <= int(tcp[2]) <= 65535) or _IPC.fullmatch(address):
-        return address
+    if isinstance(address, str):
+        tcp = _TCP.fullmatch(address)
+        if (tcp and 1 <= int(tcp[2]) <= 65535) or _IPC.fullmatch(address):
+            return address
     raise RequestError(
         "INVALID_REQUEST",
         "not the address of a Dispatcher",
-        where=address,
+        where=str(address),
         hint="use tcp://host:port or ipc://path",
     )

@@ -128,7 +128,7 @@ class AsyncClient:
         return await asyncio.wrap_future(self._connection.tasks(timeout_s))
 
     async def wait_ready(
-        self, tasks: Iterable[str] = (), *, timeout_s: float = 30.0
+        self, tasks: str | Iterable[str] = (), *, timeout_s: float = 30.0
     ) -> dict[str, TaskRoute]:
         """See :meth:`blockflow.client.sync.Client.wait_ready`."""
         return await asyncio.wrap_future(self._connection.wait_ready(tasks, timeout_s))

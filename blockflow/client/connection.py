@@ -12,6 +12,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +24,12 @@ from blockflow.client.counters import Counters
 from blockflow.client.io import IoThread
 from blockflow.client.outcome import Answered, Described, Failed, Outcome
 from blockflow.client.pending import PendingRequest
-from blockflow.client.request import check_deadline, check_retries, task_names
+from blockflow.client.request import (
+    check_deadline,
+    check_retries,
+    published_names,
+    task_names,
+)
 from blockflow.client.result import Result, Trip, make_result
 from blockflow.client.sharing import SharedMemory, Sharing, Wish
 from blockflow.client.tap import Tap
@@ -74,15 +80,17 @@ class Connection:
     ) -> None:
         self.address = dispatcher_address(address)
         protect = protection(self.address, client_keys, server_key)
-        if connect_timeout_s <= 0 or max_pending < 1:
-            raise RequestError("INVALID_REQUEST", "connect_timeout_s and max_pending are positive")
+        connect_timeout_ms = _milliseconds(connect_timeout_s)
+        if connect_timeout_ms < 1 or type(max_pending) is not int or max_pending < 1:
+            why = "connect_timeout_s is a number above 0, and max_pending a whole one"
+            raise RequestError("INVALID_REQUEST", why, where="Client")
         if shared_memory not in ("auto", "off"):
             raise RequestError(
                 "INVALID_REQUEST", f"shared_memory is 'auto' or 'off', not {shared_memory!r}"
             )
         core = ClientCore(
             self.address,
-            connect_timeout_ns=int(connect_timeout_s * 1e9),
+            connect_timeout_ns=connect_timeout_ms * 1_000_000,
             max_pending=max_pending,
             now_ns=time.monotonic_ns(),
             sharing=Sharing(shared_memory),
@@ -162,9 +170,15 @@ class Connection:
         """The published tasks, asked now."""
         return self._ask(None, timeout_s)
 
-    def wait_ready(self, wanted: Iterable[str], timeout_s: float) -> Future[dict[str, TaskRoute]]:
-        """Ends when all ``wanted`` tasks are published (any, when empty)."""
-        return self._ask(tuple(wanted), timeout_s)
+    def wait_ready(
+        self, wanted: str | Iterable[str], timeout_s: float
+    ) -> Future[dict[str, TaskRoute]]:
+        """Ends when all ``wanted`` tasks are published (any, when empty).
+
+        Raises:
+            RequestError: INVALID_REQUEST, what is wanted are no names.
+        """
+        return self._ask(published_names(wanted), timeout_s)
 
     def counters(self) -> Counters:
         """A copy of the core's counters."""
@@ -284,17 +298,20 @@ def _milliseconds(seconds: float) -> int:
 def _request_id(given: RequestId) -> bytes:
     if given is None:
         return os.urandom(REQUEST_ID_BYTES)
-    try:
-        if isinstance(given, str):
+    raw = b""
+    if isinstance(given, uuid.UUID):
+        raw = given.bytes
+    elif isinstance(given, str):
+        with suppress(ValueError):
             raw = uuid.UUID(given).bytes
-        else:
-            raw = given.bytes if isinstance(given, uuid.UUID) else bytes(given)
-    except (ValueError, TypeError):
-        raw = b""
+    elif isinstance(given, bytes | bytearray | memoryview):  # bytes(n) of a number makes n zeros
+        raw = bytes(given)
     if len(raw) != REQUEST_ID_BYTES or raw == bytes(REQUEST_ID_BYTES):
+        shown = repr(given) if isinstance(given, str | bytes) else type(given).__name__
         raise RequestError(
             "INVALID_REQUEST",
-            f"a request id is {REQUEST_ID_BYTES} bytes, their hex form or a UUID, not {given!r}",
+            f"a request id is {REQUEST_ID_BYTES} bytes, their hex form or a UUID, not {shown}",
             where="request_id",
+            hint="all zeros is no id; of a number: uuid.UUID(int=...)",
         )
     return raw

@@ -32,6 +32,9 @@ _NO_COPY_BYTES = 256 * 1024
 
 _CLOSE_LINGER_MS = 200
 
+_LONGEST_POLL_MS = 3_600_000
+"""A caller's patience may be longer than the poller can count."""
+
 # A peer that is gone without a word (cable, partition) counts as lost; generous, because a machine
 # under load must not lose its requests to a late heartbeat.
 _HEARTBEAT_MS = 2000
@@ -86,7 +89,7 @@ class IoThread:
         self._context = zmq.Context()
         try:
             self._socket, self._monitor = self._open(core.link.address, protect)
-        except zmq.ZMQError as exc:
+        except (zmq.ZMQError, UnicodeError) as exc:  # the latter: halves of characters
             self._context.destroy(linger=0)
             raise RequestError(
                 "INVALID_REQUEST",
@@ -199,7 +202,8 @@ class IoThread:
         due = self._core.next_wakeup()
         if due is None:
             return None
-        return max(0, -(-(due - time.monotonic_ns()) // 1_000_000))
+        left_ms = -(-(due - time.monotonic_ns()) // 1_000_000)
+        return min(max(0, left_ms), _LONGEST_POLL_MS)
 
     def _knock_again(self) -> None:
         """ZeroMQ gives an address up after a refusal; the next call tries anew."""

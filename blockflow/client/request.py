@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,27 +63,31 @@ def expired(p: Pending) -> RequestError:
     )
 
 
-def task_names(tasks: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in ``tasks``; INVALID_REQUEST unless they are 1..16 distinct ones."""
+def published_names(tasks: str | Iterable[str]) -> tuple[str, ...]:
+    """The names in ``tasks``, a str being one; INVALID_REQUEST unless all can be tasks' names."""
     try:
         names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
     except TypeError:
         why = f"tasks is a name or a sequence of names, not {type(tasks).__name__}"
         raise RequestError("INVALID_REQUEST", why, where="tasks") from None
-    _check_tasks(names)
+    if not all(_is_name(t) for t in names):
+        raise _bad_tasks(names, f"a task name is a string of 1..{limits.MAX_NAME_CHARS} characters")
     return names
 
 
-def _check_tasks(tasks: Sequence[str]) -> None:
-    if not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST:
-        why = f"{len(tasks)} tasks, 1..{limits.MAX_TASKS_PER_REQUEST} are possible"
-    elif not all(_is_name(t) for t in tasks):
-        why = f"a task name is a string of 1..{limits.MAX_NAME_CHARS} characters"
-    elif len(set(tasks)) != len(tasks):
-        why = "a task is named twice"
-    else:
-        return
-    raise RequestError("INVALID_REQUEST", why, where=f"tasks={list(tasks)!r}")
+def task_names(tasks: str | Iterable[str]) -> tuple[str, ...]:
+    """The tasks of a request; INVALID_REQUEST unless they are 1..16 distinct names."""
+    names = published_names(tasks)
+    if not 1 <= len(names) <= limits.MAX_TASKS_PER_REQUEST:
+        most = limits.MAX_TASKS_PER_REQUEST
+        raise _bad_tasks(names, f"{len(names)} tasks, 1..{most} are possible")
+    if len(set(names)) != len(names):
+        raise _bad_tasks(names, "a task is named twice")
+    return names
+
+
+def _bad_tasks(names: tuple[str, ...], why: str) -> RequestError:
+    return RequestError("INVALID_REQUEST", why, where=f"tasks={list(names)!r}")
 
 
 def check_retries(retries: int) -> None:

@@ -152,12 +152,13 @@ class Client:
         return self._connection.tasks(timeout_s).result()
 
     def wait_ready(
-        self, tasks: Iterable[str] = (), *, timeout_s: float = 30.0
+        self, tasks: str | Iterable[str] = (), *, timeout_s: float = 30.0
     ) -> dict[str, TaskRoute]:
-        """Wait until all these tasks (any, when none is named) are published.
+        """Wait until the task or all these tasks (any, when none is named) are published.
 
         Raises:
-            BlockFlowError: NOT_READY, NOT_RUNNING or CONNECTION_LOST after ``timeout_s``.
+            BlockFlowError: NOT_READY, NOT_RUNNING or CONNECTION_LOST after ``timeout_s``;
+                INVALID_REQUEST at once for what cannot be a task's name.
         """
         return self._connection.wait_ready(tasks, timeout_s).result()
 
