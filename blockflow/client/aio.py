@@ -87,6 +87,7 @@ class AsyncClient:
         retries: int = 0,
     ) -> Any:
         """See :meth:`blockflow.client.sync.Client.infer`."""
+        self._connection.check_may_wait()
         pending = self.submit(
             tasks,
             x,

@@ -135,7 +135,7 @@ class Connection:
         if results not in ("copy", "view"):
             raise RequestError("INVALID_REQUEST", f"results is 'copy' or 'view', not {results!r}")
         desc, body, kind = self._tensors.to_wire(x, dtype)
-        future: PendingRequest[Any] = PendingRequest(rid, self._cancel)
+        future: PendingRequest[Any] = PendingRequest(rid, self._cancel, self.check_may_wait)
         core, now, from_wire = self._core, time.monotonic_ns(), self._tensors.from_wire
         side = self._io.side
         trip = Trip(desc.nbytes, results == "view", self._local)
@@ -189,23 +189,46 @@ class Connection:
         return self._core.sharing.info()
 
     def close(self) -> Future[None]:
-        """Cancel what is in flight, end the thread; the future is done when it has ended."""
+        """Cancel what is in flight, end the thread; the future is done when it has ended, or at
+        once where its end cannot be seen: in a forked child, and in the thread itself.
+        """
         if os.getpid() == self._pid:
             self._finalizer.detach()
             self._io.stop()
-        return self._io.ended
+            if not self._io.is_current():
+                return self._io.ended
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def join(self) -> None:
         """Wait for the end of the thread after :meth:`close`."""
         if os.getpid() == self._pid:
             self._io.join()
 
+    def check_may_wait(self) -> None:
+        """Refuse to wait where the answer could never come.
+
+        Raises:
+            RequestError: INVALID_REQUEST: this is the connection's own thread, which would have to
+                receive the answer, or another process than the connection's.
+        """
+        self._check_process()
+        if self._io.is_current():
+            raise RequestError(
+                "INVALID_REQUEST",
+                "a callback cannot wait for this client: it runs in the thread that receives the "
+                "answers",
+                where=self.address,
+                hint="use submit there, with a callback of its own, or wait in another thread",
+            )
+
     # --- inside ----------------------------------------------------------------------------------
 
     def _ask(
         self, wanted: tuple[str, ...] | None, timeout_s: float
     ) -> Future[dict[str, TaskRoute]]:
-        self._check_process()
+        self.check_may_wait()  # both clients wait for these
         rid = os.urandom(REQUEST_ID_BYTES)
         core, now, timeout_ms = self._core, time.monotonic_ns(), _milliseconds(timeout_s)
         future: Future[dict[str, TaskRoute]] = Future()

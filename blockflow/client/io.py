@@ -128,8 +128,12 @@ class IoThread:
                 self._wakeup.ring()
 
     def join(self) -> None:
-        if threading.current_thread() is not self._thread:
+        if not self.is_current():
             self._thread.join()
+
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread, as callbacks do."""
+        return threading.current_thread() is self._thread
 
     # --- the thread ------------------------------------------------------------------------------
 

@@ -15,12 +15,25 @@ class PendingRequest(Future[T]):
     It ends exactly once: with its value, or with a
     :class:`~blockflow.core.errors.BlockFlowError` (a cancelled one with the code CANCELLED) at the
     latest 100 ms after its deadline. Callbacks run in the connection's thread: keep them short.
+    They cannot wait for another request of the same client there (INVALID_REQUEST), but may submit
+    one.
+
+    Args:
+        request_id: of the request.
+        cancel: asks for its end.
+        check_may_wait: raises where waiting for its end would never end.
     """
 
-    def __init__(self, request_id: bytes, cancel: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        request_id: bytes,
+        cancel: Callable[[bytes], None],
+        check_may_wait: Callable[[], None],
+    ) -> None:
         super().__init__()
         self.request_id = request_id
         self._ask_cancel = cancel
+        self._check_may_wait = check_may_wait
         # Running from the start: the base class would otherwise end it behind the core's back.
         self.set_running_or_notify_cancel()
 
@@ -34,3 +47,15 @@ class PendingRequest(Future[T]):
             return False
         self._ask_cancel(self.request_id)
         return True
+
+    def result(self, timeout: float | None = None) -> T:
+        """The value, once it is there; raises the request's error, or TimeoutError."""
+        if not self.done():
+            self._check_may_wait()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The request's error, None for a value, once it has ended."""
+        if not self.done():
+            self._check_may_wait()
+        return super().exception(timeout)

@@ -105,8 +105,10 @@ class Client:
             A Result, or for several names a map name -> Result (or error).
 
         Raises:
-            BlockFlowError: with a stable code, see docs/errors.md.
+            BlockFlowError: with a stable code, see docs/errors.md. INVALID_REQUEST also in a
+                callback of this client, whose thread has to receive the answer: submit there.
         """
+        self._connection.check_may_wait()
         pending = self.submit(
             tasks,
             x,

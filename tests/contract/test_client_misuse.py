@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -82,6 +85,74 @@ def test_request_ids_are_sixteen_bytes_of_any_kind(client: Any, make: Any) -> No
     raw = bytes(range(16))
     assert client.infer("echo", X, request_id=make(raw)).request_id == raw
     assert client.infer("echo", X, request_id=uuid.UUID(bytes=raw)).request_id == raw
+
+
+def in_callback(client: Any, dispatcher: FakeDispatcher, call: Callable[[], Any]) -> Any:
+    """What ``call`` gives, or raises, in a callback of the client: in its own thread."""
+    outcome: Future[Any] = Future()
+
+    def callback(_: Any) -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as exc:
+            outcome.set_exception(exc)
+
+    first = client.submit("held", X)
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == 1)
+    first.add_done_callback(callback)  # not answered yet: it will run in the client's thread
+    dispatcher.release()
+    return outcome.result(10)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda c: c.infer("echo", X, deadline_s=1),
+        lambda c: c.submit("echo", X, deadline_s=1).result(),
+        lambda c: c.submit("echo", X, deadline_s=1).exception(5),
+        lambda c: c.tasks(),
+        lambda c: c.wait_ready(["echo"]),
+    ],
+    ids=["infer", "result", "exception", "tasks", "wait_ready"],
+)
+def test_a_callback_cannot_wait_for_its_own_client(dispatcher: FakeDispatcher, wait: Any) -> None:
+    with Client(dispatcher.endpoint) as client:
+        with pytest.raises(BlockFlowError, match=r"INVALID_REQUEST.*use submit"):
+            in_callback(client, dispatcher, lambda: wait(client))
+        assert np.array_equal(client.infer("echo", X, deadline_s=5).value, X)
+
+
+@pytest.mark.parametrize("wait", ["infer", "tasks", "wait_ready"])
+def test_nor_can_an_event_loop_in_a_callback(dispatcher: FakeDispatcher, wait: str) -> None:
+    args = ("echo", X) if wait == "infer" else ()
+    client = AsyncClient(dispatcher.endpoint)
+    with pytest.raises(BlockFlowError, match=r"INVALID_REQUEST.*use submit"):
+        in_callback(client, dispatcher, lambda: asyncio.run(getattr(client, wait)(*args)))
+    assert np.array_equal(asyncio.run(client.infer("echo", X)).value, X)
+    asyncio.run(client.close())
+
+
+def test_a_callback_may_submit_read_and_wait_for_another_client(
+    client: Any, dispatcher: FakeDispatcher
+) -> None:
+    chained = in_callback(client, dispatcher, lambda: client.submit("echo", X))
+    assert np.array_equal(chained.result(5).value, X)
+    dispatcher.requests.clear()
+    with Client(dispatcher.endpoint) as other:
+        found = in_callback(client, dispatcher, lambda: (chained.result(), other.infer("echo", X)))
+    assert [r.task for r in found] == ["echo", "echo"]
+
+
+def test_a_callback_may_close_its_client(dispatcher: FakeDispatcher) -> None:
+    sync = Client(dispatcher.endpoint)
+    in_callback(sync, dispatcher, sync.close)
+    dispatcher.requests.clear()
+    asynchronous = AsyncClient(dispatcher.endpoint)
+    in_callback(asynchronous, dispatcher, lambda: asyncio.run(asynchronous.close()))
+    for thread in threading.enumerate():
+        if thread.name == "blockflow-client":
+            thread.join(5)
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,36 @@ def test_a_client_does_not_cross_a_fork() -> None:
         os.close(write)
         # The parent's client is as it was.
         assert np.array_equal(client.infer("echo", X).value, X)
+
+
+def test_a_forked_child_closes_and_waits_for_nothing() -> None:
+    """The future of a thread that the child does not have would never be done."""
+    with FakeDispatcher() as fake:
+        client = AsyncClient(fake.endpoint)
+        asyncio.run(client.infer("echo", X))
+        held = client.submit("held", X)
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:  # as above
+            answer = b""
+            try:
+                with suppress(TimeoutError):
+                    held.result(5)
+            except RequestError as exc:
+                answer = exc.code.encode()
+            try:
+                asyncio.run(asyncio.wait_for(client.close(), 5))
+                answer += b" closed"
+            finally:
+                os.write(write, answer or b"nothing")
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert os.read(read, 100) == b"INVALID_REQUEST closed"
+        os.close(read)
+        os.close(write)
+        fake.release()
+        assert np.array_equal(held.result(5).value, X)
+        asyncio.run(client.close())
 
 
 def test_a_program_that_forgets_to_close_ends() -> None:
