@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ OK = "OK"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request. Times are milliseconds of the run, from its start.
+    """One request. Times are milliseconds of its collector's clock.
 
     ``intended_ms`` is when it was due to be sent and ``sent_ms`` when it was: the difference is the
     generator's own lag. ``latency_ms`` counts from the intended time, so that a generator held up
@@ -65,10 +66,11 @@ class BlockMeans:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of a run: latencies of the answered requests, throughput over the run's length.
+    """Figures of one run or several: latencies of the answered requests, throughput over all.
 
-    ``throughput`` is answered requests per second and ``rows_per_s`` their rows, both from the
-    first intended send to the last answer. ``lag_p99_ms`` is how late the generator itself was.
+    ``throughput`` is answered requests per second and ``rows_per_s`` their rows, both over
+    ``duration_s``: from the first intended send to the last end of a request, pauses between runs
+    included. ``lag_p99_ms`` is how late the generator itself was.
     """
 
     count: int
@@ -90,11 +92,24 @@ class Summary:
 
 
 class Collector:
-    """Gathers records; any number of generators, in any threads, may share one."""
+    """Gathers records; any number of generators, in any threads, may share one.
+
+    It has the clock of their times, so that runs beside and after one another have their places on
+    one time line.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: list[Record] = []
+        self._zero_ns: int | None = None
+
+    def now_ms(self) -> float:
+        """Milliseconds since the first call, which gives 0: the start of the first run."""
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            if self._zero_ns is None:
+                self._zero_ns = now_ns
+            return (now_ns - self._zero_ns) / 1e6
 
     def add(self, record: Record) -> None:
         with self._lock:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count as counter
 from itertools import takewhile
+from math import inf
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from blockflow.client.collector import OK, Collector, Record
+from blockflow.client.request import task_names
 from blockflow.client.result import BlockTiming, Result
 from blockflow.client.sync import Client
 from blockflow.core.errors import BlockFlowError, RequestError
@@ -36,12 +38,13 @@ class TaskGenerator:
             an open loop with exponentially distributed gaps, which waits for no answer.
         rate: lambda, the mean number of requests per second of the poisson mode.
         count: stop after so many requests.
-        duration_s: stop sending after so long; give ``count``, ``duration_s`` or both.
+        duration_s: stop sending after so long, also what was due before and is late; give
+            ``count``, ``duration_s`` or both.
         seed: of the gaps, so that a run can be repeated.
         deadline_s: of each request; None leaves it to the topology.
         collector: gets the records; a new one by default.
         on_progress: called with the number of finished requests; in the poisson mode from the
-            connection's thread, so it must be quick.
+            connection's thread, so it must be quick and cannot wait for the client.
 
     Raises:
         RequestError: INVALID_REQUEST, the arguments do not fit together.
@@ -64,7 +67,7 @@ class TaskGenerator:
     ) -> None:
         _check(mode, rate, count, duration_s, inputs)
         self._client = client
-        self._tasks = (tasks,) if isinstance(tasks, str) else tuple(tasks)
+        self._tasks = task_names(tasks)
         self._inputs = inputs
         self._mode = mode
         self._rate = rate
@@ -77,7 +80,7 @@ class TaskGenerator:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._finished = 0
-        self._origin_ns = 0
+        self._began_ms = 0.0
 
     def run(self) -> Collector:
         """Send everything, wait for the last answer, and return the collector.
@@ -85,27 +88,32 @@ class TaskGenerator:
         Errors of single requests are outcomes in the records, not exceptions; what ``on_progress``
         raises ends the run.
         """
-        self._stop.clear()
-        self._origin_ns = time.monotonic_ns()
-        if self._mode == "sync":
-            self._run_sync()
-        else:
-            self._run_poisson()
+        self._began_ms = self.collector.now_ms()
+        try:
+            if self._mode == "sync":
+                self._run_sync()
+            else:
+                self._run_poisson()
+        finally:
+            self._stop.clear()
         return self.collector
 
     def stop(self) -> None:
-        """Send no more; :meth:`run` returns when what is in flight has ended. From any thread."""
+        """Send no more; :meth:`run` returns when what is in flight has ended. From any thread.
+
+        A stop between two runs, or before the first, ends the next one at its start: the thread
+        that is to run may not have come to it yet.
+        """
         self._stop.set()
 
     # --- the two modes ---------------------------------------------------------------------------
 
     def _run_sync(self) -> None:
         for i in range(self._count) if self._count is not None else counter():
-            start_ms = self._now_ms()
-            if self._stop.is_set() or self._is_over(start_ms):
+            if self._stop.is_set() or self._is_over():
                 return
             x = self._input(i)
-            start_ms = self._now_ms()
+            start_ms = self.collector.now_ms()
             future = self._submit(x)
             future.exception()  # waits; the outcome is looked at in _finish
             self._finish(future, _rows(x), start_ms, start_ms)
@@ -132,14 +140,15 @@ class TaskGenerator:
         numbers = range(self._count) if self._count is not None else counter()
         for i, at_s in zip(numbers, times, strict=False):
             x = self._input(i)
-            if self._stop.wait(max(0.0, at_s - self._now_ms() / 1e3)):
+            if self._stop.wait(max(0.0, at_s - self._elapsed_s())) or self._is_over():
                 break
-            sent_ms = self._now_ms()
+            sent_ms = self.collector.now_ms()
             future = self._submit(x)
             with idle:
                 waiting.add(future)
+            due_ms = self._began_ms + at_s * 1e3
             future.add_done_callback(
-                partial(done, rows=_rows(x), intended_ms=at_s * 1e3, sent_ms=sent_ms)
+                partial(done, rows=_rows(x), intended_ms=due_ms, sent_ms=sent_ms)
             )
         with idle:
             idle.wait_for(lambda: not waiting)
@@ -157,7 +166,7 @@ class TaskGenerator:
             return refused
 
     def _finish(self, future: Future[Any], rows: int, intended_ms: float, sent_ms: float) -> None:
-        done_ms = self._now_ms()
+        done_ms = self.collector.now_ms()
         outcome, timings, total_ms = _judge(future)
         name = "+".join(self._tasks)
         self.collector.add(
@@ -172,11 +181,11 @@ class TaskGenerator:
     def _input(self, i: int) -> Any:
         return self._inputs(i) if callable(self._inputs) else self._inputs[i % len(self._inputs)]
 
-    def _now_ms(self) -> float:
-        return (time.monotonic_ns() - self._origin_ns) / 1e6
+    def _elapsed_s(self) -> float:
+        return (self.collector.now_ms() - self._began_ms) / 1e3
 
-    def _is_over(self, now_ms: float) -> bool:
-        return self._duration_s is not None and now_ms >= self._duration_s * 1e3
+    def _is_over(self) -> bool:
+        return self._duration_s is not None and self._elapsed_s() >= self._duration_s
 
 
 def poisson_times(rate: float, seed: int) -> Iterator[float]:
@@ -207,8 +216,22 @@ def _judge(future: Future[Any]) -> tuple[str, tuple[BlockTiming, ...], float]:
 
 
 def _rows(x: Any) -> int:
+    """The size of dim 0; 0 where there is none, which the client refuses."""
     shape = getattr(x, "shape", None)
-    return int(shape[0]) if shape else len(x) if hasattr(x, "__len__") else 0
+    if isinstance(shape, tuple):
+        return int(shape[0]) if shape else 0
+    return len(x) if hasattr(x, "__len__") else 0
+
+
+def _is_positive(value: Any, kind: Any = Real) -> bool:
+    return isinstance(value, kind) and bool(value > 0)
+
+
+def _has_items(inputs: Any) -> bool:
+    try:
+        return len(inputs) > 0
+    except TypeError:  # None, a generator, an array without dims
+        return False
 
 
 def _check(
@@ -216,15 +239,17 @@ def _check(
 ) -> None:
     if mode not in ("sync", "poisson"):
         why = f"mode is 'sync' or 'poisson', not {mode!r}"
-    elif mode == "poisson" and (rate is None or not rate > 0):
-        why = f"the poisson mode needs a rate above 0, not {rate!r}"
+    elif mode == "poisson" and (not _is_positive(rate) or rate == inf):
+        why = f"the poisson mode needs a finite rate above 0, not {rate!r}"
     elif mode == "sync" and rate is not None:
         why = "a rate has no meaning in the sync mode"
     elif count is None and duration_s is None:
         why = "give count, duration_s or both"
-    elif (count is not None and count < 1) or (duration_s is not None and not duration_s > 0):
-        why = "count and duration_s are positive"
-    elif not callable(inputs) and len(inputs) == 0:
+    elif count is not None and not _is_positive(count, Integral):
+        why = f"count is a whole number above 0, not {count!r}"
+    elif duration_s is not None and not _is_positive(duration_s):
+        why = f"duration_s is a number above 0, not {duration_s!r}"
+    elif not callable(inputs) and not _has_items(inputs):
         why = "no inputs"
     else:
         return

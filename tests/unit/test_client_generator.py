@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import threading
+import time
 from concurrent.futures import Future
 from itertools import islice, pairwise
 from pathlib import Path
@@ -115,6 +116,45 @@ def test_progress_that_fails_ends_the_run(mode: Any) -> None:
         assert np.array_equal(client.infer("echo", X).value, X)
 
 
+def test_runs_after_one_another_share_the_collectors_time_line() -> None:
+    """As the second run begins where the first has ended, the figures are over both."""
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        collector = Collector()
+        generators = [
+            TaskGenerator(client, "echo", [X], count=3, collector=collector),
+            TaskGenerator(
+                client, "double", [X], mode="poisson", rate=500.0, count=3, collector=collector
+            ),
+        ]
+        began = time.monotonic()
+        for generator in (*generators, *generators):
+            generator.run()
+        took_s = time.monotonic() - began
+    records, s = collector.records(), collector.summary()
+    assert 0 <= records[0].intended_ms < 1, "the clock starts with the first run"
+    runs = [records[i : i + 3] for i in range(0, 12, 3)]
+    for before, after in pairwise(runs):
+        assert min(r.intended_ms for r in after) >= max(r.done_ms for r in before)
+    assert s.duration_s <= took_s
+    assert s.duration_s >= sum((r[-1].done_ms - r[0].intended_ms) / 1e3 for r in runs)
+    assert s.throughput == pytest.approx(12 / s.duration_s)
+
+
+def test_progress_cannot_wait_for_the_client() -> None:
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        generator = TaskGenerator(
+            client,
+            "slow",
+            [X],
+            mode="poisson",
+            rate=500.0,
+            count=2,
+            on_progress=lambda n: client.infer("echo", X),
+        )
+        with pytest.raises(RequestError, match="use submit"):
+            generator.run()
+
+
 class StuckClient:
     """Takes requests; they end when told."""
 
@@ -146,6 +186,31 @@ def test_poisson_mode_is_an_open_loop() -> None:
     assert sorted(r.intended_ms for r in records) == pytest.approx(wanted)
     assert all(r.sent_ms >= r.intended_ms for r in records)
     assert generator.collector.summary().errors == {"DEADLINE_EXCEEDED": 20}
+
+
+def test_a_lagging_open_loop_ends_with_its_duration() -> None:
+    """Ten thousand requests are due in every millisecond: what is late is not sent."""
+    answered: Any = StuckClient()
+    instead: Future[Any] = Future()
+    instead.set_exception(RequestError("OVERLOADED", "at once"))
+    answered.submit = lambda *a, **kw: instead
+    generator = TaskGenerator(answered, "t", [X], mode="poisson", rate=1e7, duration_s=0.1)
+    records = generator.run().records()
+    assert records
+    assert max(r.sent_ms for r in records) < 100.0
+    assert len(records) < 1e7 * 0.1 / 2, "it does lag, or this shows nothing"
+
+
+@pytest.mark.parametrize("mode", ["sync", "poisson"])
+def test_an_input_without_dims_is_an_outcome(mode: Any) -> None:
+    rate = None if mode == "sync" else 500.0
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        generator = TaskGenerator(
+            client, "echo", [np.array(1.0, np.float32), 3.0], mode=mode, rate=rate, count=2
+        )
+        collector = generator.run()
+    assert collector.summary().errors == {"CONTRACT_MISMATCH": 2}
+    assert [r.rows for r in collector.records()] == [0, 0]
 
 
 def test_poisson_mode_against_a_dispatcher_with_several_tasks() -> None:
@@ -184,6 +249,16 @@ def test_stop_ends_a_run(mode: Any) -> None:
         assert 3 <= generator.run().summary().count < 60
 
 
+@pytest.mark.parametrize("mode", ["sync", "poisson"])
+def test_a_stop_before_the_run_is_not_lost(mode: Any) -> None:
+    with FakeDispatcher() as fake, Client(fake.endpoint) as client:
+        rate = None if mode == "sync" else 500.0
+        generator = TaskGenerator(client, "echo", [X], mode=mode, rate=rate, count=3)
+        generator.stop()
+        assert generator.run().records() == ()
+        assert len(generator.run().records()) == 3, "it ends one run, not all"
+
+
 @pytest.mark.parametrize(
     "kw",
     [
@@ -193,6 +268,11 @@ def test_stop_ends_a_run(mode: Any) -> None:
         {"count": 1, "mode": "poisson"},
         {"count": 1, "mode": "poisson", "rate": 0.0},
         {"count": 1, "mode": "poisson", "rate": float("nan")},
+        {"count": 1, "mode": "poisson", "rate": float("inf")},
+        {"count": 1, "mode": "poisson", "rate": "3"},
+        {"count": 2.5},
+        {"count": "3"},
+        {"duration_s": "3"},
         {"count": 1, "rate": 3.0},
         {"count": 1, "mode": "closed"},
     ],
@@ -201,5 +281,17 @@ def test_arguments_that_do_not_fit_are_refused(kw: dict[str, Any]) -> None:
     nobody: Any = None
     with pytest.raises(RequestError, match="INVALID_REQUEST"):
         TaskGenerator(nobody, "t", [X], **kw)
+
+
+@pytest.mark.parametrize("inputs", [[], None, np.array(1.0), 5, (X for _ in range(3))])
+def test_without_inputs_there_is_no_generator(inputs: Any) -> None:
+    nobody: Any = None
     with pytest.raises(RequestError, match="no inputs"):
-        TaskGenerator(nobody, "t", [], count=1)
+        TaskGenerator(nobody, "t", inputs, count=1)
+
+
+@pytest.mark.parametrize("tasks", [[], None, [1], ["t", "t"]])
+def test_without_tasks_neither(tasks: Any) -> None:
+    nobody: Any = None
+    with pytest.raises(RequestError, match="INVALID_REQUEST"):
+        TaskGenerator(nobody, tasks, [X], count=1)
