@@ -148,6 +148,11 @@ class BlockFlowError(Exception):
         self.details: dict[str, Any] = dict(details or {})
         self.retry_after_ms = retry_after_ms
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is copied and pickled (by pools of processes, say) as a call of its class
+        # with ``args``, which lack the code: made without a call, it takes its attributes along.
+        return _bare, (type(self), *self.args), self.__dict__
+
     @property
     def info(self) -> CodeInfo:
         return CODES[self.code]
@@ -185,6 +190,11 @@ class BlockFlowError(Exception):
         if self.retry_after_ms is not None:
             out["retry_after_ms"] = self.retry_after_ms
         return out
+
+
+def _bare(kind: type[BlockFlowError], *args: Any) -> BlockFlowError:
+    """An error before its attributes are set."""
+    return kind.__new__(kind, *args)
 
 
 class RequestError(BlockFlowError):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +61,24 @@ def test_the_json_form_survives_the_wire(code: str) -> None:
     assert type(again) is type(made)
     assert again.to_dict() == made.to_dict()
     assert str(again) == f"{code}: text (at $.a) -- do this"
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))],  # noqa: S301
+)
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestError("OVERLOADED", "full", where="a", hint="wait", retry_after_ms=5),
+        TopologyError("INVALID_TOPOLOGY", "no", problems=[Problem("$.a", "b")], details={"c": [1]}),
+    ],
+    ids=["request", "topology"],
+)
+def test_an_error_survives_copies_and_other_processes(error: BlockFlowError, again: Any) -> None:
+    other = again(error)
+    assert type(other) is type(error)
+    assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
 
 
 def test_problems_travel_with_a_topology_error() -> None:
