@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import zmq
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.client import AsyncClient, Client
@@ -57,6 +58,16 @@ def test_names_are_found_and_others_are_not() -> None:
             assert name in dir(module)
         with pytest.raises(AttributeError):
             _ = module.nonsense
+
+
+def test_a_dispatcher_at_an_ipv6_address_is_reached() -> None:
+    try:
+        fake = FakeDispatcher("tcp://[::1]:*")
+    except zmq.ZMQError:
+        pytest.skip("no IPv6 on this machine")
+    with fake, Client(fake.endpoint, connect_timeout_s=10) as client:
+        assert fake.endpoint.startswith("tcp://[::1]:")
+        assert np.array_equal(client.infer("echo", X).value, X)
 
 
 def test_a_client_does_not_cross_a_fork() -> None:
