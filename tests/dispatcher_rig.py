@@ -251,6 +251,8 @@ class RawClient:
         """One call; per task the output array or the error."""
         rid = self.ask(tasks, array, **kw)
         reply, frames = self.answer()
+        while reply.request_id == wire.UNASKED:  # the tasks have changed meanwhile
+            reply, frames = self.answer()
         assert reply.request_id == rid
         left = iter(frames)
         return [

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from blockflow.client.outcome import Described, Failed, Link, Outcome
 from blockflow.core.errors import BlockFlowError, RequestError, WireError, make_error
 from blockflow.core.routing import TaskRoute
-from blockflow.wire.client import Describe, Description, encode_to_dispatcher
+from blockflow.wire.client import UNASKED, Describe, Description, encode_to_dispatcher
 
 PROBE_WAIT_NS = 500_000_000
 """A request without a deadline waits at most this long to learn its tasks' own."""
 
 READY_POLL_NS = 50_000_000
 """How often ``wait_ready`` asks again."""
-
-_PROBE_ID = bytes(16)
 
 
 @dataclass(slots=True)
@@ -137,7 +135,7 @@ class Catalog:
             return True, []
         if self._probed_ns is None:
             self._probed_ns = now_ns
-            return False, [_describe(_PROBE_ID)]
+            return False, [_describe(UNASKED)]
         return now_ns >= self._probed_ns + PROBE_WAIT_NS, []
 
     def deadline_ms(self, tasks: Sequence[str]) -> int | None:

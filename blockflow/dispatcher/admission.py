@@ -136,6 +136,14 @@ class Admission:
         self._passes: dict[Hashable, _Pass] = {}
         self._completions = RateMeter()
 
+    @property
+    def bounds(self) -> dict[str, int]:
+        """What clients are told of it."""
+        return {
+            "max_inflight": self.max_inflight,
+            "max_inflight_per_client": self.max_inflight_per_client,
+        }
+
     def publish(self, tasks: Mapping[str, TaskRoute]) -> None:
         """Keep what was learnt of these tasks, unless their path or its batches changed in size."""
         pools = {}

@@ -197,6 +197,11 @@ class ClientPort:
             drained = not self.socket.poll(0)
             self.watch.look(now_ns, held + self._owed, drained=drained)
 
+    @property
+    def present(self) -> tuple[bytes, ...]:
+        """Whoever has sent something by a connection that has not ended."""
+        return tuple(self._links)
+
     def backlog_bytes(self) -> int:
         """Bytes that clients have not taken yet, here and in ZeroMQ (there, of large frames)."""
         return self._owed

@@ -118,7 +118,7 @@ class Exchange:
         elif isinstance(msg, wire.Invite):
             self._invite(client, msg, is_local(frames[0]), received)
         else:
-            self._describe(client, msg)
+            self._describe(client, msg.request_id)
 
     def _admit(
         self, client: bytes, request: wire.Request, frame: memoryview | None, received: int
@@ -219,12 +219,9 @@ class Exchange:
         result = wire.TaskResult(ANY_TASK, None, error)
         self._send(client, wire.Reply(rid, self.planner.epoch, (result,)), [])
 
-    def _describe(self, client: bytes, ask: wire.Describe) -> None:
-        bounds = {
-            "max_inflight": self.admission.max_inflight,
-            "max_inflight_per_client": self.admission.max_inflight_per_client,
-        }
-        self._send(client, make_description(ask.request_id, self.planner.table, bounds), [])
+    def _describe(self, client: bytes, question: bytes) -> None:
+        described = make_description(question, self.planner.table, self.admission.bounds)
+        self._send(client, described, [])
 
     def _invite(self, client: bytes, ask: wire.Invite, local: bool, received: int) -> None:
         if local:
@@ -310,12 +307,16 @@ class Exchange:
 
     def publish(self, routes: RouteTable) -> None:
         """New requests, and new attempts, go by ``routes``; what is under way keeps its way."""
+        before = self.planner.table
         self.planner.replace(routes)
         self.withdrawals.publish(routes)
         self.admission.publish(routes.tasks)
         canaries = {n: t.canary.path for n, t in routes.tasks.items() if t.canary is not None}
         self.stats.publish(routes.tasks, canaries)
         self.carry_out(self.table.published())
+        if before is not None and before.tasks != routes.tasks:  # with deadlines that clients keep
+            for client in self._clients.present:
+                self._describe(client, wire.UNASKED)
 
     def peer_gone(
         self, incarnation: int, at_work: Sequence[bytes] = (), unsent: Sequence[Unsent] = ()

@@ -65,6 +65,10 @@ class Request:
     tries: int = 0
 
 
+UNASKED = bytes(16)
+"""The ``request_id`` of a Description that answers no question: the tasks have changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cancel:
     request_id: bytes

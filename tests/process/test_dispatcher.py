@@ -167,6 +167,19 @@ def test_replicas_share_the_load(make: Callable[..., Rig]) -> None:
     assert [len(w.seen) for w in workers] == [10, 10]
 
 
+def test_clients_are_told_when_the_tasks_have_changed(up: Rig) -> None:
+    client = up.client()
+    client.send(wire.encode_to_dispatcher(wire.Describe(b"d" * 16)))
+    before, _ = client.answer()
+    up.publish(*(task(str(t["name"]), t["path"], deadline_ms=500) for t in before.tasks))
+    told, _ = client.answer()
+    assert told.request_id == wire.UNASKED
+    assert {t["deadline_ms"] for t in told.tasks} == {500}
+    up.publish(*(task(str(t["name"]), t["path"], deadline_ms=500) for t in before.tasks))
+    client.send(wire.encode_to_dispatcher(wire.Describe(b"e" * 16)))
+    assert client.answer()[0].request_id == b"e" * 16, "nothing has changed"
+
+
 def test_describe_lists_tasks_and_limits(up: Rig) -> None:
     client = up.client()
     client.send(wire.encode_to_dispatcher(wire.Describe(b"d" * 16)))

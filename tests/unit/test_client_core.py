@@ -24,6 +24,7 @@ from blockflow.core import limits
 from blockflow.core.errors import RequestError, make_error
 from blockflow.tensormq.grants import MIN_TENSOR_BYTES, geometry
 from blockflow.wire.client import (
+    UNASKED,
     Cancel,
     Describe,
     Description,
@@ -208,6 +209,16 @@ def test_a_newer_epoch_has_its_deadlines_learned_again() -> None:
     # A straggler of the older epoch changes nothing.
     core.on_message(description(bytes(16), 700, epoch=2), 0)
     core.on_message(reply(9, epoch=1), 0)
+    assert only(send_all(core)).deadline_ms == 700
+
+
+def test_a_description_that_nobody_asked_for_tells_the_present_deadlines() -> None:
+    core = connected_core()
+    submit(core, 1, deadline_ms=None)
+    core.on_message(description(only(send_all(core)).request_id, 300), 0)
+    send_all(core)
+    assert core.on_message(description(UNASKED, 700, epoch=2), 0) == []
+    submit(core, 2, deadline_ms=None)
     assert only(send_all(core)).deadline_ms == 700
 
 
