@@ -76,7 +76,8 @@ def check_contract(tensor: TensorDesc, tasks: Sequence[TaskRoute]) -> None:
                 "TOO_LARGE",
                 f"{rows} rows are more than task {task.name!r} takes ({most})",
                 where=f"task {task.name}",
-                hint="send several requests, or raise max_rows in the topology",
+                hint="send several requests, or raise what limits it in the topology: "
+                f"limits.max_rows, max_rows of task {task.name!r}, or that of a block on its way",
             )
 
 

@@ -56,6 +56,13 @@ def test_an_input_that_does_not_fit(dtype: str, dims: Any, code: str, said: str)
     assert "t" in caught.value.where
 
 
+def test_what_may_limit_the_rows_is_named() -> None:
+    with pytest.raises(RequestError) as caught:
+        check_contract(TensorDesc("float32", (5, 3, 4)), [TASK])
+    for limit in ("limits.max_rows", "max_rows of task 't'", "of a block"):
+        assert limit in caught.value.hint
+
+
 def test_an_input_that_fits() -> None:
     check_contract(TensorDesc("float32", (4, 3, 8)), [TASK])
 
