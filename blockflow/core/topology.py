@@ -269,7 +269,12 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
         except ValidationError as exc:
             found = _from_pydantic(exc, path, TaskSpec)
             if isinstance(entry, list):
-                found = [Problem(p.path.replace(".path", "", 1), p.message, p.hint) for p in found]
+                found = [
+                    Problem(
+                        path + p.path.removeprefix(path).removeprefix(".path"), p.message, p.hint
+                    )
+                    for p in found
+                ]
             problems += found
     return out
 

@@ -86,6 +86,19 @@ def test_extended_form_round_trips() -> None:
     assert first.infos["trunk"].name == "block2"
 
 
+@pytest.mark.parametrize(
+    ("task", "path"),
+    [
+        ("x.pathology", "$.tasks['x.pathology'][0]"),
+        ("path", "$.tasks.path[0]"),
+        ("pathology", "$.tasks.pathology[0]"),
+    ],
+)
+def test_the_path_of_a_short_task_keeps_its_name(task: str, path: str) -> None:
+    assert list(problems({"blocks": ["block1"], "tasks": {task: [5]}})) == [path]
+    assert list(problems({"blocks": ["block1"], "tasks": {task: []}})) == [path.removesuffix("[0]")]
+
+
 def test_all_findings_at_once() -> None:
     found = problems(
         {
