@@ -227,6 +227,7 @@ class Brain:
             self._grace_ns = now_ns + ns(self._timing.grace)
         else:
             self._stop_all(now_ns)
+            self._go_on(now_ns)  # where nobody is left, no event will come
 
     # --- events ---------------------------------------------------------------------------------
 

@@ -142,6 +142,13 @@ def test_shutdown_drains_then_stops_all(world: World) -> None:
     assert world.names() == []
 
 
+def test_shutdown_where_nobody_is_left_ends_at_once(world: World) -> None:
+    world.die("dispatcher")
+    world.brain.shutdown(world.now)
+    world.settle()
+    assert world.gone
+
+
 def test_shutdown_in_mid_update_and_mid_restart(world: World) -> None:
     world.apply(*AB)
     world.hold_ready.add("c#0")
