@@ -53,7 +53,8 @@ class Realm:
     def plan(self, topology: Topology) -> Plan:
         """The difference between ``topology`` and what runs. Raises TopologyError."""
         desired = desired_workers(topology, self.settings.cores)
-        return diff(desired, [r.running() for r in self.crew.fleet.active() if r.wanted])
+        running = [r.running() for r in self.crew.fleet.active() if r.wanted]
+        return diff(desired, running, {life.name for life in self.crew.lives()})
 
     def unchanged(self, topology: Topology, plan: Plan) -> bool:
         """True when applying ``topology`` would change nothing at all."""

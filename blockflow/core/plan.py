@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +67,16 @@ class Plan:
         }
 
 
-def diff(desired: Sequence[WorkerSpec], running: Sequence[Running]) -> Plan:
+def diff(
+    desired: Sequence[WorkerSpec], running: Sequence[Running], taken: Collection[str] = ()
+) -> Plan:
     """Only what is missing starts, only what is unneeded stops.
 
     A running replica is kept when its worker's identity is unchanged; when fewer replicas are
-    wanted, those started last go first.
+    wanted, those started last go first. Nobody gets a name that a running one bears, or that is
+    ``taken`` by a process which does not count as running and has not ended yet.
     """
-    names = {r.replica for r in running}
+    names = {*taken, *(r.replica for r in running)}
     start: list[Start] = []
     keep: list[Running] = []
     policies: list[ChangePolicy] = []

@@ -112,6 +112,17 @@ def test_a_worker_that_never_gets_ready_is_killed(world: World) -> None:
     assert world.names() == ["dispatcher"]
 
 
+def test_a_name_is_free_when_its_process_has_ended(world: World) -> None:
+    """What a failed update leaves behind may take its time to stop."""
+    world.hold_ready |= {"b#0"}
+    update = world.apply(*AB)
+    world.mute.add("a#0")
+    world.die("b#0")
+    assert update.phase is Phase.FAILED and "a#0" in world.names()
+    assert world.apply(["a"], {"t": ["a"]}).phase is Phase.DONE
+    assert [r.name for r in world.brain.crew.fleet.active()] == ["a#1"]
+
+
 def test_a_full_disk_fails_the_update_before_anything_changed(world: World) -> None:
     world.apply(*AB)
     world.disk_full = True
