@@ -23,6 +23,7 @@ from blockflow.client.wakeup import WakeUp
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.tensormq.curve import Protect
+from blockflow.tensormq.sockets import is_v6
 from blockflow.wire.client import Place
 
 log = logging.getLogger("blockflow.client")
@@ -141,6 +142,7 @@ class IoThread:
         s = self._context.socket(zmq.DEALER)
         if protect is not None:
             protect(s)
+        s.setsockopt(zmq.IPV6, is_v6(address))
         s.setsockopt(zmq.LINGER, 0)
         s.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
         s.setsockopt(zmq.SNDTIMEO, 0)

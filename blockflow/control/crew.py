@@ -28,7 +28,7 @@ from blockflow.control.fleet import (
     worker_launch,
 )
 from blockflow.control.heartbeat import Hang
-from blockflow.control.settings import ControlSettings
+from blockflow.control.settings import ControlSettings, with_port
 from blockflow.control.supervision import DISPATCHER_POLICY, RestartAt, RestartLedger, spread
 from blockflow.core.errors import SystemError_, from_dict
 from blockflow.core.lifecycle import TABLE, Event, State
@@ -80,7 +80,7 @@ class Crew:
         self.place = place
         self._numbers = numbers
         self.client_endpoints: tuple[str, ...] = (
-            f"tcp://{settings.client_host}:{settings.client_port}",
+            f"tcp://{with_port(settings.client_host, settings.client_port)}",
             f"ipc://{place.run_dir}/clients.sock",
         )
 

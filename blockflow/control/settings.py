@@ -29,10 +29,20 @@ def default_keys() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".config") / "blockflow" / "keys"
 
 
+def bare(host: str) -> str:
+    """``host`` without the brackets that an IPv6 address may stand in."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def with_port(host: str, port: int) -> str:
+    """``host:port``, as addresses have it: IPv6 in brackets, for its colons are no port's."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_address(host: str) -> bool:
     """Whether it is a number, not a name."""
     try:
-        ip_address(host.strip("[]"))
+        ip_address(bare(host))
     except ValueError:
         return False
     return True
@@ -40,7 +50,7 @@ def is_address(host: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach what listens there. Other names are not looked up."""
-    return host == "localhost" or (is_address(host) and ip_address(host.strip("[]")).is_loopback)
+    return host == "localhost" or (is_address(host) and ip_address(bare(host)).is_loopback)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -86,15 +96,15 @@ class ControlSettings:
 
     Ports may be 0: any free one, announced when ready. ``max_inflight`` are the Dispatcher's
     credits; with ``adaptive_limit`` fewer are given out where requests queue. ``host`` is where
-    REST listens, ``client_host`` where clients do; beyond loopback both need ``keys``, the folder
-    of CURVE keys, and a token. ``token_file`` is by default the one in that folder, else there is
-    none. ``names`` are further names of this machine that REST answers to. ``rest_cert`` and
-    ``rest_key`` (PEM files) make it HTTPS; beyond loopback that is a must unless ``rest_plain``.
-    ``plain_links`` leaves the tcp links between this instance's own processes open to whoever is on
-    this machine, as measurements beside bare messages need it; they are closed by a key otherwise.
-    ``dispatcher_arena_bytes`` bounds the inputs that it keeps; memory is committed only as
-    it is used. ``result_memory_bytes`` bounds the replies that it keeps for clients that may ask
-    again (0 = off).
+    REST listens, ``client_host`` where clients do (IPv6 addresses lose brackets that they are given
+    in); beyond loopback both need ``keys``, the folder of CURVE keys, and a token. ``token_file``
+    is by default the one in that folder, else there is none. ``names`` are further names of this
+    machine that REST answers to. ``rest_cert`` and ``rest_key`` (PEM files) make it HTTPS; beyond
+    loopback that is a must unless ``rest_plain``. ``plain_links`` leaves the tcp links between this
+    instance's own processes open to whoever is on this machine, as measurements beside bare
+    messages need it; they are closed by a key otherwise. ``dispatcher_arena_bytes`` bounds the
+    inputs that it keeps; memory is committed only as it is used. ``result_memory_bytes`` bounds the
+    replies that it keeps for clients that may ask again (0 = off).
     """
 
     repository: Path = Path("blocks")
@@ -120,3 +130,7 @@ class ControlSettings:
     rest_plain: bool = False
     plain_links: bool = False
     timing: Timing = Timing()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host", bare(self.host))
+        object.__setattr__(self, "client_host", bare(self.client_host))

@@ -25,11 +25,11 @@ from blockflow.control.manager import Manager
 from blockflow.control.policies import with_fitting
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.rest.server import RestServer
-from blockflow.control.settings import ControlSettings
+from blockflow.control.settings import ControlSettings, with_port
 from blockflow.control.stewardship import inherit
 from blockflow.control.store import StateStore
 from blockflow.control.update import Update
-from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.lifecycle import State
 from blockflow.core.topology import parse_topology
 from blockflow.launch.base import Launcher
@@ -167,7 +167,7 @@ class System:
         if ward is not None and kept is None:
             ward.line.keep(REST, self.rest.fileno())
         if inheritance is None:
-            refuse_taken_port(settings.client_host, settings.client_port)
+            refuse_unfit_address(settings.client_host, settings.client_port)
         launcher.start()
         self.manager.start()
         restore: Update | None = None
@@ -318,22 +318,32 @@ class System:
         return None
 
 
-def refuse_taken_port(host: str, port: int) -> None:
-    """Find out that the clients' port is taken before any process is started for it.
+def refuse_unfit_address(host: str, port: int) -> None:
+    """Find out that clients cannot be served there before any process is started for it.
 
     Raises:
         SystemError_: PORT_IN_USE.
+        RequestError: INVALID_REQUEST: not an address of this machine.
     """
-    if port == 0:
-        return
+    v6 = ":" in host
+    family = socket.AF_INET6 if v6 else socket.AF_INET
     try:
-        socket.create_server((host, port)).close()
+        # ZeroMQ listens on :: for IPv4 as well.
+        both = v6 and socket.has_dualstack_ipv6()
+        socket.create_server((host, port), family=family, dualstack_ipv6=both).close()
     except OSError as e:
+        if e.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"{host!r} is no address of this machine",
+                where="--client-host",
+                hint="take one that `ip address` shows",
+            ) from e
         if e.errno != errno.EADDRINUSE:
             return  # the Dispatcher will say what is wrong with it
         raise SystemError_(
             "PORT_IN_USE",
-            f"another process listens on {host}:{port}",
-            where=f"tcp://{host}:{port}",
+            f"another process listens on {with_port(host, port)}",
+            where=f"tcp://{with_port(host, port)}",
             hint="stop it, or choose another --client-port (0 takes a free one)",
         ) from e

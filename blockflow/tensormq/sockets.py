@@ -200,6 +200,9 @@ def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
             raise RequestError(
                 "INVALID_REQUEST", f"port {port} is over {_MAX_PORT}", where=endpoint
             )
+        # Only where it is asked for: a socket with it takes of a name's addresses the IPv6 one,
+        # and says of IPv4 ones that they are mapped.
+        sock.set(zmq.IPV6, is_v6(endpoint))
         sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         sock.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
         sock.set(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
@@ -219,6 +222,11 @@ def _connect(sock: zmq.Socket[bytes], endpoint: str) -> None:
         raise RequestError(
             "INVALID_REQUEST", f"cannot connect to {endpoint!r}: {exc.strerror}", where=endpoint
         ) from exc
+
+
+def is_v6(endpoint: str) -> bool:
+    """Whether it names an IPv6 address, for which a socket must be made ready (``zmq.IPV6``)."""
+    return endpoint.startswith("tcp://[")
 
 
 def _is_tcp(endpoint: str) -> bool:

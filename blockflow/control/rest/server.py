@@ -18,7 +18,7 @@ from blockflow.control.rest.openapi import openapi_document
 from blockflow.control.rest.origin import SCHEMES
 from blockflow.control.rest.resources import Handlers, resources
 from blockflow.control.rest.tls import TlsAdapter
-from blockflow.control.settings import is_loopback
+from blockflow.control.settings import is_loopback, with_port
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, SystemError_
 
@@ -109,20 +109,19 @@ class RestServer:
             if e.errno == errno.EADDRINUSE or "in use" in str(e):
                 raise SystemError_(
                     "PORT_IN_USE",
-                    f"another process listens on {host}:{port}",
-                    where=f"{self._scheme}://{host}:{port}",
+                    f"another process listens on {with_port(host, port)}",
+                    where=f"{self._scheme}://{with_port(host, port)}",
                     hint="stop it, or choose another --port (0 takes a free one)",
                 ) from e
             raise RequestError(
-                "INVALID_REQUEST", f"cannot listen on {host}:{port}: {e}", where="host"
+                "INVALID_REQUEST", f"cannot listen on {with_port(host, port)}: {e}", where="host"
             ) from e
         self.host, self.port = host, int(self._server.bind_addr[1])
         self._thread = threading.Thread(target=self._server.serve, name="bf-rest", daemon=True)
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self._scheme}://{host}:{self.port}"
+        return f"{self._scheme}://{with_port(self.host, self.port)}"
 
     def fileno(self) -> int:
         """Of the listening socket."""
