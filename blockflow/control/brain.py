@@ -163,7 +163,7 @@ class Brain:
 
     def restore_failed(self, epoch: int, error: BlockFlowError, now_ns: int) -> Update:
         """The stored topology does not fit what is there now: say so, and wait for an update."""
-        self.realm.epoch = epoch
+        self.realm.epoch, self.realm.unrestored = epoch, error
         update = self.runner.begin(Kind.RESTORE, epoch, now_ns)
         self.runner.fail(update, error, now_ns)
         return update

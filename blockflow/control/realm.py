@@ -15,7 +15,7 @@ from blockflow.control.routes import build_tables
 from blockflow.control.settings import ControlSettings
 from blockflow.control.shares import ShareBook
 from blockflow.control.threads import ThreadBook
-from blockflow.core.errors import RepositoryError
+from blockflow.core.errors import BlockFlowError, RepositoryError, TopologyError
 from blockflow.core.lifecycle import Event, State
 from blockflow.core.placement import desired_workers, oversubscription, plan_workers
 from blockflow.core.plan import Plan, diff
@@ -33,6 +33,7 @@ class Realm:
         policies: who was given which.
         shares: index of each task's share.
         epoch, topology, posted: what is in force; epoch 0 is none.
+        unrestored: why the stored topology is not in force, None where it is or there was none.
         closed: block -> ``drain`` or ``stop``: what an operator closed to new work.
         version: of the latest routes; counts up with every change of them.
     """
@@ -46,6 +47,7 @@ class Realm:
         self.epoch = 0
         self.topology: Topology | None = None
         self.posted: Mapping[str, Any] | None = None
+        self.unrestored: BlockFlowError | None = None
         self.shares = ShareBook()
         self.closed: dict[str, str] = {}
         self.version = 0
@@ -141,6 +143,7 @@ class Realm:
         """Put a topology in force; replicas that stay follow it in what a running process can
         change (``leaving`` names those that do not stay). Blocks open but for those ``closed``."""
         self.epoch, self.topology, self.posted = epoch, topology, posted
+        self.unrestored = None
         self.reopen(*(set(self.closed) - set(closed)))
         specs = {s.name: s for s in desired_workers(topology, self.settings.cores)}
         planned = self.planned(topology)
@@ -179,6 +182,11 @@ class Realm:
         out = []
         if not self.crew.dispatcher_ready:
             out.append("the dispatcher is not ready")
+        if self.unrestored is not None:
+            error = self.unrestored
+            text = f"{error.code}: {error.message}"
+            out.append(f"the stored topology (epoch {self.epoch}) cannot be deployed: {text}")
+            out += map(str, error.problems if isinstance(error, TopologyError) else ())
         if self.topology is None:
             out.append("no topology is in force: post a system update")
             return out

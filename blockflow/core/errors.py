@@ -241,6 +241,9 @@ class Problem:
     message: str
     hint: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" + (f" -- {self.hint}" if self.hint else "")
+
     def to_dict(self) -> dict[str, str]:
         out = {"path": self.path, "message": self.message}
         if self.hint:
@@ -263,11 +266,7 @@ class TopologyError(BlockFlowError):
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
-        lines = [super().__str__()]
-        lines += [
-            f"  {p.path}: {p.message}" + (f" -- {p.hint}" if p.hint else "") for p in self.problems
-        ]
-        return "\n".join(lines)
+        return "\n".join([super().__str__(), *(f"  {p}" for p in self.problems)])
 
     def to_dict(self) -> dict[str, Any]:
         out = super().to_dict()

@@ -200,8 +200,10 @@ def test_a_restored_topology_that_no_longer_fits_is_said_and_mended(root: Path, 
         path.unlink()
     (root / "blocks" / "b").rmdir()
     with make() as system:
-        assert not system.status()["ready"]
-        assert system.status()["last_update"]["error"]["code"] == "INVALID_TOPOLOGY"
+        status = system.status()
+        assert not status["ready"]
+        assert status["last_update"]["error"]["code"] == "INVALID_TOPOLOGY"
+        assert any(r.startswith("$.blocks[1]: UNKNOWN_BLOCK") for r in status["reasons"])
         assert system.apply({"blocks": ["a"], "tasks": {"t": ["a"]}})["epoch"] == 2
         assert system.status()["ready"]
 

@@ -8,7 +8,7 @@ from control_rig import AB, World, topology
 
 from blockflow.control.events import Commit
 from blockflow.control.update import Kind, Phase
-from blockflow.core.errors import BlockError, BlockFlowError, TopologyError
+from blockflow.core.errors import BlockError, BlockFlowError, Problem, TopologyError
 from blockflow.wire.control import Drain, Routes, Stop, Undrain
 
 world = control_rig.world
@@ -124,11 +124,17 @@ def test_restore_serves_what_it_can(world: World) -> None:
 
 
 def test_a_restore_that_does_not_fit_waits_for_an_update(world: World) -> None:
-    error = TopologyError("INVALID_TOPOLOGY", "block gone")
+    gone = Problem("$.blocks[1]", "UNKNOWN_BLOCK: no block 'b'", "export it")
+    error = TopologyError("INVALID_TOPOLOGY", "1 problem", problems=[gone])
     update = world.brain.restore_failed(7, error, world.now)
     assert update.phase is Phase.FAILED
+    assert world.brain.realm.reasons_not_ready() == [
+        "the stored topology (epoch 7) cannot be deployed: INVALID_TOPOLOGY: 1 problem",
+        "$.blocks[1]: UNKNOWN_BLOCK: no block 'b' -- export it",
+        "no topology is in force: post a system update",
+    ]
     assert world.apply(*AB).phase is Phase.DONE
-    assert world.brain.realm.epoch == 8
+    assert world.brain.realm.epoch == 8 and world.brain.realm.reasons_not_ready() == []
 
 
 def test_shutdown_drains_then_stops_all(world: World) -> None:
