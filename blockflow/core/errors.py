@@ -124,6 +124,7 @@ class BlockFlowError(Exception):
         hint: what the reader can do about it.
         details: further facts as plain JSON values.
         retry_after_ms: for OVERLOADED, when a retry makes sense.
+        retryable: False where the same call may do harm, though errors of this code can be retried.
     """
 
     family: ClassVar[str] = "system"
@@ -137,6 +138,7 @@ class BlockFlowError(Exception):
         hint: str = "",
         details: Mapping[str, Any] | None = None,
         retry_after_ms: int | None = None,
+        retryable: bool = True,
     ) -> None:
         if code not in CODES:
             code, message = "INTERNAL", f"unknown error code {code!r}: {message}"
@@ -147,6 +149,7 @@ class BlockFlowError(Exception):
         self.hint = hint
         self.details: dict[str, Any] = dict(details or {})
         self.retry_after_ms = retry_after_ms
+        self._harmless = retryable
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception is copied and pickled (by pools of processes, say) as a call of its class
@@ -163,7 +166,7 @@ class BlockFlowError(Exception):
 
     @property
     def retryable(self) -> bool:
-        return self.info.retryable
+        return self.info.retryable and self._harmless
 
     def __str__(self) -> str:
         text = f"{self.code}: {self.message}"
@@ -308,6 +311,7 @@ def from_dict(data: Mapping[str, Any]) -> BlockFlowError:
     retry = data.get("retry_after_ms")
     if isinstance(retry, int):
         kw["retry_after_ms"] = retry
+    kw["retryable"] = data.get("retryable") is not False
     code = str(data.get("code", "INTERNAL"))
     problems = data.get("problems")
     if CODES.get(code, None) is not None and CODES[code].family == "topology":

@@ -26,8 +26,10 @@ from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.recovery import (
     DEADLY,
     Death,
+    after,
     begun_once,
     lost,
+    not_again,
     poisoned,
     why_not_again,
 )
@@ -46,6 +48,7 @@ class _Doubt(NamedTuple):
     attempt: int
     ends: frozenset[int]
     error: BlockFlowError
+    not_begun: frozenset[int]
 
 
 class InFlightTable(Register):
@@ -134,16 +137,20 @@ class InFlightTable(Register):
             # The worker before may speak for a node that it could not reach; nobody else may.
             return [self._drop("wrong_sender")]
         ends = entry.plan.below[hop]
+        not_begun = after(entry.plan.tree, hop)
+        if sender != entry.plan.incarnations[hop]:
+            not_begun.add(hop)
         if error.code == "WORKER_LOST":
-            self._doubts.append(_Doubt(now_ns + _DOUBT_NS, ticket, attempt, ends, error))
+            due = now_ns + _DOUBT_NS
+            self._doubts.append(_Doubt(due, ticket, attempt, ends, error, frozenset(not_begun)))
             return []
-        return self._fail(entry, ends, error)
+        return self._fail(entry, ends, error, not_begun)
 
     def fail(self, entry: Entry, error: BlockFlowError) -> list[Instruction]:
         """The server could not send the input on its way: everything open fails."""
         if entry.ticket not in self._by_ticket:
             return []
-        return self._fail(entry, entry.plan.ends, error)
+        return self._fail(entry, entry.plan.ends, error, range(len(entry.plan.blocks)))
 
     def tick(self, now_ns: int) -> list[Instruction]:
         """Time has passed: what is due gets DEADLINE_EXCEEDED for its open tasks."""
@@ -152,7 +159,8 @@ class InFlightTable(Register):
             doubt = self._doubts.popleft()
             entry = self._by_ticket.get(doubt.ticket)
             if entry is not None and entry.attempt == doubt.attempt and not entry.waits_for:
-                out += self._fail(entry, doubt.ends - entry.lost, doubt.error)
+                ends = doubt.ends - entry.lost
+                out += self._fail(entry, ends, doubt.error, doubt.not_begun)
         while (entry := self._due(now_ns)) is not None:
             budget = (entry.deadline_ns - entry.received_ns) // 1_000_000
             text = f"no result within {budget} ms"
@@ -237,18 +245,17 @@ class InFlightTable(Register):
     def _lost(self, entry: Entry, ends: list[int], death: Death, now_ns: int) -> list[Instruction]:
         """What becomes of a request whose worker died: the one place that decides on a re-run."""
         refusal = why_not_again(entry, death, now_ns)
+        not_begun = death.not_begun(entry)
         if refusal is not None:
             self.recovered["attempts_spent"] += 1
-            return self._fail(entry, ends, refusal)
+            return self._fail(entry, ends, refusal, not_begun)
         out: list[Instruction] = []
-        not_begun = death.not_begun(entry)
         once = {end: block for end in ends if (block := begun_once(entry, end, not_begun))}
         if once:
             self.recovered["not_replayable"] += 1
             text = f"block {next(iter(once.values()))!r} must not run twice, and may have begun"
-            hint = "what it did may have been done: send it again only if that does no harm"
             attempt = entry.attempt
-            out += self._fail(entry, once, lost(entry, death.incarnation, text, hint))
+            out += self._fail(entry, once, lost(entry, death.incarnation, text), not_begun)
             ends = [e for e in ends if e not in once]
             if entry.attempt != attempt:
                 return out  # the others were lost before and waited for just these
@@ -257,7 +264,7 @@ class InFlightTable(Register):
         if not entry.lost and not self._budget.take(self._count, now_ns):
             self.recovered["budget_denied"] += 1
             text = "too many requests are being run again"
-            return out + self._fail(entry, ends, lost(entry, death.incarnation, text))
+            return out + self._fail(entry, ends, lost(entry, death.incarnation, text), not_begun)
         entry.lost.update(ends)
         return out + self._run_again(entry)
 
@@ -302,7 +309,14 @@ class InFlightTable(Register):
                 out += self._proceed(entry)
         return out
 
-    def _fail(self, entry: Entry, ends: Iterable[int], error: BlockFlowError) -> list[Instruction]:
+    def _fail(
+        self,
+        entry: Entry,
+        ends: Iterable[int],
+        error: BlockFlowError,
+        not_begun: Collection[int] = (),
+    ) -> list[Instruction]:
+        """These tasks end with ``error``; ``not_begun`` are nodes that certainly have not."""
         if entry.waits_for:  # it is on no plan: everything open fails
             entry.end_all(error)
             return self._finish(entry)
@@ -310,7 +324,9 @@ class InFlightTable(Register):
         if not open_ends:
             return [self._drop("answered")]
         for end in open_ends:
-            entry.outcomes[end] = error
+            # What was lost and waits to be run again has not begun such a block.
+            once = "" if end in entry.lost else begun_once(entry, end, not_begun)
+            entry.outcomes[end] = not_again(error, once) if once and error.retryable else error
         return self._settle(entry)
 
     def _settle(self, entry: Entry) -> list[Instruction]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.core.routing import PathTree
 from blockflow.dispatcher.entry import Entry
 from blockflow.dispatcher.plan import Plan
@@ -56,14 +56,14 @@ class Death:
         tree = entry.plan.tree
         if entry.ticket in self.unsent:
             return frozenset(range(len(tree.nodes)))
-        after: set[int] = set()
+        found: set[int] = set()
         for attempt, node in self.at_work.get(entry.ticket, ()):
             if attempt == entry.attempt and node < len(tree.nodes):
-                after |= _after(tree, node)
-        return frozenset(after)
+                found |= after(tree, node)
+        return frozenset(found)
 
 
-def _after(tree: PathTree, node: int) -> set[int]:
+def after(tree: PathTree, node: int) -> set[int]:
     """All nodes below ``node``, without itself."""
     found: set[int] = set()
     todo = [node]
@@ -81,6 +81,20 @@ def poisoned(entry: Entry) -> RequestError:
         f"{entry.deaths} workers died while they executed this request",
         where=entry.request_id.hex(),
         hint="see the workers' logs; the same input will do the same again",
+    )
+
+
+def not_again(error: BlockFlowError, block: str) -> BlockFlowError:
+    """``error`` of a request that must not just be sent again: ``block``, which must not run twice,
+    may have begun. It keeps its code, which says what has happened."""
+    return make_error(
+        error.code,
+        error.message,
+        where=error.where,
+        hint=f"block {block!r} must not run twice and may have begun: send it again only if that "
+        "does no harm",
+        details=error.details,
+        retryable=False,
     )
 
 
@@ -104,6 +118,7 @@ def may_have_run(request_id: bytes, plan: Plan) -> RequestError | None:
         f" {plan.blocks[min(plan.once)]!r} must not run twice",
         where=request_id.hex(),
         hint="it may have been done: ask anew, under another id, only if that does no harm",
+        retryable=False,
     )
 
 

@@ -184,6 +184,7 @@ def test_a_block_that_must_not_run_twice_does_not(system: System) -> None:
             client.infer("once", value(666), deadline_s=DEADLINE_S)
         assert caught.value.code == "WORKER_LOST"
         assert "'once' must not run twice" in caught.value.message
+        assert not caught.value.retryable
         wait_for(system, all_serve(system))
         assert np.array_equal(client.infer("once", value(1)).value, value(1))
     assert crashes(system, "once")() == 1

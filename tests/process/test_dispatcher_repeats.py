@@ -33,6 +33,7 @@ def test_a_block_that_must_not_run_twice_is_not_asked_again(
     ran = len(once.seen)
     (error,) = client.infer("t", X, rid=rid, tries=2)
     assert (error.code, MUST_NOT in error.message) == ("WORKER_LOST", True)
+    assert not error.retryable
     (error, other) = client.infer(["t", "te"], X, tries=3)
     assert error.code == other.code == "WORKER_LOST"
     assert len(once.seen) == ran

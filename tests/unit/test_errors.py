@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from blockflow.core.errors import (
     from_dict,
     make_error,
 )
+from blockflow.tensormq.cuda_api import CudaError
 
 DOC = Path(__file__).parents[2] / "docs" / "errors.md"
 
@@ -63,22 +65,14 @@ def test_the_json_form_survives_the_wire(code: str) -> None:
     assert str(again) == f"{code}: text (at $.a) -- do this"
 
 
-@pytest.mark.parametrize(
-    "again",
-    [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))],  # noqa: S301
-)
-@pytest.mark.parametrize(
-    "error",
-    [
-        RequestError("OVERLOADED", "full", where="a", hint="wait", retry_after_ms=5),
-        TopologyError("INVALID_TOPOLOGY", "no", problems=[Problem("$.a", "b")], details={"c": [1]}),
-    ],
-    ids=["request", "topology"],
-)
-def test_an_error_survives_copies_and_other_processes(error: BlockFlowError, again: Any) -> None:
-    other = again(error)
-    assert type(other) is type(error)
-    assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
+@pytest.mark.parametrize("code", ["WORKER_LOST", "CONTRACT_MISMATCH"])
+def test_an_error_may_be_less_retryable_than_its_code_and_never_more(code: str) -> None:
+    assert not make_error(code, "text", retryable=False).retryable
+    assert make_error(code, "text", retryable=True).retryable is CODES[code].retryable
+    again = from_dict(json.loads(json.dumps(make_error(code, "t", retryable=False).to_dict())))
+    assert again.retryable is again.to_dict()["retryable"] is False
+    plain = {"code": code, "message": "from a peer that says nothing of it"}
+    assert from_dict(plain).retryable is CODES[code].retryable
 
 
 def test_problems_travel_with_a_topology_error() -> None:
@@ -91,6 +85,39 @@ def test_problems_travel_with_a_topology_error() -> None:
     assert isinstance(again, TopologyError)
     assert again.problems == made.problems
     assert "$.x: bad -- mend" in str(again)
+
+
+COPIES: dict[str, Callable[[BlockFlowError], BlockFlowError]] = {
+    "pickle": lambda e: pickle.loads(pickle.dumps(e)),  # noqa: S301 -- its own bytes
+    "deepcopy": copy.deepcopy,
+}
+
+
+def _errors_of_all_families() -> list[BlockFlowError]:
+    facts: dict[str, Any] = {
+        "where": "$.a",
+        "hint": "do this",
+        "details": {"n": [1]},
+        "retry_after_ms": 50,
+        "retryable": False,
+    }
+    found = [make_error(code, "text", **facts) for code in CODES]
+    found.append(BlockFlowError("INTERNAL", "bare"))
+    found.append(TopologyError("INVALID_TOPOLOGY", "t", problems=[Problem("$.x", "bad", "mend")]))
+    found.append(CudaError("cuMemAlloc", 2, "out of memory"))
+    return found
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("error", _errors_of_all_families(), ids=lambda e: f"{e.family}-{e.code}")
+def test_an_error_can_be_copied(
+    error: BlockFlowError, way: Callable[[BlockFlowError], BlockFlowError]
+) -> None:
+    again = way(error)
+    assert type(again) is type(error) and again is not error
+    assert again.args == error.args and str(again) == str(error)
+    assert vars(again) == vars(error) and again.details is not error.details
+    assert again.to_dict() == error.to_dict()
 
 
 def test_an_unknown_code_is_a_defect_not_a_crash() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recovery_rig import SECOND, World, codes, done, message
 
-from blockflow.core.errors import BlockError, RequestError
+from blockflow.core.errors import CODES, BlockError, RequestError
 from blockflow.core.model import Contract, TensorSpec
-from blockflow.dispatcher.entry import Answer, Drop, ReleaseInput, SendAgain
+from blockflow.dispatcher.entry import Answer, Drop, Entry, ReleaseInput, SendAgain
 from blockflow.dispatcher.retry import RetryBudget
 
 WIDER = Contract(TensorSpec("float32", ("rows", 8)), TensorSpec("float32", ("rows", 4)))
@@ -225,6 +225,59 @@ def test_the_block_at_work_itself_may_have_begun() -> None:
     w = World(once=["trunk"], trunk=[1, 2], head_a=[3])
     entry = w.admit("a")
     assert w.die(entry.plan.incarnations[0], entry, hop=0) == done(entry)
+
+
+def fate(w: World, entry: Entry, how: str) -> None:
+    """One of the ends of a request that a client may send again."""
+    first, head = entry.plan.incarnations[:2]
+    if how == "death":
+        w.die(head)
+    elif how == "no time is left":
+        w.die(head, now_ns=10 * SECOND)
+    elif how == "rumour":
+        lost = RequestError("WORKER_LOST", "the next hop's worker is gone")
+        w.table.failure(entry.ticket, 1, 1, first, lost, 0)
+        w.table.tick(6 * SECOND)
+    elif how == "deadline":
+        w.table.tick(10 * SECOND)
+    else:
+        w.table.abort_all(RequestError("BLOCK_UNAVAILABLE", "shutting down"))
+
+
+@pytest.mark.parametrize("how", ["death", "no time is left", "rumour", "deadline", "shutdown"])
+def test_what_may_have_run_is_not_called_retryable(how: str) -> None:
+    """A client that sends again what is retryable would run the block twice."""
+    w = World(once=["trunk"], trunk=[1], head_a=[2])
+    entry = w.admit("a")
+    fate(w, entry, how)
+    (error,) = [e.outcome for e in entry.results()]
+    assert isinstance(error, RequestError) and CODES[error.code].retryable
+    assert not error.retryable
+    assert "only if that does no harm" in error.hint and "'trunk'" in error.hint
+
+
+@pytest.mark.parametrize("how", ["no time is left", "rumour", "deadline", "shutdown"])
+def test_without_such_a_block_it_is(how: str) -> None:
+    w = World(trunk=[1], head_a=[2])
+    entry = w.admit("a")
+    fate(w, entry, how)
+    (error,) = [e.outcome for e in entry.results()]
+    assert isinstance(error, RequestError) and error.retryable
+
+
+def test_and_so_it_is_where_such_a_block_has_not_begun() -> None:
+    w = World(once=["head_a"], trunk=[1], head_a=[2])
+    rumour = RequestError("WORKER_LOST", "the next hop's worker is gone")
+    entry = w.admit("a")
+    w.table.failure(entry.ticket, 1, 1, 1, rumour, 0)  # the trunk's worker says so
+    w.table.tick(6 * SECOND)
+    unsent = w.admit("a")
+    w.table.fail(unsent, RequestError("BLOCK_UNAVAILABLE", "it could not be sent"))
+    late = w.admit("a")
+    w.die(1, late, now_ns=10 * SECOND)
+    for ended in (entry, unsent, late):
+        (error,) = [e.outcome for e in ended.results()]
+        assert isinstance(error, RequestError) and error.retryable
 
 
 def test_a_rerun_waits_for_tasks_whose_blocks_must_not_run_twice() -> None:
