@@ -69,7 +69,7 @@ class Brain:
     def __init__(self, settings: ControlSettings, place: Place, numbers: Numbers) -> None:
         self.realm = Realm(settings, place, numbers)
         self.crew = self.realm.crew
-        self.runner = UpdateRunner(self.realm)
+        self.runner = UpdateRunner(self.realm, numbers)
         self.stopping = False
         self._numbers = numbers
         self._timing = settings.timing

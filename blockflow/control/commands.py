@@ -196,7 +196,9 @@ class Commands:
         """One update. Raises SystemError_: NOT_FOUND."""
         found = [u for u in self.updates() if u["id"] == update_id]
         if not found:
-            raise SystemError_("NOT_FOUND", f"no update {update_id}", hint="GET /v1/updates")
+            earlier = 0 < update_id < self._manager.number
+            why = " any more: the control plane has been restarted since" if earlier else ""
+            raise SystemError_("NOT_FOUND", f"no update {update_id}{why}", hint="GET /v1/updates")
         return found[0]
 
     # --- looking --------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ class Manager:
         inheritance: what a Manager that has died left to this one.
 
     Attributes:
+        number: its own; it is lower than those of its processes and updates.
         outcome: of the succession, if there was one, once it is done.
     """
 
@@ -121,8 +122,8 @@ class Manager:
         self._inheritance = inheritance
         self.outcome: Outcome | None = None
         self._recorder = None if ward is None else Recorder(run_dir.path)
-        self._own_number = store.take_incarnation()
-        self._prober = Prober(run_dir.path, self._own_number, self._inbox.put)
+        self.number = store.take_incarnation()
+        self._prober = Prober(run_dir.path, self.number, self._inbox.put)
         self._unproved: dict[int, Prove] = {}
         self.controller = Controller(endpoint, self._inbox.put)
         self._health = Health(
@@ -234,7 +235,7 @@ class Manager:
             succession = Succession(
                 inheritance, self.brain, self._children, self.controller, self._health, self.run_dir
             )
-            outcome = succession.run(self._poll, self._inbox, ward.guardian, {self._own_number})
+            outcome = succession.run(self._poll, self._inbox, ward.guardian, {self.number})
             for death in outcome.dead:
                 self._died(death)
                 self._carry_out()
@@ -291,8 +292,7 @@ class Manager:
     def _received(self, event: Received) -> None:
         message, now = event.message, time.monotonic_ns()
         if isinstance(message, Stats):
-            life = self.brain.crew.find(event.incarnation)
-            if life is not None:
+            if (life := self.brain.crew.find(event.incarnation)) is not None:
                 self.kpis.add(event.incarnation, life.name, message, time.time())
         elif isinstance(message, Pong):
             self._health.pong(event.incarnation, message, now)

@@ -7,7 +7,7 @@ from typing import Any
 
 from blockflow.control.crew import ns
 from blockflow.control.events import Begun, Commit, Finished, Send
-from blockflow.control.fleet import Crash, Replica, Role
+from blockflow.control.fleet import Crash, Numbers, Replica, Role
 from blockflow.control.realm import Realm
 from blockflow.control.update import Kind, Phase, Update
 from blockflow.core.errors import BlockFlowError, TopologyError
@@ -27,18 +27,24 @@ class UpdateRunner:
         updates: the latest updates by id; the oldest are forgotten.
     """
 
-    def __init__(self, realm: Realm) -> None:
+    def __init__(self, realm: Realm, numbers: Numbers) -> None:
         self.current: Update | None = None
         self.updates: dict[int, Update] = {}
         self._realm = realm
         self._crew = realm.crew
         self._timing = realm.settings.timing
-        self._serial = 0
+        self._numbers = numbers
 
     def begin(self, kind: Kind, epoch: int, now_ns: int, block: str = "") -> Update:
-        """A new current update; the caller has made sure that there is none."""
-        self._serial += 1
-        update = Update(self._serial, kind, epoch, now_ns, block)
+        """A new current update; the caller has made sure that there is none.
+
+        Raises:
+            SystemError_: NO_SPACE, STATE_UNUSABLE: no number is left for it.
+        """
+        # From the sequence of the incarnations: it goes on where a dead Manager or an earlier start
+        # has left it, so that who still asks for an update of theirs never gets another one.
+        number = self._numbers.take_incarnation()
+        update = Update(number, kind, epoch, now_ns, block)
         self.updates[update.update_id] = update
         if len(self.updates) > _HISTORY:
             del self.updates[min(self.updates)]

@@ -64,7 +64,8 @@ class Update:
     """One change under way or past.
 
     Attributes:
-        update_id: counts up while this control plane runs.
+        update_id: of an increasing sequence with gaps; no other update of this state directory has
+            it, neither before a restart nor after.
         kind: what was asked.
         epoch: the epoch once it is done.
         block: the block for the kinds that concern one.

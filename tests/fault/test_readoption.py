@@ -40,6 +40,7 @@ def test_serving_goes_on_and_a_new_manager_takes_everybody_over(root: Path) -> N
         before = it.status()
         assert before["manager"]["restarts"] == 0 and before["pid"] == it.process.pid
         assert before["manager"]["pid"] != it.process.pid
+        updates = [before["last_update"]["id"]]
         with Load(it.address) as load:
             load.more()
             for restarts in (1, 2):
@@ -49,8 +50,12 @@ def test_serving_goes_on_and_a_new_manager_takes_everybody_over(root: Path) -> N
                 assert after["manager"]["adopted"] == ["a#0", "b#0", "dispatcher"]
                 assert after["manager"]["cause"] == "killed by SIGKILL"
                 assert after["epoch"] == before["epoch"] and after["routes"] > before["routes"]
+                updates.append(after["last_update"]["id"])
                 load.more()
             assert load.failed == []
+            assert sorted(set(updates)) == updates  # no number stands for another update
+            asked = httpx.get(f"{it.ready['rest']}/v1/updates/{updates[0]}", timeout=30)
+            assert asked.status_code == 404 and "restarted since" in asked.text
             # And the new one can do all that the first one could.
             it.post(AC)
             load.more()

@@ -29,7 +29,7 @@ system, http, document, deployed = (
 
 GETS = [
     ("/v1/updates", "/v1/updates"),
-    ("/v1/updates/{id}", "/v1/updates/1"),
+    ("/v1/updates/{id}", "/v1/updates/{id}"),
     ("/v1/history", "/v1/history"),
     ("/v1/topology", "/v1/topology"),
     ("/v1/epoch", "/v1/epoch"),
@@ -80,7 +80,7 @@ def test_the_thesis_body_verbatim(
 def test_every_resource_answers_as_documented(
     deployed: System, http: httpx.Client, document: dict[str, Any], path: str, url: str
 ) -> None:
-    answer = http.get(url)
+    answer = http.get(url.format(id=deployed.commands.updates()[0]["id"]))
     assert answer.status_code == 200, answer.text
     fits(document, answer, "get", path)
 

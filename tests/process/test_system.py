@@ -179,7 +179,12 @@ def test_the_state_survives_a_restart_of_the_control_plane(make: Make) -> None:
         system.apply(AB)
         system.apply({"blocks": ["a", "c"], "tasks": {"t": ["a", "c"]}})
         posted = system.commands.topology()["posted"]
+        last = system.commands.updates()[0]["id"]
     with make() as system:
+        assert system.commands.updates()[0]["id"] > last
+        with pytest.raises(BlockFlowError, match="has been restarted since") as e:
+            system.commands.update(last)
+        assert e.value.code == "NOT_FOUND"
         assert system.commands.epoch()["epoch"] == 2
         assert system.commands.topology()["posted"] == posted
         with Client(system.client_endpoint) as client:

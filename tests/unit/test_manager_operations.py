@@ -137,6 +137,15 @@ def test_a_restore_that_does_not_fit_waits_for_an_update(world: World) -> None:
     assert world.brain.realm.epoch == 8 and world.brain.realm.reasons_not_ready() == []
 
 
+def test_no_update_gets_the_number_of_another_one(world: World) -> None:
+    """Nor does one of a Manager that follows on a dead one."""
+    first = world.apply(*AB).update_id
+    second = world.do(lambda now: world.brain.restart("a", now)).update_id
+    third = world.succeed().update_id
+    assert first < second < third
+    assert list(world.brain.runner.updates) == [third]
+
+
 def test_shutdown_drains_then_stops_all(world: World) -> None:
     world.apply(*AB)
     world.busy = True
