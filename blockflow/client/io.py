@@ -150,8 +150,6 @@ class IoThread:
         s.setsockopt(zmq.RECONNECT_IVL, 50)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         s.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        if address.startswith("tcp://["):  # for names it would be IPv6 only
-            s.setsockopt(zmq.IPV6, 1)
         if address.startswith("tcp://"):  # the kernel tells of the end of a unix socket's peer
             s.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             s.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
