@@ -122,10 +122,11 @@ def leak_check() -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    inside = sorted(str(p.relative_to(root)) for p in root.rglob("*"))
     shutil.rmtree(root, ignore_errors=True)
     os.close(held)
     assert not processes, f"processes left running: {processes}"
-    assert not left, f"entries left in the run root: {sorted(left)}"
+    assert not left, f"entries left in the run root: {sorted(left)}: {inside}"
     assert not stray, f"dead run directories left in {default_root}: {sorted(stray)}"
 
 

@@ -226,7 +226,7 @@ def test_a_manager_that_dies_too_often_is_given_up(root: Path) -> None:
             assert time.monotonic() < end, it.log()
             for child in family_of(it.process.pid):
                 children.add(child)
-                if child.name() == "bf:manager":
+                if name_of(child) == "bf:manager":
                     child.kill()
             time.sleep(0.02)
         assert it.process.wait(30) != 0
@@ -240,7 +240,7 @@ def test_a_manager_that_dies_at_its_start_ends_it(root: Path) -> None:
     )
     try:
         end = time.monotonic() + PATIENCE_S
-        while not (found := [c for c in family_of(process.pid) if c.name() == "bf:manager"]):
+        while not (found := [c for c in family_of(process.pid) if name_of(c) == "bf:manager"]):
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.005)
         os.kill(found[0].pid, signal.SIGKILL)
@@ -251,6 +251,14 @@ def test_a_manager_that_dies_at_its_start_ends_it(root: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def name_of(process: psutil.Process) -> str:
+    """'' for one that has ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def family_of(pid: int) -> list[psutil.Process]:
