@@ -24,6 +24,9 @@ _CONVOLUTIONS = frozenset(
     }
 )
 _BATCH_NORM = torch.ops.aten.batch_norm.default
+_ASSERT_METADATA = torch.ops.aten._assert_tensor_metadata.default
+"""torch.export writes it before each conversion, with the dtype of the trace. At a lower precision
+that is not the dtype any more, and the block computes all the same."""
 
 
 @torch.no_grad()
@@ -56,6 +59,8 @@ def lean(module: nn.Module) -> nn.Module:
             tensors[name] = value
             holder.register_buffer(name, value)
             env[node] = graph.get_attr(name)
+        elif node.target is _ASSERT_METADATA:
+            continue
         elif node.op in ("call_function", "call_method"):
             env[node] = graph.node_copy(node, env.__getitem__)
         elif node.op == "call_module" and not node.users:

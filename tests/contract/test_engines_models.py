@@ -42,6 +42,31 @@ def test_precision_and_layout(
     torch.testing.assert_close(y, expected(made, x), rtol=tolerance, atol=tolerance)
 
 
+class Converts(nn.Module):
+    """A conversion within, and one at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).to(torch.float64).square().to(torch.float32)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", TORCH)
+def test_a_block_that_converts_runs_at_any_precision(
+    tmp_path: Path, name: str, precision: str
+) -> None:
+    """What the trace notes of dtypes beside its conversions holds at fp32 only."""
+    repo, case, block = BlockRepository(tmp_path), CASES[name], Converts().eval()
+    loaded = LoadedModel(block.requires_grad_(False), "converts", TensorSpec("float32", ("rows", 6)))
+    stored = Stored(case, repo, case.store(repo, loaded, "c"))
+    made = stored.load(stored.create(EngineOptions(precision=precision)))
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(made.run(x), block(x), rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("name", NATIVE)
 def test_int8(tmp_path: Path, name: str) -> None:
     repo, loaded = BlockRepository(tmp_path), LoadedModel(model(), "test", SPEC)
