@@ -59,6 +59,7 @@ class TorchEngine(Engine):
         self._into: Into | None = None
         self._refusal = ""
         self._converts = False
+        self._views = False
         self._cast: torch.dtype | None = None
         self._dtype: torch.dtype = getattr(torch, block.contract.output.dtype)
 
@@ -129,7 +130,9 @@ class TorchEngine(Engine):
         if y.dtype != self._dtype and self._cast is None:
             raise self._mismatch(f"dtype is {y.dtype}, the contract says {self._dtype}")
         self._converts = y.dtype != self._dtype
-        result = self._deliver(x, y, out)
+        # a block of views only (flatten) returns the input slot, which is soon released
+        self._views = y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        result = self._deliver(y, out)
         if self._refusal:
             # Not the block's fault, then. It would fail again, and cost a forward each time.
             _LOG.warning(
@@ -153,7 +156,7 @@ class TorchEngine(Engine):
         # a result of other dims has resized the view: a mismatch, not a result
         return tuple(out.shape) == dims
 
-    def _deliver(self, x: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
+    def _deliver(self, y: Tensor, out: Tensor | None) -> Tensor:
         with torch.inference_mode():
             if out is not None:
                 if out.shape != y.shape or out.dtype != self._dtype:
@@ -165,16 +168,16 @@ class TorchEngine(Engine):
                 return out.copy_(y)
             if y.dtype != self._dtype:
                 return y.to(self._dtype)
-            # a block of views only (flatten) returns the input slot, which is soon released
-            if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+            if self._views:
                 self.copied.outputs += 1
                 return y.clone()
             return y
 
     @property
     def copies_out(self) -> int:
-        # whether results are converted is known after the first run, which warms up
-        return 0 if self._into is not None or self._converts else 1
+        # What results are is known after the first run, which warms up. Views are copied whoever
+        # gives the memory: into the slot at once, then.
+        return 0 if self._into is not None or self._converts or self._views else 1
 
     def close(self) -> None:
         self._forward = self._into = None

@@ -16,7 +16,9 @@ from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.routing import merge_paths
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.repository.echo import save_echo
+from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
 from blockflow.tensormq.inline import InlineOutBuffer, InlineProducer
 from blockflow.tensormq.views import as_torch
 from blockflow.wire.data import PROBE_EPOCH, Item
@@ -188,6 +190,24 @@ def test_what_an_engine_copies_itself_is_counted() -> None:
     bench.stages[1].engine = Copying(INFO, EngineOptions())
     batch = bench.compute([[1, 2]], slot=True)
     assert (batch.copies, bench.runner.copied[1]) == (2, InputCopies(1, 8))
+
+
+def test_a_block_of_views_costs_one_copy(tmp_path: Path) -> None:
+    repository = BlockRepository(tmp_path)
+    views = torch.nn.Unflatten(1, (1, 2)).eval()
+    export_model(LoadedModel(views, "views", SPEC), repository, names=["v"])
+    bench = Bench(False)
+    stages = make_engines([StageSpec(1, repository.info("v"))], "cpu", 1)
+    bench.runner = Runner(stages, FailPoints("", Path()))
+    assert bench.runner.load(repository).error is None
+    x = torch.tensor([[1.0, 2.0]])
+    item = Item(os.urandom(16), 1, 1, merge_paths([[1]])[0], 0, 1, 1000)
+    ticket = Ticket(0, item, 1, Source("float32", (2,), 1, tensor=x), 0, 0, 0, 0, 2**62, 0)
+    for out in (bench.producer.reserve("float32", (1, 1, 2)), None):
+        batch = Batch(1, (ticket,), out=out)
+        bench.runner.compute(batch)
+        assert batch.result.tolist() == [[[1.0, 2.0]]]
+        assert (batch.errors, batch.copies) == ({}, 1)
 
 
 @pytest.mark.parametrize("slot", [False, True])
