@@ -6,9 +6,10 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from torch import nn
+from torch import fx, nn
 
 from blockflow.core.errors import BlockFlowError
+from blockflow.core.inplace import exported_may_write
 from blockflow.engine.lean import forget, lean, writer
 from blockflow.engine.program import UnknownProgram, read_program, refuse_pickles
 from blockflow.engine.replay import compiled, graphed
@@ -52,11 +53,17 @@ class ExportedEngine(TorchEngine):
 
     def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
         use = self.options.extra
+        # what this version exports copies by itself and is not found here
+        writes = isinstance(module, fx.GraphModule) and exported_may_write(module)
         if use.get("cuda_graph") or use.get("compile"):
             if not self.options.device.startswith("cuda"):
                 raise ValueError("cuda_graph and compile need a CUDA device")
             forward: Forward = compiled(module) if use.get("compile") else module
+            forward = self._apart(forward) if writes else forward
             return graphed(forward, self.copied) if use.get("cuda_graph") else forward, None
+        if writes:
+            forget(module)
+            return self._apart(module), None
         into = writer(module)
         for made in (module, into):
             forget(made)

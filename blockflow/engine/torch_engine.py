@@ -75,6 +75,15 @@ class TorchEngine(Engine):
         """
         return module, None
 
+    def _apart(self, forward: Forward) -> Forward:
+        """``forward`` on a copy: it may write into its input, which is not this block's alone."""
+
+        def run(x: Tensor) -> Tensor:
+            self.copied.inputs += 1
+            return forward(x.clone())
+
+        return run
+
     def load(self, artifact: Path) -> None:
         try:
             # of the thread that loads; a worker's further lanes set theirs themselves

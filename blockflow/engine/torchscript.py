@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from blockflow.core.inplace import script_may_write
 from blockflow.engine.torch_engine import Forward, Into, TorchEngine
 
 _WARM_UP_RUNS = 3
@@ -24,7 +25,9 @@ class TorchScriptEngine(TorchEngine):
         return torch.jit.load(os.fspath(artifact), map_location=self.options.device).eval()
 
     def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
-        return torch.jit.freeze(module), None
+        frozen = torch.jit.freeze(module)
+        # what this version exports copies by itself and is not found here
+        return self._apart(frozen) if script_may_write(frozen.graph) else frozen, None
 
     def warm_up(self, rows: int = 1) -> None:
         for _ in range(_WARM_UP_RUNS):

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
+from blockflow.core.inplace import exported_may_write
 from blockflow.core.model import BlockInfo, Variant
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.frameworks import installed, onnxruntime
@@ -229,6 +230,13 @@ def _write_package(source: Path, target: Path, example: Tensor) -> None:
     from torch._inductor import aoti_compile_and_package
 
     program = _read(source)
+    (given,) = program.graph_signature.user_inputs
+    if exported_may_write(program.graph_module, str(given)):  # so would its machine code
+        raise ExportError(
+            "EXPORT_FAILED",
+            "the block may write into its input, which others read",
+            hint="export it again: this version stores such a block with a copy of its input",
+        )
     program.example_inputs = ((example,), {})
     package = target.with_suffix(".pt2")  # the packager insists on the ending
     # threads are asked for at each run, not compiled in

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
+from blockflow.core.inplace import exported_may_write, script_may_write
 from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import ROWS, TensorSpec
 
@@ -55,7 +56,8 @@ def protect_input(stage: nn.Module, example: Tensor) -> nn.Module:
 
     Inputs are read-only views of shared slots, so ``ReLU(inplace=True)`` as a stage's first module
     would corrupt them. Such modules get ``inplace = False`` (in the model, too); whatever else
-    writes is given a copy.
+    writes is given a copy. What writes for some values only does not show with an example: the
+    writers of the formats ask the graph for that.
     """
     if not writes_input(stage, example):
         return stage
@@ -148,8 +150,15 @@ def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, path: Path) 
         if lo < hi:
             known[name] = torch.export.Dim(name, min=lo, max=hi)
     dims = {i: known[d] for i, d in enumerate(spec.dims) if d in known}
+
+    def export(module: nn.Module) -> torch.export.ExportedProgram:
+        return torch.export.export(module, (example,), dynamic_shapes=(dims,), strict=False)
+
     with _quiet():
-        program = torch.export.export(stage, (example,), dynamic_shapes=(dims,), strict=False)
+        program = export(stage)
+        (source,) = program.graph_signature.user_inputs
+        if exported_may_write(program.graph_module, str(source)):
+            program = export(_CopyFirst(stage))
     # the example would travel in the artifact
     program.example_inputs = None
     with path.open("wb") as f:
@@ -157,11 +166,18 @@ def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, path: Path) 
 
 
 def _write_scripted(stage: nn.Module, _spec: TensorSpec, _example: Tensor, path: Path) -> None:
-    torch.jit.save(torch.jit.script(stage), os.fspath(path))
+    _save_script(torch.jit.script, stage, path)
 
 
 def _write_traced(stage: nn.Module, _spec: TensorSpec, example: Tensor, path: Path) -> None:
-    torch.jit.save(torch.jit.trace(stage, example, check_trace=False), os.fspath(path))
+    _save_script(lambda s: torch.jit.trace(s, example, check_trace=False), stage, path)
+
+
+def _save_script(make: Callable[[nn.Module], Any], stage: nn.Module, path: Path) -> None:
+    made = make(stage)
+    if script_may_write(made.inlined_graph):
+        made = make(_CopyFirst(stage))
+    torch.jit.save(made, os.fspath(path))
 
 
 Writer = Callable[[nn.Module, TensorSpec, Tensor, Path], None]

@@ -59,8 +59,9 @@ def test_a_block_that_converts_runs_at_any_precision(
     tmp_path: Path, name: str, precision: str
 ) -> None:
     """What the trace notes of dtypes beside its conversions holds at fp32 only."""
-    repo, case, block = BlockRepository(tmp_path), CASES[name], Converts().eval()
-    loaded = LoadedModel(block.requires_grad_(False), "converts", TensorSpec("float32", ("rows", 6)))
+    repo, case = BlockRepository(tmp_path), CASES[name]
+    block = Converts().eval().requires_grad_(False)
+    loaded = LoadedModel(block, "converts", TensorSpec("float32", ("rows", 6)))
     stored = Stored(case, repo, case.store(repo, loaded, "c"))
     made = stored.load(stored.create(EngineOptions(precision=precision)))
     x = torch.randn(3, 6)

@@ -1,0 +1,261 @@
+"""Which graphs may write into their input: none that does is missed, no served model accused."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional  # noqa: UP035  # TorchScript reads these
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.inplace import exported_may_write, script_may_write
+from blockflow.repository.probe import check_bindings, example_input
+from blockflow.repository.sources import load_model
+
+
+def high(x: Tensor) -> bool:
+    return bool((x > 5).any())
+
+
+class Directly(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if high(x):
+            x.mul_(0.5)
+        return x * 2
+
+
+class ByAView(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.view(-1)
+        if high(x):
+            y.mul_(0.5)
+        return x * 2
+
+
+class BySchemasThatDoNotTell(nn.Module):
+    """einsum returns its input here; torch's alias analysis takes it for new memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.einsum("ij->ij", x)
+        if high(x):
+            y.mul_(0.5)
+        return y
+
+
+class ByAnIndex(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if high(x):
+            x[:, 0] = 1.0
+        return x * 2
+
+
+class AsTheOutput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if high(x):
+            torch.mul(x, 0.5, out=x)
+        return x * 2
+
+
+class InAList(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        kept: List[Tensor] = []  # noqa: UP006
+        kept.append(x)
+        if high(x):
+            kept[0].mul_(0.5)
+        return x * 2
+
+
+class InADict(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        kept: Dict[str, Tensor] = {"a": x}  # noqa: UP006
+        if high(x):
+            kept["a"].mul_(0.5)
+        return x * 2
+
+
+class InTheNextRound(nn.Module):
+    """What is written in the first round is the block's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = z = x * 1
+        for _ in range(3):
+            y.mul_(0.5)
+            z = z + y
+            y = x
+        return z
+
+
+class ByAMethod(nn.Module):
+    def raised(self, x: Tensor) -> Tensor:
+        return x.add_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.raised(x) if high(x) else x * 2
+
+
+class IfThereIsOne(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Optional[Tensor] = None  # noqa: UP045
+        if high(x):
+            y = x
+        if y is not None:
+            y.mul_(0.5)
+        return x * 2
+
+
+class InItsState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = x
+        if high(x):
+            self.kept.mul_(0.5)
+        return x * 2
+
+
+class AsStatistics(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.batch_norm(x * 1, None, None, x[0], x[0], True, 0.1, 1e-5, False)
+
+
+class OwnOnly(nn.Module):
+    """A residual block, and everything else that only looks like a write into the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norm(self.layer(x)))
+        y += x
+        left, right = torch.chunk(self.relu(y), 2, 1)
+        sizes = [x.shape[0]]
+        sizes.append(2)
+        zeros = torch.zeros(sizes)
+        for _ in range(2):
+            zeros[:, 0] = 1.0
+        return left.add_(right) + zeros
+
+
+class Cloned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        if high(x):
+            x.mul_(0.5)
+        return x * 2
+
+
+WRITE = [
+    Directly,
+    ByAView,
+    BySchemasThatDoNotTell,
+    ByAnIndex,
+    AsTheOutput,
+    InAList,
+    InADict,
+    InTheNextRound,
+    ByAMethod,
+    IfThereIsOne,
+    InItsState,
+    AsStatistics,
+]
+
+
+@pytest.mark.parametrize("block", WRITE)
+def test_a_script_that_may_write_is_found(block: type[nn.Module]) -> None:
+    made = torch.jit.script(block().eval())
+    assert script_may_write(made.inlined_graph)
+    assert script_may_write(torch.jit.freeze(made).graph)
+
+
+@pytest.mark.parametrize("block", [OwnOnly, Cloned])
+def test_a_script_that_writes_what_is_its_own_is_not_accused(block: type[nn.Module]) -> None:
+    made = torch.jit.script(block().eval())
+    assert not script_may_write(made.inlined_graph)
+    assert not script_may_write(torch.jit.freeze(made).graph)
+
+
+def exported(block: nn.Module) -> torch.fx.GraphModule:
+    with torch.no_grad():
+        program = torch.export.export(block.eval(), (torch.ones(2, 4),), strict=False)
+    return program.module(check_guards=False)
+
+
+class Branches(nn.Module):
+    """torch.cond, one of whose branches writes what it is given, or a product of it."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, x: Tensor) -> Tensor:
+        def some(x: Tensor) -> Tensor:
+            x.mul_(0.5)
+            return x + 1
+
+        return torch.cond((x > 5).any(), some, lambda x: x * 2, (x.clone() if self.own else x,))
+
+
+class Loops(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        def body(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            x.mul_(0.5)
+            return i + 1, x + 1
+
+        start = torch.zeros((), dtype=torch.int64)
+        return torch.while_loop(lambda i, x: i < 3, body, (start, x))[1]
+
+
+class Chooses(nn.Module):
+    """A branch that writes nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond((x > 5).any(), lambda x: x + 1, lambda x: x * 2, (x,))
+
+
+@torch.library.custom_op("blockflow_test::halve_high", mutates_args=("x",))
+def halve_high(x: Tensor) -> None:
+    if high(x):
+        x.mul_(0.5)
+
+
+class Foreign(nn.Module):
+    """An operator of somebody's own, whose schema says that it writes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.ops.blockflow_test.halve_high(x)
+        return x * 2
+
+
+class Plainly(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.relu_(x.view(-1))
+        return x + 1
+
+
+@pytest.mark.parametrize("block", [Branches(False), Loops(), Foreign(), Plainly()])
+def test_a_program_that_may_write_is_found(block: nn.Module) -> None:
+    assert exported_may_write(exported(block))
+
+
+@pytest.mark.parametrize("block", [Branches(True), Chooses(), OwnOnly()])
+def test_a_program_that_writes_what_is_its_own_is_not_accused(block: nn.Module) -> None:
+    assert not exported_may_write(exported(block))
+
+
+@pytest.mark.parametrize("name", ["resnet50", "digits", "transformer", "transformer-tokens"])
+def test_models_as_they_are_served_are_not_accused(name: str) -> None:
+    """They write intermediate results in place: a copy of their input would be for nothing."""
+    model = load_model(name, seed=0)
+    x = example_input(model.input, check_bindings(model.input)[-1], int_below=model.int_below)
+    with torch.no_grad():
+        for made in (torch.jit.script(model.module), torch.jit.trace(model.module, x)):
+            assert not script_may_write(made.inlined_graph)
+            assert not script_may_write(torch.jit.freeze(made).graph)
+        program = torch.export.export(model.module, (x,), strict=False)
+        (source,) = program.graph_signature.user_inputs
+        assert not exported_may_write(program.graph_module, str(source))
+        assert not exported_may_write(program.module(check_guards=False))
