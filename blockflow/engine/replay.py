@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -93,8 +92,7 @@ class Replay:
 
 def graphed(forward: Forward, copied: RunCopies) -> Replay:
     """By CUDA graphs, one per input dims; ``copied`` gets to know what a replay copies."""
-    record = partial(record_graph, copied=copied)
-    return Replay("cuda_graph", forward, record, _dims, tries=_CAPTURES)
+    return Replay("cuda_graph", forward, GraphRecorder(copied), _dims, tries=_CAPTURES)
 
 
 def compiled(module: nn.Module) -> Replay:
@@ -102,33 +100,68 @@ def compiled(module: nn.Module) -> Replay:
     return Replay("compile", module, compile_once, lambda x: x.dtype)
 
 
-def record_graph(forward: Forward, example: Tensor, copied: RunCopies) -> Forward:
-    """Capture one forward.
+class GraphRecorder:
+    """Captures forwards, and leaves torch as it was where one cannot be captured.
 
-    Its kernels read and write memory of the graph's own: the input is copied there, and the result
-    is cloned, because the next replay writes to the same place.
+    torch (2.13) does not: ``torch.cuda.graph`` ends the capture before it leaves its stream, and
+    ``CUDAGraph.capture_end`` asks CUDA for the result before it tells the allocators. After a
+    failure there (any synchronisation within, as of ``item()``, is one) the thread would go on in
+    the capture's stream, which nothing here waits for, and the graph's pool would count as being
+    captured to for ever, which defers the reuse of memory.
     """
-    given = example.clone()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # libraries choose their kernels and work space here
-        for _ in range(3):
-            forward(given)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Thread-local: a worker's other threads wait for events of their own meanwhile, which a global
-    # capture would forbid.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = forward(given)
 
-    def replay(x: Tensor) -> Tensor:
-        given.copy_(x)
-        graph.replay()
-        copied.inputs += 1
-        copied.outputs += 1
-        return result.clone()
+    def __init__(self, copied: RunCopies) -> None:
+        self._copied = copied
+        # The allocator of page-locked memory has no call to forget a capture, and asks the graph.
+        self._spoilt: list[torch.cuda.CUDAGraph] = []
 
-    return replay
+    def __call__(self, forward: Forward, example: Tensor) -> Forward:
+        """Capture one forward.
+
+        Its kernels read and write memory of the graph's own: the input is copied there, and the
+        result is cloned, because the next replay writes to the same place.
+        """
+        given = example.clone()
+        own = torch.cuda.current_stream()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(own)
+        with torch.cuda.stream(stream):  # libraries choose their kernels and work space here
+            for _ in range(3):
+                forward(given)
+        own.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        pool = torch.cuda.graph_pool_handle()
+        try:
+            # Thread-local: a worker's other threads wait for events of their own meanwhile, which
+            # a global capture would forbid.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                result = forward(given)
+        except Exception:
+            self._spoilt.append(graph)
+            _give_up(pool)
+            raise
+        finally:
+            torch.cuda.set_stream(own)
+        copied = self._copied
+
+        def replay(x: Tensor) -> Tensor:
+            given.copy_(x)
+            graph.replay()
+            copied.inputs += 1
+            copied.outputs += 1
+            return result.clone()
+
+        return replay
+
+
+def _give_up(pool: tuple[int, int]) -> None:
+    """Nothing is captured to ``pool`` any more; what lies there may be used again."""
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:  # the capture was over before it failed, and the pool is its graph's
+        return
+    torch._C._cuda_releasePool(device, pool)
 
 
 def compile_once(forward: Forward, example: Tensor) -> Forward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 from blockflow.client.sync import Client
 from blockflow.control.system import System
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.copies import RunCopies
 from blockflow.engine.registry import create_engine
-from blockflow.engine.replay import GRAPHS_KEPT
+from blockflow.engine.replay import GRAPHS_KEPT, graphed
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
@@ -115,6 +117,41 @@ def test_graphs_are_bounded(
     torch.cuda.synchronize()
     assert device.api.pool_bytes()[1] == reserved, "replays take no further memory"
     made.close()
+
+
+class Reads(torch.nn.Module):
+    """Asks the device for a value, which no capture allows, and computes on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum().item() > 0 else x * 3
+
+
+def test_what_cannot_be_captured_runs_on_in_its_stream(
+    device: CudaDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reserved() -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    own = torch.cuda.current_stream()
+    Reads()(torch.ones(4, 1 << 20, device="cuda:0"))
+    before = reserved()
+    replay = graphed(Reads(), RunCopies())
+    for rows in (1, 2, 1, 1, 1, 4):
+        x = torch.ones(rows, 1 << 20, device="cuda:0")
+        assert torch.equal(replay(x), x * 2)
+        assert torch.cuda.current_stream() == own
+    assert "runs eagerly" in caplog.text
+    caplog.clear()  # errors hold the frames that they came through, and those tensors
+    del x
+    assert reserved() <= before, "no pool is kept for captures that failed"
+    # and the next that can be is captured
+    doubled = graphed(lambda x: x * 2, copied := RunCopies())
+    x = torch.ones(2, 2, device="cuda:0")
+    assert torch.equal(doubled(x), x * 2) and torch.equal(doubled(x), x * 2)
+    assert copied.outputs == 2
 
 
 @pytest.mark.timeout(600)

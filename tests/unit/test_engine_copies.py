@@ -18,7 +18,7 @@ from blockflow.engine.base import EngineOptions
 from blockflow.engine.copies import RunCopies
 from blockflow.engine.exported import ExportedEngine
 from blockflow.engine.registry import create_engine
-from blockflow.engine.replay import record_graph
+from blockflow.engine.replay import GraphRecorder
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
@@ -177,10 +177,12 @@ def test_a_replayed_graph_copies_both_ways(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
     copied = RunCopies()
-    replay = record_graph(lambda x: x * 2, torch.ones(2, 2), copied)
+    replay = GraphRecorder(copied)(lambda x: x * 2, torch.ones(2, 2))
     assert (copied.inputs, copied.outputs) == (0, 0)
     replay(torch.ones(2, 2))
     assert (copied.inputs, copied.outputs) == (1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -92,6 +93,111 @@ def test_without_a_gpu_both_fall_back() -> None:
         pytest.skip("this machine has one")
     x = torch.ones(2, 2)
     assert torch.equal(graphed(lambda x: x * 2, RunCopies())(x), x * 2)
+
+
+class Device:
+    """What torch's own ``torch.cuda.graph`` calls, with one thread's current stream; capturing is
+    ended by ``end``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, end: Callable[[], None]) -> None:
+        self.current: object = "own"
+        self.pools: list[str] = []
+        device = self
+
+        class Stream:
+            def wait_stream(self, other: object) -> None: ...
+
+        class Entered:
+            def __init__(self, stream: object) -> None:
+                self._stream = stream
+
+            def __enter__(self) -> None:
+                self._before, device.current = device.current, self._stream
+
+            def __exit__(self, *_: object) -> None:
+                device.current = self._before
+
+        class Graph:
+            def capture_begin(self, *pool: object, **_: object) -> None:
+                assert pool == ((0, 7),)
+
+            def capture_end(self) -> None:
+                end()
+
+            def replay(self) -> None: ...
+
+        self.current = Stream()
+        cuda = torch.cuda
+        for name, value in {
+            "Stream": Stream,
+            "current_stream": lambda: self.current,
+            "set_stream": lambda stream: setattr(self, "current", stream),
+            "stream": Entered,
+            "synchronize": lambda: None,
+            "empty_cache": lambda: None,
+            "current_device": lambda: 3,
+            "graph_pool_handle": lambda: (0, 7),
+            "CUDAGraph": Graph,
+        }.items():
+            monkeypatch.setattr(cuda, name, value)
+        monkeypatch.setattr(cuda.graph, "default_capture_stream", Stream())
+        monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+        for name in ("end", "release"):
+            call = {"end": "_cuda_endAllocateToPool", "release": "_cuda_releasePool"}[name]
+            monkeypatch.setattr(torch._C, call, self._told(name), raising=False)
+
+    def _told(self, name: str) -> Callable[..., None]:
+        def call(device: int, pool: tuple[int, int]) -> None:
+            assert (device, pool) == (3, (0, 7))
+            self.pools.append(name)
+
+        return call
+
+
+def test_what_cannot_be_captured_leaves_the_stream_and_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch.cuda.graph itself leaves both where capture_end raises."""
+
+    def invalid() -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    device = Device(monkeypatch, invalid)
+    own, ran = device.current, []
+
+    def forward(x: Tensor) -> Tensor:
+        ran.append(device.current)
+        return x * 2
+
+    run = graphed(forward, RunCopies())
+    for _ in range(5):
+        assert torch.equal(run(torch.ones(2, 2)), torch.full((2, 2), 2.0))
+        assert ran[-1] is own and device.current is own
+    assert device.pools == ["end", "release"] * 3, "once for each try"
+
+
+def test_a_pool_that_its_graph_has_got_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture was over when something failed: torch says so when it is to end it."""
+
+    def invalid() -> None:
+        raise RuntimeError("out of memory")
+
+    def over(*_: object) -> None:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    device = Device(monkeypatch, invalid)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", over, raising=False)
+    own = device.current
+    run = graphed(lambda x: x * 2, RunCopies())
+    assert torch.equal(run(torch.ones(2, 2)), torch.full((2, 2), 2.0))
+    assert device.current is own and device.pools == []
+
+
+def test_what_is_captured_keeps_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, lambda: None)
+    own = device.current
+    graphed(lambda x: x * 2, RunCopies())(torch.ones(2, 2))
+    assert device.current is own and device.pools == []
 
 
 def test_compile_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
