@@ -88,6 +88,8 @@ class TorchEngine(Engine):
         try:
             # of the thread that loads; a worker's further lanes set theirs themselves
             torch.set_num_threads(self.options.threads)
+            if self.options.device.startswith("cuda"):
+                _use_whole_floats()
             self._cast = _option(PRECISIONS, self.options.precision, "precision")
             layout = _option(
                 MEMORY_FORMATS,
@@ -201,6 +203,18 @@ class TorchEngine(Engine):
             where=self.block.name,
             hint="the artifact does not keep its manifest's contract: export it again",
         )
+
+
+def _use_whole_floats() -> None:
+    """Convolutions and products of float32 with all of its bits, in this process.
+
+    cuDNN's default are TF32's ten bits of mantissa, which are neither the artifact's precision nor
+    one that anybody has asked for. By the older of torch's two interfaces: after the newer one
+    (``fp32_precision``, in 2.13) torch's own questions by the older one raise, as ``torch.compile``
+    asks them.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def _dtype_name(x: Tensor) -> str:

@@ -35,8 +35,8 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "compile": {"compile": True},
     "both": {"cuda_graph": True, "compile": True},
 }
-TOLERANCE = 2e-3
-"""A GPU may use TF32."""
+TOLERANCE = 1e-4
+"""A GPU sums in another order; TF32, which it does not use, would be off by more."""
 
 
 @pytest.fixture(params=list(OPTIONS))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from blockflow.control.engines import engine_check
 from blockflow.core.engines import (
@@ -28,6 +31,7 @@ from blockflow.core.specs import BlockSpec
 from blockflow.engine import registry
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.registry import CLASSES, create_engine, host_misfit
+from blockflow.engine.torch_engine import TorchEngine
 from blockflow.repository.echo import save_echo
 from blockflow.repository.machine import fingerprint
 from blockflow.repository.repository import BlockRepository
@@ -309,3 +313,24 @@ def test_frameworks_are_imported_in_one_place_only() -> None:
                 found.add(file.name)
     # the workshop's imports follow a call of frameworks.onnxruntime()
     assert found <= {"workshop.py"}
+
+
+@pytest.fixture
+def float_settings() -> Iterator[None]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = True
+    yield
+    cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_fp32_is_no_tf32_on_a_gpu(float_settings: None, tmp_path: Path, device: str) -> None:
+    class Loaded(TorchEngine):
+        def _load_module(self, artifact: Path) -> nn.Module:
+            return nn.Identity()
+
+    Loaded(BARE, EngineOptions(device=device)).load(tmp_path)
+    allowed = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    assert allowed == ((True, True) if device == "cpu" else (False, False))
+    assert torch.get_float32_matmul_precision() == ("high" if device == "cpu" else "highest")
