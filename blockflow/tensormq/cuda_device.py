@@ -53,6 +53,9 @@ class Completions:
     Args:
         tend: called a few times per second while nothing else is to do.
         broken: called with the reason when the device will not come to any point any more.
+
+    Attributes:
+        lost: it will not. What is called from then on says nothing of what the device has done.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Completions:
         self._api = api
         self._tend = tend
         self._broken = broken
+        self.lost = False
         self._queue: queue.SimpleQueue[tuple[int, bool, Callable[[], None]] | None] = (
             queue.SimpleQueue()
         )
@@ -89,8 +93,8 @@ class Completions:
         """``call()`` when ``event`` (the caller's) has come."""
         self._put(event, False, call)
 
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Whether everything was called within this time."""
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Whether everything was called within this time; None: however long it takes."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._pending, timeout_s)
 
@@ -125,6 +129,7 @@ class Completions:
             try:
                 self._api.event_synchronize(event)
             except CudaError as exc:  # the context is lost, and every later call says the same
+                self.lost = True
                 self._broken(str(exc))
             self._guarded(call)
             if own:
@@ -155,7 +160,7 @@ class DeviceQueue:
         self._api = api
         self._stream = stream
         self._completions = completions
-        self._depth = depth
+        self.depth = depth
         self._open: deque[tuple[int, int]] = deque()
         self._done: deque[tuple[int, int]] = deque()  # filled by the completions' thread
         self._spare: deque[tuple[int, int]] = deque()
@@ -165,7 +170,11 @@ class DeviceQueue:
         """Around the ordering of one batch, in the engine thread.
 
         Waits first until fewer than ``depth`` are under way. ``record(ns)`` gets the batch's time
-        on the device when it is done, in the completions' thread.
+        on the device when it is done, in the completions' thread; never if the device is lost
+        before, which errors of its kernels are told by.
+
+        Raises:
+            CudaError: the device is lost, by this batch or by one before it.
         """
         start, stop = pair = self._begin()
         try:
@@ -174,14 +183,26 @@ class DeviceQueue:
             self._api.event_record(stop, self._stream)
 
             def done() -> None:
+                if self._completions.lost:
+                    return
                 record(self._api.event_elapsed_ns(start, stop))
                 self._done.append(pair)
 
             self._completions.when(stop, done)
 
+    def settle(self) -> None:
+        """Wait until the device has done all batches, and whoever asked has been told.
+
+        Raises:
+            CudaError: the device is lost.
+        """
+        for _, stop in tuple(self._open):
+            self._api.event_synchronize(stop)
+        self._completions.wait_idle()
+
     def _begin(self) -> tuple[int, int]:
         self._recycle()
-        while len(self._open) >= self._depth:
+        while len(self._open) >= self.depth:
             self._api.event_synchronize(self._open.popleft()[1])
         if self._spare:
             pair = self._spare.popleft()

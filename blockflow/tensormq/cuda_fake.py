@@ -259,7 +259,7 @@ class FakeCuda(CudaApi):
         self._check()
         with self._lock:
             number = max(self._streams, default=0) + 1
-            self._streams[number] = Stream(threaded=not self._eager)
+            self._streams[number] = Stream(threaded=not self._eager, failed=self.world.fail)
             return number
 
     def stream_destroy(self, stream: int) -> None:

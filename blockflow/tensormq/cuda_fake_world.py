@@ -73,6 +73,13 @@ class World:
         self.folder = folder
         self.pid = pid
         self._events: dict[str, memoryview] = {}
+        self._failure: CudaError | None = None
+
+    def fail(self, exc: BaseException) -> None:
+        """Work of this process has failed. A device's own error is sticky: all that waits hears it,
+        and the host only then, for what was ordered had been ordered well."""
+        if self._failure is None and isinstance(exc, CudaError):
+            self._failure = exc
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -171,11 +178,17 @@ class World:
         return int(self._words(name)[_CAME_NS])
 
     def wait(self, name: str, number: int | None) -> None:
-        """Until record ``number`` (None: the last one) has come. For ever, as the device would."""
+        """Until record ``number`` (None: the last one) has come. For ever, as the device would.
+
+        Raises:
+            CudaError: the device has failed.
+        """
         words = self._words(name)
         wanted = int(words[_RECORDED]) if number is None else number
-        while words[_COME] < wanted:
+        while words[_COME] < wanted and self._failure is None:
             time.sleep(_POLL_S)
+        if self._failure is not None:
+            raise self._failure
 
     # --- accesses --------------------------------------------------------------------------------
 
@@ -242,8 +255,9 @@ class World:
 class Stream:
     """Work in order; a failure sticks, as on a device: every later call raises it again."""
 
-    def __init__(self, threaded: bool) -> None:
+    def __init__(self, threaded: bool, failed: Callable[[BaseException], None]) -> None:
         self._error: BaseException | None = None
+        self._failed = failed
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         if threaded:
@@ -281,6 +295,7 @@ class Stream:
             work()
         except BaseException as exc:
             self._error = self._error or exc
+            self._failed(exc)
 
 
 def running(pid: object) -> bool:

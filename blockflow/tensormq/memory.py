@@ -93,18 +93,28 @@ class TensorMemory:
         return out
 
     @contextmanager
-    def batch(self, stage: int) -> Iterator[None]:
-        """The engine thread orders one batch within it; on the CPU it does nothing.
+    def batch(self, stage: int, done: Callable[[], None]) -> Iterator[None]:
+        """The engine thread orders one batch within it; on the CPU it is computed then.
 
         On a device it waits first until few enough batches are under way there, and its end marks
-        the point that the batch's device time is measured to.
+        the point that the batch's device time is measured to. ``done()`` is called, in another
+        thread, when the device is past that; not if it is lost.
+
+        Raises:
+            CudaError: it is.
         """
         device = self.device
         if device is None:
             yield
+            done()
             return
         times = self.device_times.setdefault(stage, Histogram())
-        with device.queue.batch(times.record):
+
+        def past(ns: int) -> None:
+            times.record(ns)
+            done()
+
+        with device.queue.batch(past):
             yield
 
     def forget_figures(self) -> None:

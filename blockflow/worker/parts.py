@@ -87,6 +87,8 @@ def open_parts(
     try:
         most = max((s.max_rows for s in launch.stages), default=1)  # a request has a row at least
         most_lanes = min(max(1, len(launch.stages)), limits.MAX_LANES)
+        if memory.device is not None:  # one lane, but batches are at work until the device is done
+            most_lanes = 2 * memory.device.queue.depth
         at_work = AtWork.create(run_dir, launch.incarnation, most, most_lanes)
         stages = make_engines(launch.stages, memory.engine_device, launch.threads)
         link = LinkGuard(Gatekeeper(context), run_dir)

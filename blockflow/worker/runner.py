@@ -25,6 +25,7 @@ from blockflow.repository.machine import fingerprint
 from blockflow.repository.padding import blank, cut, padded
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.atwork import NO_LANE, AtWork
+from blockflow.tensormq.cuda_device import DeviceQueue
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.worker import failpoints
 from blockflow.worker.copies import InputCopies
@@ -103,16 +104,22 @@ class Runner:
         return Loaded((loaded - begin) / 1e6, (end - warm) / 1e6)
 
     def compute(self, batch: Batch) -> None:
-        """Fill in the batch's result and times, or its errors."""
-        at_work = self._at_work
-        if at_work is None:
-            self._run(batch, NO_LANE)
+        """Fill in the batch's result and times, or its errors.
+
+        On a device the result may not be there yet, but everything that makes it is ordered.
+
+        Raises:
+            CudaError: the device is lost; who was at work stays named.
+        """
+        memory = self._memory
+        if memory is not None and memory.device is not None:
+            self._order(memory, memory.device.queue, batch)
             return
-        lane = at_work.begin(batch.stage, [t.item for t in batch.tickets])
+        lane = self._name(batch)
         try:
-            self._run(batch, lane)
+            self._compute(batch, lane)
         finally:
-            at_work.end(lane)
+            self._unname(lane)
 
     def compute_beside(self, batch: Batch) -> None:
         """:meth:`compute` in the thread of a further lane, beside other batches."""
@@ -127,16 +134,38 @@ class Runner:
         """Whether every engine here can compute beside the others."""
         return all(stage.engine.concurrent for stage in self._stages.values())
 
-    def _run(self, batch: Batch, lane: int) -> None:
-        memory = self._memory
-        if memory is None or memory.device is None:
+    def _order(self, memory: TensorMemory, queue: DeviceQueue, batch: Batch) -> None:
+        """:meth:`compute` on a device, which works on when this returns.
+
+        It tells a kernel's error late, with whatever is asked of it next, and is lost then. So a
+        batch is at work until the device is past it, and a suspect has the device for itself.
+        """
+        suspect = any(t.item.alone for t in batch.tickets)
+        if suspect:
+            queue.settle()
+        with memory.batch(batch.stage, lambda: self._unname(lane)):
+            lane = self._name(batch)
+            if (
+                lane == NO_LANE and self._at_work is not None
+            ):  # what was done is not crossed out yet
+                queue.settle()
+                lane = self._name(batch)
             self._compute(batch, lane)
-            return
-        with memory.batch(batch.stage):
-            self._compute(batch, lane)
+        if suspect:
+            queue.settle()
         if batch.out is not None:
             copied_ns = batch.out.finish()  # the device's time belongs to the compute, the copy not
             batch.compute_to_ns = time.monotonic_ns() - copied_ns
+
+    def _name(self, batch: Batch) -> int:
+        """Write down who is at work from now on."""
+        if self._at_work is None:
+            return NO_LANE
+        return self._at_work.begin(batch.stage, [t.item for t in batch.tickets])
+
+    def _unname(self, lane: int) -> None:
+        if self._at_work is not None:
+            self._at_work.end(lane)
 
     def _compute(self, batch: Batch, lane: int) -> None:
         stage = self._stages[batch.stage]
@@ -223,6 +252,8 @@ class Runner:
         if len(batch.tickets) == 1:
             batch.errors[batch.tickets[0].key] = _as_error(stage, exc)
             return
+        # A device may still be at what was ordered for all of them.
+        on_device = self._memory is not None and self._memory.device is not None
         results: list[torch.Tensor | None] = []
         row = 0
         for ticket in batch.tickets:
@@ -233,7 +264,7 @@ class Runner:
                 batch.errors[ticket.key] = RequestError("DEADLINE_EXCEEDED", late)
                 results.append(None)
                 continue
-            if self._at_work is not None:
+            if self._at_work is not None and not on_device:
                 self._at_work.restart(lane, batch.stage, [ticket.item])
             try:
                 self._forward(stage, batch, (ticket,), part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,10 @@ def test_on_the_cpu_there_is_no_device(run_dir: Path) -> None:
     made = opened(run_dir)
     assert isinstance(made.slots, ShmProducer) and isinstance(made.consumer, ShmConsumer)
     assert (made.device, made.engine_device, made.fallback) == (None, "cpu", "")
-    with made.engine_scope(), made.batch(1):
-        pass
+    done: list[int] = []
+    with made.engine_scope(), made.batch(1, lambda: done.append(1)):
+        assert not done
+    assert done
     assert (made.figures(), made.extra(), made.device_times) == ({}, {}, {})
     made.close()
     made.close()
@@ -158,12 +161,13 @@ def test_on_the_cpu_there_is_no_device(run_dir: Path) -> None:
 def test_a_worker_on_a_device(run_dir: Path, double: Path) -> None:
     made = opened(run_dir, device="cuda:0")
     assert isinstance(made.slots, MixedProducer) and made.fallback == ""
-    for _ in range(3):
-        with made.engine_scope(), made.batch(7):
+    done: list[int] = []
+    for n in range(3):
+        with made.engine_scope(), made.batch(7, partial(done.append, n)):
             pass
     device = made.device
     assert isinstance(device, CudaDevice) and device.completions.wait_idle(10)
-    assert made.device_times[7].count == 3
+    assert made.device_times[7].count == 3 and done == [0, 1, 2]
     assert made.figures()["copies"]["d2h_copies"] == 0
     assert made.extra()["device_fallback"] == "" and made.extra()["slab_bytes"] == 0
     made.close()

@@ -1,0 +1,194 @@
+"""Who is at work while a device computes: it tells of an error late, and then to anybody.
+
+With the double of the driver, whose streams work when a test opens their gates.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.routing import merge_paths
+from blockflow.engine.base import Engine, EngineOptions
+from blockflow.tensormq.atwork import AtWork, AtWorkReader, record
+from blockflow.tensormq.cuda_api import CudaError
+from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.cuda_fake import FakeCuda
+from blockflow.tensormq.inline import InlineProducer
+from blockflow.tensormq.memory import TensorMemory
+from blockflow.tensormq.shm import ShmConsumer
+from blockflow.wire.data import Item
+from blockflow.worker.failpoints import FailPoints
+from blockflow.worker.runner import Runner
+from blockflow.worker.stage import Stage
+from blockflow.worker.ticket import Batch, Source, Ticket
+
+SPEC = TensorSpec("float32", ("rows", 2))
+INFO = BlockInfo("b", "1", "0" * 64, "test", Contract(SPEC, SPEC), 0, 0)
+ME = 7
+WAIT_S = 10.0
+
+
+class Ordering(Engine):
+    """Orders a kernel that waits for the gate of its rows, and fails on 13 as a device does."""
+
+    def load(self, artifact: Path) -> None: ...
+
+    def run(self, x: Any, out: Any | None = None) -> Any:
+        gate = threading.Event()
+        self.gates.append(gate)
+        bad = bool((x == 13).any())
+
+        def kernel() -> None:
+            gate.wait(WAIT_S)
+            if bad:
+                raise CudaError("cuLaunchKernel", 710, "CUDA_ERROR_ASSERT")
+
+        self.api.launch(self.stream, kernel)
+        return x * 2
+
+    def on(self, device: CudaDevice, api: FakeCuda) -> Ordering:
+        self.api, self.stream = api, device.stream
+        self.gates: list[threading.Event] = []
+        return self
+
+    @property
+    def copies_out(self) -> int:
+        return 1
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """A runner on a device, and the Manager's look at what it is at."""
+
+    def __init__(self, folder: Path, lanes: int = 4) -> None:
+        api = FakeCuda(folder, eager=False)
+        self.told: list[str] = []
+        self.device = CudaDevice(api, self.told.append)
+        self.engine = Ordering(INFO, EngineOptions()).on(self.device, api)
+        frames = InlineProducer()
+        memory = TensorMemory(None, frames, ShmConsumer(folder), device=self.device)
+        at_work = AtWork.create(folder, ME, 8, lanes)
+        stages = {1: Stage(StageSpec(1, INFO), self.engine)}
+        self.runner = Runner(stages, FailPoints("", folder), memory, at_work)
+        look = AtWorkReader.open(folder, ME)
+        assert look is not None
+        self.look = look
+
+    def compute(self, *values: float, alone: bool = False) -> list[Item]:
+        """One batch with a request per value."""
+        path = merge_paths([[1]])[0]
+        items = [Item(os.urandom(16), 1, 1, path, 0, 1, 1000, alone=alone) for _ in values]
+        tickets = []
+        for key, (item, value) in enumerate(zip(items, values, strict=True)):
+            x = Source("float32", (2,), 1, tensor=torch.full((1, 2), value))
+            tickets.append(Ticket(key, item, 1, x, 0, 0, 0, 0, 2**62, 0))
+        self.runner.compute(Batch(1, tuple(tickets)))
+        return items
+
+    def at_work(self) -> list[tuple[bytes, ...]]:
+        return [work.records for work in self.look.read()]
+
+    def end(self) -> None:
+        for gate in self.engine.gates:
+            gate.set()
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    made = Worker(tmp_path)
+    yield made
+    made.end()
+
+
+def beside(work: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    """An engine thread of its own, and what ends it."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, raised
+
+
+def until(test: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not test():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def names(*batches: list[Item]) -> list[tuple[bytes, ...]]:
+    return [tuple(record(item) for item in items) for items in batches]
+
+
+def test_a_batch_is_at_work_until_the_device_is_past_it(worker: Worker) -> None:
+    first, second = worker.compute(1, 2), worker.compute(3)
+    assert worker.at_work() == names(first, second)
+    worker.engine.gates[0].set()
+    thread, _ = beside(lambda: worker.compute(4))  # waits for the first, and only for that
+    thread.join(WAIT_S)
+    now = worker.at_work()
+    assert now[0] == names(second)[0] and len(now) == 2
+    worker.end()
+    assert worker.device.completions.wait_idle(WAIT_S)
+    assert worker.at_work() == []
+
+
+def test_a_late_error_leaves_all_that_are_under_way_named(worker: Worker) -> None:
+    """The kernel of the first fails while the second is ordered: the process ends by it, and what
+    it was at can be read after that."""
+    guilty, mate = worker.compute(1, 13), worker.compute(3)
+    worker.end()
+    assert worker.device.completions.wait_idle(WAIT_S)
+    assert len(worker.told) == 1 and "ASSERT" in worker.told[0]
+    with pytest.raises(CudaError, match="ASSERT"):
+        worker.compute(5)
+    assert worker.at_work() == names(guilty, mate), "and not who came when it was lost"
+
+
+def test_who_is_run_alone_has_the_device_for_itself(worker: Worker) -> None:
+    """So that a second death has one suspect."""
+    before = worker.compute(1)
+    suspects: list[list[Item]] = []
+    thread, raised = beside(lambda: suspects.append(worker.compute(13, alone=True)))
+    assert worker.at_work() == names(before) and len(worker.engine.gates) == 1
+    worker.engine.gates[0].set()
+    until(lambda: len(worker.engine.gates) == 2)
+    (work,) = worker.at_work()
+    assert len(work) == 1 and work != names(before)[0]
+    worker.end()
+    thread.join(WAIT_S)
+    assert not suspects and isinstance(raised[0], CudaError), "it was waited for"
+    assert worker.at_work() == [work]
+
+
+def test_a_batch_that_the_file_has_no_room_for_waits(tmp_path: Path) -> None:
+    """What is not named could not be blamed."""
+    worker = Worker(tmp_path, lanes=1)
+    first = worker.compute(1)
+    second: list[list[Item]] = []
+    thread, _ = beside(lambda: second.append(worker.compute(2)))
+    assert worker.at_work() == names(first) and len(worker.engine.gates) == 1
+    worker.engine.gates[0].set()
+    thread.join(WAIT_S)
+    assert worker.at_work() == names(*second)
+    worker.end()
+    assert worker.device.completions.wait_idle(WAIT_S)
+    assert worker.at_work() == []
+    assert worker.device.close()
