@@ -3,6 +3,7 @@ as fast as its own imports allow; none of the monitoring commands imports torch.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -59,6 +60,10 @@ class Commands(LazyGroup):
     entries = COMMANDS
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""How a file says that it takes no more."""
+
+
 def load(name: str) -> Any:
     """Import one command and build it."""
     return lazy.load(COMMANDS, name)
@@ -97,21 +102,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     level = "DEBUG" if os.environ.get(DEBUG_VARIABLE) else "WARNING"
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    if os.environ.get("COLUMNS") == "0":  # said where there is no terminal
+        del os.environ["COLUMNS"]
     try:
         with _listening(args):
             typer.main.get_command(app).main(args, prog_name="blockflow")
     except BlockFlowError as exc:
         return _report(exc, args)
     except SystemExit as exc:
+        if isinstance(exc.__context__, BrokenPipeError):  # click has made an exit status of it
+            return ExitCode.OK
         return exc.code if isinstance(exc.code, int) else ExitCode.OK if exc.code is None else 1
     except KeyboardInterrupt:
         sys.stderr.write("blockflow: interrupted\n")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has what it wanted; nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (head, less) has what it wanted.
+        _silence_stdout()
         return ExitCode.OK
     except Exception as exc:
+        if isinstance(exc, OSError) and exc.errno in _NO_ROOM and exc.filename is None:
+            # Of files that commands write, errors of BlockFlow tell: this is the standard output.
+            sys.stderr.write(f"blockflow: the output cannot be written: {exc.strerror}\n")
+            _silence_stdout()
+            return ExitCode.FAILED
         logging.getLogger("blockflow.cli").debug("internal error", exc_info=True)
         hint = f"set {DEBUG_VARIABLE}=1 for the traceback, and report it"
         return _report(make_error("INTERNAL", repr(exc), hint=hint), args)
@@ -138,9 +152,18 @@ def _listening(args: Sequence[str]) -> Iterator[None]:
             raise KeyboardInterrupt from exc
 
 
+def _silence_stdout() -> None:
+    """Nothing may be written at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _report(error: BlockFlowError, args: Sequence[str]) -> int:
     if "--json" in args:
-        sys.stdout.write(json.dumps({"error": error.to_dict()}, indent=2) + "\n")
+        try:
+            sys.stdout.write(json.dumps({"error": error.to_dict()}, indent=2) + "\n")
+            sys.stdout.flush()
+        except OSError:  # it is told on stderr
+            _silence_stdout()
     sys.stderr.write(f"blockflow: {error}\n")
     return exit_code(error)
 

@@ -107,3 +107,45 @@ def test_a_reader_that_has_enough_is_no_error(rest: FakeRest) -> None:
     assert child.wait(20) == 0
     assert child.stderr.read() == b""
     child.stderr.close()
+
+
+def test_an_output_that_takes_nothing_is_said_once(rest: FakeRest) -> None:
+    nobody = "http://127.0.0.1:9"
+    for url, status, word in ((rest.url, 5, "No space left"), (nobody, 3, "NOT_RUNNING")):
+        for more in ([], ["--json"]):
+            with open("/dev/full", "w") as full:
+                command = [
+                    sys.executable,
+                    "-m",
+                    "blockflow.cli.main",
+                    "status",
+                    "--url",
+                    url,
+                    *more,
+                ]
+                done = subprocess.run(
+                    command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False
+                )
+            assert done.returncode == status
+            (line,) = done.stderr.splitlines()
+            assert line.startswith("blockflow: ") and word in line
+
+
+def test_no_columns_are_as_many_as_ever(rest: FakeRest) -> None:
+    command = [sys.executable, "-m", "blockflow.cli.main", "status", "--url", rest.url]
+    shown = {
+        subprocess.run(
+            command, capture_output=True, check=True, cwd=ROOT, env={**os.environ, "COLUMNS": n}
+        ).stdout
+        for n in ("0", "80")
+    }
+    assert len(shown) == 1 and b"" not in shown
+
+
+def test_a_reader_of_help_that_has_enough_is_no_error() -> None:
+    reader = subprocess.Popen(
+        [sys.executable, "-m", "blockflow.cli.main", "--help"], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert reader.stdout is not None
+    reader.stdout.close()
+    assert reader.wait(60) == 0
