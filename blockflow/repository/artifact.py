@@ -6,6 +6,7 @@ formats of the thesis; upstream has deprecated TorchScript.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -55,12 +56,24 @@ def protect_input(stage: nn.Module, example: Tensor) -> nn.Module:
     """A stage that computes the same and leaves its input alone.
 
     Inputs are read-only views of shared slots, so ``ReLU(inplace=True)`` as a stage's first module
-    would corrupt them. Such modules get ``inplace = False`` (in the model, too); whatever else
-    writes is given a copy. What writes for some values only does not show with an example: the
-    writers of the formats ask the graph for that.
+    would corrupt them. Such modules get ``inplace = False`` where that is the same; whatever else
+    writes is given a copy. ``stage`` itself, of which the model consists, stays as it is: the model
+    is what the blocks are compared with. What writes for some values only does not show with an
+    example: the writers of the formats ask the graph for that.
     """
     if not writes_input(stage, example):
         return stage
+    return _without_inplace(stage, example) or _CopyFirst(stage)
+
+
+def _without_inplace(stage: nn.Module, example: Tensor) -> nn.Module | None:
+    """A copy of ``stage``, with its tensors, whose modules do not write into its input; None where
+    that is not enough, or where the write is a part of the result (``fc(relu(x)) + x``)."""
+    tensors: dict[int, Any] = {id(t): t for t in (*stage.parameters(), *stage.buffers())}
+    try:
+        stage_copy = copy.deepcopy(stage, tensors)
+    except Exception:  # a model may hold anything
+        return None
     first = example.clone()
     hooks = []
 
@@ -68,16 +81,20 @@ def protect_input(stage: nn.Module, example: Tensor) -> nn.Module:
         if args and isinstance(args[0], Tensor) and args[0].data_ptr() == first.data_ptr():
             module.inplace = False  # type: ignore[assignment]
 
-    for module in stage.modules():
+    for module in stage_copy.modules():
         if getattr(module, "inplace", None) is True:
             hooks.append(module.register_forward_pre_hook(look))
     try:
         with torch.no_grad():
-            stage(first)
+            stage_copy(first)
     finally:
         for hook in hooks:
             hook.remove()
-    return _CopyFirst(stage) if writes_input(stage, example) else stage
+    if writes_input(stage_copy, example):
+        return None
+    with torch.no_grad():
+        same = torch.equal(stage_copy(example.clone()), stage(example.clone()))
+    return stage_copy if same else None
 
 
 def write_artifact(
