@@ -220,7 +220,14 @@ def _print_report(report: ExportReport, repository: Path) -> None:
         console.print(f"path: {' -> '.join(path)}", highlight=False)
     checked = ", ".join(report.max_error)
     worst = max(report.max_error.values())
-    console.print(f"equal to the model for {checked}: largest difference {worst:.3g}")
+    equal = "equal to what the model computes there" if report.partial else "equal to the model"
+    console.print(f"{equal} for {checked}: largest difference {worst:.3g}")
+    for name in report.partial:
+        console.print(
+            f"The model goes on after {name}: what it computes then is in no block. To serve it, "
+            "make it a submodule and name that.",
+            highlight=False,
+        )
     padded = {b.name: b.padding_error for b in report.blocks if b.padding_error is not None}
     if padded:
         worst = max(padded.values())

@@ -7,8 +7,6 @@ a model with several outputs, whose heads branch from a trunk.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +23,9 @@ from blockflow.repository.report import ExportReport, Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, model_errors
 from blockflow.repository.split import split_model
+from blockflow.repository.tree import connected, in_order, observe, paths_of
 
 DEFAULT_FORMAT = "pt2"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a submodule: its tensors under the two probing inputs."""
-
-    inputs: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
 
 
 def export_model(
@@ -119,7 +110,8 @@ def export_tree(
     """Export named submodules as blocks of their own; the model may have several outputs.
 
     How they connect is observed: a block follows the block whose output tensor it gets. Every path
-    from the model's input to a last block is verified against what the model itself computes there.
+    from the model's input to a last block is verified against what the model itself computes there;
+    of a last block whose result the model does not return the report says so (``partial``).
 
     Args:
         blocks: block name -> submodule name.
@@ -127,8 +119,8 @@ def export_tree(
 
     Raises:
         ExportError: NOT_SPLITTABLE when a submodule is called not just once, or gets a tensor that
-            neither the model's input nor a named block gives; EXPORT_FAILED, EXPORT_MISMATCH,
-            VERSION_EXISTS.
+            neither the model's input nor a named block gives, or that is written to in between;
+            EXPORT_FAILED, EXPORT_MISMATCH, VERSION_EXISTS.
     """
     _names(list(blocks), "", len(blocks))
     if not replace_stored:
@@ -139,23 +131,24 @@ def export_tree(
         for i, b in enumerate(bindings)
     ]
     _try_model(loaded, examples[0])
-    calls = _observe(loaded, blocks, examples)
-    parents = {name: _parent(name, call, calls, examples[0]) for name, call in calls.items()}
-    paths = _paths(parents)
+    observed = observe(loaded, blocks, examples)
+    calls = observed.calls
+    parents = connected(calls)
+    paths = paths_of(parents)
     specs: dict[str, TensorSpec] = {}
     pieces: list[Piece] = []
     length = max(len(p) for p in paths)
-    for name in _in_order(parents):
+    for name in in_order(parents):
         parent = parents[name]
         taken = loaded.input if parent is None else specs[parent]
-        specs[name] = infer_spec(name, taken, bindings, calls[name].outputs)
+        specs[name] = infer_spec(name, taken, bindings, calls[name].gives)
         position = next(p.index(name) for p in paths if name in p) + 1
         pieces.append(
             Piece(
                 name=name,
                 stage=loaded.module.get_submodule(blocks[name]),
                 contract=Contract(taken, specs[name]),
-                example=calls[name].inputs[0].clone(),
+                example=calls[name].takes[0],
                 part=blocks[name],
                 position=position,
                 of=length,
@@ -165,11 +158,12 @@ def export_tree(
     leaves = {path[-1]: blocks[path[-1]] for path in paths}
 
     def reference(x: Tensor) -> dict[str, Tensor]:
-        seen = _observe(loaded, leaves, [x])
-        return {name: call.outputs[0] for name, call in seen.items()}
+        seen = observe(loaded, leaves, [x]).calls
+        return {name: call.gives[0] for name, call in seen.items()}
 
+    partial = tuple(filter(observed.ends_early, leaves))
     return store_pieces(
-        Job(loaded, repository, pieces, paths, reference, format, version, progress)
+        Job(loaded, repository, pieces, paths, reference, format, version, progress, partial)
     )
 
 
@@ -236,81 +230,3 @@ def _names(names: Sequence[str], prefix: str, count: int) -> list[str]:
 def _try_model(loaded: LoadedModel, example: Tensor) -> None:
     with torch.no_grad(), model_errors(loaded, example):
         loaded.module(example.clone())
-
-
-def _observe(
-    loaded: LoadedModel, blocks: Mapping[str, str], examples: Sequence[Tensor]
-) -> dict[str, Call]:
-    """Run the model and note what each named submodule takes and gives."""
-    model = loaded.module
-    known = dict(model.named_modules())
-    calls = {name: Call() for name in blocks}
-    hooks = []
-    for name, path in blocks.items():
-        if path not in known or not path:
-            raise ExportError(
-                "NOT_SPLITTABLE",
-                f"the model has no submodule {path!r}",
-                where=name,
-                hint=f"top-level submodules: {', '.join(n for n, _ in model.named_children())}",
-            )
-
-        def note(_m: nn.Module, args: tuple[Any, ...], out: Any, call: Call = calls[name]) -> None:
-            if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(out, Tensor):
-                call.inputs.append(args[0])
-                call.outputs.append(out)
-
-        hooks.append(known[path].register_forward_hook(note))
-    try:
-        for example in examples:
-            with torch.no_grad(), model_errors(loaded, example):
-                model(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name, call in calls.items():
-        if len(call.inputs) != len(examples):
-            raise ExportError(
-                "NOT_SPLITTABLE",
-                f"submodule {blocks[name]!r} runs {len(call.inputs)} times per input "
-                "with one tensor in and one out; a block runs once",
-                where=name,
-            )
-    return calls
-
-
-def _parent(name: str, call: Call, calls: Mapping[str, Call], source: Tensor) -> str | None:
-    if call.inputs[0] is source:
-        return None
-    for other, made in calls.items():
-        if other != name and made.outputs[0] is call.inputs[0]:
-            return other
-    raise ExportError(
-        "NOT_SPLITTABLE",
-        f"the input of block {name!r} is neither the model's input nor another block's output",
-        where=name,
-        hint="the model computes something in between: move it into a submodule and name that",
-    )
-
-
-def _in_order(parents: Mapping[str, str | None]) -> list[str]:
-    """Parents before children."""
-    order: list[str] = []
-    while len(order) < len(parents):
-        order += [n for n, p in parents.items() if n not in order and (p is None or p in order)]
-    return order
-
-
-def _paths(parents: Mapping[str, str | None]) -> list[list[str]]:
-    """From the first block to each block that no other follows."""
-    paths: list[list[str]] = []
-    for name in parents:
-        if name in parents.values():
-            continue
-        path: list[str] = []
-        at: str | None = name
-        while at is not None:
-            path.insert(0, at)
-            at = parents[at]
-        paths.append(path)
-    return paths

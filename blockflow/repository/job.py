@@ -47,7 +47,7 @@ class Job:
     """What to store, where, and what it must equal.
 
     ``reference`` gives, for an input of the model, the expected output of each path (by its last
-    block's name).
+    block's name). ``partial`` are last blocks that the model does not end with.
     """
 
     loaded: LoadedModel
@@ -58,3 +58,4 @@ class Job:
     format: str
     version: str
     progress: Progress
+    partial: Sequence[str] = ()

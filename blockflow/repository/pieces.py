@@ -87,6 +87,7 @@ def store_pieces(job: Job) -> ExportReport:
         tuple(reports),
         tuple(tuple(path) for path in job.paths),
         errors,
+        tuple(job.partial),
     )
 
 

@@ -58,6 +58,7 @@ class ExportReport:
         blocks: in the order of the chain (or of the tree's blocks).
         paths: each path of block names that equals the model (or one of its outputs).
         max_error: dims of the checked input, as text -> largest absolute difference.
+        partial: last blocks of paths whose result the model does not return: it goes on after them.
     """
 
     model: str
@@ -65,6 +66,7 @@ class ExportReport:
     blocks: tuple[BlockReport, ...]
     paths: tuple[tuple[str, ...], ...]
     max_error: dict[str, float]
+    partial: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON form."""

@@ -1,0 +1,227 @@
+"""Tree: how the named submodules of a model connect, observed while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.repository.sources import LoadedModel, model_errors
+
+_DEPTH = 4
+"""How deep a model's return value is looked into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A tensor as it was at one moment: later in-place operations change it, not the copy."""
+
+    tensor: Tensor
+    copy: Tensor
+    writes: int
+
+    @classmethod
+    def now(cls, tensor: Tensor) -> Seen:
+        return cls(tensor, tensor.clone(), 0 if tensor.is_inference() else tensor._version)
+
+    def became(self, later: Seen) -> bool:
+        """Whether it was written to before ``later``. Elements are compared as well: torch counts
+        no writes through ``.data`` or in inference mode."""
+        return self.writes != later.writes or not same_elements(self.copy, later.copy)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One submodule's calls, one per example.
+
+    Attributes:
+        inputs: as they were when it was called.
+        outputs: as they were when it returned.
+        sources: the model's input of that run.
+        order: the names of the blocks in the order in which they returned, of all runs.
+    """
+
+    order: list[str]
+    inputs: list[Seen] = field(default_factory=list)
+    outputs: list[Seen] = field(default_factory=list)
+    sources: list[Seen] = field(default_factory=list)
+
+    @property
+    def takes(self) -> list[Tensor]:
+        return [seen.copy for seen in self.inputs]
+
+    @property
+    def gives(self) -> list[Tensor]:
+        return [seen.copy for seen in self.outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What running a model has shown.
+
+    Attributes:
+        calls: by block.
+        returned: per example, the tensors in what the model returned.
+    """
+
+    calls: dict[str, Call]
+    returned: list[list[Tensor]]
+
+    def ends_early(self, block: str) -> bool:
+        """Whether the model goes on after ``block``, or drops what it gives: it returns something
+        else. A return value without tensors that are found says nothing."""
+        given = self.calls[block].gives
+        return any(
+            tensors and not any(same_elements(out, t) for t in tensors)
+            for out, tensors in zip(given, self.returned, strict=True)
+        )
+
+
+def same_elements(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal in dtype, dims and every element; NaN equals NaN."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def observe(loaded: LoadedModel, blocks: Mapping[str, str], examples: Sequence[Tensor]) -> Observed:
+    """Run the model and note what each named submodule takes and gives, and what it returns.
+
+    Args:
+        blocks: block name -> submodule name.
+        examples: inputs of the model; they are left as they are.
+
+    Raises:
+        ExportError: NOT_SPLITTABLE when a submodule does not run just once per example, with one
+            tensor in and one out; EXPORT_FAILED when the model fails.
+    """
+    model = loaded.module
+    known = dict(model.named_modules())
+    order: list[str] = []
+    calls = {name: Call(order) for name in blocks}
+    hooks = []
+    returned: list[list[Tensor]] = []
+    for name, path in blocks.items():
+        if path not in known or not path:
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"the model has no submodule {path!r}",
+                where=name,
+                hint=f"top-level submodules: {', '.join(n for n, _ in model.named_children())}",
+            )
+        hooks += _watch(known[path], name, calls[name])
+    try:
+        for example in examples:
+            source = example.clone()
+            for call in calls.values():
+                call.sources.append(Seen.now(source))
+            with torch.no_grad(), model_errors(loaded, example):
+                returned.append(list(_tensors(model(source), _DEPTH)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, call in calls.items():
+        if not len(call.inputs) == len(call.outputs) == len(examples):
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"submodule {blocks[name]!r} runs {len(call.outputs)} times per input "
+                "with one tensor in and one out; a block runs once",
+                where=name,
+            )
+    return Observed(calls, returned)
+
+
+def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
+    """The tensors in a tensor, a sequence, a map, or an object that holds such."""
+    if isinstance(value, Tensor):
+        yield value.clone()
+    elif depth:
+        if isinstance(value, Mapping):
+            parts: Iterable[Any] = value.values()
+        else:
+            parts = (
+                value
+                if isinstance(value, list | tuple)
+                else getattr(value, "__dict__", {}).values()
+            )
+        for part in parts:
+            yield from _tensors(part, depth - 1)
+
+
+def _watch(module: nn.Module, name: str, call: Call) -> list[Any]:
+    def before(_m: nn.Module, args: tuple[Any, ...]) -> None:
+        if len(args) == 1 and isinstance(args[0], Tensor):
+            call.inputs.append(Seen.now(args[0]))
+
+    def after(_m: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+            call.outputs.append(Seen.now(out))
+            call.order.append(name)
+
+    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+
+def connected(calls: Mapping[str, Call]) -> dict[str, str | None]:
+    """Each block's parent: the block whose output tensor it takes; None takes the model's input.
+
+    Raises:
+        ExportError: NOT_SPLITTABLE when it takes another tensor, or one that was written to.
+    """
+    return {name: _parent(name, call, calls) for name, call in calls.items()}
+
+
+def _parent(name: str, call: Call, calls: Mapping[str, Call]) -> str | None:
+    taken = call.inputs[0]
+    earlier = call.order[: call.order.index(name)]
+    # the latest: a block may give on the very tensor that it took
+    for other in reversed(earlier):
+        if calls[other].outputs[0].tensor is taken.tensor:
+            _refuse_written(calls[other].outputs[0], taken, f"the output of block {other!r}", name)
+            return other
+    if taken.tensor is call.sources[0].tensor:
+        _refuse_written(call.sources[0], taken, "its input", name)
+        return None
+    raise ExportError(
+        "NOT_SPLITTABLE",
+        f"the input of block {name!r} is neither the model's input nor another block's output",
+        where=name,
+        hint="the model computes something in between: move it into a submodule and name that",
+    )
+
+
+def _refuse_written(given: Seen, taken: Seen, what: str, name: str) -> None:
+    if given.became(taken):
+        raise ExportError(
+            "NOT_SPLITTABLE",
+            f"the model writes into {what} before block {name!r}",
+            where=name,
+            hint="an in-place operation (relu_, ReLU(inplace=True), +=) stands between: move it "
+            "into a submodule and name that, or let it make a new tensor",
+        )
+
+
+def in_order(parents: Mapping[str, str | None]) -> list[str]:
+    """Parents before children."""
+    order: list[str] = []
+    while len(order) < len(parents):
+        order += [n for n, p in parents.items() if n not in order and (p is None or p in order)]
+    return order
+
+
+def paths_of(parents: Mapping[str, str | None]) -> list[list[str]]:
+    """From the first block to each block that no other follows."""
+    paths: list[list[str]] = []
+    for name in parents:
+        if name in parents.values():
+            continue
+        path: list[str] = []
+        at: str | None = name
+        while at is not None:
+            path.insert(0, at)
+            at = parents[at]
+        paths.append(path)
+    return paths

@@ -1,0 +1,143 @@
+"""Trees: what the model computes beside its named blocks is noticed, never dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.artifact import read_artifact
+from blockflow.repository.export import export_tree
+from blockflow.repository.report import ExportReport
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+
+BLOCKS = {"t": "trunk", "one": "a", "two": "b"}
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> BlockRepository:
+    return BlockRepository(tmp_path / "blocks")
+
+
+class Heads(nn.Module):
+    """Two heads on a trunk; ``way`` is the forward."""
+
+    def __init__(self, way: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 2)
+        self.relu = nn.ReLU(inplace=True)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Any:
+        return self.way(self, x)
+
+
+def exported(
+    repo: BlockRepository, way: Callable[[Any, Tensor], Any], **blocks: str
+) -> tuple[Heads, ExportReport]:
+    model = Heads(way).eval()
+    loaded = LoadedModel(model, "heads", TensorSpec("float32", ("rows", 4)))
+    return model, export_tree(loaded, repo, blocks=blocks or BLOCKS)
+
+
+def tree(repo: BlockRepository, way: Callable[[Any, Tensor], Any], **blocks: str) -> Heads:
+    return exported(repo, way, **blocks)[0]
+
+
+def refused(repo: BlockRepository, way: Callable[[Any, Tensor], Any], **blocks: str) -> ExportError:
+    with pytest.raises(ExportError) as e:
+        tree(repo, way, **blocks)
+    assert e.value.code == "NOT_SPLITTABLE"
+    assert repo.names() == [], "nothing is stored unless all is well"
+    return e.value
+
+
+def clamps(m: Any, x: Tensor) -> Any:
+    x.clamp_(0, 1)
+    h = m.trunk(x)
+    return m.a(h), m.b(h)
+
+
+def clamps_unseen(m: Any, x: Tensor) -> Any:
+    x.data.clamp_(0, 1)  # torch does not count this write
+    h = m.trunk(x)
+    return m.a(h), m.b(h)
+
+
+def rectifies(m: Any, x: Tensor) -> Any:
+    h = m.trunk(m.relu(x))
+    return m.a(h), m.b(h)
+
+
+def between(m: Any, x: Tensor) -> Any:
+    h = m.trunk(x)
+    one = m.a(h)
+    h += 1
+    return one, m.b(h)
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        (clamps, "writes into its input before block 't'"),
+        (clamps_unseen, "writes into its input before block 't'"),
+        (rectifies, "writes into its input before block 't'"),
+        (between, "writes into the output of block 't' before block 'two'"),
+    ],
+)
+def test_what_is_written_between_blocks_is_refused(
+    repo: BlockRepository, way: Callable[[Any, Tensor], Any], words: str
+) -> None:
+    assert words in refused(repo, way).message
+
+
+def test_an_in_place_block_is_followed_by_what_gets_its_tensor(repo: BlockRepository) -> None:
+    def way(m: Any, x: Tensor) -> Any:
+        h = m.relu(m.trunk(x))
+        return m.a(h), m.b(h)
+
+    model = tree(repo, way, t="trunk", one="a", two="b", act="relu")
+    x = y = torch.randn(16, 4)
+    for name in ("t", "act", "two"):
+        with repo.artifact(name) as path, torch.no_grad():
+            y = read_artifact(path, "pt2")(y)
+    torch.testing.assert_close(y, model(x.clone())[1])
+
+
+@dataclass
+class Answer:
+    one: Tensor
+    more: list[Tensor]
+
+
+@pytest.mark.parametrize(
+    ("end", "partial"),
+    [
+        (lambda a, b: (a, b), ()),
+        (lambda a, b: {"a": a, "rest": [b]}, ()),
+        (lambda a, b: Answer(a, [b]), ()),
+        (lambda a, b: (a.softmax(-1), b), ("one",)),
+        (lambda a, b: a, ("two",)),
+        (lambda a, b: (a * 2).sum() + b.sum(), ("one", "two")),
+        (lambda a, b: "nothing to compare with", ()),
+    ],
+)
+def test_what_the_model_computes_after_a_last_block_is_told(
+    repo: BlockRepository, end: Callable[[Tensor, Tensor], Any], partial: tuple[str, ...]
+) -> None:
+    def way(m: Any, x: Tensor) -> Any:
+        h = m.trunk(x)
+        return end(m.a(h), m.b(h))
+
+    _, report = exported(repo, way)
+    assert report.partial == partial
+    assert report.to_dict()["partial"] == partial
