@@ -140,14 +140,13 @@ def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value.clone()
     elif depth:
-        if isinstance(value, Mapping):
-            parts: Iterable[Any] = value.values()
-        else:
-            parts = (
-                value
-                if isinstance(value, list | tuple)
-                else getattr(value, "__dict__", {}).values()
-            )
+        parts: Iterable[Any] = ()
+        if isinstance(value, list | tuple):
+            parts = value
+        elif isinstance(value, Mapping):
+            parts = value.values()
+        elif hasattr(value, "__dict__"):
+            parts = vars(value).values()
         for part in parts:
             yield from _tensors(part, depth - 1)
 

@@ -46,6 +46,9 @@ class _Port:
         self._dispatcher.world.reply(self._dispatcher, client, [bytes(f) for f in frames])
         return Sent.YES
 
+    present = ()
+    """Clients here keep no deadlines of tasks, and need not be told of them."""
+
     def forget(self, client: bytes) -> None:
         """Nothing is kept per client."""
 
