@@ -93,6 +93,7 @@ def export_model(
             format=format,
             version=version,
             progress=progress,
+            force=replace_stored,
         )
     )
 
@@ -163,7 +164,18 @@ def export_tree(
 
     partial = tuple(filter(observed.ends_early, leaves))
     return store_pieces(
-        Job(loaded, repository, pieces, paths, reference, format, version, progress, partial)
+        Job(
+            loaded=loaded,
+            repository=repository,
+            pieces=pieces,
+            paths=paths,
+            reference=reference,
+            format=format,
+            version=version,
+            progress=progress,
+            partial=partial,
+            force=replace_stored,
+        )
     )
 
 
