@@ -93,7 +93,6 @@ def export_model(
             format=format,
             version=version,
             progress=progress,
-            force=replace_stored,
         )
     )
 
@@ -164,18 +163,7 @@ def export_tree(
 
     partial = tuple(filter(observed.ends_early, leaves))
     return store_pieces(
-        Job(
-            loaded=loaded,
-            repository=repository,
-            pieces=pieces,
-            paths=paths,
-            reference=reference,
-            format=format,
-            version=version,
-            progress=progress,
-            partial=partial,
-            force=replace_stored,
-        )
+        Job(loaded, repository, pieces, paths, reference, format, version, progress, partial)
     )
 
 

@@ -47,8 +47,7 @@ class Job:
     """What to store, where, and what it must equal.
 
     ``reference`` gives, for an input of the model, the expected output of each path (by its last
-    block's name). ``partial`` are last blocks that the model does not end with. Blocks that are
-    there in this version are replaced, or refused without ``force``.
+    block's name). ``partial`` are last blocks that the model does not end with.
     """
 
     loaded: LoadedModel
@@ -60,4 +59,3 @@ class Job:
     version: str
     progress: Progress
     partial: Sequence[str] = ()
-    force: bool = True

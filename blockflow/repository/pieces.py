@@ -63,7 +63,7 @@ def store_pieces(job: Job) -> ExportReport:
         job.progress("storing", 0.95)
         for piece, ms in zip(job.pieces, times, strict=True):
             manifest = _manifest(job, piece, ms, paddings.get(piece.name))
-            info = job.repository.save(manifest, files[piece.name], force=job.force)
+            info = job.repository.save(manifest, files[piece.name])
             reports.append(
                 BlockReport(
                     name=piece.name,

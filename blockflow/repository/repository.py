@@ -153,10 +153,10 @@ class BlockRepository:
         with self.artifact(name, variant=variant, digest=digest):
             return self.manifest(name, digest=None if variant else digest)
 
-    def save(self, manifest: Manifest, artifact: Path | bytes, *, force: bool = True) -> BlockInfo:
+    def save(self, manifest: Manifest, artifact: Path | bytes) -> BlockInfo:
         """Store a block as the current version, atomically and durably.
 
-        What was current under another label is kept; the same one is replaced, by ``force``.
+        What was current under another version label is kept; the same label is replaced.
         ``manifest``'s ``artifact``, ``sha256`` and ``size`` are filled in from the bytes; the file
         gets its digest as part of its name, so a reader of the old manifest still finds the old
         file or starts over. Only the caller's process and others of this class write here: a lock
@@ -165,14 +165,11 @@ class BlockRepository:
         Raises:
             RepositoryError: REPOSITORY_UNUSABLE, its folder cannot be made or written.
             SystemError_: NO_SPACE when the disk is full.
-            ExportError: VERSION_EXISTS.
         """
         path = self.root / manifest.name
         with written(path):
             path.mkdir(parents=True, exist_ok=True)
         with self._locked(manifest.name) as folder:
-            if not force:  # under the lock: another export may have come first
-                self.refuse_stored((manifest.name,), manifest.version)
             file, digest, size = place(folder, artifact, manifest.format)
             pinned = {"artifact": file, "sha256": digest, "size": size}
             # whatever was made of another artifact is not this block's

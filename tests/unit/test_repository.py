@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockflow.core.errors import ExportError, RepositoryError
+from blockflow.core.errors import RepositoryError
 from blockflow.core.model import TensorSpec
 from blockflow.repository import repository as module
 from blockflow.repository.echo import save_echo
@@ -76,15 +76,6 @@ def test_an_altered_artifact_is_refused(repo: BlockRepository) -> None:
 def test_a_truncated_artifact_is_refused(repo: BlockRepository) -> None:
     artifact_file(repo).write_bytes(b"{")
     assert "bytes" in failure("DIGEST_MISMATCH", repo).message
-
-
-def test_a_version_that_came_meanwhile_is_not_replaced(repo: BlockRepository) -> None:
-    """Of two exports at once both have looked before, and found nothing."""
-    there = repo.manifest("echo1")
-    with pytest.raises(ExportError) as e:
-        repo.save(there, b"another", force=False)
-    assert e.value.code == "VERSION_EXISTS" and repo.verify("echo1").sha256 == there.sha256
-    assert repo.save(there, b"another").digest != there.sha256
 
 
 def test_a_folder_that_cannot_be_written(repo: BlockRepository) -> None:
