@@ -7,8 +7,7 @@ that dim, and anything else (half the length, say) is refused with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,8 +20,6 @@ PROBE_ROWS = (2, 5)
 
 # dims that rarely occur as a model's own sizes, so that "equal in both runs" means something
 _PROBE_SIZES = ((7, 13), (11, 17), (19, 23))
-_MOST_SIZES = 8
-"""So many of a range's sizes are looked at; their pairs are more than a tensor has dims."""
 
 
 def example_input(
@@ -39,25 +36,18 @@ def example_input(
 
 
 def probe_bindings(spec: TensorSpec) -> tuple[dict[str, int], dict[str, int]]:
-    """Two bindings of the dynamic dims that differ in every dim whose range allows it, and in which
-    no two dims are alike, as far as their ranges allow that: a dim of a result is then told by its
-    two sizes."""
+    """Two bindings of the dynamic dims that differ in every dim whose range allows it."""
     first, second = {ROWS: PROBE_ROWS[0]}, {ROWS: PROBE_ROWS[1]}
     for i, name in enumerate(spec.dynamic):
-        taken = set(zip(first.values(), second.values(), strict=True))
-        first[name], second[name] = _sizes(*spec.ranges.get(name, (1, 1024)), i, taken)
+        lo, hi = spec.ranges.get(name, (1, 1024))
+        a, b = _PROBE_SIZES[i % len(_PROBE_SIZES)]
+        first[name] = min(max(a, lo), hi)
+        second[name] = min(max(b, lo), hi)
+        if first[name] == second[name] and lo < hi:
+            first[name], second[name] = lo, hi
+            if lo == 1 and hi > 2:
+                first[name] = 2
     return first, second
-
-
-def _sizes(lo: int, hi: int, at: int, taken: Container[tuple[int, int]]) -> tuple[int, int]:
-    """Two sizes in ``lo..hi`` that no other dim has; the first is not 1 where that can be helped,
-    for programs are traced with it and take 1 for a constant."""
-    liked = [_PROBE_SIZES[(at + i) % len(_PROBE_SIZES)] for i in range(len(_PROBE_SIZES))]
-    sizes = range(lo, min(hi, lo + _MOST_SIZES - 1) + 1)
-    every = sorted(product(sizes, sizes), key=lambda pair: (pair[0] == 1, pair[1] == 1))
-    tried = [(min(max(a, lo), hi), min(max(b, lo), hi)) for a, b in liked] + every
-    differ = [pair for pair in tried if pair[0] != pair[1]]
-    return next((pair for pair in differ if pair not in taken), differ[0] if differ else (lo, lo))
 
 
 def check_bindings(spec: TensorSpec, rows: Iterable[int] = (1, 3, 8)) -> list[dict[str, int]]:
@@ -107,14 +97,8 @@ def infer_spec(
             if ROWS not in match:
                 raise refused(f"dim 0 has {a} elements for {bindings[0][ROWS]} rows of input")
             dims.append(ROWS)
-        elif len(moving) > 1:
-            alike = " or ".join(repr(n) for n in moving)
-            raise refused(
-                f"dim {i} is {alike}: their ranges are too narrow to tell which, as inputs of {a} "
-                f"and {b} are all that is left"
-            )
         elif moving:
-            dims.append(moving[0])
+            dims.append(moving[-1])
         elif a == b:
             dims.append(int(a))
         else:
