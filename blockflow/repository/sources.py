@@ -176,17 +176,6 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
         raise failed(f"the factory raised {type(e).__name__}: {e}", "check its arguments") from e
     if not isinstance(model, nn.Module):
         raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise failed(
-            "the factory returned TorchScript, which cannot be cut or exported",
-            "return the Python model; --format torchscript-scripted scripts its blocks",
-        )
-    lazy = [n for n, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
-    if lazy:
-        raise failed(
-            f"{', '.join(lazy[:_SHOWN])} have no shape yet (lazy modules)",
-            "run the model once in the factory, on an input of the right shape",
-        )
     return model
 
 
@@ -218,9 +207,7 @@ def load_weights(module: nn.Module, path: Path) -> str:
     own = module.state_dict()
     pairs = list(_tied(own, state))
     state |= {k: state[given] for k, given in pairs if k not in state}
-    strange = {k: why for k, t in state.items() if k in own and (why := _strange(t, own[k]))}
     problems: dict[str, list[str]] = {
-        "of no use": [f"{k} ({why})" for k, why in strange.items()],
         "missing": [k for k in own if k not in state],
         "unexpected": [k for k in state if k not in own],
         "misshapen": [
@@ -229,9 +216,7 @@ def load_weights(module: nn.Module, path: Path) -> str:
             if k in state and state[k].shape != own[k].shape
         ],
         "at odds with the tensor that they share": [
-            f"{k} with {given}"
-            for k, given in pairs
-            if not strange and not torch.equal(state[k], state[given])
+            f"{k} with {given}" for k, given in pairs if not torch.equal(state[k], state[given])
         ],
     }
     found = {kind: keys for kind, keys in problems.items() if keys}
@@ -244,34 +229,11 @@ def load_weights(module: nn.Module, path: Path) -> str:
             "WEIGHTS_INVALID",
             f"the weights do not fit the model: {text}",
             where=where,
-            hint=_prefixed(own, state)
-            or "check the factory's arguments (number of classes, width)",
+            hint="check the factory's arguments (number of classes, width)",
             details=found,
         )
     module.load_state_dict(state, strict=True)
     return digest
-
-
-def _prefixed(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """A hint where the names differ by a prefix alone, as those of wrapped models do; else ''."""
-    for prefix in {k.removesuffix(name) for k in state for name in own if k.endswith(f".{name}")}:
-        if prefix and {k.removeprefix(prefix) for k in state} == set(own):
-            return (
-                f"the model was saved wrapped, as {prefix!r} before every name says: save the "
-                "inner model's state dict"
-            )
-    return ""
-
-
-def _strange(given: Tensor, own: Tensor) -> str:
-    """Why a tensor of the file cannot be loaded into one of the model's; '' if it can be."""
-    if given.is_meta:
-        return "a meta tensor has no elements"
-    if given.layout is not torch.strided:
-        return f"its layout is {str(given.layout).removeprefix('torch.')}"
-    if given.is_complex() and not own.is_complex():
-        return "it is complex, and the model's is not"
-    return ""
 
 
 def _tied(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:

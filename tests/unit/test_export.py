@@ -1,10 +1,13 @@
 """Export: from a factory to verified blocks, and every way in which it can go wrong."""
 
 import json
+import os
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
@@ -12,7 +15,7 @@ from blockflow.core.model import TensorSpec
 from blockflow.repository.artifact import FORMATS, read_artifact
 from blockflow.repository.export import export_model, export_tree
 from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import LoadedModel, build, load_model
+from blockflow.repository.sources import LoadedModel, build, load_model, load_weights
 from blockflow.repository.spec_text import parse_range, parse_spec
 from blockflow.repository.zoo.catalog import ZOO
 
@@ -283,6 +286,96 @@ def test_models_that_are_not_named_right() -> None:
     assert "resnet50" in refused("FACTORY_FAILED", lambda: load_model("resnet51")).hint
     error = refused("EXPORT_FAILED", lambda: load_model("torch.nn:Flatten"))
     assert "--input" in error.hint
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth"])
+def test_weights_are_loaded(tmp_path: Path, suffix: str) -> None:
+    source, target = nn.Linear(4, 3), nn.Linear(4, 3)
+    file = tmp_path / f"w{suffix}"
+    if suffix == ".safetensors":
+        save_file(source.state_dict(), file)
+    else:
+        torch.save({"state_dict": source.state_dict()}, file)
+    digest = load_weights(target, file)
+    assert torch.equal(source.weight, target.weight) and len(digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"weight": torch.zeros(3, 4)}, "1 missing: bias"),
+        ({"weight": torch.zeros(3, 4), "bias": torch.zeros(3), "x": torch.zeros(1)},
+         "1 unexpected: x"),
+        ({"weight": torch.zeros(4, 3), "bias": torch.zeros(3)}, "weight [4, 3] into [3, 4]"),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fit(tmp_path: Path, state: dict, words: str) -> None:
+    save_file(state, tmp_path / "w.safetensors")
+    error = refused(
+        "WEIGHTS_INVALID", lambda: load_weights(nn.Linear(4, 3), tmp_path / "w.safetensors")
+    )
+    assert words in error.message
+
+
+class Tied(nn.Module):
+    """An embedding whose table is also the last layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.last = nn.Linear(4, 5, bias=False)
+        self.last.weight = self.table.weight
+
+
+@pytest.mark.parametrize("given", [("table.weight",), ("last.weight",), None])
+def test_weights_that_are_tied_may_be_given_once(
+    tmp_path: Path, given: tuple[str, ...] | None
+) -> None:
+    source, target = Tied(), Tied()
+    state = {k: v.clone() for k, v in source.state_dict().items() if given is None or k in given}
+    save_file(state, tmp_path / "w.safetensors")
+    load_weights(target, tmp_path / "w.safetensors")
+    assert torch.equal(source.table.weight, target.last.weight)
+    assert target.last.weight is target.table.weight
+
+
+def test_tied_weights_that_differ_in_the_file(tmp_path: Path) -> None:
+    state = {k: v + n for n, (k, v) in enumerate(Tied().state_dict().items())}
+    save_file(state, tmp_path / "w.safetensors")
+    error = refused("WEIGHTS_INVALID", lambda: load_weights(Tied(), tmp_path / "w.safetensors"))
+    assert "last.weight with table.weight" in error.message
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch evil-was-here",)
+
+
+_SAID = {
+    "saved.pt": ("it asks for posix.system", "never code"),
+    "list.pt": ("it holds a list",),
+    "number.pt": ("entry 'weight' is a int",),
+    "unnamed.pt": ("the name of entry 7 is a int",),
+    "missing.pt": ("the file cannot be read: FileNotFoundError",),
+}
+
+
+def test_weights_files_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pickled.pt").write_bytes(pickle.dumps({"weight": Evil()}))
+    torch.save({"weight": Evil()}, tmp_path / "saved.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"weight": 3}, tmp_path / "number.pt")
+    torch.save({7: torch.zeros(1)}, tmp_path / "unnamed.pt")
+    (tmp_path / "garbage.safetensors").write_bytes(b"\xff" * 100)
+    (tmp_path / "weights.bin").write_bytes(b"")
+    for file in [*tmp_path.iterdir(), tmp_path / "missing.pt"]:
+        error = refused("WEIGHTS_INVALID", lambda f=file: load_weights(nn.Linear(4, 3), f))
+        assert error.where == str(file)
+        assert "weights_only" not in str(error), "advice that runs a stranger's code"
+        for word in _SAID.get(file.name, ()):
+            assert word in error.message
+    assert not (tmp_path / "evil-was-here").exists()
 
 
 def test_specs_as_text() -> None:
