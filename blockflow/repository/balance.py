@@ -45,7 +45,7 @@ def split_evenly(
     Args:
         model: in eval mode.
         parts: number of stages, at least 1.
-        examples: two inputs that differ in every dynamic dim.
+        examples: inputs of all :func:`blockflow.repository.probe.probe_bindings`.
         timed: the input to measure with (one row, as a rule).
 
     Raises:

@@ -66,9 +66,9 @@ def promised(padding: Padding | None, taken: TensorSpec, *, first: bool) -> Padd
 def length_inputs(spec: TensorSpec, padding: Padding, *, int_below: int = 2) -> list[Tensor]:
     """Inputs of two rows with the dim at several lengths, the smallest among them."""
     lo, hi = spec.ranges.get(padding.dim, (1, _NO_RANGE))
-    one, two = (b[padding.dim] for b in probe_bindings(spec))
-    lengths = sorted({lo, one, two} - {hi}) or [lo]
-    middle = {**probe_bindings(spec)[0], ROWS: 2}
+    bindings = probe_bindings(spec)
+    lengths = sorted({lo, *(b[padding.dim] for b in bindings)} - {hi}) or [lo]
+    middle = {**bindings[0], ROWS: 2}
     return [
         example_input(spec, {**middle, padding.dim: n}, int_below=int_below, seed=50 + n)
         for n in lengths

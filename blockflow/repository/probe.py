@@ -1,8 +1,8 @@
 """Probe: example inputs for a contract, and the contract of an output found by running.
 
 A block's output dims must be numbers or names that its input binds (core.model.Contract). They are
-found by running it with two sets of dims: what stays is a number, what moves with an input dim is
-that dim, and anything else (half the length, say) is refused with a reason.
+found by running it with several sets of dims: what stays is a number, what moves with an input dim
+is that dim, and anything else (half the length, say) is refused with a reason.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from blockflow.core.model import DTYPE_BYTES, ROWS, Dim, TensorSpec
 PROBE_ROWS = (2, 5)
 """Rows of the two probing runs: never 1, which tracers take for a constant."""
 
-# dims that rarely occur as a model's own sizes, so that "equal in both runs" means something
-_PROBE_SIZES = ((7, 13), (11, 17), (19, 23))
+# Dims that rarely occur as a model's own sizes, so that "equal in all runs" means something; no two
+# pairs differ by the same, so that one dim and a number are not taken for another dim.
+_PROBE_SIZES = ((7, 13), (11, 19), (17, 29), (23, 37), (31, 47), (41, 61), (43, 67))
 
 
 def example_input(
@@ -35,24 +36,31 @@ def example_input(
     return torch.randint(0, min(int_below, highest + 1), dims, generator=generator).to(dtype)
 
 
-def probe_bindings(spec: TensorSpec) -> tuple[dict[str, int], dict[str, int]]:
-    """Two bindings of the dynamic dims that differ in every dim whose range allows it."""
-    first, second = {ROWS: PROBE_ROWS[0]}, {ROWS: PROBE_ROWS[1]}
+def probe_bindings(spec: TensorSpec) -> list[dict[str, int]]:
+    """Two bindings of the dynamic dims that differ in every dim whose range allows it, and more
+    where those do not tell two dims apart: then each has another value while the others stay."""
+    pairs: dict[str, tuple[int, int]] = {ROWS: PROBE_ROWS}
     for i, name in enumerate(spec.dynamic):
         lo, hi = spec.ranges.get(name, (1, 1024))
-        a, b = _PROBE_SIZES[i % len(_PROBE_SIZES)]
-        first[name] = min(max(a, lo), hi)
-        second[name] = min(max(b, lo), hi)
-        if first[name] == second[name] and lo < hi:
-            first[name], second[name] = lo, hi
-            if lo == 1 and hi > 2:
-                first[name] = 2
-    return first, second
+        wanted = [
+            tuple(min(max(n, lo), hi) for n in _PROBE_SIZES[(i + k) % len(_PROBE_SIZES)])
+            for k in range(len(_PROBE_SIZES))
+        ]
+        least = min(max(lo, 2), hi)
+        options = [(a, b) for a, b in (*wanted, (least, hi), (hi, least), (lo, hi)) if a != b]
+        free = [pair for pair in options if pair not in pairs.values()]
+        pairs[name] = (free or options or [(lo, lo)])[0]
+    bindings = [{name: pair[run] for name, pair in pairs.items()} for run in (0, 1)]
+    for name in spec.dynamic:
+        lo, hi = spec.ranges.get(name, (1, 1024))
+        if lo < hi and sum(pairs[name] == pair for pair in pairs.values()) > 1:
+            bindings.append({**bindings[0], name: lo if pairs[name][0] == hi else hi})
+    return bindings
 
 
 def check_bindings(spec: TensorSpec, rows: Iterable[int] = (1, 3, 8)) -> list[dict[str, int]]:
     """Bindings to verify a block with: each number of rows, and the ends of each range."""
-    middle, _ = probe_bindings(spec)
+    middle = probe_bindings(spec)[0]
     bindings = [{**middle, ROWS: r} for r in rows]
     for name in spec.dynamic:
         lo, hi = spec.ranges.get(name, (1, 64))
@@ -66,16 +74,17 @@ def infer_spec(
     bindings: Sequence[Mapping[str, int]],
     tensors: Sequence[Tensor],
 ) -> TensorSpec:
-    """The contract of a tensor that came out under each of two bindings.
+    """The contract of a tensor that came out under each of several bindings.
 
     Args:
         what: names the tensor in errors.
         bound_by: the spec whose dynamic dims may appear.
-        bindings: two sets of dims, in which the dynamic dims differ.
+        bindings: sets of dims, in which the dynamic dims differ: those of :func:`probe_bindings`.
         tensors: the tensor under each of them.
 
     Raises:
-        ExportError: NOT_SPLITTABLE when a dim is neither fixed nor one of the input's.
+        ExportError: NOT_SPLITTABLE when a dim is neither fixed nor one of the input's, or could be
+            two of them.
     """
 
     def refused(why: str) -> ExportError:
@@ -85,25 +94,31 @@ def infer_spec(
             hint="a block's output dims are numbers or the input's own dynamic dims, rows first",
         )
 
-    one, two = tensors
-    if one.dim() != two.dim() or one.dim() == 0:
-        raise refused(f"rank {one.dim()} and {two.dim()} for two inputs of one contract")
+    first = tensors[0]
+    ranks = {y.dim() for y in tensors}
+    if len(ranks) > 1 or not first.dim():
+        raise refused(f"rank {_either(ranks)} for inputs of one contract")
     names = [ROWS, *bound_by.dynamic]
     dims: list[Dim] = []
-    for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)):
-        match = [n for n in names if (a, b) == (bindings[0][n], bindings[1][n])]
-        moving = [n for n in match if bindings[0][n] != bindings[1][n]]
+    for i, sizes in enumerate(zip(*(y.shape for y in tensors), strict=True)):
+        match = [n for n in names if sizes == tuple(b[n] for b in bindings)]
+        moving = [n for n in match if len({b[n] for b in bindings}) > 1]
         if i == 0:
             if ROWS not in match:
-                raise refused(f"dim 0 has {a} elements for {bindings[0][ROWS]} rows of input")
+                raise refused(
+                    f"dim 0 has {sizes[0]} elements for {bindings[0][ROWS]} rows of input"
+                )
             dims.append(ROWS)
+        elif len(moving) > 1:
+            raise refused(f"dim {i} may be {_either(moving)}: their ranges do not tell them apart")
         elif moving:
-            dims.append(moving[-1])
-        elif a == b:
-            dims.append(int(a))
+            dims.append(moving[0])
+        elif len(set(sizes)) == 1:
+            dims.append(int(sizes[0]))
         else:
-            raise refused(f"dim {i} is {a} or {b} for {bindings[0]} or {bindings[1]}")
-    dtype = str(one.dtype).removeprefix("torch.")
+            given = _either(str(dict(b)) for b in bindings)
+            raise refused(f"dim {i} is {_either(sizes)} for {given}")
+    dtype = str(first.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         raise refused(f"dtype {dtype} cannot travel between blocks")
     ranges = {n: r for n, r in bound_by.ranges.items() if n in dims}
@@ -111,3 +126,7 @@ def infer_spec(
         return TensorSpec(dtype, tuple(dims), ranges)
     except ValueError as e:  # no elements, or a rank that no message holds
         raise refused(str(e)) from e
+
+
+def _either(values: Iterable[object]) -> str:
+    return " or ".join(dict.fromkeys(str(v) for v in values))

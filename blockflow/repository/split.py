@@ -25,11 +25,11 @@ Values = Mapping[fx.Node, Any]
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A model's graph with every node's value (tensors: on meta) under two example inputs."""
+    """A model's graph with every node's value (tensors: on meta) under each example input."""
 
     module: fx.GraphModule
     nodes: tuple[fx.Node, ...]
-    values: tuple[Values, Values]
+    values: tuple[Values, ...]
 
     def crossing(self, position: int) -> list[fx.Node]:
         """Nodes whose value is made before ``position`` and used at or after it."""
@@ -92,7 +92,7 @@ def ancestors(names: Iterable[str]) -> frozenset[str]:
 
 
 def trace(model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor]) -> Traced:
-    """Trace ``model`` with the modules of ``opened`` laid open and run it on two examples.
+    """Trace ``model`` with the modules of ``opened`` laid open and run it on the examples.
 
     Raises:
         ExportError: NOT_SPLITTABLE when the forward cannot be traced, takes more than one input,
@@ -149,7 +149,7 @@ def trace(model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor]) 
             where=where,
             hint="name each head as a block of its own (--block name=submodule)",
         )
-    return Traced(module, nodes, (recorded[0], recorded[1]))
+    return Traced(module, nodes, tuple(recorded))
 
 
 def split_model(
@@ -160,7 +160,7 @@ def split_model(
     Args:
         model: in eval mode; its submodules are shared with the stages, not copied.
         cuts: names as in ``model.named_modules()``, in the order of execution.
-        examples: two inputs that differ in every dynamic dim.
+        examples: inputs of all :func:`blockflow.repository.probe.probe_bindings`.
 
     Raises:
         ExportError: NOT_SPLITTABLE with the reason.
@@ -256,12 +256,12 @@ def _size_again(
     graph: fx.Graph, traced: Traced, node: fx.Node, crossing: fx.Node, x: fx.Node
 ) -> Any:
     """An integer that crosses: a constant, or a dim of the crossing tensor."""
-    pair = tuple(values[node] for values in traced.values)
-    if pair[0] == pair[1]:
-        return pair[0]
+    sizes = tuple(values[node] for values in traced.values)
+    if len(set(sizes)) == 1:
+        return sizes[0]
     shapes = [values[crossing].shape for values in traced.values]
     for i, dims in enumerate(zip(*shapes, strict=True)):
-        if dims == pair:
+        if dims == sizes:
             return graph.call_method("size", (x, i))
     raise ExportError(
         "NOT_SPLITTABLE",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
-from blockflow.core.model import ROWS, TensorSpec
+from blockflow.core.model import ROWS, Contract, TensorSpec
 from blockflow.repository.job import Job, Runner
 from blockflow.repository.manifest import PaddingForm
 from blockflow.repository.padding import check_padding, length_inputs
@@ -159,7 +159,25 @@ def _step(job: Job, run: Runner, name: str, x: Tensor) -> Tensor:
         ) from e
     if x._version != writes:
         raise ExportError("EXPORT_MISMATCH", "the stored block writes into its input", where=name)
+    contract = next(piece.contract for piece in job.pieces if piece.name == name)
+    _check_dims(contract, x, y, name)
     return y
+
+
+def _check_dims(contract: Contract, x: Tensor, y: Tensor, name: str) -> None:
+    """The contract says of ``y`` what it is: a worker refuses each request of which it is wrong."""
+    bound = dict(zip(contract.input.dims, x.shape, strict=True))
+    binding = {dim: size for dim, size in bound.items() if isinstance(dim, str)}
+    promised = contract.output_dims(binding)
+    if tuple(y.shape) != promised or _dtype(y) != contract.output.dtype:
+        raise ExportError(
+            "EXPORT_MISMATCH",
+            f"the stored block gives {_dtype(y)}{list(y.shape)} for {list(x.shape)}, its contract "
+            f"{contract.output} means {list(promised)}",
+            where=name,
+            hint="an output dim that is a number and an input dim together, or that depends on a "
+            "size, is no dim of a contract: cut elsewhere, or fix the dim",
+        )
 
 
 def _check_repeats(

@@ -1,0 +1,94 @@
+"""The dims of a block's output, whatever the input's ranges, are found by running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.core.model import ROWS, Dim, TensorSpec
+from blockflow.repository.export import export_model
+from blockflow.repository.probe import example_input, infer_spec, probe_bindings
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+
+
+class Does(nn.Module):
+    def __init__(self, what: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.what(x)
+
+
+def spec(**ranges: tuple[int, int]) -> TensorSpec:
+    return TensorSpec("float32", ("rows", *ranges), {n: r for n, r in ranges.items() if r[1]})
+
+
+FREE = (0, 0)
+"""A dim without a range."""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        spec(a=(1, 4), b=(1, 4)),
+        spec(a=(1, 2), b=(1, 2), c=(1, 2), d=(1, 2)),
+        spec(a=(2, 5), b=(2, 5)),
+        spec(a=(2, 5)),
+        spec(a=(100, 900), b=(100, 900)),
+        spec(a=(900, 901), b=(900, 901), c=(900, 901)),
+        spec(a=FREE, b=FREE, c=FREE, d=FREE, e=FREE),
+        spec(a=(3, 3), b=(1, 4)),
+    ],
+)
+def test_every_order_of_the_dims_is_told_from_every_other(given: TensorSpec) -> None:
+    bindings = probe_bindings(given)
+    moving = [n for n in (ROWS, *given.dynamic) if given.ranges.get(n, (1, 2))[0] !=
+              given.ranges.get(n, (1, 2))[1]]  # fmt: skip
+    for one, other in combinations(moving, 2):
+        assert [b[one] for b in bindings] != [b[other] for b in bindings]
+    for binding in bindings:
+        given.bind("float32", given.resolve(binding))
+    dims: tuple[Dim, ...] = (ROWS, *reversed(moving[1:]))
+    tensors = [torch.empty([b[str(d)] for d in dims]) for b in bindings]
+    assert infer_spec("y", given, bindings, tensors).dims == dims
+
+
+def test_the_contract_of_two_dims_with_one_range(tmp_path: Path) -> None:
+    repository = BlockRepository(tmp_path)
+    for name, what, dims in (
+        ("same", lambda x: x * 2, ("rows", "a", "b")),
+        ("turned", lambda x: x.transpose(1, 2) * 2, ("rows", "b", "a")),
+    ):
+        for low in (1, 2):
+            given = spec(a=(low, 4), b=(low, 4))
+            loaded = LoadedModel(Does(what).eval(), "test", given)
+            export_model(loaded, repository, names=(f"{name}{low}",))
+            assert repository.info(f"{name}{low}").contract.output.dims == dims
+
+
+def test_dims_that_move_as_one_are_refused() -> None:
+    given = spec(a=(1, 9), b=(1, 9))
+    bindings = [{ROWS: 2, "a": 3, "b": 3}, {ROWS: 5, "a": 4, "b": 4}]
+    with pytest.raises(ExportError, match="may be a or b") as e:
+        infer_spec("y", given, bindings, [example_input(given, b) for b in bindings])
+    assert e.value.code == "NOT_SPLITTABLE"
+
+
+def test_a_size_that_only_looks_like_a_dim_is_found_by_the_verification(tmp_path: Path) -> None:
+    def even(x: Tensor) -> Tensor:  # a's own sizes in the probing runs, and another elsewhere
+        return x[:, : (x.shape[1] + 1) // 2 * 2 - 1]
+
+    loaded = LoadedModel(Does(even).eval(), "test", spec(a=(1, 64)))
+    with pytest.raises(ExportError) as e:
+        export_model(loaded, BlockRepository(tmp_path), names=("m",), format="torchscript-traced")
+    assert e.value.code in ("EXPORT_MISMATCH", "NOT_SPLITTABLE")
+    assert "contract" in e.value.message
+    assert BlockRepository(tmp_path).names() == []
