@@ -92,6 +92,7 @@ def export_model(
             reference=lambda x: {block_names[-1]: loaded.module(x.clone())},
             format=format,
             version=version,
+            replace_stored=replace_stored,
             progress=progress,
         )
     )
@@ -163,7 +164,18 @@ def export_tree(
 
     partial = tuple(filter(observed.ends_early, leaves))
     return store_pieces(
-        Job(loaded, repository, pieces, paths, reference, format, version, progress, partial)
+        Job(
+            loaded,
+            repository,
+            pieces,
+            paths,
+            reference,
+            format,
+            version,
+            replace_stored,
+            progress,
+            partial,
+        )
     )
 
 

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ _CHUNK = 1 << 20
 _OURS = re.compile(r"[0-9a-f]{16}\.|\.(artifact|manifest)\.\d")
 """Files that this module has written: artifacts, and what a killed writer left."""
 
-_UNFINISHED = re.compile(r"\.(artifact|manifest)\.\d+")
+_UNFINISHED = re.compile(r"\.(artifact|manifest)\.\d+(\.before)?")
 """What one writes before it has its name."""
 
 _KEPT = re.compile(rf"manifest@({VERSION_CHARS})\.json")
@@ -69,34 +70,121 @@ def place(folder: int, data: Path | bytes, kind: str) -> tuple[str, str, int]:
     return final, digest, size
 
 
-def keep_current(folder: int, but: str) -> None:
-    """Keep the current version under its own name, unless that is ``but``, which replaces it.
+class Pending:
+    """A version of a block that lies complete in the folder and is not in force yet.
 
-    A current manifest that cannot be read is nothing to keep.
+    What may fail, most of all for want of space, has been done when it is made; until
+    :meth:`finish` everything can be undone.
     """
-    raw = _raw(folder, MANIFEST_NAME)
-    current = _parsed(raw)
-    if current is not None and current.version != but:
-        _write(folder, kept_file(current.version), raw)
+
+    def __init__(self, folder: int, manifest: Manifest, data: Path | bytes) -> None:
+        self._folder = folder
+        self._temp = f".manifest.{os.getpid()}"
+        self._in_force = False
+        self._before = _raw(folder, MANIFEST_NAME)
+        try:
+            file, digest, size = place(folder, data, manifest.format)
+            pinned = {"artifact": file, "sha256": digest, "size": size}
+            # whatever was made of another artifact is not this block's
+            self.manifest = manifest.model_copy(update={**pinned, "variants": {}, "choices": {}})
+            current = _parsed(self._before)  # one that cannot be read is nothing to keep
+            if current is not None and current.version != manifest.version:
+                _write(folder, kept_file(current.version), self._before)
+            if self._before:
+                _copy_in(folder, f"{self._temp}.before", self._before)
+            _copy_in(folder, self._temp, self.manifest.to_json())
+        except BaseException:
+            self.undo()
+            raise
+
+    def put(self) -> None:
+        """Put it in force."""
+        os.replace(self._temp, MANIFEST_NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._in_force = True
+
+    def undo(self) -> None:
+        """Let the folder be as it was, be it in force or not."""
+        with suppress(OSError):
+            if self._in_force and self._before:
+                before = f"{self._temp}.before"
+                os.replace(before, MANIFEST_NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            elif self._in_force:
+                os.unlink(MANIFEST_NAME, dir_fd=self._folder)
+        self._tidy(_parsed(self._before))
+
+    def finish(self) -> None:
+        """Remove what it has replaced; from now on it stays."""
+        self._tidy(self.manifest)
+        os.fsync(self._folder)
+
+    def _tidy(self, current: Manifest | None) -> None:
+        kept = () if current is None else (kept_file(current.version),)  # it is manifest.json
+        for file in (self._temp, f"{self._temp}.before", *kept):
+            with suppress(OSError):
+                os.unlink(file, dir_fd=self._folder)
+        remove_unpinned(self._folder)
 
 
 def put_manifest(folder: int, manifest: Manifest, file: str = MANIFEST_NAME) -> None:
-    """Put ``manifest`` in force, then remove what no version of the block pins any more."""
+    """Replace the manifest of a version, then remove what no version of the block pins any more."""
     _write(folder, file, manifest.to_json())
-    if file == MANIFEST_NAME:
-        with suppress(FileNotFoundError):
-            os.unlink(kept_file(manifest.version), dir_fd=folder)
-    files = (MANIFEST_NAME, *map(kept_file, kept_versions(folder)))
+    remove_unpinned(folder)
+    os.fsync(folder)
+
+
+def remove_unpinned(folder: int) -> None:
+    """Remove artifacts that no version of the block pins."""
+    entries = os.listdir(folder)
+    files = [f for f in entries if f == MANIFEST_NAME or _KEPT.fullmatch(f)]
     versions = [_parsed(_raw(folder, f)) for f in files]
     known = [v for v in versions if v is not None]
     if len(known) == len(versions):  # else: what a broken one pins is not ours to judge
         pinned = {f for v in known for f in v.files}
-        for entry in os.listdir(folder):
+        for entry in entries:
             # nor is what else lies here (profiles)
             if _OURS.match(entry) and entry not in pinned:
                 with suppress(OSError):
                     os.unlink(entry, dir_fd=folder)
-    os.fsync(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Make a block's folder, unless it is there.
+
+    Raises:
+        RepositoryError: REPOSITORY_UNUSABLE: it cannot be made, or is a link, through which
+            nothing is read either.
+    """
+    if path.is_symlink():
+        raise RepositoryError(
+            "REPOSITORY_UNUSABLE",
+            "the block's folder is a link",
+            where=str(path),
+            hint="remove it, or name the repository that it leads to",
+        )
+    with written(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def read_manifest(folder: int, where: Path, name: str, file: str) -> Manifest:
+    """Read and check one manifest of block ``name``.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RepositoryError: CORRUPT_MANIFEST.
+    """
+    try:
+        fd = os.open(file, READ, dir_fd=folder)
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise RepositoryError(
+            "CORRUPT_MANIFEST", f"the manifest cannot be opened: {e.strerror}", where=str(where)
+        ) from None
+    with os.fdopen(fd, "rb") as f:
+        if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+            raise RepositoryError("CORRUPT_MANIFEST", "not a regular file", where=str(where))
+        raw = f.read(MAX_MANIFEST_BYTES + 1)
+    return parse_manifest(raw, where=str(where), folder=name)
 
 
 def remove_unfinished(folder: int) -> None:

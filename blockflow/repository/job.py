@@ -47,7 +47,8 @@ class Job:
     """What to store, where, and what it must equal.
 
     ``reference`` gives, for an input of the model, the expected output of each path (by its last
-    block's name). ``partial`` are last blocks that the model does not end with.
+    block's name). Without ``replace_stored`` versions that are there when it comes to storing are
+    not replaced. ``partial`` are last blocks that the model does not end with.
     """
 
     loaded: LoadedModel
@@ -57,5 +58,6 @@ class Job:
     reference: Callable[[Tensor], Mapping[str, Tensor]]
     format: str
     version: str
+    replace_stored: bool
     progress: Progress
     partial: Sequence[str] = ()

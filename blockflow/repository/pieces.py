@@ -42,7 +42,7 @@ def store_pieces(job: Job) -> ExportReport:
     """Write, verify and store all pieces.
 
     Raises:
-        ExportError: EXPORT_FAILED, EXPORT_MISMATCH.
+        ExportError: EXPORT_FAILED, EXPORT_MISMATCH, VERSION_EXISTS.
     """
     job.repository.sweep()
     with scratch() as folder, one_thread():
@@ -55,36 +55,41 @@ def store_pieces(job: Job) -> ExportReport:
         job.progress("verifying", 0.6)
         errors = verify_results(job, runners)
         paddings = verify_padding(job, runners)
-        reports = []
         times = []
         for i, piece in enumerate(job.pieces):
             job.progress(f"measuring {piece.name}", 0.8 + i / len(job.pieces) * 0.15)
             times.append(_measure(runners[piece.name], piece))
         job.progress("storing", 0.95)
-        for piece, ms in zip(job.pieces, times, strict=True):
-            manifest = _manifest(job, piece, ms, paddings.get(piece.name))
-            info = job.repository.save(manifest, files[piece.name])
-            reports.append(
-                BlockReport(
-                    name=piece.name,
-                    part=piece.part,
-                    input=str(info.contract.input),
-                    output=str(info.contract.output),
-                    parameters=info.parameters,
-                    state_bytes=info.state_bytes,
-                    ms=ms,
-                    output_bytes=piece.contract.output.row_bytes(),
-                    sha256=info.digest,
-                    file_bytes=files[piece.name].stat().st_size,
-                    padding_error=None if manifest.padding is None else manifest.padding.error,
-                    notes=piece.notes,
-                )
+        manifests = [
+            _manifest(job, piece, ms, paddings.get(piece.name))
+            for piece, ms in zip(job.pieces, times, strict=True)
+        ]
+        infos = job.repository.save_all(
+            [(manifest, files[manifest.name]) for manifest in manifests],
+            replace_stored=job.replace_stored,
+        )
+        reports = tuple(
+            BlockReport(
+                name=piece.name,
+                part=piece.part,
+                input=str(info.contract.input),
+                output=str(info.contract.output),
+                parameters=info.parameters,
+                state_bytes=info.state_bytes,
+                ms=ms,
+                output_bytes=piece.contract.output.row_bytes(),
+                sha256=info.digest,
+                file_bytes=files[piece.name].stat().st_size,
+                padding_error=None if manifest.padding is None else manifest.padding.error,
+                notes=piece.notes,
             )
+            for piece, ms, manifest, info in zip(job.pieces, times, manifests, infos, strict=True)
+        )
     job.progress("done", 1.0)
     return ExportReport(
         job.loaded.label,
         job.format,
-        tuple(reports),
+        reports,
         tuple(tuple(path) for path in job.paths),
         errors,
         tuple(job.partial),

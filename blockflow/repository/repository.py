@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,25 +20,25 @@ from blockflow.core.errors import ExportError, RepositoryError
 from blockflow.core.model import BlockInfo, Variant
 from blockflow.repository.folder import (
     READ,
+    Pending,
     digest_of,
-    keep_current,
     kept_file,
     kept_versions,
+    make_folder,
     place,
     put_manifest,
+    read_manifest,
     remove_unfinished,
     split_reference,
     written,
 )
 from blockflow.repository.manifest import (
     MANIFEST_NAME,
-    MAX_MANIFEST_BYTES,
     Choice,
     Manifest,
     VariantForm,
     is_block_name,
     is_version,
-    parse_manifest,
 )
 
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
@@ -96,11 +96,8 @@ class BlockRepository:
     def versions(self, name: str) -> list[str]:
         """Labels of the stored versions of a block: the current one, then the others by label."""
         with self._block_folder(name) as folder:
-            return self._versions(folder, split_reference(name)[0])
-
-    def _versions(self, folder: int, name: str) -> list[str]:
-        current = self._read_manifest(folder, name).version
-        return [current, *(v for v in kept_versions(folder) if v != current)]
+            current = self._read_manifest(folder, split_reference(name)[0]).version
+            return [current, *(v for v in kept_versions(folder) if v != current)]
 
     def refuse_stored(self, names: Sequence[str], version: str) -> None:
         """Raises ExportError: VERSION_EXISTS when one of these blocks is there in ``version``."""
@@ -154,29 +151,46 @@ class BlockRepository:
             return self.manifest(name, digest=None if variant else digest)
 
     def save(self, manifest: Manifest, artifact: Path | bytes) -> BlockInfo:
-        """Store a block as the current version, atomically and durably.
+        """Store a block as the current version: :meth:`save_all` of one, replacing its label."""
+        return self.save_all([(manifest, artifact)])[0]
 
-        What was current under another version label is kept; the same label is replaced.
-        ``manifest``'s ``artifact``, ``sha256`` and ``size`` are filled in from the bytes; the file
-        gets its digest as part of its name, so a reader of the old manifest still finds the old
-        file or starts over. Only the caller's process and others of this class write here: a lock
-        on the block's folder orders them.
+    def save_all(
+        self, blocks: Sequence[tuple[Manifest, Path | bytes]], *, replace_stored: bool = True
+    ) -> list[BlockInfo]:
+        """Store blocks as current versions, durably; all of them, or none where one fails.
+
+        What was current under another version label is kept; the same label is replaced, unless
+        ``replace_stored`` is False. ``artifact``, ``sha256`` and ``size`` are filled in from the
+        bytes; a file has its digest in its name, so a reader of the old manifest finds the old file
+        or starts over. Only this class writes here: locks on the blocks' folders order its users.
 
         Raises:
-            RepositoryError: REPOSITORY_UNUSABLE, its folder cannot be made or written.
+            ExportError: VERSION_EXISTS.
+            RepositoryError: REPOSITORY_UNUSABLE: a folder is a link, or cannot be written.
             SystemError_: NO_SPACE when the disk is full.
         """
-        path = self.root / manifest.name
-        with written(path):
-            path.mkdir(parents=True, exist_ok=True)
-        with self._locked(manifest.name) as folder:
-            file, digest, size = place(folder, artifact, manifest.format)
-            pinned = {"artifact": file, "sha256": digest, "size": size}
-            # whatever was made of another artifact is not this block's
-            stored = manifest.model_copy(update={**pinned, "variants": {}, "choices": {}})
-            keep_current(folder, stored.version)
-            put_manifest(folder, stored)
-        return stored.to_info()
+        with ExitStack() as stack:
+            folders: dict[str, int] = {}
+            for name in sorted(m.name for m, _ in blocks):  # lest two writers wait for each other
+                make_folder(self.root / name)
+                folders[name] = stack.enter_context(self._locked(name))
+            for manifest, _ in () if replace_stored else blocks:
+                self.refuse_stored([manifest.name], manifest.version)
+            made: list[Pending] = []
+            try:
+                for manifest, artifact in blocks:
+                    with written(self.root / manifest.name):
+                        made.append(Pending(folders[manifest.name], manifest, artifact))
+                for pending in made:
+                    with written(self.root / pending.manifest.name):
+                        pending.put()
+            except BaseException:
+                for pending in made:
+                    pending.undo()
+                raise
+            for pending in made:
+                pending.finish()
+        return [p.manifest.to_info() for p in made]
 
     def save_variant(
         self, name: str, kind: str, variant: VariantForm, data: Path | bytes, *, digest: str
@@ -246,12 +260,11 @@ class BlockRepository:
         name, at, version = reference.partition("@")
         if at and not is_version(version):
             name = reference
-        where = str(self.root / name) if is_block_name(name) else str(self.root)
         if not is_block_name(name):
             raise RepositoryError(
                 "UNKNOWN_BLOCK",
                 f"{name[:80]!r} is not a block name",
-                where=where,
+                where=str(self.root),
                 hint="a name starts with a letter; letters, digits, '_', '.' and '-' follow",
             )
         try:
@@ -302,7 +315,7 @@ class BlockRepository:
                     "UNKNOWN_BLOCK",
                     f"no version {version!r} of block {name!r}",
                     where=str(self.root / name),
-                    hint=f"stored versions: {', '.join(self._versions(folder, name))}",
+                    hint=f"stored versions: {', '.join(self.versions(name))}",
                 )
             file = kept_file(version)
             chosen = self._read_manifest(folder, name, file)
@@ -316,20 +329,10 @@ class BlockRepository:
         return file, chosen
 
     def _read_manifest(self, folder: int, name: str, file: str = MANIFEST_NAME) -> Manifest:
-        where = str(self.root / name / file)
         try:
-            fd = os.open(file, READ, dir_fd=folder)
+            return read_manifest(folder, self.root / name / file, name, file)
         except FileNotFoundError:
             raise self._unknown(name) from None
-        except OSError as e:
-            raise RepositoryError(
-                "CORRUPT_MANIFEST", f"the manifest cannot be opened: {e.strerror}", where=where
-            ) from None
-        with os.fdopen(fd, "rb") as f:
-            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-                raise RepositoryError("CORRUPT_MANIFEST", "not a regular file", where=where)
-            raw = f.read(MAX_MANIFEST_BYTES + 1)
-        return parse_manifest(raw, where=where, folder=name)
 
     def _open_pinned(
         self, folder: int, name: str, variant: str | None, digest: str | None

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockflow.core.errors import RepositoryError
+from blockflow.core.errors import BlockFlowError, ExportError, RepositoryError
 from blockflow.core.model import TensorSpec
+from blockflow.repository import folder as folder_module
 from blockflow.repository import repository as module
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -213,3 +214,63 @@ def test_readers_never_see_a_mixture(repo: BlockRepository) -> None:
         thread.join()
     assert not failures
     repo.verify("echo1")
+
+
+def state(repo: BlockRepository) -> dict[str, bytes]:
+    files = (p for p in repo.root.rglob("*") if p.is_file())
+    return {str(p.relative_to(repo.root)): p.read_bytes() for p in files}
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("step", ["place", "put"])
+def test_blocks_are_stored_together_or_not_at_all(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch, step: str, version: str
+) -> None:
+    save_echo(repo, "echo2", SPEC, settings={"delay_ms": 3})
+    before = state(repo)
+    form = repo.manifest("echo1").model_copy(update={"version": version})
+    names = ["echo1", "new", "echo2"]
+    blocks = [(form.model_copy(update={"name": n}), n.encode()) for n in names]
+    if step == "place":
+        blocks[-1] = (blocks[-1][0], repo.root / "missing")
+    else:
+        put, left = folder_module.Pending.put, iter([None, None, OSError(28, "No space left")])
+
+        def fails_at_last(pending: folder_module.Pending) -> None:
+            if error := next(left):
+                raise error
+            put(pending)
+
+        monkeypatch.setattr(folder_module.Pending, "put", fails_at_last)
+    with pytest.raises(BlockFlowError) as e:
+        repo.save_all(blocks)
+    assert e.value.code == ("REPOSITORY_UNUSABLE" if step == "place" else "NO_SPACE")
+    assert "echo2" in e.value.where
+    assert state(repo) == before and repo.names() == ["echo1", "echo2"]
+    monkeypatch.undo()
+    blocks[-1] = (blocks[-1][0], b"echo2")
+    assert [i.name for i in repo.save_all(blocks)] == names
+    assert repo.names() == sorted(names)
+    assert repo.versions("echo2") == (["1"] if version == "1" else ["2", "1"])
+    for name in names:
+        repo.verify(name)
+    assert not [f for f in state(repo) if "/." in f], "nothing unfinished is left"
+
+
+def test_a_version_stored_meanwhile_is_not_replaced(repo: BlockRepository) -> None:
+    manifest = repo.manifest("echo1")
+    blocks = [(manifest.model_copy(update={"name": n}), b"other") for n in ("fresh", "echo1")]
+    before = state(repo)
+    with pytest.raises(ExportError, match="version 1 of echo1 is stored already"):
+        repo.save_all(blocks, replace_stored=False)
+    assert state(repo) == before
+
+
+def test_nothing_is_stored_through_a_link(repo: BlockRepository, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    for name, target in (("linked", "elsewhere"), ("dangling", "nowhere")):
+        (repo.root / name).symlink_to(tmp_path / target)
+        with pytest.raises(RepositoryError, match="is a link") as e:
+            save_echo(repo, name, SPEC)
+        assert e.value.code == "REPOSITORY_UNUSABLE" and name in e.value.where
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -7,13 +7,16 @@ import os
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from blockflow.core.errors import ExportError, RepositoryError
 from blockflow.core.model import TensorSpec
 from blockflow.repository import folder
 from blockflow.repository.echo import save_echo
+from blockflow.repository.export import export_model
 from blockflow.repository.manifest import VariantForm
 from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
 
 SPEC = TensorSpec("float32", ("rows", 4))
 
@@ -172,3 +175,19 @@ def test_an_export_over_a_stored_version_is_refused(repo: BlockRepository) -> No
         assert e.value.code == "VERSION_EXISTS" and " e " in e.value.message
     repo.refuse_stored(["e"], "4")
     repo.refuse_stored(["other"], "1")
+
+
+def test_a_version_that_appears_during_an_export_is_not_replaced(tmp_path: Path) -> None:
+    repo = BlockRepository(tmp_path / "blocks")
+    loaded = LoadedModel(nn.Linear(4, 4).eval(), "late", SPEC)
+
+    def meanwhile(what: str, _part: float) -> None:
+        if what == "storing":
+            save(repo, "1")
+
+    with pytest.raises(ExportError) as e:
+        export_model(loaded, repo, names=["e"], replace_stored=False, progress=meanwhile)
+    assert e.value.code == "VERSION_EXISTS"
+    assert repo.info("e").format == "echo"
+    export_model(loaded, repo, names=["e"], progress=meanwhile)
+    assert repo.info("e").format == "pt2"
