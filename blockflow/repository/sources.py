@@ -25,6 +25,9 @@ from blockflow.repository.zoo.catalog import ZOO
 
 _SHOWN = 5
 _GLOBAL = re.compile(r"\bGLOBAL (\S+)")
+_WRAPPERS = ("module.", "_orig_mod.")
+"""What DataParallel (also DistributedDataParallel) and torch.compile put before each name."""
+
 _REFUSED = "Weights only load failed"
 """How torch's message begins when a file is more than tensors."""
 
@@ -106,8 +109,10 @@ def load_model(
         padding = zoo.padding
     module = build(zoo.factory if zoo else ref, arguments or {}, seed)
     digest = load_weights(module, weights) if weights else None
+    for parameter in module.parameters():  # a scripted module has no requires_grad_() of its own
+        parameter.requires_grad = False
     return LoadedModel(
-        module.eval().requires_grad_(requires_grad=False),
+        module.eval(),
         ref,
         spec,
         None if weights else seed,
@@ -146,7 +151,8 @@ def in_train_mode(module: nn.Module) -> str:
 
 
 def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
-    """Import ``module:factory`` and call it under a fixed seed.
+    """Import ``module:factory`` and call it under a fixed seed; wrappers of torch.compile and
+    DataParallel are taken off what it returns.
 
     Raises:
         ExportError: FACTORY_FAILED with the factory's own reason.
@@ -176,14 +182,34 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
         raise failed(f"the factory raised {type(e).__name__}: {e}", "check its arguments") from e
     if not isinstance(model, nn.Module):
         raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")
-    return model
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    lazy = [name for name, t in tensors if nn.parameter.is_lazy(t)]
+    if lazy:
+        raise failed(
+            f"the model is not finished: {', '.join(lazy[:_SHOWN])} get their sizes from its first "
+            "call",
+            "let the factory call the model once on an example, or give the sizes (nn.Linear "
+            "instead of nn.LazyLinear)",
+        )
+    return _unwrapped(model)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile's and data parallelism's wrappers, which compute the same."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
 
 
 def load_weights(module: nn.Module, path: Path) -> str:
     """Load a state dict strictly; returns the file's sha256.
 
     Where several names of the model are one tensor (tied weights), any of them will do: safetensors
-    keeps such a tensor once.
+    keeps such a tensor once. What DataParallel and torch.compile put before every name is left out.
 
     Raises:
         ExportError: WEIGHTS_INVALID, listing the keys that are missing, unexpected or misshapen, or
@@ -204,7 +230,8 @@ def load_weights(module: nn.Module, path: Path) -> str:
             where=where,
             hint="give a .safetensors file, or a state dict saved with torch.save",
         ) from e
-    own = module.state_dict()
+    own = {k: t for k, t in module.state_dict().items() if isinstance(t, Tensor)}
+    state = _without_wrappers(state, own)
     pairs = list(_tied(own, state))
     state |= {k: state[given] for k, given in pairs if k not in state}
     problems: dict[str, list[str]] = {
@@ -214,6 +241,9 @@ def load_weights(module: nn.Module, path: Path) -> str:
             f"{k} {list(state[k].shape)} into {list(own[k].shape)}"
             for k in own
             if k in state and state[k].shape != own[k].shape
+        ],
+        "complex for a real tensor": [
+            k for k in own if k in state and state[k].is_complex() and not own[k].is_complex()
         ],
         "at odds with the tensor that they share": [
             f"{k} with {given}" for k, given in pairs if not torch.equal(state[k], state[given])
@@ -229,11 +259,41 @@ def load_weights(module: nn.Module, path: Path) -> str:
             "WEIGHTS_INVALID",
             f"the weights do not fit the model: {text}",
             where=where,
-            hint="check the factory's arguments (number of classes, width)",
+            hint=_prefixed(state, own)
+            or "check the factory's arguments (number of classes, width)",
             details=found,
         )
-    module.load_state_dict(state, strict=True)
+    try:
+        module.load_state_dict(state, strict=True)
+    except Exception as e:  # what else a model's own loading minds
+        why = " ".join(str(e).split())[:300]
+        raise ExportError(
+            "WEIGHTS_INVALID",
+            f"the model does not take the weights: {type(e).__name__}: {why}",
+            where=where,
+        ) from e
     return digest
+
+
+def _without_wrappers(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``state`` under the names of the model that was wrapped when it was saved."""
+    for prefix in _WRAPPERS * 2:  # one inside the other, in either order
+        if state and all(k.startswith(prefix) and k not in own for k in state):
+            state = {k.removeprefix(prefix): t for k, t in state.items()}
+    return state
+
+
+def _prefixed(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    """A hint if the names in the file are the model's with something before each; else ''."""
+    name = next(iter(own), "")
+    for given in state:
+        prefix = given.removesuffix(name)
+        if name and prefix and prefix + name == given and {prefix + k for k in own} == set(state):
+            return (
+                f"every name in the file begins with {prefix!r}, which the model's lack: save "
+                "the inner module's state_dict()"
+            )
+    return ""
 
 
 def _tied(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
@@ -273,4 +333,9 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             raise _NoStateDict(f"the name of entry {name!r} is a {type(name).__name__}, not text")
         if not isinstance(tensor, Tensor):
             raise _NoStateDict(f"entry {name!r} is a {type(tensor).__name__}, not a tensor")
+        if tensor.is_meta:
+            raise _NoStateDict(f"entry {name!r} has dims and no values (it is on 'meta')")
+        if tensor.layout is not torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+            raise _NoStateDict(f"entry {name!r} is {kind}: to_dense() makes it one to load")
     return state

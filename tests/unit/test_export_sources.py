@@ -1,0 +1,117 @@
+"""Models and weights files as people have them: wrapped, scripted, unfinished, of another kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from blockflow.core.errors import ExportError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.artifact import read_artifact
+from blockflow.repository.export import export_model
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel, load_model, load_weights
+
+ROW = TensorSpec("float32", ("rows", 4))
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def scripted() -> nn.Module:
+    made: nn.Module = torch.jit.script(plain())
+    return made
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3))
+
+
+def wrapped() -> nn.Module:
+    compiled: Any = torch.compile(nn.DataParallel(plain()))
+    return compiled
+
+
+def made_here(name: str, **options: Any) -> LoadedModel:
+    return load_model(f"{__name__}:{name}", input_spec=ROW, **options)
+
+
+def refused(code: str, call: Any) -> ExportError:
+    with pytest.raises(ExportError) as e:
+        call()
+    assert e.value.code == code, str(e.value)
+    return e.value
+
+
+def test_a_model_whose_sizes_are_not_known_yet(tmp_path: Path) -> None:
+    torch.save(plain().state_dict(), tmp_path / "w.pt")
+    for options in ({}, {"weights": tmp_path / "w.pt"}):
+        error = refused("FACTORY_FAILED", lambda o=options: made_here("lazy", **o))
+        assert "0.weight, 0.bias get their sizes" in error.message and "once" in error.hint
+
+
+def test_a_scripted_model_is_stored_scripted(tmp_path: Path) -> None:
+    repository, model = BlockRepository(tmp_path), made_here("scripted")
+    export_model(model, repository, names=["s"], format="torchscript-scripted")
+    x = torch.randn(3, 4)
+    with repository.artifact("s") as path, torch.no_grad():
+        torch.testing.assert_close(read_artifact(path, "torchscript-scripted")(x), model.module(x))
+    error = refused("EXPORT_FAILED", lambda: export_model(model, repository, names=["p"]))
+    assert "torchscript-scripted" in error.hint and len(error.message) < 300
+
+
+def test_wrappers_are_taken_off() -> None:
+    assert type(made_here("wrapped").module) is nn.Sequential
+
+
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."]
+)
+def test_weights_of_a_wrapped_model_are_taken(tmp_path: Path, prefix: str) -> None:
+    source, target = plain(), plain()
+    torch.save({prefix + k: t for k, t in source.state_dict().items()}, tmp_path / "w.pt")
+    load_weights(target, tmp_path / "w.pt")
+    assert torch.equal(source[0].weight, target[0].weight)
+
+
+def test_a_name_of_the_models_own_is_no_wrapper(tmp_path: Path) -> None:
+    source, target = nn.ModuleDict({"module": plain()}), nn.ModuleDict({"module": plain()})
+    torch.save(source.state_dict(), tmp_path / "w.pt")
+    load_weights(target, tmp_path / "w.pt")
+    assert torch.equal(source["module"][0].weight, target["module"][0].weight)
+
+
+class KeepsMore(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "words"),
+    [
+        (nn.Linear, lambda t: t.to_sparse(), "is sparse_coo: to_dense()"),
+        (nn.Linear, lambda t: t.to("meta"), "no values"),
+        (nn.Linear, lambda t: t.to(torch.complex64), "2 complex for a real tensor: weight, bias"),
+        (KeepsMore, lambda t: t, "_extra_state"),
+    ],
+)
+def test_weights_of_another_kind(
+    tmp_path: Path, model: type[nn.Module], change: Any, words: str
+) -> None:
+    torch.save({k: change(t) for k, t in nn.Linear(4, 3).state_dict().items()}, tmp_path / "w.pt")
+    error = refused("WEIGHTS_INVALID", lambda: load_weights(model(4, 3), tmp_path / "w.pt"))
+    assert words in error.message
+
+
+def test_a_prefix_that_all_names_have_is_told(tmp_path: Path) -> None:
+    torch.save({f"net.{k}": t for k, t in plain().state_dict().items()}, tmp_path / "w.pt")
+    error = refused("WEIGHTS_INVALID", lambda: load_weights(plain(), tmp_path / "w.pt"))
+    assert "begins with 'net.'" in error.hint
