@@ -7,6 +7,7 @@ formats of the thesis; upstream has deprecated TorchScript.
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import os
 import sys
@@ -16,15 +17,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import IO, Any, TextIO, cast
 
 import torch
 from torch import Tensor, nn
 
-from blockflow.core.errors import ExportError
+from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.inplace import exported_may_write, script_may_write
 from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import ROWS, TensorSpec
+from blockflow.repository.folder import written
 
 
 class _CopyFirst(nn.Module):
@@ -114,6 +116,7 @@ def write_artifact(
 
     Raises:
         ExportError: EXPORT_FAILED with the exporter's reason.
+        SystemError_: NO_SPACE when the disk of ``path`` is full.
     """
     writer = FORMATS.get(format_)
     if writer is None:
@@ -126,7 +129,10 @@ def write_artifact(
         with torch.no_grad(), warnings.catch_warnings(record=True) as said:
             # TorchScript's deprecation is told once, in the docs and by the command
             warnings.simplefilter("always")
-            writer(stage, spec, example, path)
+            with _Sink(path) as sink:
+                writer(stage, spec, example, sink)
+    except BlockFlowError:
+        raise
     except Exception as e:
         raise ExportError(
             "EXPORT_FAILED",
@@ -160,7 +166,34 @@ def read_artifact(path: Path, format_: str) -> Callable[[Tensor], Tensor]:
     return scripted
 
 
-def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, path: Path) -> None:
+class _Sink(io.FileIO):
+    """The file of an artifact, which refuses nothing before its context ends.
+
+    torch's zip writer finishes its archive in a destructor: an error in there ends the process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self._path = path
+        self._failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        left = memoryview(data)
+        try:
+            while left and self._failure is None:
+                left = left[super().write(left) :]  # a disk that gets full takes a part
+        except OSError as e:
+            self._failure = e
+        return len(data)
+
+    def __exit__(self, *raised: object) -> None:
+        with written(self._path):
+            self.close()
+            if self._failure is not None:
+                raise self._failure
+
+
+def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, file: IO[bytes]) -> None:
     known: dict[str, Any] = {}
     for name in (ROWS, *spec.dynamic):
         lo, hi = spec.ranges.get(name, (1, MAX_ROWS))
@@ -178,26 +211,25 @@ def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, path: Path) 
             program = export(_CopyFirst(stage))
     # the example would travel in the artifact
     program.example_inputs = None
-    with path.open("wb") as f:
-        torch.export.save(program, f)
+    torch.export.save(program, file)
 
 
-def _write_scripted(stage: nn.Module, _spec: TensorSpec, _example: Tensor, path: Path) -> None:
-    _save_script(torch.jit.script, stage, path)
+def _write_scripted(stage: nn.Module, _spec: TensorSpec, _example: Tensor, file: IO[bytes]) -> None:
+    _save_script(torch.jit.script, stage, file)
 
 
-def _write_traced(stage: nn.Module, _spec: TensorSpec, example: Tensor, path: Path) -> None:
-    _save_script(lambda s: torch.jit.trace(s, example, check_trace=False), stage, path)
+def _write_traced(stage: nn.Module, _spec: TensorSpec, example: Tensor, file: IO[bytes]) -> None:
+    _save_script(lambda s: torch.jit.trace(s, example, check_trace=False), stage, file)
 
 
-def _save_script(make: Callable[[nn.Module], Any], stage: nn.Module, path: Path) -> None:
+def _save_script(make: Callable[[nn.Module], Any], stage: nn.Module, file: IO[bytes]) -> None:
     made = make(stage)
     if script_may_write(made.inlined_graph):
         made = make(_CopyFirst(stage))
-    torch.jit.save(made, os.fspath(path))
+    torch.jit.save(made, file)
 
 
-Writer = Callable[[nn.Module, TensorSpec, Tensor, Path], None]
+Writer = Callable[[nn.Module, TensorSpec, Tensor, IO[bytes]], None]
 
 FORMATS: Mapping[str, Writer] = {
     "pt2": _write_pt2,

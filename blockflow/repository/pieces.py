@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from blockflow.core.errors import ExportError
+from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.repository.artifact import (
     count_state,
     one_thread,
@@ -43,6 +43,7 @@ def store_pieces(job: Job) -> ExportReport:
 
     Raises:
         ExportError: EXPORT_FAILED, EXPORT_MISMATCH, VERSION_EXISTS.
+        SystemError_: NO_SPACE, for temporary files or in the repository.
     """
     job.repository.sweep()
     with scratch() as folder, one_thread():
@@ -102,7 +103,7 @@ def _write(piece: Piece, format_: str, file: Path) -> Runner:
         spec, example = piece.contract.input, piece.example
         piece.notes = write_artifact(piece.stage, spec, example, format_, file)
         return read_artifact(file, format_)
-    except ExportError as e:
+    except BlockFlowError as e:
         e.where = e.where or piece.name
         raise
     except Exception as e:

@@ -15,16 +15,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from blockflow.repository.folder import written
+
 _PREFIX = "blockflow-scratch-"
 _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A new private folder where temporary files lie, for as long as the context lasts."""
-    base = Path(tempfile.gettempdir())
-    sweep(base)
-    folder, held = _make(base)
+    """A new private folder where temporary files lie, for as long as the context lasts.
+
+    Raises:
+        SystemError_: NO_SPACE.
+        RepositoryError: REPOSITORY_UNUSABLE: no folder can be made in TMPDIR or /tmp.
+    """
+    with written(Path(os.environ.get("TMPDIR", "/tmp"))):
+        base = Path(tempfile.gettempdir())
+        sweep(base)
+        folder, held = _make(base)
     try:
         yield folder
     finally:
