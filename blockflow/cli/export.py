@@ -14,7 +14,7 @@ from rich.table import Table
 
 from blockflow.bench.interrupts import interruptible
 from blockflow.cli.convert import convert_all, print_variants
-from blockflow.cli.options import commas, progress_bar
+from blockflow.cli.options import commas, progress_bar, users_output
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.model import Padding, TensorSpec
 
@@ -98,26 +98,27 @@ def export(
         _print_zoo(json_)
         return
     try:
-        report = _export(
-            model=model,
-            repository=repository,
-            names=commas(name),
-            prefix=prefix,
-            split=split,
-            parts=parts,
-            blocks=_pairs(block or [], "--block", "trunk=layer1"),
-            format=format_,
-            weights=weights,
-            seed=seed,
-            arguments=_arguments(arg or []),
-            spec=_spec(input_, range_ or []),
-            padding=padding,
-            int_below=int_below or None,
-            version=version,
-            replace_stored=force,
-        )
-        kinds, names = commas(variants), [b.name for b in report.blocks]
-        made = convert_all(repository, names, kinds) if kinds else []
+        with users_output():
+            report = _export(
+                model=model,
+                repository=repository,
+                names=commas(name),
+                prefix=prefix,
+                split=split,
+                parts=parts,
+                blocks=_pairs(block or [], "--block", "trunk=layer1"),
+                format=format_,
+                weights=weights,
+                seed=seed,
+                arguments=_arguments(arg or []),
+                spec=_spec(input_, range_ or []),
+                padding=padding,
+                int_below=int_below or None,
+                version=version,
+                replace_stored=force,
+            )
+            kinds, names = commas(variants), [b.name for b in report.blocks]
+            made = convert_all(repository, names, kinds) if kinds else []
     except BlockFlowError as e:
         if json_:
             typer.echo(json.dumps({"error": e.to_dict()}))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,9 @@ import typer
 from blockflow.cli.complete import complete_block, complete_task
 from blockflow.cli.exits import exit_code
 from blockflow.core.errors import BlockFlowError
+
+_STDOUT, _STDERR = 1, 2
+"""Descriptors."""
 
 Url = Annotated[
     str,
@@ -71,6 +75,27 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
 def commas(text: str) -> list[str]:
     """``a, b`` as a list."""
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+@contextmanager
+def users_output() -> Iterator[None]:
+    """What a user's own code, and the programs that it calls, print goes to the standard error: the
+    standard output holds a command's answer alone."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(_STDOUT)
+    except OSError:  # it is closed
+        kept = -1
+    try:
+        if kept >= 0:
+            os.dup2(_STDERR, _STDOUT)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept >= 0:
+            sys.stdout.flush()
+            os.dup2(kept, _STDOUT)
+            os.close(kept)
 
 
 def print_json(document: Any) -> None:

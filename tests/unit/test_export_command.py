@@ -1,6 +1,8 @@
 """``blockflow export``: options, tables and documents, exit statuses."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,21 @@ def test_the_command_says_what_is_wrong(cli, args: tuple, code: str) -> None:
 def test_the_command_lists_the_zoo(cli) -> None:
     assert "resnet152" in cli("--list").stdout
     assert set(json.loads(cli("--list", "--json").stdout)) == set(ZOO)
+
+
+def test_what_the_users_code_prints_is_not_in_the_document(tmp_path: Path) -> None:
+    (tmp_path / "my_loud_model.py").write_text(
+        "import subprocess\n"
+        "from torch import nn\n\n"
+        "class Loud(nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(4, 4)\n"
+        "        print('loading my weights')\n"
+        "        subprocess.run(['echo', 'from a program'], check=True)\n"
+    )
+    command = [sys.executable, "-m", "blockflow.cli.main", "export", "my_loud_model:Loud",
+               "--input", "float32[rows,4]", "--json"]  # fmt: skip
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["paths"] == [["Loud"]]
+    assert "loading my weights" in ended.stderr and "from a program" in ended.stderr
