@@ -33,6 +33,7 @@ from blockflow.repository.manifest import (
 )
 from blockflow.repository.report import BlockReport, ExportReport
 from blockflow.repository.scratch import scratch
+from blockflow.repository.split import refuse_open_forward
 from blockflow.repository.verify import verify_padding, verify_results
 
 _MEASURED_RUNS = 7
@@ -99,6 +100,8 @@ def store_pieces(job: Job) -> ExportReport:
 
 def _write(piece: Piece, format_: str, file: Path) -> Runner:
     try:
+        if format_ == "pt2":
+            refuse_open_forward(piece.stage, piece.name)
         piece.stage = protect_input(piece.stage, piece.example)
         spec, example = piece.contract.input, piece.example
         piece.notes = write_artifact(piece.stage, spec, example, format_, file)

@@ -91,6 +91,25 @@ def ancestors(names: Iterable[str]) -> frozenset[str]:
     return frozenset(out)
 
 
+def refuse_open_forward(module: nn.Module, where: str) -> None:
+    """Raises ExportError: NOT_SPLITTABLE when ``forward(*xs)`` leaves open how many tensors go in:
+    neither a cut nor torch.export finds its one input then."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # a compiled method, which no Python describes
+        return
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"forward takes any number of inputs (*{parameter.name}); a block takes one",
+                where=where,
+                hint="give the forward one parameter with a name, or wrap the model",
+            )
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            return
+
+
 def trace(model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor]) -> Traced:
     """Trace ``model`` with the modules of ``opened`` laid open and run it on the examples.
 
@@ -99,6 +118,7 @@ def trace(model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor]) 
             or returns anything but one tensor.
     """
     where = type(model).__name__
+    refuse_open_forward(model, where)
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
         optional = {

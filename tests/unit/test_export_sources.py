@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.artifact import read_artifact
-from blockflow.repository.export import export_model
+from blockflow.repository.export import export_model, export_tree
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, load_model, load_weights
 
@@ -65,6 +65,16 @@ def test_a_scripted_model_is_stored_scripted(tmp_path: Path) -> None:
     assert "torchscript-scripted" in error.hint and len(error.message) < 300
 
 
+def test_a_traced_model_that_was_loaded_from_a_file(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(plain(), torch.randn(2, 4)), str(tmp_path / "m.pt"))
+    model = LoadedModel(torch.jit.load(str(tmp_path / "m.pt")).eval(), "file", ROW)
+    export_model(model, BlockRepository(tmp_path), names=["f"], format="torchscript-scripted")
+    error = refused(
+        "EXPORT_FAILED", lambda: export_model(model, BlockRepository(tmp_path), prefix="p")
+    )
+    assert "ScriptModule" in error.message
+
+
 def test_wrappers_are_taken_off() -> None:
     assert type(made_here("wrapped").module) is nn.Sequential
 
@@ -115,3 +125,24 @@ def test_a_prefix_that_all_names_have_is_told(tmp_path: Path) -> None:
     torch.save({f"net.{k}": t for k, t in plain().state_dict().items()}, tmp_path / "w.pt")
     error = refused("WEIGHTS_INVALID", lambda: load_weights(plain(), tmp_path / "w.pt"))
     assert "begins with 'net.'" in error.hint
+
+
+class TakesAny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return self.b(self.a(xs[0]))
+
+
+@pytest.mark.parametrize("options", [{}, {"cuts": ["b"]}, {"parts": 2}])
+def test_a_forward_of_any_number_of_inputs(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = LoadedModel(TakesAny().eval(), "any", ROW)
+    repository = BlockRepository(tmp_path)
+    error = refused(
+        "NOT_SPLITTABLE", lambda: export_model(model, repository, prefix="m", **options)
+    )
+    assert "any number of inputs (*xs)" in error.message and "wrap" in error.hint
+    export_tree(model, repository, blocks={"a": "a", "b": "b"})
+    export_model(model, repository, prefix="traced", format="torchscript-traced")
