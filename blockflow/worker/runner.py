@@ -145,10 +145,8 @@ class Runner:
             queue.settle()
         with memory.batch(batch.stage, lambda: self._unname(lane)):
             lane = self._name(batch)
-            if (
-                lane == NO_LANE and self._at_work is not None
-            ):  # what was done is not crossed out yet
-                queue.settle()
+            if lane == NO_LANE and self._at_work is not None:
+                queue.settle()  # what was done is not crossed out yet
                 lane = self._name(batch)
             self._compute(batch, lane)
         if suspect:
