@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from blockflow.batching.policy import WaitUntil
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError
@@ -30,13 +30,6 @@ INBOX_ROWS = 4096
 _NEVER_NS = 1 << 63
 _STALL_NS = 1_000_000
 """Releases are marks in shared memory and wake nobody: while a slot is missing, look this often."""
-
-
-class _Forward(NamedTuple):
-    """What belongs to a batch that is being computed."""
-
-    producer: Producer | None
-    overdue_ns: int | None
 
 
 class Executor:
@@ -70,7 +63,7 @@ class Executor:
         self._intake = intake
         self._delivery = delivery
         self._failpoints = failpoints
-        self._running: dict[Batch, _Forward] = {}
+        self._running: dict[Batch, Producer | None] = {}  # where each output must lie
         self._stalled: Batch | None = None
         self._holding: dict[int, tuple[Stage, Source]] = {}
         self._wait_until_ns: int | None = None
@@ -109,7 +102,7 @@ class Executor:
 
     def next_overdue_ns(self) -> int | None:
         """When :meth:`give_up_overdue` has something to do; None = never."""
-        times = [f.overdue_ns for f in self._running.values() if f.overdue_ns is not None]
+        times = [b.overdue_ns for b in self._running if b.overdue_ns is not None]
         return min(times, default=None)
 
     def receive(self, header: bytes, frame: Any | None, now: int) -> None:
@@ -124,10 +117,9 @@ class Executor:
 
     def computed(self, batch: Batch) -> None:
         """``batch`` is done: release its inputs, send its output."""
-        forward = self._running.pop(batch, None)
-        if forward is None:
+        if batch not in self._running:
             return  # given up meanwhile: it was answered for
-        producer = forward.producer
+        producer = self._running.pop(batch)
         out = batch.out
         # First: whoever gets the result may send the next input at once, and counts on this room.
         for ticket in batch.tickets:
@@ -191,7 +183,7 @@ class Executor:
         due = self.next_overdue_ns()
         if due is None or now < due:
             return False
-        late = [b for b, f in self._running.items() if f.overdue_ns and f.overdue_ns <= now]
+        late = [b for b in self._running if b.overdue_ns is not None and b.overdue_ns <= now]
         for batch in late:
             del self._running[batch]
             stage = self._stages[batch.stage]
@@ -284,11 +276,11 @@ class Executor:
                     self._fail(ticket, exc)
             return None
         batch.out = out
-        batch.started_ns = now
+        batch.started_ns = batch.forward_ns = now
+        batch.limit_ns = self._stages[batch.stage].timeout_ns
         if producer is not None:
             self._delivery.prepare(batch, producer)
-        limit = self._stages[batch.stage].timeout_ns
-        self._running[batch] = _Forward(producer, now + limit if limit else None)
+        self._running[batch] = producer
         return batch
 
     def _let_go_of_slots(self, batch: Batch) -> None:

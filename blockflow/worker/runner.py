@@ -257,7 +257,8 @@ class Runner:
         for ticket in batch.tickets:
             part = None if whole is None else whole[row : row + ticket.rows]
             row += ticket.rows
-            if ticket.deadline_ns <= time.monotonic_ns():  # the batch, and its mates, took time
+            batch.forward_ns = time.monotonic_ns()  # the block's time-out is for each of them
+            if ticket.deadline_ns <= batch.forward_ns:  # the batch, and its mates, took time
                 late = f"expired before it could be run alone at {stage.name!r}"
                 batch.errors[ticket.key] = RequestError("DEADLINE_EXCEEDED", late)
                 results.append(None)

@@ -132,6 +132,8 @@ class Batch:
         tickets: in row order of the output.
         out: where the engine writes, None for a result that stays in this worker.
         started_ns: end of waiting.
+        forward_ns: when its present forward was begun: who is run again alone has one of its own.
+        limit_ns: how long one forward may take; 0 = as long as it likes.
         compute_from_ns, compute_to_ns: the engine's forward.
         result: the output tensor (torch).
         errors: by ticket key, for those that failed.
@@ -146,6 +148,8 @@ class Batch:
     tickets: tuple[Ticket, ...]
     out: OutBuffer | None = None
     started_ns: int = 0
+    forward_ns: int = 0
+    limit_ns: int = 0
     compute_from_ns: int = 0
     compute_to_ns: int = 0
     result: Any = None
@@ -159,6 +163,11 @@ class Batch:
     @property
     def probe(self) -> bool:
         return self.tickets[0].probe
+
+    @property
+    def overdue_ns(self) -> int | None:
+        """When its present forward has taken too long; None = never."""
+        return self.forward_ns + self.limit_ns if self.limit_ns else None
 
     @property
     def shape(self) -> tuple[int, ...]:

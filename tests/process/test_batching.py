@@ -102,6 +102,21 @@ def test_newcomers_join_a_batch_under_way(rig: Rig, policy: Mapping[str, Any]) -
     assert all(count < 40 for count in found.values())
 
 
+def test_who_is_run_again_alone_has_the_time_out_for_himself(rig: Rig) -> None:
+    """One of a batch fails: its mates' forwards take longer than ``timeout_ms`` together only."""
+    stage = {"policy": {"policy": "window", "max_rows": 8}, "timeout_ms": 300}
+    rig.start(11, {1: echo(rig, "e", delay_ms=60, fail_on_value=99)}, stage=stage)
+    rig.publish()
+    values = [0.0, 1.0, 2.0, 99.0, 4.0, 5.0, 6.0, 7.0]
+    x = np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)
+    sent = dict(zip(rig.send(x, [1], rows=[1] * 8), values, strict=True))
+    guilty = next(r for r, value in sent.items() if value == 99.0)
+    del sent[guilty]
+    answers(rig, sent)
+    assert [i.request_id for i in rig.failure().items] == [guilty]
+    assert rig.children[11].poll() is None, "the worker goes on"
+
+
 def test_a_policy_without_its_profile_says_how_to_get_one(rig: Rig) -> None:
     rig.launch(11, {1: echo(rig, "e")}, stage={"policy": {"policy": "lbci", "t_opt_ms": 100}})
     failed = rig.expect(StartFailed, 11)
