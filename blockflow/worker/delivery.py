@@ -136,6 +136,11 @@ class Delivery:
             if stage not in self._local and self._by_handle(stage)
         }
 
+    def replayable(self, stage: int) -> bool:
+        """Whether this stage may run a second time on the same request."""
+        route = self.routes.stages.get(stage)
+        return route is None or route.replayable
+
     def prepare(self, batch: Batch, producer: Producer) -> None:
         """Make the messages of a batch that is about to be computed, if all of them are handles.
 

@@ -278,6 +278,7 @@ class Executor:
         batch.out = out
         batch.started_ns = batch.forward_ns = now
         batch.limit_ns = self._stages[batch.stage].timeout_ns
+        batch.replayable = self._delivery.replayable(batch.stage)
         if producer is not None:
             self._delivery.prepare(batch, producer)
         self._running[batch] = producer

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from blockflow.core.errors import BlockError, BlockFlowError, RequestError
+from blockflow.core.errors import BlockError, BlockFlowError, RequestError, make_error
 from blockflow.core.launchspec import StageSpec
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.registry import create_engine
@@ -246,9 +246,15 @@ class Runner:
     def _failed(
         self, stage: Stage, batch: Batch, exc: Exception, whole: torch.Tensor | None, lane: int
     ) -> None:
-        """Blame the guilty only: with batch mates, each ticket is run again by itself."""
-        if len(batch.tickets) == 1:
-            batch.errors[batch.tickets[0].key] = _as_error(stage, exc)
+        """Blame the guilty only: with batch mates, each ticket is run again by itself. Where
+        nothing may run twice, nobody can be told from the guilty."""
+        count = len(batch.tickets)
+        if count == 1 or not batch.replayable:
+            error = _as_error(stage, exc)
+            if count > 1:
+                why = f"one of a batch of {count}, which must not run twice: {error.message}"
+                error = make_error(error.code, why[:500], where=error.where)
+            batch.errors.update((t.key, error) for t in batch.tickets)
             return
         # A device may still be at what was ordered for all of them.
         on_device = self._memory is not None and self._memory.device is not None

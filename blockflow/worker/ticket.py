@@ -142,6 +142,7 @@ class Batch:
         pad_to: dims after the rows that every input is padded to; empty: nothing is padded.
         cuts: of a padded batch, by ticket key: the ticket's own dims after the rows in the output.
         alone: one ticket that was to run unbatched; no policy knows of it.
+        replayable: its block may run a second time on the same requests.
     """
 
     stage: int
@@ -159,6 +160,7 @@ class Batch:
     pad_to: tuple[int, ...] = ()
     cuts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     alone: bool = False
+    replayable: bool = True
 
     @property
     def probe(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,22 @@ def test_who_is_run_again_alone_has_the_time_out_for_himself(rig: Rig) -> None:
     answers(rig, sent)
     assert [i.request_id for i in rig.failure().items] == [guilty]
     assert rig.children[11].poll() is None, "the worker goes on"
+
+
+def test_a_block_that_must_not_run_twice_fails_its_batch(rig: Rig) -> None:
+    """Whoever shared the failed batch has begun there: running him alone would be a second time."""
+    stage = {"policy": {"policy": "window", "max_rows": 4}}
+    rig.start(11, {1: echo(rig, "e", fail_on_value=99)}, stage=stage)
+    rig.routes[1] = replace(rig.routes[1], replayable=False)
+    rig.publish()
+    x = np.array([[0.0] * 4, [99.0] * 4, [2.0] * 4], np.float32)
+    sent = rig.send(x, [1], rows=[1] * 3)
+    failures = [rig.failure() for _ in sent]
+    assert {f.error.code for f in failures} == {"BLOCK_FAILED"}
+    assert all("must not run twice" in f.error.message for f in failures)
+    assert sorted(f.items[0].request_id for f in failures) == sorted(sent)
+    (alone,) = rig.send(rows_of(1), [1])
+    answers(rig, {alone: 1.0})
 
 
 def test_a_policy_without_its_profile_says_how_to_get_one(rig: Rig) -> None:

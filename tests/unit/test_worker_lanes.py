@@ -77,6 +77,9 @@ class Sink:
     def producer_for(self, batch: Batch) -> Slots | None:
         return self.slots
 
+    def replayable(self, stage: int) -> bool:
+        return True
+
     def prepare(self, batch: Batch, producer: Any) -> None:
         pass
 
