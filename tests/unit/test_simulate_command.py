@@ -155,6 +155,13 @@ def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: 
     found = document(capsys, *again, "--cores", "2")
     assert [w["lanes"] for w in found["experiment"]["system"]["workers"]] == [2]
     assert refused(capsys, *where, "--task", "v")["message"] == "task 'v' is not in the topology"
+    # So are the tasks' shares: what --share says of a task stands in the place of the topology's.
+    asked = {"weight": 2.0, "priority": 3, "max_batch_rows": 4}
+    tasks = {"t": {"path": ["x", "b"], **asked}, "u": {"path": ["b"], "priority": 1}}
+    topology.write_text(json.dumps({"blocks": ["b", {"name": "x", "block": "a"}], "tasks": tasks}))
+    found = document(capsys, *where, "--cores", "2", "--share", "u:weight=5")
+    shares = {t["name"]: t["share"] for t in found["experiment"]["system"]["tasks"]}
+    assert shares == {"t": asked, "u": {"weight": 5, "priority": 0, "max_batch_rows": 0}}
 
 
 # --- what it refuses -----------------------------------------------------------------------------

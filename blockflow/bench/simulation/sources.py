@@ -185,14 +185,14 @@ def topology_system(
 ) -> SystemModel:
     """A topology as the control plane would deploy it on ``costs.cores`` cores.
 
-    Its workers, threads, slots, replicas, policies, limits and deadlines count; of ``costs`` only
-    what a topology does not say.
+    Its workers, threads, slots, replicas, policies, limits, deadlines and shares count; of
+    ``costs`` only what a topology does not say.
 
     Args:
         file: the topology.
         root: of the repository with its blocks and their profiles.
         chosen: the tasks that get queries, with their traffic; none = all, alike.
-        shares: of tasks at the blocks that they share, by name.
+        shares: of tasks at the blocks that they share, by name, in the place of the topology's.
         costs: cores, credits, and what passing on costs.
 
     Raises:
@@ -239,7 +239,9 @@ def topology_system(
     ]
     deadlines = {n: float(t.deadline_ms) for n, t in topology.tasks.items()}
     workers = [w.sliced() for w in workers]
-    return _checked(tuple(workers), _models(picked, shares, deadlines, costs.deadline_ms), costs)
+    own = {t.name: TaskShare.from_dict(topology.tasks[t.name].share()) for t in picked}
+    models = _models(picked, {**own, **shares}, deadlines, costs.deadline_ms)
+    return _checked(tuple(workers), models, costs)
 
 
 def _check_slicing(topology: Topology, workers: Sequence[WorkerModel]) -> None:
