@@ -219,13 +219,40 @@ def test_policies_that_cannot_be(
     assert says in error["problems"][0]["message"]
 
 
-def test_variable_blocks_need_lengths_that_were_measured(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    points = tuple(replace(p, length=n) for n in (16, 64) for p in example_profiles()[0].points)
+@pytest.fixture
+def encoder(tmp_path: Path) -> tuple[str, ...]:
+    """A block of variable length, twice as fast at length 16 as at 64, for a second."""
+    points = tuple(
+        replace(p, length=n, p50_ms=p.p50_ms * times)
+        for n, times in ((16, 1), (64, 2))
+        for p in example_profiles()[0].points
+    )
     file = tmp_path / "encoder.json"
     file.write_text(json.dumps(replace(example_profiles()[0], points=points).to_dict()))
-    source = ("--profile", str(file), "--seeds", "1", "--duration", "1")
+    return ("--profile", str(file), "--seeds", "1", "--duration", "1")
+
+
+def test_a_trace_that_tells_all_lengths_needs_no_others(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, encoder: tuple[str, ...]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    source = (*encoder, "--arrivals", str(trace), "--warmup", "0", "--exact")
+    trace.write_text("time,length\n0.1,16\n0.5,16\n")
+    short = document(capsys, *source)
+    trace.write_text("time,length\n0.1,64\n0.5,64\n")
+    long = document(capsys, *source)
+    assert short["capacity"] > 1.5 * long["capacity"]
+    assert short["entries"][0]["mean_ms"]["value"] < long["entries"][0]["mean_ms"]["value"]
+    trace.write_text("time,length\n0.1,16\n0.5,\n")  # the second one's is to be drawn
+    assert refused(capsys, *source)["where"] == "--lengths"
+    trace.write_text("time,length\n0.1,65\n")
+    assert "longest measured" in refused(capsys, *source)["message"]
+
+
+def test_variable_blocks_need_lengths_that_were_measured(
+    capsys: pytest.CaptureFixture[str], encoder: tuple[str, ...]
+) -> None:
+    source = encoder
     assert "max=64" in refused(capsys, *source)["hint"]
     assert "longest" in refused(capsys, *source, "--lengths", "uniform:1-65")["message"]
     classes = ("--policy", "window:max_rows=8,classes=[16,64]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -65,14 +66,16 @@ def plan_experiment(system: SystemModel, order: Order) -> tuple[Experiment, floa
     kind = parse_arrivals(order.arrivals)
     rows = parse_sizes(order.rows, "--rows")
     lengths = parse_sizes(order.lengths, "--lengths") if order.lengths else None
+    recorded = _recorded_lengths(kind) if isinstance(kind, Recorded) else None
     most = min(s.max_rows for _, s in system.stages().values())
     if rows.largest > most:
         what = f"{rows.largest} rows are more than a batch may have"
         raise nonsense(what, "--rows", f"at most {most}")
-    _check_lengths(system, lengths)
+    if lengths is not None or recorded is None:
+        _check_lengths(system, lengths)
     if isinstance(kind, Recorded):
         _check_trace(kind, system, most)
-    able = capacity(system, rows, lengths)
+    able = capacity(system, rows, recorded or lengths)
     rates = _rates(order, kind, able)
     duration = order.duration_s or (_length_of(kind) if isinstance(kind, Recorded) else 60.0)
     warmup = duration / 10 if order.warmup_s is None else order.warmup_s
@@ -180,6 +183,12 @@ def _longest(system: SystemModel) -> int | None:
     """The length up to which every block with a variable one was measured; None = there is none."""
     measured = [s.profile.lengths_measured(w.threads) for w, s in system.stages().values()]
     return min((found[-1] for found in measured if found), default=None)
+
+
+def _recorded_lengths(trace: Recorded) -> Sizes | None:
+    """The lengths of a trace's queries; None where one of them does not say its own."""
+    counts = Counter(length for _, _, _, length in trace.entries)
+    return None if None in counts else Sizes.of([(n, k) for n, k in counts.items() if n])
 
 
 def _length_of(trace: Recorded) -> float:
