@@ -259,6 +259,21 @@ def test_variable_blocks_need_lengths_that_were_measured(
     assert document(capsys, *source, "--lengths", "lognormal:median=16,max=64", *classes)
 
 
+def test_nothing_is_longer_than_the_last_class(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, encoder: tuple[str, ...]
+) -> None:
+    """A deployed system refuses that at the door: it is not to be seen as served."""
+    policy = ("--policy", "none", "--policy", "window:classes=[8,16]")
+    error = refused(capsys, *encoder, *policy, "--lengths", "uniform:1-17")
+    assert error["message"] == "length 17 is over the last class 16: it would be refused"
+    assert document(capsys, *encoder, *policy, "--lengths", "uniform:1-16")
+    trace = tmp_path / "trace.csv"
+    source = (*encoder, *policy, "--arrivals", str(trace), "--warmup", "0")
+    trace.write_text("time,length\n0.1,40\n0.5,\n")
+    found = refused(capsys, *source, "--lengths", "uniform:1-16")
+    assert "length 40 is over" in found["message"]
+
+
 # --- helper processes ----------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import isfinite
 from typing import Any
 
@@ -15,6 +16,7 @@ from blockflow.bench.simulation.experiment import Experiment, capacity
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
 from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.text import OWN_POLICIES, nonsense, parse_policy, policy_label
+from blockflow.core import limits
 from blockflow.core.errors import Problem, TopologyError
 
 DEFAULT_LOADS = (0.3, 0.6, 0.9)
@@ -75,6 +77,9 @@ def plan_experiment(system: SystemModel, order: Order) -> tuple[Experiment, floa
         _check_lengths(system, lengths)
     if isinstance(kind, Recorded):
         _check_trace(kind, system, most)
+    drawn = lengths.largest if lengths is not None and recorded is None else 0
+    told = [e[3] or 0 for e in kind.entries] if isinstance(kind, Recorded) else []
+    _check_classes(system, specs, max([drawn, *told]))
     able = capacity(system, rows, recorded or lengths)
     rates = _rates(order, kind, able)
     duration = order.duration_s or (_length_of(kind) if isinstance(kind, Recorded) else 60.0)
@@ -177,6 +182,21 @@ def _check_lengths(system: SystemModel, lengths: Sizes | None) -> None:
     elif lengths.largest > longest:
         what = f"length {lengths.largest}: the longest measured one is {longest}"
         raise nonsense(what, "--lengths", f"add max={longest}, or profile longer ones")
+
+
+def _check_classes(system: SystemModel, specs: Sequence[Mapping[str, Any]], longest: int) -> None:
+    """A deployed system takes nothing that is longer than the last class on its way."""
+    hosts = system.stages()
+    for spec, task in product(specs, system.tasks):
+        for worker, stage in map(hosts.__getitem__, task.path):
+            policy = spec or stage.policy
+            last = policy.get("classes", (limits.MAX_DIM,))[-1]
+            if stage.profile.lengths_measured(worker.threads) and longest > last:
+                raise nonsense(
+                    f"length {longest} is over the last class {last}: it would be refused",
+                    f"--policy {policy['policy']}",
+                    f"end the classes with {longest}, or send nothing longer than {last}",
+                )
 
 
 def _longest(system: SystemModel) -> int | None:
