@@ -18,6 +18,7 @@ by the batch once too often in its equations 4 and 5, whose g is the total (its 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from decimal import ROUND_CEILING, Context
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoy
@@ -40,6 +41,9 @@ _KINDS: Mapping[str, Kind] = {
     "classes": CLASSES,
     OPTION: SLICES,
 }
+
+_THREE_DIGITS = Context(prec=3, rounding=ROUND_CEILING)
+"""For bounds that are told to people: what they are told is enough."""
 
 
 def n_opt(costs: Costs, route: Route, length: int | None, t_opt: int, n_max: int) -> int:
@@ -122,14 +126,15 @@ class LbciPolicy(QueueingPolicy):
         dearest = max(ways, key=times, default=())
         strict, one = times(dearest)
         if bound < strict:
+            least = f"{float(_THREE_DIGITS.create_decimal_from_float(strict)):g}"
             where = " through " + ", ".join(stages[i].block for i in dearest)
             problems.append(
                 Problem(
                     f"{path}.t_opt_ms",
                     f"t_opt of {bound:g} ms cannot be met: one sample takes {one:.3g} ms"
-                    f"{where if len(ways) > 1 else ''} by the profile, {strict:.3g} ms with its "
+                    f"{where if len(ways) > 1 else ''} by the profile, {least} ms with its "
                     "fluctuation",
-                    f"at least {strict:.3g}",
+                    f"at least {least}",
                 )
             )
         return problems

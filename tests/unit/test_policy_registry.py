@@ -100,6 +100,15 @@ def test_an_impossible_bound_is_named() -> None:
     assert policy_problems({"policy": "lbci", "t_opt_ms": 45}, PATH, stages) == []
 
 
+@pytest.mark.parametrize("ms", [0.0123449, 1.2349, 10.04, 99.94, 1004.0, 12344.0])
+def test_the_bound_that_is_named_is_enough(ms: float) -> None:
+    stages = [StageFacts("b", 8, 1, profile({1: ms, 2: 2 * ms}, spread=0.01))]
+    (problem,) = policy_problems({"policy": "lbci", "t_opt_ms": 0.001}, PATH, stages)
+    bound = float(problem.hint.removeprefix("at least "))
+    assert bound < 1.03 * ms
+    assert policy_problems({"policy": "lbci", "t_opt_ms": bound}, PATH, stages) == []
+
+
 def test_a_bound_is_held_against_the_dearest_way_through_a_tree() -> None:
     """A trunk of 40 ms and eight heads of 10: each task takes 50, all blocks together 120."""
     heads = [f"head{i}" for i in range(8)]
