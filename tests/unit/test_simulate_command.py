@@ -89,6 +89,15 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: Any)
         assert text in out
 
 
+def test_a_plot_without_a_result_is_drawn(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "figures.png"
+    status, out = simulate(capsys, *SHORT, *POLICIES, "--load", "1e-9", "--plot", str(picture))
+    assert (status, picture.read_bytes()[:4]) == (0, b"\x89PNG")
+    assert "none" in out, "the table is printed as well"
+
+
 def test_figures_and_plot_are_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines, picture = tmp_path / "r" / "s.jsonl", tmp_path / "p" / "s.png"
     wanted = ("--results", str(lines), "--plot", str(picture), "--rate", "10,30")

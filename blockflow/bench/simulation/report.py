@@ -106,7 +106,8 @@ def plot(entries: Sequence[Entry], title: str, path: Path) -> None:
             _line(ax, points, policy)
         _line(served, [(e.load, e.of(lambda o: o.throughput)) for e in mine], policy)
     for ax, name in ((latency, "mean latency, ms"), (tail, "p99 latency, ms")):
-        ax.set_yscale("log")
+        if any(len(line.get_xdata()) for line in ax.lines):  # without a result there is no scale
+            ax.set_yscale("log")
         ax.set_title(name)
     served.set_title("served, 1/s")
     for ax in (latency, tail, served):
