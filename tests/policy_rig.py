@@ -161,7 +161,12 @@ class TinyWorker:
                     self.walks[again] = self.walks[key]
                 ahead = self.walks[again].ahead(stage) if self.knows_ahead else None
                 follower = q._replace(
-                    key=again, stage=stage, ready_ns=now, first=False, ahead=ahead
+                    key=again,
+                    stage=stage,
+                    ready_ns=now,
+                    first=False,
+                    ahead=ahead,
+                    origin=key if i else None,
                 )
                 self.waiting[again] = follower
                 self.policy.arrive(follower, now)

@@ -91,12 +91,10 @@ class Convoys:
         """True when ``query`` goes on in the convoy that it landed with."""
         if query.first or not self._landed:
             return False
-        convoy = self._of.get(query.key)
-        if convoy is None or query.key not in convoy.landed:
-            # A branch of a path that has just forked travels with the trunk's last convoy.
-            convoy = self._landed[-1]
-            if query.key in self._of:
-                return False
+        # A branch of a path that has just forked travels with the trunk's convoy.
+        convoy = self._of.get(query.key if query.origin is None else query.origin)
+        if convoy is None or convoy not in self._landed:
+            return False  # from another policy's stage, or it has run alone
         convoy.landed.discard(query.key)
         convoy.waiting[query.key] = query
         self._of[query.key] = convoy

@@ -16,11 +16,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import Problem
+
+ELSEWHERE: Final = -1
+"""No query has this key."""
 
 
 class Query(NamedTuple):
@@ -39,6 +42,8 @@ class Query(NamedTuple):
         task: index into the policy's shares; one that is out of range counts as 0.
         ahead: stages of this worker that it has still to run after this one, in the order of the
             worker's blocks; None = unknown (all later ones are assumed).
+        origin: of a branch of a path that has forked, the key of the query that it came from;
+            :data:`ELSEWHERE` when the stage before is another policy's. None: it has kept its key.
     """
 
     key: int
@@ -51,6 +56,7 @@ class Query(NamedTuple):
     first: bool = True
     task: int = 0
     ahead: tuple[int, ...] | None = None
+    origin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,8 @@ class Policy(ABC):
         """A batch has left ``stage``; ``keys`` are those that did not fail.
 
         Those that go on within this worker arrive again right after this call, before the next
-        :meth:`decide`. Branches of their paths arrive with them, under keys of their own.
+        :meth:`decide`. Branches of their paths arrive with them, under keys of their own
+        (``Query.origin``).
         """
 
     @classmethod

@@ -359,6 +359,7 @@ class Executor:
                 0,
                 ticket.task,
                 batch.cuts.get(ticket.key),
+                origin=None if key == ticket.key else ticket.key,
             )
             self._queue(follower)
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any
 
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.policy import Policy, Query, Run, WaitUntil
+from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
 from blockflow.batching.shares import TaskShare
 from blockflow.core.routing import PathTree
@@ -257,7 +257,14 @@ class Scheduler:
             ticket.arrival_ns == ticket.received_ns,
             ticket.task,
             self._stages_ahead(item.path, item.hop),
+            self._origin(ticket),
         )
+
+    def _origin(self, ticket: Ticket) -> int | None:
+        path = ticket.item.path
+        parent = path.nodes[ticket.item.hop].parent
+        before = None if parent < 0 else self._by_stage.get(path.nodes[parent].stage)
+        return ticket.origin if before is self._by_stage[ticket.stage] else ELSEWHERE
 
     def _stages_ahead(self, path: PathTree, hop: int) -> tuple[int, ...]:
         """Stages that follow node ``hop`` under the same policy, in the worker's order."""

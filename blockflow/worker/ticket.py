@@ -92,6 +92,7 @@ class Ticket:
         cut: its own dims after the rows, where they are a part of a padded batch's result and
             :data:`FILL` stands beyond them. None: they are the source's.
         apart: it runs unbatched at this stage: no output could hold its batch's.
+        origin: of a further branch of its request here: the key that the first branch has kept.
     """
 
     key: int
@@ -107,6 +108,7 @@ class Ticket:
     task: int = 0
     cut: tuple[int, ...] | None = None
     apart: bool = False
+    origin: int | None = None
 
     @property
     def probe(self) -> bool:

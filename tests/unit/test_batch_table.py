@@ -6,6 +6,7 @@ from policy_rig import query
 
 from blockflow.batching.batch_table import BatchTable, Part
 from blockflow.batching.convoy import Convoys
+from blockflow.batching.policy import ELSEWHERE
 
 
 def sizes(table: BatchTable) -> list[tuple[int, int]]:
@@ -65,8 +66,10 @@ def test_rows_that_run_count() -> None:
     assert part.landed == {2}
     again = queries[1]._replace(stage=2, first=False)
     assert convoys.arrive(again) and not convoys.arrive(query(9, 0))
-    branch = queries[1]._replace(key=7, stage=3, first=False)
+    branch = queries[1]._replace(key=7, stage=3, first=False, origin=2)
     assert convoys.arrive(branch), "a branch travels with the convoy that it comes from"
+    assert not convoys.arrive(query(8, 0, first=False)), "it was in no batch of these"
+    assert not convoys.arrive(again._replace(origin=ELSEWHERE)), "nor in their last one"
     assert convoys.settle() == [part] and set(part.waiting) == {2, 7}
     assert {q.key for q in convoys} == {2, 7}
     assert isinstance(convoys.drop(2), Part) and convoys.drop(2) is None

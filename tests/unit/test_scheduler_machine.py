@@ -180,6 +180,7 @@ class Worker(RuleBasedStateMachine):
                         stage=path.nodes[node].stage,
                         received_ns=self.now,
                         ready_ns=self.now,
+                        origin=None if key == ticket.key else ticket.key,
                     )
                 )
                 self.keys += 1

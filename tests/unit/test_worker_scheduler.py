@@ -106,6 +106,29 @@ def test_policy_can_change_while_queries_wait() -> None:
     assert drain(s, 10) == [[9]]
 
 
+@pytest.mark.parametrize("steps", [[(1, 1), (2, 1), (1, 2)], [(2, 1), (1, 1)]], ids=["new", "back"])
+def test_who_comes_from_another_policys_stage_takes_his_turn(steps: list[tuple[int, int]]) -> None:
+    """He was in no batch that this policy has just run, though one has ended and it was not asked
+    since; or he was, and has been elsewhere in the meantime."""
+    window = {"policy": "window", "max_rows": 1}
+    s = Scheduler({1: {"policy": "none"}, 2: window, 3: window})
+    way = [1, 2] if steps[0] == (1, 1) else [2, 1, 3]
+    for key in {key for _, key in steps}:
+        s.arrive(ticket(key, [way]), 0)
+    for now, (stage, key) in enumerate(steps, start=1):
+        batch = s.decide(now)
+        assert isinstance(batch, Batch)
+        assert (batch.stage, [t.key for t in batch.tickets]) == (stage, [key])
+        if now == 2:  # one more waits, in more of a hurry
+            s.arrive(ticket(10, [way[-1:]], now=now, deadline=500 * MS), now)
+        s.done(batch, now)
+        if stage != way[-1]:
+            going = ticket(key, [way], hop=way.index(stage) + 1, now=now)
+            s.arrive(replace(going, arrival_ns=0), now)
+    batch = s.decide(9)
+    assert isinstance(batch, Batch) and [t.key for t in batch.tickets] == [10]
+
+
 def test_a_stage_is_busy_until_its_batch_is_done() -> None:
     s = Scheduler({1: {}, 2: {"policy": "window"}})
     for key, stage in ((1, 1), (2, 1), (3, 2), (4, 2)):
