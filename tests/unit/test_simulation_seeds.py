@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -155,6 +156,19 @@ def sliced_system(rng: Random, name: str) -> SystemModel:
     return SystemModel((worker.sliced(),), tuple(tasks), cores=rng.choice([1, 2, 8]))
 
 
+def mixed_system(rng: Random, name: str) -> SystemModel:
+    """Each block of a worker has one of two policies."""
+    model = system(rng, name)
+    stages = [stage for _, stage in model.stages().values()]
+    long = any(s.profile.lengths_measured() for s in stages)
+    other = policy(rng, rng.choice(list(POLICIES)), len(stages), stages[0].max_rows, long)
+    workers = [
+        replace(w, stages=tuple(replace(s, policy=rng.choice([s.policy, other])) for s in w.stages))
+        for w in model.workers
+    ]
+    return replace(model, workers=tuple(workers))
+
+
 def turned_system(rng: Random, name: str) -> SystemModel:
     """One worker, whose blocks its tasks visit in any order, or some of them."""
     top = rng.choice([4, 8])
@@ -237,6 +251,22 @@ def test_every_invariant_holds_for_sliced_chains(name: str) -> None:
             sizes = worker.model.stages[0].policy["stages"]
             kinds.add((len(sizes), max(sizes)))
     assert ONLY or len(kinds) > 5
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_invariant_holds_for_workers_with_several_policies(name: str) -> None:
+    for seed in [int(ONLY)] if ONLY else range(SEEDS // 4):
+        model, workload, noisy = scenario(seed, name, mixed_system)
+        # None of them sees all of a batch's way, so that no bound on it is kept.
+        rules = [r for r in invariants(model, noisy=noisy) if not isinstance(r, Joins)]
+        try:
+            with suppress(TopologyError):  # a bound that cannot be met
+                Simulator(model, workload, watch=Watches(rules), noisy=noisy).run()
+        except Exception as exc:
+            exc.add_note(
+                f"BLOCKFLOW_SEED={seed} python -m pytest {__file__} -k 'several and {name}'"
+            )
+            raise
 
 
 @pytest.mark.parametrize("name", POLICIES)
