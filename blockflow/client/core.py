@@ -16,7 +16,7 @@ from typing import Any
 from blockflow.client.catalog import PROBE_WAIT_NS, Catalog
 from blockflow.client.counters import Counters
 from blockflow.client.outcome import Answered, Failed, Link, Outcome
-from blockflow.client.request import Pending, Upload, expired
+from blockflow.client.request import Pending, Upload, duplicate, expired, too_many
 from blockflow.client.sharing import Sharing
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, WireError
@@ -67,6 +67,9 @@ class ClientCore:
         self._catalog = Catalog(self.link)
         self._max_pending = max_pending
         self._pending: dict[bytes, Pending] = {}
+        # Ended here, with a reply to come, which a later request of the same id would take for its
+        # own: another one's result, and a word that slots were read which were not.
+        self._owed: set[bytes] = set()
         self._outbox: deque[bytes] = deque()
         self._urgent: deque[bytes] = deque()
         self._timers: list[tuple[int, bytes]] = []
@@ -98,19 +101,12 @@ class ClientCore:
             RequestError: DUPLICATE_REQUEST or OVERLOADED; nothing is then kept.
         """
         if request_id in self._pending or request_id in self._catalog:
-            raise RequestError(
-                "DUPLICATE_REQUEST",
-                "a request with this id is in flight",
-                where=request_id.hex(),
-                hint="let the SDK choose the ids, or wait for the first one's answer",
-            )
+            raise duplicate(request_id, "a request with this id is in flight")
+        if request_id in self._owed:
+            why = "a request with this id has ended here, but its reply is still to come"
+            raise duplicate(request_id, why)
         if len(self._pending) >= self._max_pending:
-            raise RequestError(
-                "OVERLOADED",
-                f"{self._max_pending} requests of this client wait for an answer",
-                where=self.link.address,
-                hint="wait for answers, or raise max_pending",
-            )
+            raise too_many(self._max_pending, self.link.address)
         ms = limits.DEFAULT_DEADLINE_MS if deadline_ms is None else deadline_ms
         deadline_ns = now_ns + ms * 1_000_000
         p = Pending(
@@ -129,6 +125,7 @@ class ClientCore:
             return []
         if p.sent:
             self._urgent.append(encode_to_dispatcher(Cancel(request_id)))
+            self._owed.add(request_id)
         return [self._fail(p, RequestError("CANCELLED", why, where=request_id.hex()))]
 
     def ask(
@@ -161,6 +158,7 @@ class ClientCore:
         self.link.since_ns = now_ns
         self.counters.disconnects += 1
         self._urgent.clear()
+        self._owed.clear()
         self.sharing.reset()
         out: list[Outcome] = []
         for p in list(self._pending.values()):
@@ -289,6 +287,8 @@ class ClientCore:
                 elif not p.sent and not self.link.up:
                     out.append(self._fail(p, self.link.lost("no connection to send it on")))
                 else:
+                    if p.sent:
+                        self._owed.add(rid)
                     out.append(self._fail(p, expired(p)))
         return out
 
@@ -330,6 +330,7 @@ class ClientCore:
         p = self._pending.get(msg.request_id)
         self.sharing.on_reply(msg.request_id, 0 if p is None else p.number)
         if p is None:
+            self._owed.discard(msg.request_id)
             self.counters.late_replies += 1
             self.unclaimed.extend(places)
             return []

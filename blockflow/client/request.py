@@ -12,6 +12,9 @@ from blockflow.core.errors import RequestError
 from blockflow.wire.client import MAX_TRIES
 from blockflow.wire.tensor import TensorDesc
 
+_RETRY_AFTER_MS = 50
+"""Callers count on such a number with OVERLOADED. Which answer is next, and when, is not known."""
+
 
 @dataclass(slots=True)
 class Upload:
@@ -50,6 +53,27 @@ class Pending:
     def tries(self) -> int:
         """For the next sending: the how manyth it is; 0 where there is only one."""
         return self.sendings + 1 if self.retries else 0
+
+
+def duplicate(request_id: bytes, why: str) -> RequestError:
+    """The id is not free."""
+    return RequestError(
+        "DUPLICATE_REQUEST",
+        why,
+        where=request_id.hex(),
+        hint="let the SDK choose the ids, or wait for the first one's answer",
+    )
+
+
+def too_many(max_pending: int, address: str) -> RequestError:
+    """So many requests have no answer yet."""
+    return RequestError(
+        "OVERLOADED",
+        f"{max_pending} requests of this client wait for an answer",
+        where=address,
+        hint="wait for answers, or raise max_pending",
+        retry_after_ms=_RETRY_AFTER_MS,
+    )
 
 
 def expired(p: Pending) -> RequestError:

@@ -211,6 +211,21 @@ def test_a_duplicate_id_leaves_the_first_request_alone(
     assert np.array_equal(first.result(5).value, X)
 
 
+def test_an_id_is_free_again_when_the_reply_has_come(
+    make: Make, dispatcher: FakeDispatcher
+) -> None:
+    client = make(dispatcher.endpoint)
+    rid = b"\x07" * 16
+    first = client.submit("held", X, request_id=rid)
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == 1)
+    first.cancel()
+    assert code_of(lambda: first.result(5)) == "CANCELLED"
+    assert code_of(lambda: client.infer("echo", X + 1, request_id=rid)) == "DUPLICATE_REQUEST"
+    dispatcher.release()
+    client.infer("echo", X)  # whose answer comes behind the late one
+    assert np.array_equal(client.infer("echo", X + 1, request_id=rid).value, X + 1)
+
+
 def test_more_than_max_pending_is_refused_at_once(make: Make, dispatcher: FakeDispatcher) -> None:
     client = make(dispatcher.endpoint, max_pending=2)
     kept = [client.submit("held", X) for _ in range(2)]

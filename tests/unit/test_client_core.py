@@ -143,6 +143,36 @@ def test_an_id_may_be_used_again_after_its_end() -> None:
     assert isinstance(only(core.on_message(reply(1), 0)), Answered)
 
 
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+def test_a_late_reply_is_never_taken_for_that_of_a_later_request(how: str) -> None:
+    """Of the same id, which callers may choose: it would get the first one's result."""
+    core = connected_core()
+    submit(core, 1)
+    send_all(core)
+    if how == "cancelled":
+        core.cancel(rid(1))
+        assert send_all(core) == [Cancel(rid(1))]
+    else:
+        assert only(core.on_tick(1000 * MS + GRACE_NS)).error.code == "DEADLINE_EXCEEDED"
+    with pytest.raises(RequestError, match=r"DUPLICATE_REQUEST.*still to come"):
+        submit(core, 1, now=2000 * MS)
+    assert core.on_message(reply(1), 2001 * MS) == []
+    submit(core, 1, now=2002 * MS)
+    assert len(send_all(core, 2003 * MS)) == 1
+    assert isinstance(only(core.on_message(reply(1), 2004 * MS)), Answered)
+
+
+def test_no_reply_comes_by_a_later_connection() -> None:
+    core = connected_core()
+    submit(core, 1)
+    send_all(core)
+    core.cancel(rid(1))
+    core.on_disconnected(1 * MS)
+    core.on_connected()
+    submit(core, 1, now=2 * MS)
+    assert len(send_all(core, 2 * MS)) == 1
+
+
 def test_unanswered_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Dispatcher cuts off who leaves it too much to read."""
     size = len(BODY)
@@ -173,8 +203,9 @@ def test_one_that_is_larger_than_the_bound_is_sent_alone(monkeypatch: pytest.Mon
 def test_max_pending_is_a_bound() -> None:
     core = new_core(max_pending=1)
     submit(core, 1)
-    with pytest.raises(RequestError, match="OVERLOADED"):
+    with pytest.raises(RequestError, match="OVERLOADED") as refused:
         submit(core, 2)
+    assert refused.value.retry_after_ms, "what a caller's own loop waits for"
 
 
 def test_without_a_deadline_the_tasks_own_is_learned_first() -> None:
