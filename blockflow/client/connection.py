@@ -102,7 +102,8 @@ class Connection:
         self._io = IoThread(core, protect, tap)
         self._pid = os.getpid()
         # Also ends the thread of a client that its program forgot to close.
-        self._finalizer = weakref.finalize(self, _shut_down, self._io, self._pid)
+        self._finalizer = weakref.finalize(self, self._io.shut_down)
+        self._finalizer.atexit = False  # the thread itself sees to that
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -303,12 +304,6 @@ def _value(r: TaskResult, frame: Any, read: Read) -> Any:
     except MemoryError:  # this result's alone: others may fit
         text = f"this process has no memory for a result of {r.tensor.nbytes} bytes"
         return make_error("NO_SPACE", text, where=r.task, hint="ask for less at once")
-
-
-def _shut_down(io: IoThread, pid: int) -> None:
-    if os.getpid() == pid:
-        io.stop()
-        io.join()
 
 
 def _milliseconds(seconds: float) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -12,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
+import zmq.utils.garbage  # at the exit it forgets which arrays are being sent: see IoThread
 from zmq.utils.monitor import recv_monitor_message
 
 from blockflow.client.core import ClientCore
@@ -104,6 +107,10 @@ class IoThread:
         self._side_fd = -1
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # whoever waits may give up; the end comes anyway
+        self._pid = os.getpid()
+        # What is called last was registered first: ZeroMQ's thread must have let go of all arrays
+        # before pyzmq forgets them, or it sends, or falls over, what they have become.
+        atexit.register(self.shut_down)
         self._thread = threading.Thread(target=self._run, name="blockflow-client", daemon=True)
         self._thread.start()
 
@@ -131,6 +138,12 @@ class IoThread:
     def join(self) -> None:
         if not self.is_current():
             self._thread.join()
+
+    def shut_down(self) -> None:
+        """End the thread and wait for that; in a forked child, which has none, do nothing."""
+        if os.getpid() == self._pid:
+            self.stop()
+            self.join()
 
     def is_current(self) -> bool:
         """Whether the caller runs in this thread, as callbacks do."""
@@ -177,6 +190,7 @@ class IoThread:
             self._socket.close(linger=_CLOSE_LINGER_MS)
             self._context.term()
             self._wakeup.close()
+            atexit.unregister(self.shut_down)
             self.ended.set_result(None)
 
     def _loop(self) -> None:

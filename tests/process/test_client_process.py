@@ -136,6 +136,25 @@ def test_a_program_that_forgets_to_close_ends() -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "4.0", "")
 
 
+def test_at_the_exit_no_array_is_forgotten_while_it_is_being_sent() -> None:
+    """ZeroMQ sends large ones from where they lie; pyzmq, which keeps them, ends then, too."""
+    with FakeDispatcher() as fake:
+        code = (
+            "import threading, weakref\nimport numpy as np\nfrom blockflow.client import Client\n"
+            "weakref.finalize(threading.current_thread(), print)\n"  # others have some, before
+            f"c = Client({fake.endpoint!r}, shared_memory='off')\n"
+            "c.infer('echo', np.ones((1, 1 << 17), np.float32))\n"
+            "from zmq.utils.garbage import gc\n"
+            "assert gc.is_alive()\n"
+            "names = lambda: [t.name for t in threading.enumerate()]\n"
+            "gc.stop = lambda: print('blockflow-client' in names())\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=20
+        )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["False"], "")
+
+
 def test_a_forgotten_client_is_collected_with_its_thread() -> None:
     with FakeDispatcher() as fake:
         client: Any = Client(fake.endpoint)

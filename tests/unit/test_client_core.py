@@ -135,7 +135,7 @@ def test_cancel_is_told_only_when_the_dispatcher_knows_the_request() -> None:
 def test_an_id_may_be_used_again_after_its_end() -> None:
     core = connected_core()
     submit(core, 1)
-    with pytest.raises(RequestError, match="DUPLICATE_REQUEST"):
+    with pytest.raises(RequestError, match=r"DUPLICATE_REQUEST"):
         submit(core, 1)
     core.cancel(rid(1))
     submit(core, 1)
