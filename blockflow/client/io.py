@@ -242,11 +242,11 @@ class IoThread:
                 outcomes = call()
             except BlockFlowError as exc:
                 if rid is not None and end is not None:
-                    end(Failed(rid, exc))
+                    _tell(end, Failed(rid, exc))
                 continue
             except Exception as exc:  # a defect: :meth:`_run` ends the others
                 if rid is not None and end is not None:
-                    end(Failed(rid, _defect(exc)))
+                    _tell(end, Failed(rid, _defect(exc)))
                 raise
             if rid is not None and end is not None:
                 self._ends[rid] = end
@@ -334,7 +334,7 @@ class IoThread:
         for outcome in outcomes:
             end = self._ends.pop(outcome.request_id, None)
             if end is not None:
-                end(outcome)
+                _tell(end, outcome)
             elif isinstance(outcome, Answered):
                 self._core.unclaimed.extend(f for f in outcome.frames if isinstance(f, Place))
         while self._core.unclaimed:
@@ -350,9 +350,17 @@ class IoThread:
         while self._mailbox:
             _, rid, end = self._mailbox.popleft()
             if rid is not None and end is not None:
-                end(Failed(rid, error))
+                _tell(end, Failed(rid, error))
         for rid in list(self._ends):
             self._deliver([Failed(rid, error)])
+
+
+def _tell(end: End, outcome: Outcome) -> None:
+    """Hand an outcome to its owner, whose callbacks run in this."""
+    try:
+        end(outcome)
+    except BaseException:  # a future logs others: SystemExit, and what frameworks end tests with
+        log.exception("a callback wanted to end the client's thread")
 
 
 def _defect(exc: Exception) -> BlockFlowError:

@@ -143,6 +143,21 @@ def test_a_callback_may_submit_read_and_wait_for_another_client(
     assert [r.task for r in found] == ["echo", "echo"]
 
 
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_a_callback_that_wants_to_end_its_thread_ends_nobody_elses_requests(
+    client: Any, dispatcher: FakeDispatcher, end: type[BaseException]
+) -> None:
+    def callback(_: Any) -> None:
+        raise end
+
+    first, second = (client.submit("held", X) for _ in range(2))
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == 2)
+    first.add_done_callback(callback)
+    dispatcher.release()
+    assert np.array_equal(second.result(5).value, X)
+    assert np.array_equal(client.infer("echo", X).value, X)
+
+
 def test_a_callback_may_close_its_client(dispatcher: FakeDispatcher) -> None:
     sync = Client(dispatcher.endpoint)
     in_callback(sync, dispatcher, sync.close)
