@@ -28,6 +28,7 @@ from blockflow.client.request import (
     check_deadline,
     check_retries,
     published_names,
+    shown,
     task_names,
 )
 from blockflow.client.result import Result, Trip, make_result
@@ -86,7 +87,7 @@ class Connection:
             raise RequestError("INVALID_REQUEST", why, where="Client")
         if shared_memory not in ("auto", "off"):
             raise RequestError(
-                "INVALID_REQUEST", f"shared_memory is 'auto' or 'off', not {shared_memory!r}"
+                "INVALID_REQUEST", f"shared_memory is 'auto' or 'off', not {shown(shared_memory)}"
             )
         core = ClientCore(
             self.address,
@@ -132,9 +133,11 @@ class Connection:
         check_deadline(deadline_s, deadline_ms)
         check_retries(retries)
         if errors not in ("raise", "return"):
-            raise RequestError("INVALID_REQUEST", f"errors is 'raise' or 'return', not {errors!r}")
+            why = f"errors is 'raise' or 'return', not {shown(errors)}"
+            raise RequestError("INVALID_REQUEST", why)
         if results not in ("copy", "view"):
-            raise RequestError("INVALID_REQUEST", f"results is 'copy' or 'view', not {results!r}")
+            why = f"results is 'copy' or 'view', not {shown(results)}"
+            raise RequestError("INVALID_REQUEST", why)
         desc, body, kind = self._tensors.to_wire(x, dtype)
         future: PendingRequest[Any] = PendingRequest(rid, self._cancel, self.check_may_wait)
         core, now, from_wire = self._core, time.monotonic_ns(), self._tensors.from_wire
@@ -310,7 +313,8 @@ def _milliseconds(seconds: float) -> int:
     try:
         return max(1, round(seconds * 1000)) if seconds > 0 else 0
     except (TypeError, ValueError, OverflowError) as exc:
-        raise RequestError("INVALID_REQUEST", f"{seconds!r} is not a number of seconds") from exc
+        why = f"{shown(seconds)} is not a number of seconds"
+        raise RequestError("INVALID_REQUEST", why) from exc
 
 
 def _request_id(given: RequestId) -> bytes:

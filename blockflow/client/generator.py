@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from blockflow.client.collector import OK, Collector, Record
-from blockflow.client.request import task_names
+from blockflow.client.request import shown, task_names
 from blockflow.client.result import BlockTiming, Result
 from blockflow.client.sync import Client
 from blockflow.core.errors import BlockFlowError, RequestError
@@ -238,17 +238,17 @@ def _check(
     mode: str, rate: float | None, count: int | None, duration_s: float | None, inputs: Inputs
 ) -> None:
     if mode not in ("sync", "poisson"):
-        why = f"mode is 'sync' or 'poisson', not {mode!r}"
+        why = f"mode is 'sync' or 'poisson', not {shown(mode)}"
     elif mode == "poisson" and (not _is_positive(rate) or rate == inf):
-        why = f"the poisson mode needs a finite rate above 0, not {rate!r}"
+        why = f"the poisson mode needs a finite rate above 0, not {shown(rate)}"
     elif mode == "sync" and rate is not None:
         why = "a rate has no meaning in the sync mode"
     elif count is None and duration_s is None:
         why = "give count, duration_s or both"
     elif count is not None and not _is_positive(count, Integral):
-        why = f"count is a whole number above 0, not {count!r}"
+        why = f"count is a whole number above 0, not {shown(count)}"
     elif duration_s is not None and not _is_positive(duration_s):
-        why = f"duration_s is a number above 0, not {duration_s!r}"
+        why = f"duration_s is a number above 0, not {shown(duration_s)}"
     elif not callable(inputs) and not _has_items(inputs):
         why = "no inputs"
     else:

@@ -16,6 +16,9 @@ _RETRY_AFTER_MS = 50
 """Callers count on such a number with OVERLOADED. Which answer is next, and when, is not known."""
 
 
+_MOST_SHOWN = 500
+
+
 @dataclass(slots=True)
 class Upload:
     """A body that travels in ``slot``: to be ``written`` there before its header is sent."""
@@ -53,6 +56,15 @@ class Pending:
     def tries(self) -> int:
         """For the next sending: the how manyth it is; 0 where there is only one."""
         return self.sendings + 1 if self.retries else 0
+
+
+def shown(value: object) -> str:
+    """A value of a caller's, for an error's text: of any type, as far as it can be shown."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of more digits than Python writes, say
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def duplicate(request_id: bytes, why: str) -> RequestError:
@@ -111,7 +123,7 @@ def task_names(tasks: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _bad_tasks(names: tuple[str, ...], why: str) -> RequestError:
-    return RequestError("INVALID_REQUEST", why, where=f"tasks={list(names)!r}")
+    return RequestError("INVALID_REQUEST", why, where=f"tasks={shown(list(names))}")
 
 
 def check_retries(retries: int) -> None:
@@ -119,7 +131,7 @@ def check_retries(retries: int) -> None:
     if type(retries) is not int or not 0 <= retries < MAX_TRIES:
         raise RequestError(
             "INVALID_REQUEST",
-            f"retries is a number from 0 to {MAX_TRIES - 1}, not {retries!r}",
+            f"retries is a number from 0 to {MAX_TRIES - 1}, not {shown(retries)}",
             where="retries",
         )
 
@@ -130,7 +142,7 @@ def check_deadline(given_s: float | None, deadline_ms: int | None) -> None:
         most = limits.MAX_DEADLINE_MS / 1000
         raise RequestError(
             "INVALID_REQUEST",
-            f"a deadline is more than 0 and at most {most:g} seconds, not {given_s!r}",
+            f"a deadline is more than 0 and at most {most:g} seconds, not {shown(given_s)}",
             where="deadline",
         )
 

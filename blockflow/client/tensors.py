@@ -108,6 +108,9 @@ def _from_numpy(x: Any, dtype: str | None) -> tuple[Any, str]:
     as_bits = dtype == "bfloat16"
     if isinstance(x, np.ndarray | np.generic):
         array = np.asarray(x)
+        # Below a mask lies no data. (numpy.ma is loaded by whoever has one, not by others.)
+        if type(x) is not np.ndarray and array.dtype.names is None and np.ma.is_masked(x):
+            raise _mismatch("elements are masked, and a mask cannot travel", "use x.filled(...)")
     else:
         try:
             array = _from_sequence(x, dtype)

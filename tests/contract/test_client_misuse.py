@@ -80,6 +80,16 @@ def test_a_number_is_no_request_id(client: Any, rid: Any) -> None:
     assert code_of(lambda: client.infer("echo", X, request_id=rid)) == "INVALID_REQUEST"
 
 
+@pytest.mark.parametrize("name", ["deadline_s", "retries", "errors", "results", "tasks"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_beyond_what_can_be_written_are_refused_like_others(
+    client: Any, name: str, sign: int
+) -> None:
+    given = sign * 10**5000
+    call = {"tasks": "echo", "x": X, name: [given] if name == "tasks" else given}
+    assert code_of(lambda: client.infer(**call)) == "INVALID_REQUEST"
+
+
 @pytest.mark.parametrize("make", [bytes, bytearray, memoryview])
 def test_request_ids_are_sixteen_bytes_of_any_kind(client: Any, make: Any) -> None:
     raw = bytes(range(16))

@@ -38,6 +38,18 @@ def test_torch_round_trip(dtype: str) -> None:
     assert torch.equal(back, x)
 
 
+def test_what_a_mask_hides_is_not_sent() -> None:
+    x = np.ma.masked_array(np.ones((2, 3)), mask=[[0, 1, 0], [0, 0, 0]])
+    with pytest.raises(BlockFlowError, match=r"CONTRACT_MISMATCH.*masked.*x\.filled"):
+        to_wire(x)
+    assert bytes(to_wire(x.filled(0))[1]) == x.filled(0).tobytes()
+    whole = np.ma.masked_array(np.ones((2, 3)), mask=False)
+    assert bytes(to_wire(whole)[1]) == np.ones((2, 3)).tobytes()
+    named = np.ma.masked_array(np.ones(3, [("a", "f8")]), mask=[(True,)] * 3)
+    with pytest.raises(BlockFlowError, match="CONTRACT_MISMATCH"):
+        to_wire(named)
+
+
 def test_contiguous_arrays_are_not_copied() -> None:
     x = np.arange(6, dtype=np.float32)
     _, body, _ = to_wire(x)
