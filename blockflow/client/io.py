@@ -108,11 +108,11 @@ class IoThread:
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # whoever waits may give up; the end comes anyway
         self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="blockflow-client", daemon=True)
+        self._thread.start()
         # What is called last was registered first: ZeroMQ's thread must have let go of all arrays
         # before pyzmq forgets them, or it sends, or falls over, what they have become.
         atexit.register(self.shut_down)
-        self._thread = threading.Thread(target=self._run, name="blockflow-client", daemon=True)
-        self._thread.start()
 
     def post(self, call: Call, request_id: bytes | None, end: End | None) -> None:
         """Run ``call`` in the thread; ``end`` gets the outcome of ``request_id``, exactly once.
