@@ -284,7 +284,7 @@ class ClientCore:
                 due = self._due(p)
                 if due > now_ns:
                     self._arm(rid, due)
-                elif not p.sent and not self.link.up:
+                elif not p.sent and self.link.gave_up(p.submitted_ns, now_ns):
                     out.append(self._fail(p, self.link.lost("no connection to send it on")))
                 else:
                     if p.sent:

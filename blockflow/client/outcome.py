@@ -70,6 +70,10 @@ class Link:
         """When a call of ``asked_ns`` stops waiting for a connection."""
         return max(asked_ns, self.since_ns) + self.connect_timeout_ns
 
+    def gave_up(self, asked_ns: int, now_ns: int) -> bool:
+        """Whether a call of ``asked_ns`` has waited long enough to say that nobody is there."""
+        return not self.up and self.gives_up_at(asked_ns) <= now_ns
+
     def lost(self, why: str) -> BlockFlowError:
         """CONNECTION_LOST, or NOT_RUNNING when there never was a connection."""
         if self.denied:

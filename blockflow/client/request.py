@@ -91,11 +91,12 @@ def too_many(max_pending: int, address: str) -> RequestError:
 def expired(p: Pending) -> RequestError:
     """Nobody has answered in time."""
     ms = (p.deadline_ns - p.submitted_ns) // 1_000_000
+    look = "`blockflow top` for what is slow" if p.sent else "`blockflow status`: does it run?"
     return RequestError(
         "DEADLINE_EXCEEDED",
         f"no answer within {ms} ms" + ("" if p.sent else " (it could not be sent)"),
         where=p.request_id.hex(),
-        hint="give more time, or look at `blockflow top` for what is slow",
+        hint=f"give more time, or look at {look}",
     )
 
 

@@ -100,6 +100,20 @@ def test_no_connection_is_an_error_after_the_connect_timeout(before: bool, code:
     assert only(core.on_tick(start + 1000 * MS)).error.code == code
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_deadline_before_the_connect_timeout_says_nothing_of_who_is_there(before: bool) -> None:
+    """The first calls of a client come while it is still connecting."""
+    core = new_core()
+    if before:
+        core.on_connected()
+        core.on_disconnected(0)
+    submit(core, 1, deadline_ms=20)
+    failed = only(core.on_tick(20 * MS))
+    assert failed.error.code == "DEADLINE_EXCEEDED"
+    assert failed.error.retryable
+    assert "it could not be sent" in failed.error.message
+
+
 def test_a_disconnect_ends_what_was_sent_and_keeps_what_was_not() -> None:
     core = connected_core()
     submit(core, 1)
