@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import zmq
@@ -88,7 +89,8 @@ class IoThread:
         self._refused = False
         self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
         self._ends: dict[bytes, End] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may post in the middle of a post
+        self._ringing: set[int] = set()
         self._closed = False
         self._context = zmq.Context()
         try:
@@ -120,23 +122,38 @@ class IoThread:
         Raises:
             RequestError: CANCELLED, the connection is closed.
         """
-        with self._lock:
-            if not self._closed:
-                self._mailbox.append((call, request_id, end))
-                self._wakeup.ring()
-                return
-        if end is not None:
+        taken = self._ring(partial(self._mailbox.append, (call, request_id, end)))
+        if not taken and end is not None:
             raise RequestError("CANCELLED", "the client is closed", where=self._core.link.address)
 
     def stop(self) -> None:
         """End the thread soon; safe to call more than once."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
+        self._ring(self._end)
+
+    def _ring(self, act: Callable[[], None]) -> bool:
+        """Run ``act`` and wake the thread; False when it is closed."""
+        caller = threading.get_ident()
+        again = caller in self._ringing
+        try:
+            self._ringing.add(caller)
+            with self._lock:
+                if self._closed:
+                    return False
+                act()
                 self._wakeup.ring()
+                return True
+        finally:
+            if not again:
+                self._ringing.discard(caller)
+
+    def _end(self) -> None:
+        self._closed = True
 
     def join(self) -> None:
-        if not self.is_current():
+        """Wait for the thread's end; not where it waits for this very caller: in a callback, and in
+        the handler of a signal that came while its thread was in :meth:`_ring`.
+        """
+        if not self.is_current() and threading.get_ident() not in self._ringing:
             self._thread.join()
 
     def shut_down(self) -> None:

@@ -194,6 +194,39 @@ async def test_whoever_gives_up_waiting_for_the_end_does_not_disturb_it() -> Non
         assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("during", ["c.submit('echo', X)", "c.close()"])
+@pytest.mark.parametrize("call", ["c.close()", "first.cancel()", "c.submit('echo', X)"])
+def test_a_signals_handler_may_use_the_client(during: str, call: str) -> None:
+    """It comes in the middle of a call of the same thread: here while that wakes the client's."""
+    with FakeDispatcher() as fake:
+        code = (
+            "import signal\nimport numpy as np\nfrom blockflow.client import Client\n"
+            "from blockflow.core.errors import BlockFlowError\n"
+            "X = np.ones((1, 4), np.float32)\n"
+            f"c = Client({fake.endpoint!r})\n"
+            "first = c.submit('silent', X)\n"
+            "bell = c._connection._io._wakeup\n"
+            "ring = bell.ring\n"
+            "def handler(*_):\n"
+            "    bell.ring = ring\n"
+            "    try:\n"
+            f"        {call}\n"
+            "    except BlockFlowError as error:\n"
+            "        print(error.code)\n"
+            "    print('handled')\n"
+            "signal.signal(signal.SIGUSR1, handler)\n"
+            "bell.ring = lambda: (signal.raise_signal(signal.SIGUSR1), ring())\n"
+            f"{during}\n"
+            "c.close()\n"
+            "print('closed')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=20
+        )
+    refused = ["CANCELLED"] if "close" in during and "submit" in call else []
+    assert (done.stdout.split(), done.stderr) == ([*refused, "handled", "closed"], "")
+
+
 def test_ctrl_c_in_infer_cancels_the_request() -> None:
     with FakeDispatcher() as fake:
         code = (
