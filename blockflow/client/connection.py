@@ -252,6 +252,7 @@ class Connection:
         return future
 
     def _cancel(self, request_id: bytes) -> None:
+        self._check_process()
         core = self._core
         self._io.post(lambda: core.cancel(request_id), None, None)
 

@@ -124,13 +124,13 @@ class TaskGenerator:
             end = self._duration_s
             times = takewhile(lambda t: t < end, times)
         waiting: set[Future[Any]] = set()
-        failed: list[Exception] = []
+        failed: list[BaseException] = []
         idle = threading.Condition()
 
         def done(future: Future[Any], rows: int, intended_ms: float, sent_ms: float) -> None:
             try:
                 self._finish(future, rows, intended_ms, sent_ms)
-            except Exception as exc:  # of ``on_progress``: :meth:`run` raises it
+            except BaseException as exc:  # of ``on_progress``: :meth:`run` raises it
                 failed.append(exc)
                 self.stop()
             with idle:

@@ -42,6 +42,9 @@ class PendingRequest(Future[T]):
 
         The Dispatcher drops what has not been computed yet. :meth:`result` then raises CANCELLED,
         or gives the answer if that was faster.
+
+        Raises:
+            RequestError: INVALID_REQUEST, the request is another process's.
         """
         if self.done():
             return False

@@ -102,16 +102,17 @@ def test_sync_mode_sends_the_next_after_the_reply() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "poisson"])
-def test_progress_that_fails_ends_the_run(mode: Any) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_progress_that_fails_ends_the_run(mode: Any, error: type[BaseException]) -> None:
     def progress(n: int) -> None:
-        raise ZeroDivisionError("planted")
+        raise error("planted")
 
     with FakeDispatcher() as fake, Client(fake.endpoint) as client:
         rate = None if mode == "sync" else 500.0
         generator = TaskGenerator(
             client, "echo", [X], mode=mode, rate=rate, duration_s=60, on_progress=progress
         )
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(error):
             generator.run()
         assert np.array_equal(client.infer("echo", X).value, X)
 
