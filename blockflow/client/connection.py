@@ -10,9 +10,9 @@ import os
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -139,7 +139,7 @@ class Connection:
             why = f"results is 'copy' or 'view', not {shown(results)}"
             raise RequestError("INVALID_REQUEST", why)
         desc, body, kind = self._tensors.to_wire(x, dtype)
-        future: PendingRequest[Any] = PendingRequest(rid, self._cancel, self.check_may_wait)
+        future: PendingRequest[Any] = PendingRequest(rid, self._cancel, self.waiting)
         core, now, from_wire = self._core, time.monotonic_ns(), self._tensors.from_wire
         side = self._io.side
         trip = Trip(desc.nbytes, results == "view", self._local)
@@ -210,6 +210,14 @@ class Connection:
         if os.getpid() == self._pid:
             self._io.join()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """As :meth:`check_may_wait`, while the caller waits; it refuses also where callbacks of
+        several clients would wait for one another."""
+        self.check_may_wait()
+        with self._io.awaited():
+            yield
+
     def check_may_wait(self) -> None:
         """Refuse to wait where the answer could never come.
 
@@ -235,8 +243,9 @@ class Connection:
         self.check_may_wait()  # both clients wait for these
         rid = os.urandom(REQUEST_ID_BYTES)
         core, now, timeout_ms = self._core, time.monotonic_ns(), _milliseconds(timeout_s)
-        future: Future[dict[str, TaskRoute]] = Future()
-        future.set_running_or_notify_cancel()
+        future: PendingRequest[dict[str, TaskRoute]] = PendingRequest(
+            rid, self._cancel, self.waiting
+        )
 
         def call() -> list[Outcome]:
             core.ask(rid, wanted, timeout_ms, now)

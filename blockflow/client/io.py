@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from blockflow.client.outcome import Answered, Failed, Outcome
 from blockflow.client.request import Upload
 from blockflow.client.side import SideConnection
 from blockflow.client.tap import Tap
+from blockflow.client.thread import ClientThread
 from blockflow.client.wakeup import WakeUp
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
@@ -110,7 +111,7 @@ class IoThread:
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # whoever waits may give up; the end comes anyway
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="blockflow-client", daemon=True)
+        self._thread = ClientThread(target=self._run, name="blockflow-client", daemon=True)
         self._thread.start()
         # What is called last was registered first: ZeroMQ's thread must have let go of all arrays
         # before pyzmq forgets them, or it sends, or falls over, what they have become.
@@ -165,6 +166,10 @@ class IoThread:
     def is_current(self) -> bool:
         """Whether the caller runs in this thread, as callbacks do."""
         return threading.current_thread() is self._thread
+
+    def awaited(self) -> AbstractContextManager[None]:
+        """While the caller waits for an answer: see :meth:`ClientThread.awaited`."""
+        return self._thread.awaited(self._core.link.address)
 
     # --- the thread ------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -21,19 +22,19 @@ class PendingRequest(Future[T]):
     Args:
         request_id: of the request.
         cancel: asks for its end.
-        check_may_wait: raises where waiting for its end would never end.
+        waiting: is entered while somebody waits for its end; raises where that would never come.
     """
 
     def __init__(
         self,
         request_id: bytes,
         cancel: Callable[[bytes], None],
-        check_may_wait: Callable[[], None],
+        waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         super().__init__()
         self.request_id = request_id
         self._ask_cancel = cancel
-        self._check_may_wait = check_may_wait
+        self._waiting = waiting
         # Running from the start: the base class would otherwise end it behind the core's back.
         self.set_running_or_notify_cancel()
 
@@ -53,12 +54,14 @@ class PendingRequest(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """The value, once it is there; raises the request's error, or TimeoutError."""
-        if not self.done():
-            self._check_may_wait()
-        return super().result(timeout)
+        if self.done():
+            return super().result()
+        with self._waiting():
+            return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The request's error, None for a value, once it has ended."""
-        if not self.done():
-            self._check_may_wait()
-        return super().exception(timeout)
+        if self.done():
+            return super().exception()
+        with self._waiting():
+            return super().exception(timeout)

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,36 @@ def test_a_callback_may_submit_read_and_wait_for_another_client(
     with Client(dispatcher.endpoint) as other:
         found = in_callback(client, dispatcher, lambda: (chained.result(), other.infer("echo", X)))
     assert [r.task for r in found] == ["echo", "echo"]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("call", ["infer", "wait_ready"])
+def test_callbacks_of_several_clients_cannot_wait_for_one_another(
+    dispatcher: FakeDispatcher, number: int, call: str
+) -> None:
+    clients = [Client(dispatcher.endpoint) for _ in range(number)]
+    meet = threading.Barrier(number)
+    ended: list[Future[Any]] = [Future() for _ in clients]
+
+    def callback(i: int, _: Any) -> None:
+        meet.wait(10)  # each thread is in its callback
+        other = clients[(i + 1) % number]
+        try:
+            ended[i].set_result(getattr(other, call)(*(("echo", X) if call == "infer" else ())))
+        except BlockFlowError as exc:
+            ended[i].set_exception(exc)
+
+    for i, client in enumerate(clients):
+        client.submit("held", X).add_done_callback(partial(callback, i))
+    dispatcher.wait_for(lambda: len(dispatcher.requests) == number)
+    dispatcher.release()
+    errors = [f.exception(10) for f in ended]
+    refused = [e for e in errors if e is not None]
+    assert refused
+    assert all("cannot wait for a client that waits" in str(e) for e in refused)
+    for client in clients:
+        assert np.array_equal(client.infer("echo", X).value, X)
+        client.close()
 
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
