@@ -21,6 +21,7 @@ from blockflow.bench.interrupts import interruptible
 from blockflow.cli import lazy
 from blockflow.cli.exits import ExitCode, exit_code
 from blockflow.cli.lazy import LazyGroup
+from blockflow.cli.streams import open_missing, silence_stdout
 from blockflow.core.errors import BlockFlowError, make_error
 
 DEBUG_VARIABLE = "BLOCKFLOW_DEBUG"
@@ -99,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Ctrl-C and SIGTERM end it in order: what it has started is stopped, its temporary files go.
     Errors go to stderr as text; with ``--json`` also to stdout as ``{"error": {...}}``.
     """
+    open_missing()
     args = list(sys.argv[1:] if argv is None else argv)
     level = "DEBUG" if os.environ.get(DEBUG_VARIABLE) else "WARNING"
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
@@ -118,13 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has what it wanted.
-        _silence_stdout()
+        silence_stdout()
         return ExitCode.OK
     except Exception as exc:
         if isinstance(exc, OSError) and exc.errno in _NO_ROOM and exc.filename is None:
             # Of files that commands write, errors of BlockFlow tell: this is the standard output.
             sys.stderr.write(f"blockflow: the output cannot be written: {exc.strerror}\n")
-            _silence_stdout()
+            silence_stdout()
             return ExitCode.FAILED
         logging.getLogger("blockflow.cli").debug("internal error", exc_info=True)
         hint = f"set {DEBUG_VARIABLE}=1 for the traceback, and report it"
@@ -152,18 +154,13 @@ def _listening(args: Sequence[str]) -> Iterator[None]:
             raise KeyboardInterrupt from exc
 
 
-def _silence_stdout() -> None:
-    """Nothing may be written at exit either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _report(error: BlockFlowError, args: Sequence[str]) -> int:
     if "--json" in args:
         try:
             sys.stdout.write(json.dumps({"error": error.to_dict()}, indent=2) + "\n")
             sys.stdout.flush()
         except OSError:  # it is told on stderr
-            _silence_stdout()
+            silence_stdout()
     sys.stderr.write(f"blockflow: {error}\n")
     return exit_code(error)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from blockflow.cli.streams import say
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 
@@ -157,8 +158,7 @@ def up(
 
 def _announce(facts: dict[str, Any], json_: bool) -> None:
     if json_:
-        sys.stdout.write(json.dumps(facts) + "\n")
-        sys.stdout.flush()
+        say(json.dumps(facts), _lost)
         return
     _say(f"REST     {facts['rest']}")
     for address in facts["clients"]:
@@ -168,8 +168,14 @@ def _announce(facts: dict[str, Any], json_: bool) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    say(line, _lost)
+
+
+def _lost(error: OSError) -> None:
+    """Who reads the announcement may go when he has read it; the system is not for him alone."""
+    sys.stderr.write(
+        f"blockflow: the output cannot be written ({error.strerror}); the system serves on\n"
+    )
 
 
 def _read(path: str) -> Any:

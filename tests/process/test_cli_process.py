@@ -149,3 +149,17 @@ def test_a_reader_of_help_that_has_enough_is_no_error() -> None:
     assert reader.stdout is not None
     reader.stdout.close()
     assert reader.wait(60) == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_has_closed_are_no_error(rest: FakeRest, closed: str) -> None:
+    command = [sys.executable, "-m", "blockflow.cli.main", "status", "--url", rest.url]
+    for more in ([], ["--json"]):
+        done = subprocess.run(
+            ["bash", "-c", f'exec "$@" {closed}', "bash", *command, *more],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

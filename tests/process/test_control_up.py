@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -102,3 +103,35 @@ def test_a_topology_that_fails_leaves_the_system_up(root: Path) -> None:
         assert "UNKNOWN_BLOCK" in (root / "err").read_text()
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("output", ["closed", "unread", "full"])
+def test_it_serves_on_when_its_output_takes_nothing(root: Path, output: str) -> None:
+    words = [w for w in command(root) if w != "--json"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    words[words.index("--port") + 1] = url.rpartition(":")[2]
+    if output == "closed":
+        words = ["bash", "-c", 'exec "$@" >&-', "bash", *words]
+    read, write = os.pipe()
+    os.close(read)
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        process = subprocess.Popen(
+            words, stdout=full if output == "full" else write, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        os.close(write)
+        os.close(full)
+    try:
+        assert process.stderr is not None
+        if output != "closed":
+            assert any("serves on" in line for line in process.stderr)
+        end = time.monotonic() + 60
+        while cli(["ping", "--url", url]) != 0 and time.monotonic() < end:
+            time.sleep(0.1)
+        assert cli(["stop", "--yes", "--url", url]) == 0
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()

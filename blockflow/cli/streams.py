@@ -1,0 +1,42 @@
+"""The standard streams of a command: there, whatever the caller has closed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+
+def open_missing() -> None:
+    """Open the standard streams that the caller has closed, to nowhere.
+
+    Otherwise the next socket or file gets the number of one, and what others print goes into it;
+    and Python has no object then that could be written to.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
+def silence_stdout() -> None:
+    """Nothing more can be written; not at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(text: str, lost: Callable[[OSError], None]) -> None:
+    """Print at once. An output that takes nothing ends nothing: ``lost`` is told why, and what
+    follows is printed to nowhere."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as e:
+        with suppress(OSError):
+            silence_stdout()
+        lost(e)
