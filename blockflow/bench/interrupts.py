@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM end a run once and in order: what it started is stopped, its folders go, and
-what it has measured until then can be kept.
+"""Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) end a run once and in order: what it started
+is stopped, its folders go, and what it has measured until then can be kept.
 
-Left alone, SIGTERM ends a Python process on the spot: no ``with`` is left, and scratch folders,
+Left alone, the last two end a Python process on the spot: no ``with`` is left, and scratch folders,
 child processes and shared memory stay behind.
 """
 
@@ -18,21 +18,23 @@ from typing import ParamSpec
 INTERRUPTED = 130
 """The exit status of a run that was ended so, as shells say it."""
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 P = ParamSpec("P")
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM raises KeyboardInterrupt inside; :func:`hold` takes any other.
+    """The first Ctrl-C, SIGTERM or SIGHUP raises KeyboardInterrupt inside; :func:`hold` takes any
+    other.
 
-    Both mean again what they did when the context ends. Only for the main thread.
+    They mean again what they did when the context ends. Only for the main thread.
     """
     # None is a handler that is not Python's: it cannot be set again.
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in _NUMBERS}
     for number, handler in before.items():
-        # Shells have background commands ignore Ctrl-C, which is meant for another one.
+        # Shells have background commands ignore Ctrl-C, which is meant for another one, and nohup
+        # has any ignore SIGHUP.
         if handler is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     try:
@@ -43,15 +45,15 @@ def interruptible() -> Iterator[None]:
 
 
 def hold() -> None:
-    """Ignore both from now on: processes end, folders go and figures are written undisturbed."""
+    """Ignore them from now on: processes end, folders go and figures are written undisturbed."""
     for number in _NUMBERS:
         # Not SIG_IGN: a process that is started meanwhile would inherit it and could not be ended.
         signal.signal(number, _ignore)
 
 
 def orderly(main: Callable[P, int]) -> Callable[P, int]:
-    """For the ``main`` of a benchmark: Ctrl-C and SIGTERM end it in order, with a line that says so
-    and the status :data:`INTERRUPTED`."""
+    """For the ``main`` of a benchmark: those signals end it in order, with a line that says so and
+    the status :data:`INTERRUPTED`."""
 
     @wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,14 +95,14 @@ def up(
         bool, typer.Option("--json", help="Announce readiness as a JSON line.")
     ] = False,
 ) -> None:
-    """Start manager, controller, REST and the dispatcher; run until Ctrl-C, SIGTERM or
-    `blockflow stop`.
+    """Start manager, controller, REST and the dispatcher; run until Ctrl-C, SIGTERM,
+    SIGHUP or `blockflow stop`.
 
     The topology that was last in force is deployed again.
     """
     from blockflow.control.guardian import Guardian
     from blockflow.control.settings import ControlSettings, default_state_dir
-    from blockflow.launch.process import raise_descriptor_limit
+    from blockflow.launch.process import ending_signals, raise_descriptor_limit
 
     raise_descriptor_limit()
     if not os.environ.get("BLOCKFLOW_DEBUG"):
@@ -137,7 +138,7 @@ def up(
     first = ward.deaths == 0
     body = _read(topology) if topology and first else None
     system = System(settings, fresh=fresh and first, ward=ward)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         signal.signal(number, lambda *_: system.ask_stop())
     if ward.stop_asked():
         system.ask_stop()
@@ -173,9 +174,10 @@ def _say(line: str) -> None:
 
 def _lost(error: OSError) -> None:
     """Who reads the announcement may go when he has read it; the system is not for him alone."""
-    sys.stderr.write(
-        f"blockflow: the output cannot be written ({error.strerror}); the system serves on\n"
-    )
+    with suppress(OSError):  # a terminal that was closed
+        sys.stderr.write(
+            f"blockflow: the output cannot be written ({error.strerror}); the system serves on\n"
+        )
 
 
 def _read(path: str) -> Any:

@@ -29,6 +29,7 @@ from blockflow.launch.process import (
     become_subreaper,
     descendants,
     die_with,
+    ending_signals,
     kill_process,
     set_process_name,
 )
@@ -256,7 +257,7 @@ class Guardian:
 
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ending_signals():
             signal.signal(number, wanted)
 
     def _stop(self) -> None:

@@ -122,6 +122,13 @@ def drop_capabilities() -> None:
     _check(_LIBC.capset(header, none))
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """What a person, a service or a terminal that is closed ends a system with. SIGHUP is none
+    where whoever started this process has had it ignored (nohup)."""
+    kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT, *(() if kept else (signal.SIGHUP,)))
+
+
 def raise_descriptor_limit() -> None:
     """As many file descriptors as this process may allow itself, up to a bound; its children get
     the same. The usual soft limit of 1024 is for programs that still call ``select``."""

@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "stop", "SIGKILL"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "stop", "SIGKILL"])
 def test_it_serves_and_ends_without_a_trace(root: Path, how: str) -> None:
     with up(root, "--topology", str(root / "topology.json")) as (process, ready):
         assert ready["event"] == "ready" and ready["pid"] == process.pid and ready["epoch"] == 1
@@ -44,6 +44,18 @@ def test_it_serves_and_ends_without_a_trace(root: Path, how: str) -> None:
         status = process.wait(30)
         assert status == (-signal.SIGKILL if how == "SIGKILL" else 0), (root / "err").read_text()
         assert gone(children, run_dir)
+
+
+def test_a_closed_terminal_does_not_end_what_was_started_with_nohup(root: Path) -> None:
+    with up(root, before=["nohup"]) as (process, ready):
+        children = family(process.pid)
+        process.send_signal(signal.SIGHUP)
+        children[0].send_signal(signal.SIGHUP)
+        assert cli(["ping", "--url", ready["rest"]]) == 0
+        process.terminate()
+        assert process.wait(30) == 0, (root / "err").read_text()
+        assert "the control plane ended" not in (root / "err").read_text()
+        assert gone(children, Path(ready["run_dir"]))
 
 
 def test_state_of_a_killed_system_comes_back(root: Path) -> None:

@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM: the first ends a run in order, later ones change nothing, and every benchmark
-and command that starts something listens."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends a run in order, later ones change nothing, and every
+benchmark and command that starts something listens."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from blockflow.core.model import TensorSpec
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BENCH = Path(__file__).resolve().parents[2] / "blockflow" / "bench"
 START_NOTHING = {"plots", "docs", "mlperf.figures", "mlperf.accuracy"}
 """They read files, and write or print, at once."""
@@ -46,22 +47,23 @@ def benchmarks() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[None]:
-    """What both mean outside of a run; a SIGTERM that nobody takes must not end the tests."""
+    """What they mean outside of a run; one that nobody takes must not end the tests."""
 
     def unheard(number: int, frame: object) -> None:
-        raise AssertionError("SIGTERM would have ended it on the spot")
+        raise AssertionError("it would have ended on the spot")
 
     before = (
         signal.signal(signal.SIGINT, signal.default_int_handler),
         signal.signal(signal.SIGTERM, unheard),
+        signal.signal(signal.SIGHUP, unheard),
     )
     yield
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+    for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
 
 
 def handlers() -> list[object]:
-    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    return [signal.getsignal(number) for number in SIGNALS]
 
 
 def send(number: signal.Signals) -> None:
@@ -75,7 +77,7 @@ def sent(*_: Any, **__: Any) -> Any:
     send(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_interrupts_and_later_ones_change_nothing(
     number: signal.Signals,
 ) -> None:
@@ -92,10 +94,11 @@ def test_the_first_signal_interrupts_and_later_ones_change_nothing(
     assert handlers() == before
 
 
-def test_a_background_command_goes_on_ignoring_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_a_shell_or_nohup_has_ignored_stays_ignored(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_IGN)
     with interruptible():
-        send(signal.SIGINT)
+        send(number)
 
 
 def test_what_is_started_while_a_run_ends_can_be_ended_too() -> None:
@@ -105,7 +108,7 @@ def test_what_is_started_while_a_run_ends_can_be_ended_too() -> None:
         assert signal.SIG_IGN not in handlers()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_an_orderly_main_leaves_its_contexts_and_says_so(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
