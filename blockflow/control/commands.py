@@ -5,17 +5,15 @@ REST and the in-process System are thin layers over this.
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from blockflow import __version__
 from blockflow.control.accept import Acceptance
 from blockflow.control.manager import Manager
 from blockflow.control.profiles import ProfileShelf
+from blockflow.control.samples import store_samples
 from blockflow.control.stewardship import Biography
 from blockflow.control.stored import PastEpoch
 from blockflow.control.update import Kind, Update
@@ -35,7 +33,6 @@ WAIT_S = 300.0
 """How long a waiting call waits for its update; the update itself goes on."""
 
 MAX_HZ = 50.0
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\.jsonl")
 _SELF_EVERY_NS = 1_000_000_000
 
 
@@ -349,27 +346,10 @@ class Commands:
     def store_kpis(self, name: str) -> dict[str, Any]:
         """Write the recent samples below the state directory, one JSON object per line.
 
-        Raises:
-            RequestError: INVALID_REQUEST when ``name`` is not a plain ``*.jsonl`` file name.
-            SystemError_: NO_SPACE.
+        Raises as :func:`store_samples`.
         """
-        if not _FILE_NAME.fullmatch(name):
-            raise RequestError(
-                "INVALID_REQUEST",
-                f"{name[:120]!r} is not a file name",
-                where="file",
-                hint="letters, digits, '_', '.' and '-', ending in .jsonl; no folders",
-            )
         lines = self._manager.call(self._manager.kpis.lines)
-        folder = self._manager.settings.state_dir / "kpis"
-        path = folder / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write(path, "".join(line + "\n" for line in lines))
-        except OSError as e:
-            raise SystemError_(
-                "NO_SPACE", f"the figures cannot be written: {e.strerror}", where=str(path)
-            ) from e
+        path = store_samples(self._manager.settings.state_dir / "kpis", name, lines)
         return {"path": str(path), "count": len(lines)}
 
     def _control(self) -> dict[str, Any]:
@@ -389,9 +369,3 @@ class Commands:
 def _worker_kpi(view: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("name", "incarnation", "state", "kpi_age_s", "process", "stages", "kpi")
     return {k: view[k] for k in keys if k in view}
-
-
-def _write(path: Path, text: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as f:
-        f.write(text)

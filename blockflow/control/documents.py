@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -9,6 +10,9 @@ import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What an OSError of a full disk says."""
 
 
 def seal(body: Mapping[str, Any], fmt: int) -> bytes:

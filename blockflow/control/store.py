@@ -14,7 +14,6 @@ reserved long before the last are given out, and a successor goes on with those 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.control.crashes import FILE as CRASHES
-from blockflow.control.documents import read_sealed, seal, write_file
+from blockflow.control.documents import NO_ROOM, read_sealed, seal, write_file
 from blockflow.control.numbers import KINDS, NONE, NumbersFile, Span
 from blockflow.control.stored import FORMAT, NUMBER_STRIDE, PastEpoch, StoredState
 from blockflow.core.errors import SystemError_
@@ -47,7 +46,6 @@ CORRUPT_HINT = (
     "(the broken files are kept)"
 )
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READERS: Mapping[int, Callable[[dict[str, Any]], StoredState]] = {
     1: StoredState.from_format_1,
     2: StoredState.from_format_2,
@@ -361,7 +359,7 @@ class StateStore:
             os.fsync(self._lock)
 
     def _io_error(self, e: OSError) -> SystemError_:
-        if e.errno in _NO_ROOM:
+        if e.errno in NO_ROOM:
             return SystemError_(
                 "NO_SPACE",
                 f"the state cannot be written: {e.strerror}",

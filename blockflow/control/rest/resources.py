@@ -343,7 +343,7 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             h.store_kpis,
             {200: ("Stored", "where, and how many")},
             body="StoreOrder",
-            errors=("INVALID_REQUEST", "NO_SPACE"),
+            errors=("INVALID_REQUEST", "NO_SPACE", "STATE_UNUSABLE"),
             tag="figures",
         ),
         get("/v1/health/live", "getLive", "The control plane's own liveness", h.live, "Live"),

@@ -1,0 +1,58 @@
+"""Stored KPI samples: a file is the former one or whole, and what prevents that has its code."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blockflow.control.samples import store_samples
+from blockflow.core.errors import RequestError, SystemError_
+
+
+def test_a_file_is_private_and_whole(tmp_path: Path) -> None:
+    path = store_samples(tmp_path / "kpis", "run1.jsonl", ["{}", "[]"])
+    assert path == tmp_path / "kpis" / "run1.jsonl"
+    assert path.read_text() == "{}\n[]\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert store_samples(tmp_path / "kpis", "run1.jsonl", []).read_text() == ""
+
+
+def test_a_full_disk_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
+    def lines() -> Iterator[str]:
+        yield "new"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store_samples(tmp_path, "run1.jsonl", ["old"])
+    with pytest.raises(SystemError_, match="NO_SPACE"):
+        store_samples(tmp_path, "run1.jsonl", lines())
+    assert [p.name for p in tmp_path.iterdir()] == ["run1.jsonl"]
+    assert (tmp_path / "run1.jsonl").read_text() == "old\n"
+
+
+def test_what_is_no_file_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "run1.jsonl").mkdir()
+    with pytest.raises(SystemError_, match="STATE_UNUSABLE: the figures cannot be written: Is a"):
+        store_samples(tmp_path, "run1.jsonl", ["new"])
+    assert [p.name for p in tmp_path.iterdir()] == ["run1.jsonl"]
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("kept")
+    (tmp_path / "run1.jsonl").symlink_to(other)
+    store_samples(tmp_path, "run1.jsonl", ["new"])
+    assert other.read_text() == "kept"
+    assert not (tmp_path / "run1.jsonl").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../x.jsonl", ".x.jsonl", "x", "x.jsonl\n", "a/x.jsonl", "\u00e4.jsonl"]
+)
+def test_names_that_are_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RequestError, match="INVALID_REQUEST"):
+        store_samples(tmp_path / "kpis", name, [])
+    assert not (tmp_path / "kpis").exists()
