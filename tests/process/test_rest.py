@@ -325,6 +325,30 @@ def test_what_is_no_http_does_no_harm(system: System, http: httpx.Client, raw: b
     assert http.get("/v1/health/live").status_code == 200
 
 
+@pytest.mark.parametrize(
+    "twice",
+    [
+        b"Content-Length: 2\r\nContent-Length: 11\r\n",
+        b"Content-Length: 11\r\ncontent-length: 11\r\n",
+        b"Content-Length: 2\r\n 11\r\n",
+        b"Host: elsewhere\r\nContent-Length: 11\r\n",
+        b"Origin: http://elsewhere\r\nOrigin: http://localhost\r\nContent-Length: 11\r\n",
+        b"Content-Type: text/plain\r\nContent-Length: 11\r\n",
+    ],
+)
+def test_what_must_stand_once_does(system: System, twice: bytes) -> None:
+    """Of several, the server's library takes the last: not what a proxy before it may have read."""
+    head = twice + b"Host: localhost\r\nContent-Type: application/json\r\n"
+    answer = b""
+    with socket.create_connection((system.rest.host, system.rest.port), 5) as s:
+        s.settimeout(15)
+        s.sendall(b"POST /v1/monitor HTTP/1.1\r\n" + head + b'\r\n{"on":true}')
+        while piece := s.recv(65536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"comes more than once" in answer
+
+
 def test_a_token_file_closes_the_door(system: System, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("s" * 40 + "\n")

@@ -28,23 +28,42 @@ def refusal(status: str, message: str) -> SystemError_:
     return SystemError_(known.get(status[:3], other), f"{status}: {message}".strip(" :")[:300])
 
 
+_ONCE = frozenset({b"Host", b"Content-Length", b"Content-Type", b"Authorization", b"Origin"})
+"""Headers that say who is meant, what comes, or who asks."""
+
+
+class _Head(dict[bytes, bytes]):
+    """Headers by name. cheroot takes the last of those that come again; what stands before this
+    service (a proxy that adds TLS) may have taken another one."""
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        if name in self and name in _ONCE:
+            raise ValueError(f"{name.decode('ascii')} comes more than once.")
+        super().__setitem__(name, value)
+
+
 class _StrictHeaders(HeaderReader):
-    """Refuses bodies whose end only their own bytes tell, and lengths that are no plain number.
+    """Refuses bodies whose end only their own bytes tell, lengths that are no plain number, and
+    what must stand once and comes again.
 
     cheroot reads the size of a chunk as a line without a bound, before anybody was asked for a
     token; and a body in chunks that nobody reads would be taken for the next request.
     """
 
     def __call__(self, rfile: Any, hdict: dict[bytes, bytes] | None = None) -> dict[bytes, bytes]:
+        headers = _Head()
         try:
-            headers: dict[bytes, bytes] = super().__call__(rfile, hdict)
+            super().__call__(rfile, headers)
         except UnboundLocalError as e:  # cheroot 11, when the first line is a folded one
             raise ValueError("Illegal header line.") from e
         if b"Transfer-Encoding" in headers:
             raise ValueError("Transfer-Encoding is not taken: send the body with a Content-Length.")
         if not headers.get(b"Content-Length", b"0").isdigit():
             raise ValueError("Malformed Content-Length Header.")
-        return headers
+        if hdict is None:
+            return headers
+        hdict.update(headers)
+        return hdict
 
 
 class StrictRequest(HTTPRequest):
