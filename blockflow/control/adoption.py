@@ -33,12 +33,15 @@ UNCOMMITTED = "it belonged to an update that was not committed when the control 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
     """What a new Manager takes over: the journal, and the stored epoch with its topology (None at
-    epoch 0) and the body as it was posted."""
+    epoch 0), the body as it was posted, the artifacts that it was stored with, and notes of what is
+    otherwise now."""
 
     journal: Journal
     epoch: int
     topology: Topology | None
     posted: Mapping[str, Any] | None
+    digests: Mapping[str, str] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
     crew = realm.crew
     realm.epoch, realm.version = inheritance.epoch, journal.version
     realm.topology, realm.posted = topology, inheritance.posted
+    realm.stored, realm.notes = inheritance.digests or None, inheritance.notes
     realm.closed = dict(journal.closed)
     realm.shares.recall(journal.shares)
     crew.hz = journal.hz

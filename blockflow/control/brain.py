@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blockflow.control.adoption import Adoption
@@ -118,12 +118,20 @@ class Brain:
         return update
 
     def restore(
-        self, topology: Topology, epoch: int, posted: Mapping[str, Any] | None, now_ns: int
+        self,
+        topology: Topology,
+        epoch: int,
+        posted: Mapping[str, Any] | None,
+        now_ns: int,
+        digests: Mapping[str, str] | None = None,
+        notes: Sequence[str] = (),
     ) -> Update:
-        """Deploy the stored topology at start. What cannot start leaves the other tasks alone."""
+        """Deploy the stored topology at start. What cannot start leaves the other tasks alone.
+        ``digests`` are the artifacts that it was stored with, ``notes`` say what is otherwise."""
         plan = self.realm.plan(topology)
         told = self.realm.told(topology, plan)
         self.realm.take(topology, epoch, posted, set())
+        self.realm.stored, self.realm.notes = digests or None, tuple(notes)
         update = self.runner.begin(Kind.RESTORE, epoch, now_ns)
         update.plan = told
         update.notes += self.realm.cautions(topology)
@@ -156,7 +164,9 @@ class Brain:
         if crew.dispatcher is None or crew.dispatcher.reaped:
             crew.dispatcher_restart_ns = crew.dispatcher_restart_ns or now_ns
         if realm.topology is not None:
+            stored, notes = realm.stored, realm.notes
             realm.take(realm.topology, realm.epoch, realm.posted, set(), adoption.closed)
+            realm.stored, realm.notes = stored, notes
         self.runner.start_missing(update, adoption.start, now_ns)
         self.runner.progress(now_ns)
         return update

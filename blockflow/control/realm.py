@@ -34,6 +34,9 @@ class Realm:
         shares: index of each task's share.
         epoch, topology, posted: what is in force; epoch 0 is none.
         unrestored: why the stored topology is not in force, None where it is or there was none.
+        stored: artifacts that the epoch means, by block of the repository; None where those that
+            the topology names are meant.
+        notes: what is otherwise than the epoch means it.
         closed: block -> ``drain`` or ``stop``: what an operator closed to new work.
         version: of the latest routes; counts up with every change of them.
     """
@@ -48,6 +51,8 @@ class Realm:
         self.topology: Topology | None = None
         self.posted: Mapping[str, Any] | None = None
         self.unrestored: BlockFlowError | None = None
+        self.stored: Mapping[str, str] | None = None
+        self.notes: tuple[str, ...] = ()
         self.shares = ShareBook()
         self.closed: dict[str, str] = {}
         self.version = 0
@@ -65,6 +70,8 @@ class Realm:
             and not self.closed
             and self.topology is not None
             and self.topology.to_dict() == topology.to_dict()
+            # What runs in the place of an artifact that was gone is meant from now on.
+            and self.stored in (None, topology.digests())
             # A refusal may be of new facts for a policy that stays: the plan does not show it.
             and not any(r.refused for r in self.crew.fleet.active())
         )
@@ -143,7 +150,7 @@ class Realm:
         """Put a topology in force; replicas that stay follow it in what a running process can
         change (``leaving`` names those that do not stay). Blocks open but for those ``closed``."""
         self.epoch, self.topology, self.posted = epoch, topology, posted
-        self.unrestored = None
+        self.unrestored, self.stored, self.notes = None, None, ()
         self.reopen(*(set(self.closed) - set(closed)))
         specs = {s.name: s for s in desired_workers(topology, self.settings.cores)}
         planned = self.planned(topology)

@@ -36,9 +36,8 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
         journal = JournalFile(ward.run_dir).read()
         store.skip(**journal.highest())
         state = store.state
-        topology = None
+        topology, notes = None, list[str]()
         if state.topology is not None:
-            notes: list[str] = []
             repository = BlockRepository(settings.repository)
             lookup = running_lookup(
                 journal, state.digests, stored_lookup(repository, state.digests, notes)
@@ -46,11 +45,11 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
             topology = parse_topology(state.topology, lookup, policy_problems)
             topology = ProfileShelf(settings.repository).with_costs(topology)
             for note in notes:
-                store.warn(note)
+                log.warning("%s", note)
     except (ValueError, BlockFlowError) as e:
         ward.line.anew(str(e))
         raise SystemError_("INTERNAL", f"what runs cannot be taken over: {e}") from e
-    return Inheritance(journal, state.epoch, topology, state.posted)
+    return Inheritance(journal, state.epoch, topology, state.posted, state.digests, tuple(notes))
 
 
 class Biography:

@@ -282,9 +282,10 @@ class System:
                 topology = parse_topology(state.topology, lookup, policy_problems)
                 topology = shelf.with_costs(topology)
                 topology, unfit = with_fitting(topology, self.settings.cores, shelf)
-                for note in (*notes, *unfit):
-                    store.warn(note)
-                return brain.restore(topology, state.epoch, state.posted, now)
+                told = (*notes, *unfit)
+                for note in told:
+                    log.warning("%s", note)
+                return brain.restore(topology, state.epoch, state.posted, now, state.digests, told)
             except BlockFlowError as e:
                 log.error("the stored topology (epoch %d) cannot be deployed: %s", state.epoch, e)
                 return brain.restore_failed(state.epoch, e, now)

@@ -86,7 +86,7 @@ class Views:
     def warnings(self, *others: str) -> list[str]:
         """What works and should be known nevertheless; empty texts are left out."""
         realm = self._realm
-        told = [*realm.cautions(realm.topology), *realm.policies.refusals()]
+        told = [*realm.notes, *realm.cautions(realm.topology), *realm.policies.refusals()]
         return [*filter(None, others), *told]
 
     def totals(self) -> dict[str, float]:

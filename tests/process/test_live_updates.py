@@ -141,6 +141,15 @@ def test_a_restored_epoch_whose_artifact_is_gone_says_so(
         (warning,) = system.status()["warnings"]
         assert "block b" in warning and "is gone" in warning
         assert added(client) == [51.0]
+        # Who applies it again means what runs: nothing starts, and the epoch can come back.
+        assert system.commands.preview(BODY)["changed"]
+        update = system.apply(BODY)["update"]
+        assert (update["state"], update["epoch"], update["plan"]["start"]) == ("done", 2, [])
+        assert system.status()["warnings"] == []
+        assert system.apply(BODY)["update"]["state"] == "unchanged"
+        assert [p["missing"] for p in system.commands.history()] == [[], ["b"]]
+    with make() as system:
+        assert system.status()["warnings"] == []
 
 
 def test_a_restored_policy_whose_profile_is_gone_gives_way(

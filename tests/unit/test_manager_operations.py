@@ -114,6 +114,15 @@ def test_restore_deploys_without_committing(world: World) -> None:
     assert world.apply(*AB).phase is Phase.UNCHANGED
 
 
+def test_what_runs_in_the_place_of_the_stored_is_meant_once_it_is_applied(world: World) -> None:
+    world.brain.restore(topology(*AB), 7, None, world.now, {"a": "gone", "b": "gone"}, ["told"])
+    world.settle()
+    assert world.brain.realm.notes == ("told",)
+    assert world.apply(*AB).phase is Phase.DONE
+    assert (world.brain.realm.epoch, world.brain.realm.notes) == (8, ())
+    assert world.apply(*AB).phase is Phase.UNCHANGED
+
+
 def test_restore_serves_what_it_can(world: World) -> None:
     world.start_fails["b#0"] = BlockError("DIGEST_MISMATCH", "altered")
     update = world.brain.restore(topology(*AB), 7, None, world.now)
