@@ -117,7 +117,8 @@ class Realm:
             return replicas
         known = sorted(self.topology.blocks) if self.topology is not None else []
         near = get_close_matches(block, known, 3)
-        hint = f"did you mean {', '.join(near)}?" if near else f"deployed: {', '.join(known[:10])}"
+        deployed = ", ".join(known[:10]) or "none"
+        hint = f"did you mean {', '.join(near)}?" if near else f"deployed: {deployed}"
         raise RepositoryError(
             "UNKNOWN_BLOCK",
             f"no block {block!r} in the topology",

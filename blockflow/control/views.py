@@ -55,7 +55,7 @@ class Views:
         if not self._crew.dispatcher_ready:
             return "starting" if self._crew.dispatcher_crash is None else "degraded"
         if self._realm.topology is None:
-            return "empty"
+            return "empty" if self._realm.unrestored is None else "degraded"
         if not self._realm.reasons_not_ready():
             return "ready"
         current = self._brain.runner.current

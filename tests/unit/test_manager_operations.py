@@ -7,7 +7,9 @@ import pytest
 from control_rig import AB, World, topology
 
 from blockflow.control.events import Commit
+from blockflow.control.kpis import KpiBook
 from blockflow.control.update import Kind, Phase
+from blockflow.control.views import Views
 from blockflow.core.errors import BlockError, BlockFlowError, Problem, TopologyError
 from blockflow.wire.control import Drain, Routes, Stop, Undrain
 
@@ -142,7 +144,12 @@ def test_a_restore_that_does_not_fit_waits_for_an_update(world: World) -> None:
         "$.blocks[1]: UNKNOWN_BLOCK: no block 'b' -- export it",
         "no topology is in force: post a system update",
     ]
+    assert Views(world.brain, KpiBook(), {}, world.now).state() == "degraded"
+    with pytest.raises(BlockFlowError) as e:
+        world.brain.restart("a", world.now)
+    assert e.value.hint == "deployed: none"
     assert world.apply(*AB).phase is Phase.DONE
+    assert Views(world.brain, KpiBook(), {}, world.now).state() == "ready"
     assert world.brain.realm.epoch == 8 and world.brain.realm.reasons_not_ready() == []
 
 
