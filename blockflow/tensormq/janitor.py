@@ -78,7 +78,8 @@ class RunDir:
             RequestError: INVALID_REQUEST when the root is not a private directory of this user, or
                 its path is too long for sockets.
         """
-        root = run_root() if root is None else root
+        # Absolute: clients elsewhere are told its addresses.
+        root = (run_root() if root is None else root).absolute()
         if len(os.fsencode(root)) > MAX_ROOT_BYTES:
             raise RequestError(
                 "INVALID_REQUEST",

@@ -71,6 +71,14 @@ def test_a_run_directory_is_private_and_locked_until_removed(root: Path) -> None
     made.remove()
 
 
+def test_a_relative_root_is_the_same_for_who_works_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with RunDir.create(Path("root")) as made:
+        assert made.path.parent == tmp_path / "root"
+
+
 def test_the_default_root_goes_with_its_last_system(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
