@@ -180,6 +180,7 @@ class Replica:
             self.life.incarnation,
             self.spec.identity(),
             {b: dict(p) for b, p in self.policies.items()},
+            self.life.ready_ns == 0 or self.restart_at_ns is not None,
         )
 
 

@@ -11,13 +11,15 @@ from blockflow.core.placement import WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A live replica, as far as planning cares."""
+    """A live replica, as far as planning cares; ``down``: its process has died, and another one
+    is to take its place."""
 
     worker: str
     replica: str
     incarnation: int
     identity: str
     policies: Mapping[str, Mapping[str, Any]]
+    down: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,9 @@ def diff(
     """Only what is missing starts, only what is unneeded stops.
 
     A running replica is kept when its worker's identity is unchanged; when fewer replicas are
-    wanted, those started last go first. Nobody gets a name that a running one bears, or that is
-    ``taken`` by a process which does not count as running and has not ended yet.
+    wanted, those that are down go first, and then those started last. Nobody gets a name that a
+    running one bears, or that is ``taken`` by a process which does not count as running and has not
+    ended yet.
     """
     names = {*taken, *(r.replica for r in running)}
     start: list[Start] = []
@@ -84,7 +87,7 @@ def diff(
         identity = spec.identity()
         same = sorted(
             (r for r in running if r.worker == spec.name and r.identity == identity),
-            key=lambda r: r.incarnation,
+            key=lambda r: (r.down, r.incarnation),
         )[: spec.replicas]
         keep += same
         wanted = spec.policies()

@@ -295,6 +295,21 @@ def test_a_worker_that_ignores_routes_does_not_hold_up_the_flip(world: World) ->
     assert world.brain.realm.publication.late == 1
 
 
+def test_fewer_replicas_are_those_that_serve(world: World) -> None:
+    """The oldest may be down, or crash again and again."""
+    for starts in (False, True):
+        world.apply([{"name": "a", "replicas": 2}], {"t": ["a"]})
+        first, second = sorted(set(world.names()) - {"dispatcher"})
+        world.die(first)
+        if starts:  # its successor does
+            world.hold_ready.add(first)
+            world.pass_time(1)
+        update = world.apply([{"name": "a", "replicas": 1}], {"t": ["a"]})
+        assert (update.plan["keep"], update.plan["stop"]) == ([second], [first])
+        assert world.admitted_blocks() == {"a": 1}
+        assert world.names() == [second, "dispatcher"]
+
+
 def test_replicas(world: World) -> None:
     world.apply([{"name": "a", "replicas": 3}], {"t": ["a"]})
     assert world.admitted_blocks() == {"a": 3}
