@@ -294,10 +294,14 @@ class _Reader:
                 return self._values[value["name"]]
             case "as_optional_tensor":
                 return self._value(value)
-            case "as_int" | "as_float" | "as_bool" | "as_string":
+            case "as_int" | "as_bool" | "as_string":
                 return value
-            case "as_ints" | "as_floats" | "as_bools" | "as_strings":
+            case "as_float":  # JSON has no infinity and no NaN: they are written as text
+                return float(value)
+            case "as_ints" | "as_bools" | "as_strings":
                 return list(value)
+            case "as_floats":
+                return [float(v) for v in value]
             case "as_tensors":
                 return [self._values[v["name"]] for v in value]
             case "as_optional_tensors":
@@ -318,7 +322,7 @@ class _Reader:
 
     def _scalar(self, given: Mapping[str, Any]) -> Any:
         ((tag, value),) = given.items()
-        return self._values[value] if tag == "as_name" else value
+        return self._values[value] if tag == "as_name" else self._value(given)
 
 
 def _target(name: str) -> Callable[..., Any]:

@@ -95,6 +95,23 @@ def test_same_as_torch(make: Callable[[], nn.Module], dims: tuple[int, ...]) -> 
             torch.testing.assert_close(lean(read)(x), lean(theirs)(x))
 
 
+class Endless(nn.Module):
+    """Constants that are no finite numbers, as a mask has them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        later = torch.full((6, 6), -torch.inf).triu(1)
+        score = (x.unsqueeze(1) + later).masked_fill(x.unsqueeze(1) > 2, -torch.inf).softmax(-1)
+        known = torch.where(x < 0, torch.nan, x).nansum(1, keepdim=True)
+        return torch.cat([score.nan_to_num().sum(1), known, x.clamp(0.0, torch.inf)], dim=1)
+
+
+def test_numbers_that_are_not_finite() -> None:
+    torch.manual_seed(0)
+    net, x = Endless(), torch.randn(3, 6)
+    read = lean(read_program(saved(net, x)))
+    torch.testing.assert_close(read(x), net(x))
+
+
 class Bomb:
     def __init__(self, path: Path) -> None:
         self.path = path
