@@ -189,7 +189,7 @@ def _fold_batch_norms(graph: fx.Graph, holder: nn.Module) -> None:
             or len(conv.users) != 1
             or len(norm.args) < 8
             or norm.args[5] is not False  # training
-            or not all(_is_state(n) for n in (*conv.args[1:2], *norm.args[3:5]))
+            or not all(_is_fixed(n) for n in (*conv.args[1:3], *norm.args[1:5]))
         ):
             continue
         gamma, beta, mean, var = (_state(holder, n) for n in norm.args[1:5])
@@ -213,6 +213,12 @@ def _fold_batch_norms(graph: fx.Graph, holder: nn.Module) -> None:
         conv.args = (conv.args[0], *nodes, *conv.args[3:])
         norm.replace_all_uses_with(conv)
         graph.erase_node(norm)
+
+
+def _is_fixed(node: Any) -> bool:
+    """Whether it is a stored tensor, or none; what the graph computes (a bias times a scale, say)
+    is known in a run only."""
+    return node is None or _is_state(node)
 
 
 def _is_state(node: Any) -> bool:

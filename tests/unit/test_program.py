@@ -112,6 +112,33 @@ def test_numbers_that_are_not_finite() -> None:
     torch.testing.assert_close(read(x), net(x))
 
 
+@pytest.mark.parametrize("computed", ["weight", "bias", "gamma", "beta", "mean"])
+def test_a_norm_is_folded_only_with_what_is_stored(computed: str) -> None:
+    class Scaled(nn.Module):
+        """One of the tensors around a convolution and its norm is computed in the forward."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+            for state in (*self.parameters(), self.norm.running_mean, self.norm.running_var):
+                nn.init.uniform_(state, 0.5, 1.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            conv, norm = self.conv, self.norm
+            part = {"weight": conv.weight, "bias": conv.bias, "mean": norm.running_mean}
+            part |= {"gamma": norm.weight, "beta": norm.bias}
+            part[computed] = part[computed] * 2
+            y = nn.functional.conv2d(x, part["weight"], part["bias"])
+            statistics = part["mean"], norm.running_var
+            return nn.functional.batch_norm(y, *statistics, part["gamma"], part["beta"])
+
+    torch.manual_seed(0)
+    net, x = Scaled().eval(), torch.randn(3, 3, 8, 8)
+    read = read_program(saved(net, x))
+    with torch.no_grad():
+        torch.testing.assert_close(lean(read)(x), net(x))
+
+
 class Bomb:
     def __init__(self, path: Path) -> None:
         self.path = path
