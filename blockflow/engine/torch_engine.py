@@ -99,7 +99,7 @@ class TorchEngine(Engine):
             with torch.inference_mode():
                 module = self._load_module(artifact)
                 if self._cast is not None:
-                    module = module.to(dtype=self._cast)
+                    module = _lowered(module, self._cast)
                 if layout is not torch.contiguous_format:
                     # the overload exists in torch, mypy's stub lists it by keyword only
                     module = module.to(memory_format=layout)  # type: ignore[call-overload]
@@ -203,6 +203,12 @@ class TorchEngine(Engine):
             where=self.block.name,
             hint="the artifact does not keep its manifest's contract: export it again",
         )
+
+
+def _lowered(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """``module`` with its floats in ``dtype``. ``Module.to`` would take complex numbers along, and
+    drop their imaginary parts with no more than a warning."""
+    return module._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 
 def _use_whole_floats() -> None:

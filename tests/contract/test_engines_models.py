@@ -68,6 +68,31 @@ def test_a_block_that_converts_runs_at_any_precision(
     torch.testing.assert_close(made.run(x), block(x), rtol=0.1, atol=0.1)
 
 
+class Turns(nn.Module):
+    """Rotary positions: pairs of features, as complex numbers, turned by stored ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(1.0, 4.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.layer(x).float().reshape(-1, 3, 2))
+        return torch.view_as_real(pairs * self.turns).flatten(1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", TORCH)
+def test_complex_numbers_stay_complex(tmp_path: Path, name: str, precision: str) -> None:
+    repo, case = BlockRepository(tmp_path), CASES[name]
+    block = Turns().eval().requires_grad_(False)
+    loaded = LoadedModel(block, "turns", TensorSpec("float32", ("rows", 6)))
+    stored = Stored(case, repo, case.store(repo, loaded, "t"))
+    made = stored.load(stored.create(EngineOptions(precision=precision)))
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(made.run(x), block(x), rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("name", NATIVE)
 def test_int8(tmp_path: Path, name: str) -> None:
     repo, loaded = BlockRepository(tmp_path), LoadedModel(model(), "test", SPEC)
