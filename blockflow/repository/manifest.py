@@ -99,7 +99,7 @@ class PaddingForm(_Strict):
     """JSON form of :class:`~blockflow.core.model.Padding`, and how well it has held.
 
     ``error`` is the largest difference that padding made to a result, ``tolerance`` what was
-    allowed, both as a part of the largest value of the result (1 at least).
+    allowed, both as a part of the largest value of the result (docs/blocks.md).
     """
 
     dim: Text

@@ -6,7 +6,8 @@ are other clients' as a rule, and not of the calls before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import isnan
 
 import torch
@@ -26,7 +27,10 @@ _TOLERANCE: Mapping[str, float] = {
     "float16": 1e-2,
     "bfloat16": 5e-2,
 }
-"""Largest difference allowed, as a part of the largest reference value (at least 1)."""
+"""Largest difference allowed, as a part of the largest reference value (see :func:`_least`)."""
+
+_NOISE = 1e-3
+"""What is smaller may be all that rounding has left where larger numbers cancel out."""
 
 _INTEGERS_OFF = 1e-3
 """Share of a result's integers that may change with the number of rows: kernels round differently
@@ -61,6 +65,9 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
     errors: dict[str, float] = {}
     bindings = check_bindings(job.loaded.input)
     most = max(binding[ROWS] for binding in bindings)
+    with torch.no_grad():
+        widest = next(_inputs(job, next(b for b in bindings if b[ROWS] == most)))
+        least = {name: _least([y]) for name, y in _model(job, widest).items()}
     for binding in bindings:
         for i, x in enumerate(_inputs(job, binding)):
             dims = "x".join(str(d) for d in x.shape)
@@ -73,7 +80,7 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
                     _check_repeats(job, runners, x, made, expected)
                 for path in job.paths:
                     _, y = made[path[-1]]
-                    error = _difference(job, path, y, expected[path[-1]])
+                    error = _difference(job, path, y, expected[path[-1]], least[path[-1]])
                     errors[dims] = max(errors.get(dims, 0.0), error)
                 # the more rows, the likelier is a branch on all of them to go another way for one
                 if binding[ROWS] == most and not i:
@@ -118,7 +125,8 @@ def verify_padding(job: Job, runners: Mapping[str, Runner]) -> dict[str, Padding
             return _step(job, runners[name], name, x)
 
         pairs = [made[piece.name] for made in walks]
-        error = check_padding(run, piece.contract, padding, pairs, _scaled, allowed, piece.name)
+        differ = partial(_scaled, least=_least(y for _, y in pairs))
+        error = check_padding(run, piece.contract, padding, pairs, differ, allowed, piece.name)
         forms[piece.name] = PaddingForm(
             dim=padding.dim, value=padding.value, error=error, tolerance=allowed
         )
@@ -197,7 +205,7 @@ def _check_repeats(
 
 
 def _repeated(who: str, where: str, module: nn.Module, before: Tensor, again: Tensor) -> None:
-    error, allowed = _changed(again, before)
+    error, allowed = _changed(again, before, _least([before]))
     if not error <= allowed:
         raise ExportError(
             "EXPORT_MISMATCH",
@@ -214,10 +222,10 @@ def _check_rows(job: Job, runners: Mapping[str, Runner], made: Made) -> None:
     """Each row of a batch, alone, gives what it gave beside the others."""
     for piece in job.pieces:
         x, y = made[piece.name]
-        rows = len(x)
+        rows, least = len(x), _least([y])
         for row in range(rows):
             alone = _step(job, runners[piece.name], piece.name, x[row : row + 1].contiguous())
-            error, allowed = _changed(y[row : row + 1], alone)
+            error, allowed = _changed(y[row : row + 1], alone, least)
             if not error <= allowed:
                 raise ExportError(
                     "EXPORT_MISMATCH",
@@ -237,9 +245,21 @@ def _grouped(spec: TensorSpec) -> str:
     return f"{spec.dtype}[{dims}]"
 
 
-def _changed(y: Tensor, reference: Tensor) -> tuple[float, float]:
-    """(by how much, what is allowed): of floats as a part of the largest value (at least 1), of
-    integers the share that differs. Between blocks an infinity (of a mask, say) equals itself."""
+def _least(results: Iterable[Tensor]) -> float:
+    """The scale that differences are a part of where a result's own values are smaller: that of
+    several results, since one may be close to 0 by chance; at most 1."""
+    return min(1.0, max(_NOISE, *map(_largest, results)))
+
+
+def _largest(y: Tensor) -> float:
+    """The largest finite value."""
+    return float(y.double().abs().nan_to_num(0.0, posinf=0.0).max())
+
+
+def _changed(y: Tensor, reference: Tensor, least: float) -> tuple[float, float]:
+    """(by how much, what is allowed): of floats as a part of the largest value (at least
+    ``least``), of integers the share that differs. Between blocks an infinity (of a mask, say)
+    equals itself."""
     allowed = _TOLERANCE.get(_dtype(reference), _INTEGERS_OFF)
     if y.shape != reference.shape or y.dtype != reference.dtype:
         return float("inf"), allowed
@@ -247,17 +267,16 @@ def _changed(y: Tensor, reference: Tensor) -> tuple[float, float]:
         return float((y != reference).double().mean()), allowed
     same = (y == reference) | (y.isnan() & reference.isnan())
     gaps = (y.double() - reference.double()).abs().masked_fill(same, 0.0)
-    values = reference.double().abs().nan_to_num(0.0, posinf=0.0)
-    return float(gaps.max()) / max(1.0, float(values.max())), allowed
+    return float(gaps.max()) / max(least, _largest(reference)), allowed
 
 
-def _scaled(y: Tensor, expected: Tensor) -> float:
-    """Largest difference, as a part of the largest expected value (at least 1)."""
-    scale = max(1.0, float(expected.double().abs().max()))
+def _scaled(y: Tensor, expected: Tensor, least: float) -> float:
+    """Largest difference, as a part of the largest expected value (at least ``least``)."""
+    scale = max(least, float(expected.double().abs().max()))
     return float((y.double() - expected.double()).abs().max()) / scale
 
 
-def _difference(job: Job, path: Sequence[str], y: Tensor, expected: Tensor) -> float:
+def _difference(job: Job, path: Sequence[str], y: Tensor, expected: Tensor, least: float) -> float:
     where = " -> ".join(path)
     hint = in_train_mode(job.loaded.module) or _DIFFERS[job.format]
     if y.shape != expected.shape or y.dtype != expected.dtype:
@@ -269,7 +288,7 @@ def _difference(job: Job, path: Sequence[str], y: Tensor, expected: Tensor) -> f
             hint=hint,
         )
     error = float((y.double() - expected.double()).abs().max())
-    scale = max(1.0, float(expected.double().abs().max()))
+    scale = max(least, float(expected.double().abs().max()))
     allowed = _TOLERANCE.get(_dtype(y), 0.0) * scale
     # a NaN compares false with everything: "not <=" refuses it
     if not error <= allowed:

@@ -18,6 +18,7 @@ from blockflow.core.errors import ExportError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.artifact import FORMATS, write_artifact
 from blockflow.repository.export import export_model, export_tree
+from blockflow.repository.probe import example_input
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, load_model
 from blockflow.repository.zoo.catalog import ZOO
@@ -374,3 +375,48 @@ def test_a_refused_export_prints_nothing(
     kept[0].write("later\n")
     assert capfd.readouterr() == ("", "later\n"), "muted for the export, not for ever"
     assert logging.getLogger("torch").level == logging.INFO
+
+
+class Small(nn.Module):
+    """Probabilities of many classes: the largest of them is small."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.head = nn.Linear(4, 50_000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).softmax(self.dim) * (1e-5 if self.dim == 0 else 1.0)
+
+
+def test_small_results_are_compared_as_well(repo: BlockRepository) -> None:
+    error = refused(Small(0).eval(), repo)
+    assert "depends on the rows beside it" in error.message
+    export_model(LoadedModel(Small(1).eval(), "test", ROW), repo, prefix="small")
+
+
+class SmallBranch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 0):
+            return x * 1e-5
+        return x * 1e-6
+
+
+def test_small_results_show_a_branch_that_was_traced(repo: BlockRepository) -> None:
+    assert "differ from the model" in refused(SmallBranch().eval(), repo, format=TRACED).message
+
+
+def test_a_row_close_to_zero_by_chance_is_measured_by_the_batch(repo: BlockRepository) -> None:
+    """Rounding is a large part of it, and a small one of what the block gives."""
+
+    class Regression(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 4096), nn.Tanh(), nn.Linear(4096, 1))
+            self.register_buffer("zero", self.net(example_input(ROW, {"rows": 8}, seed=1))[0])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.net(x) - self.zero) * 100
+
+    torch.manual_seed(0)
+    export_model(LoadedModel(Regression().eval(), "test", ROW), repo, prefix="regression")
