@@ -228,3 +228,22 @@ def test_other_dtypes(tmp_path: Path, name: str, dtype: str) -> None:
         assert made.run(x, out) is out
         assert torch.equal(out, x + x)
     made.close()
+
+
+def test_openvino_takes_no_integers_that_it_would_change(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+
+    class Next(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    repo, case, spec = BlockRepository(tmp_path), CASES["openvino"], TensorSpec("int64", ("rows",))
+    info = case.store(repo, LoadedModel(Next().eval(), "next", spec), "n")
+    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
+    ends = torch.tensor([-(2**31), 2**31 - 2])
+    assert torch.equal(made.run(ends), ends + 1)
+    for far in (2**31, -(2**31) - 1, 2**40):
+        with pytest.raises(BlockError, match="32 bits") as e:
+            made.run(torch.tensor([1, far]))
+        assert e.value.code == "BLOCK_FAILED"
+    made.close()

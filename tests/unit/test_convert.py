@@ -151,6 +151,45 @@ def test_an_unknown_kind_or_block(repository: BlockRepository) -> None:
 def test_relative_error() -> None:
     assert relative_error(torch.tensor([1.0, -8.0]), torch.tensor([1.5, -8.0])) == 0.5 / 8
     assert relative_error(torch.zeros(2), torch.zeros(2)) == 0
+    classes = torch.tensor([999, 3, 3, 3])
+    assert relative_error(torch.tensor([999, 3, 7, 3]), classes) == 0.25
+    assert relative_error(torch.tensor([True, False]), torch.tensor([True, True])) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "run"),
+    [
+        ("int64", lambda x: (x.float() * 2.001).long()),
+        ("int64", lambda x: x.abs() * 2),
+        ("uint8", lambda x: (x.int() * 2).clamp(max=255).to(torch.uint8)),
+        ("int8", lambda x: (x.int() * 2).clamp(-128, 127).to(torch.int8)),
+    ],
+)
+def test_integers_are_compared_far_from_zero(
+    repository: BlockRepository, dtype: str, run: Run
+) -> None:
+    save_block(repository, "ints", spec=TensorSpec(dtype, ("rows", 16)))
+    with pytest.raises(ExportError, match="differs by"):
+        convert_block(repository, "ints", "onnx", Bench(narrow=run))
+    convert_block(repository, "ints", "onnx", Bench())
+
+
+def test_a_block_that_takes_small_integers_only(repository: BlockRepository) -> None:
+    class Table(Bench):
+        @contextmanager
+        def runners(
+            self, kind: str | None, block: BlockInfo, file: Path
+        ) -> Iterator[Mapping[str, Run]]:
+            yield {"any": self.looked_up}
+
+        def looked_up(self, x: Tensor) -> Tensor:
+            if int(x.max()) > 9:
+                raise BlockError("BLOCK_FAILED", "index out of range")
+            return x * 2
+
+    save_block(repository, "tokens", spec=TensorSpec("int64", ("rows", 16)))
+    report = convert_block(repository, "tokens", "onnx", Table())
+    assert report.checked == ("1x16", "3x16", "8x16")
 
 
 # --- samples -------------------------------------------------------------------------------------

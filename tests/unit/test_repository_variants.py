@@ -17,7 +17,9 @@ SPEC = TensorSpec("float32", ("rows", 2))
 WHEN = datetime.now(UTC).isoformat()
 
 
-def save_block(repository: BlockRepository, name: str, data: bytes = b"reference") -> BlockInfo:
+def save_block(
+    repository: BlockRepository, name: str, data: bytes = b"reference", spec: TensorSpec = SPEC
+) -> BlockInfo:
     """A block of format pt2 that nothing could load."""
     manifest = Manifest(
         name=name,
@@ -26,7 +28,7 @@ def save_block(repository: BlockRepository, name: str, data: bytes = b"reference
         artifact="unset",
         sha256="0" * 64,
         size=0,
-        contract=contract_form(Contract(SPEC, SPEC)),
+        contract=contract_form(Contract(spec, spec)),
         parameters=0,
         state_bytes=0,
         created=WHEN,
