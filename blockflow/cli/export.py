@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,6 +155,7 @@ def _export(
     with progress_bar() as progress:
         progress("loading torch", 0.0)
         # here, not above: torch takes seconds that --help and --list need not wait for
+        from blockflow.engine.workshop import EngineWorkshop
         from blockflow.repository.export import export_model, export_tree
         from blockflow.repository.repository import BlockRepository
         from blockflow.repository.sources import load_model
@@ -166,7 +168,7 @@ def _export(
         loaded = load_model(model, input_spec=spec, padding=asked, **source)
         if padding == _NO_PADDING:
             loaded = replace(loaded, padding=None)
-        store = BlockRepository(repository)
+        store, serving = BlockRepository(repository), partial(EngineWorkshop().runners, None)
         if zoo and zoo.blocks and not (split or names or parts > 1):
             blocks = blocks or dict(zoo.blocks)
         if blocks:
@@ -179,6 +181,7 @@ def _export(
                 format=format,
                 version=version,
                 replace_stored=replace_stored,
+                serving=serving,
                 progress=progress,
             )
         cuts = commas(split)
@@ -196,6 +199,7 @@ def _export(
             format=format,
             version=version,
             replace_stored=replace_stored,
+            serving=serving,
             progress=progress,
         )
 

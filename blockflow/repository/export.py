@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from blockflow.core.errors import ExportError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.repository.balance import split_evenly
-from blockflow.repository.job import Job, Piece
+from blockflow.repository.job import Job, Piece, Serving
 from blockflow.repository.manifest import is_block_name
 from blockflow.repository.padding import promised
 from blockflow.repository.pieces import store_pieces
@@ -39,6 +39,7 @@ def export_model(
     format: str = DEFAULT_FORMAT,
     version: str = "1",
     replace_stored: bool = True,
+    serving: Serving | None = None,
     progress: Progress = silent,
 ) -> ExportReport:
     """Export a model as one block or as a chain of blocks.
@@ -53,6 +54,7 @@ def export_model(
         format: of the artifacts.
         version: the blocks' label.
         replace_stored: blocks that are there in this version are replaced; else they are refused.
+        serving: loads what was written as a worker would, so that this is compared, too.
         progress: told what is being done.
 
     Raises:
@@ -94,6 +96,7 @@ def export_model(
             version=version,
             replace_stored=replace_stored,
             progress=progress,
+            serving=serving,
         )
     )
 
@@ -106,6 +109,7 @@ def export_tree(
     format: str = DEFAULT_FORMAT,
     version: str = "1",
     replace_stored: bool = True,
+    serving: Serving | None = None,
     progress: Progress = silent,
 ) -> ExportReport:
     """Export named submodules as blocks of their own; the model may have several outputs.
@@ -116,7 +120,7 @@ def export_tree(
 
     Args:
         blocks: block name -> submodule name.
-        replace_stored: as of :func:`export_model`.
+        replace_stored, serving: as of :func:`export_model`.
 
     Raises:
         ExportError: NOT_SPLITTABLE when a submodule is called not just once, or gets a tensor that
@@ -175,6 +179,7 @@ def export_tree(
             replace_stored,
             progress,
             partial,
+            serving,
         )
     )
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor, nn
 
-from blockflow.core.model import Contract, Padding
+from blockflow.core.model import BlockInfo, Contract, Padding
 from blockflow.repository.report import Progress
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 
 Runner = Callable[[Tensor], Tensor]
+
+Serving = Callable[[BlockInfo, Path], AbstractContextManager[Mapping[str, Runner]]]
+"""A file of a block, loaded by the engine that will serve it, under that engine's name."""
 
 
 @dataclass(slots=True)
@@ -48,7 +53,8 @@ class Job:
 
     ``reference`` gives, for an input of the model, the expected output of each path (by its last
     block's name). Without ``replace_stored`` versions that are there when it comes to storing are
-    not replaced. ``partial`` are last blocks that the model does not end with.
+    not replaced. ``partial`` are last blocks that the model does not end with. With ``serving`` the
+    blocks' engine has to compute what the blocks do.
     """
 
     loaded: LoadedModel
@@ -61,3 +67,9 @@ class Job:
     replace_stored: bool
     progress: Progress
     partial: Sequence[str] = ()
+    serving: Serving | None = None
+
+    def info(self, piece: Piece) -> BlockInfo:
+        """The block as it will be, as far as its engine asks."""
+        unset = "0" * 64
+        return BlockInfo(piece.name, self.version, unset, self.format, piece.contract, 0, 0)

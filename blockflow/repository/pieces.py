@@ -34,7 +34,7 @@ from blockflow.repository.manifest import (
 from blockflow.repository.report import BlockReport, ExportReport
 from blockflow.repository.scratch import scratch
 from blockflow.repository.split import refuse_open_forward
-from blockflow.repository.verify import verify_padding, verify_results
+from blockflow.repository.verify import verify_padding, verify_results, verify_served
 
 _MEASURED_RUNS = 7
 
@@ -56,6 +56,8 @@ def store_pieces(job: Job) -> ExportReport:
             runners[piece.name] = _write(piece, job.format, files[piece.name])
         job.progress("verifying", 0.6)
         errors = verify_results(job, runners)
+        if job.serving is not None:
+            verify_served(job, runners, job.serving, files)
         paddings = verify_padding(job, runners)
         times = []
         for i, piece in enumerate(job.pieces):

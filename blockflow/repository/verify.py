@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from math import isnan
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from blockflow.core.errors import ExportError
+from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.model import ROWS, Contract, TensorSpec
-from blockflow.repository.job import Job, Runner
+from blockflow.repository.job import Job, Piece, Runner, Serving
 from blockflow.repository.manifest import PaddingForm
 from blockflow.repository.padding import check_padding, length_inputs
 from blockflow.repository.probe import check_bindings, example_input
@@ -86,6 +88,43 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
                 if binding[ROWS] == most and not i:
                     _check_rows(job, runners, made)
     return errors
+
+
+def verify_served(
+    job: Job, runners: Mapping[str, Runner], serving: Serving, files: Mapping[str, Path]
+) -> None:
+    """Each block's engine computes what the block does: it reads the file in a way of its own, and
+    changes the graph (:mod:`blockflow.engine.lean`).
+
+    Raises:
+        ExportError: EXPORT_MISMATCH.
+    """
+    spec = job.loaded.input
+    with torch.no_grad():
+        inputs = [next(_inputs(job, binding)) for binding in check_bindings(spec, rows=(1, 3))]
+        walks = [_walk(job, runners, x) for x in inputs]
+    for piece in job.pieces:
+        with serving(job.info(piece), files[piece.name]) as served:
+            for made, run in product(walks, served.values()):
+                x, y = made[piece.name]
+                try:
+                    error, allowed = _changed(run(x.contiguous()), y, _least([y]))
+                except BlockFlowError as e:
+                    why = f"fails on {list(x.shape)}: {e.message}"
+                    raise _not_served(piece, why) from e
+                if not error <= allowed:
+                    why = f"differs from the block by {error:.3g} on {list(x.shape)}"
+                    raise _not_served(piece, f"{why}, allowed is {allowed:.3g}")
+
+
+def _not_served(piece: Piece, why: str) -> ExportError:
+    return ExportError(
+        "EXPORT_MISMATCH",
+        f"the engine that is to run the block {why}",
+        where=piece.name,
+        hint="the model and its export agree, so this is a defect of blockflow: please report it; "
+        "another --format has another engine",
+    )
 
 
 def _inputs(job: Job, binding: Mapping[str, int]) -> Iterator[Tensor]:

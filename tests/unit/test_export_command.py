@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
+from blockflow.engine import exported
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.zoo.catalog import ZOO
 
@@ -49,6 +51,25 @@ def test_the_command_exports_a_model_of_ones_own(cli, tmp_path: Path) -> None:
     table = cli(*args[:-1], "--format", "torchscript-traced", "--force")
     assert table.exit_code == 0
     assert "make-1 -> make-2" in table.stdout and "deprecated" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "says"),
+    [
+        (lambda module: nn.Sequential(module, nn.Softplus()), "differs from the block by"),
+        (lambda module: nn.Linear(7, 7), "fails on [1, 4]"),
+    ],
+)
+def test_the_engine_that_will_run_a_block_is_asked(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt, says: str
+) -> None:
+    """The blocks equal the model by torch's own loader; a worker has another."""
+    good = exported.lean
+    monkeypatch.setattr(exported, "lean", lambda module: spoilt(good(module)))
+    result = cli("my_own_model:make", "--input", "float32[rows,4]", "--name", "m")
+    assert result.exit_code == 2
+    assert "EXPORT_MISMATCH" in result.output and says in " ".join(result.output.split())
+    assert BlockRepository(tmp_path / "blocks").names() == []
 
 
 def test_the_command_exports_a_zoo_tree(cli, tmp_path: Path) -> None:
