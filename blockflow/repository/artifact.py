@@ -252,7 +252,13 @@ _CAUSES: Sequence[tuple[str, str]] = (
     (
         "specialized it to be a constant",
         "the forward makes a fixed number of a dim that the contract calls dynamic: by a branch on "
-        "a size, len(), int() or tolist()",
+        "a size, len(), int() or tolist(). Recurrent layers make one of their steps: with "
+        "batch_first=True these are not the rows; torchscript-traced keeps any length",
+    ),
+    (
+        "satisfy the generated guard",
+        "the forward takes another way for some sizes that the contract allows, or none; the guard "
+        "says for which: narrow --range",
     ),
 )
 """What an exporter's message contains -> what the model does, and what helps."""

@@ -22,7 +22,7 @@ from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.report import ExportReport, Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, model_errors
-from blockflow.repository.split import split_model
+from blockflow.repository.split import refuse_more_inputs, split_model
 from blockflow.repository.tree import connected, in_order, observe, paths_of
 
 DEFAULT_FORMAT = "pt2"
@@ -245,5 +245,6 @@ def _names(names: Sequence[str], prefix: str, count: int) -> list[str]:
 
 
 def _try_model(loaded: LoadedModel, example: Tensor) -> None:
+    refuse_more_inputs(loaded.module, loaded.label)
     with torch.no_grad(), model_errors(loaded, example):
         loaded.module(example.clone())

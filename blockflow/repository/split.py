@@ -110,6 +110,28 @@ def refuse_open_forward(module: nn.Module, where: str) -> None:
             return
 
 
+def refuse_more_inputs(module: nn.Module, where: str) -> list[str]:
+    """The parameters that ``forward`` has to be given: one at most.
+
+    Raises:
+        ExportError: NOT_SPLITTABLE where there are more.
+    """
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # a compiled method, which no Python describes
+        return []
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
+    if len(required) > 1:
+        raise ExportError(
+            "NOT_SPLITTABLE",
+            f"forward takes {len(required)} inputs ({', '.join(required)}); a block takes one",
+            where=where,
+            hint="wrap the model so that one tensor goes in",
+        )
+    return required
+
+
 def trace(model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor]) -> Traced:
     """Trace ``model`` with the modules of ``opened`` laid open and run it on the examples.
 
@@ -126,18 +148,7 @@ def trace(model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor]) 
             for p in parameters[1:]
             if p.default is not p.empty and p.kind is not p.VAR_KEYWORD
         }
-        required = [
-            p.name
-            for p in parameters
-            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        if len(required) > 1:
-            raise ExportError(
-                "NOT_SPLITTABLE",
-                f"forward takes {len(required)} inputs ({', '.join(required)}); a block takes one",
-                where=where,
-                hint="wrap the model so that one tensor goes in",
-            )
+        required = refuse_more_inputs(model, where)
         graph = _Tracer(opened).trace(model, concrete_args=optional or None)
         for node in list(graph.nodes):
             # concrete arguments stay behind as placeholders without users

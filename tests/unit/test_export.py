@@ -227,6 +227,7 @@ def test_what_a_trace_keeps_for_ever_is_listed(repo: BlockRepository) -> None:
         (TwoOut, ROW, "pt2", "EXPORT_FAILED", "returns a tuple"),
         (NoOut, ROW, "pt2", "NOT_SPLITTABLE", "dim 0 is outside"),
         (lambda: nn.Linear(5, 5), ROW, "pt2", "EXPORT_FAILED", "the model fails on"),
+        (lambda: nn.Bilinear(4, 4, 2), ROW, "pt2", "NOT_SPLITTABLE", "2 inputs (input1, input2)"),
         (lambda: nn.Linear(4, 4), ROW, "onnx", "EXPORT_FAILED", "unknown format"),
     ],
 )

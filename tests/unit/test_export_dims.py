@@ -92,3 +92,31 @@ def test_a_size_that_only_looks_like_a_dim_is_found_by_the_verification(tmp_path
     assert e.value.code in ("EXPORT_MISMATCH", "NOT_SPLITTABLE")
     assert "contract" in e.value.message
     assert BlockRepository(tmp_path).names() == []
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x)[0]
+
+
+def test_what_helps_with_sizes_that_the_exporter_refuses(tmp_path: Path) -> None:
+    repo = BlockRepository(tmp_path)
+
+    def model(module: nn.Module, *dims: Dim, longest: int) -> LoadedModel:
+        given = TensorSpec("float32", ("rows", *dims), {"length": (1, longest)})
+        return LoadedModel(module.eval().requires_grad_(False), "m", given)
+
+    cuts = Does(lambda x: x * 2 if x.shape[1] > 32 else x)
+    with pytest.raises(ExportError, match="guard") as e:
+        export_model(model(cuts, "length", longest=40), repo, prefix="cuts")
+    assert "narrow --range" in e.value.hint
+    export_model(model(cuts, "length", longest=32), repo, prefix="cuts")
+    recurrent = model(Recurrent(), "length", 4, longest=40)
+    with pytest.raises(ExportError, match="constant") as e:
+        export_model(recurrent, repo, prefix="gru")
+    assert "torchscript-traced" in e.value.hint
+    export_model(recurrent, repo, prefix="gru", format="torchscript-traced")
