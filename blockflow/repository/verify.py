@@ -258,12 +258,15 @@ def _repeated(who: str, where: str, module: nn.Module, before: Tensor, again: Te
 
 
 def _check_rows(job: Job, runners: Mapping[str, Runner], made: Made) -> None:
-    """Each row of a batch, alone, gives what it gave beside the others."""
+    """Each row of a batch, alone, gives what it gave beside the others; and that stays as it is: a
+    worker may still hold one result when it computes the next."""
     for piece in job.pieces:
         x, y = made[piece.name]
         rows, least = len(x), _least([y])
+        held: list[tuple[Tensor, Tensor]] = []
         for row in range(rows):
             alone = _step(job, runners[piece.name], piece.name, x[row : row + 1].contiguous())
+            held.append((alone, alone.clone()))
             error, allowed = _changed(y[row : row + 1], alone, least)
             if not error <= allowed:
                 raise ExportError(
@@ -276,6 +279,14 @@ def _check_rows(job: Job, runners: Mapping[str, Runner], made: Made) -> None:
                     "means, largest values, sorting, branches); if rows belong together, make them "
                     f"one row of more dims: {_grouped(piece.contract.input)} (docs/blocks.md)",
                 )
+        if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in held):
+            raise ExportError(
+                "EXPORT_MISMATCH",
+                "a later call changed the result of an earlier one: it lies in memory of the "
+                "block's own, a buffer",
+                where=piece.name,
+                hint="return a tensor that is the result's alone: .clone()",
+            )
 
 
 def _grouped(spec: TensorSpec) -> str:

@@ -240,6 +240,18 @@ class HandsOutOneTensor(nn.Module):
         return self.memory.fill_(self.n).expand(x.shape[0], 4)
 
 
+class KeepsItsMemory(nn.Module):
+    """Each result is right, until the next call writes another one over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: Tensor
+        self.register_buffer("memory", torch.zeros(64, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.memory[: x.shape[0]].copy_(x * 2)
+
+
 class Draws(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
@@ -267,6 +279,20 @@ def test_what_changes_from_call_to_call_is_refused(
     assert (error.code, error.where) == ("EXPORT_MISMATCH", where)
     assert "gives two results for one input: they differ by" in error.message
     assert "random numbers" in error.hint and "state between calls" in error.hint
+
+
+@pytest.mark.parametrize("format_", [SCRIPTED, TRACED])
+def test_a_result_that_a_later_call_changes_is_refused(repo: BlockRepository, format_: str) -> None:
+    """A worker that hosts the next block as well would still hold it."""
+    error = refused(KeepsItsMemory().eval(), repo, format=format_)
+    assert (error.code, error.where) == ("EXPORT_MISMATCH", "m")
+    assert "memory of the block's own" in error.message
+    export_model(
+        LoadedModel(nn.Sequential(KeepsItsMemory(), nn.ReLU()).eval(), "test", ROW),
+        repo,
+        prefix="m",
+        format=format_,
+    )
 
 
 @pytest.mark.parametrize(
