@@ -106,12 +106,20 @@ class RateMeter:
             self._prune(i)
 
     def rate(self, now_ns: int) -> float:
+        """Over the whole window, also where nothing came for a part of it."""
         i = now_ns // self._width_ns
         self._prune(i)
-        if not self._buckets:
-            return 0.0
-        # The time covered: from the oldest kept bucket's start to now, at least one bucket.
-        covered = max(now_ns - min(self._buckets) * self._width_ns, self._width_ns)
+        return self._over(now_ns, i - self._window + 1)
+
+    def pace(self, now_ns: int) -> float:
+        """Since the first event of the window: where a flow has just begun, what it will be. Of
+        events that come seldom it makes many."""
+        i = now_ns // self._width_ns
+        self._prune(i)
+        return self._over(now_ns, min(self._buckets, default=i))
+
+    def _over(self, now_ns: int, first: int) -> float:
+        covered = max(now_ns - first * self._width_ns, self._width_ns)
         return sum(self._buckets.values()) * 1e9 / covered
 
     def _prune(self, current: int) -> None:

@@ -308,7 +308,7 @@ class Admission:
 
         Waiting for one credit only would bring all who were turned away back at the same moment.
         """
-        rate = self._completions.rate(now_ns)
+        rate = self._completions.pace(now_ns)
         if rate <= 0.0:
             return _UNKNOWN_RETRY_MS
         ms = 1000.0 * max(1, inflight // _SHARE_FREED) / rate

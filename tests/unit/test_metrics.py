@@ -81,6 +81,26 @@ def test_rates_follow_the_window() -> None:
     assert meter.rate(60 * SECOND) == 0.0
 
 
+def test_what_comes_seldom_is_not_made_much_of() -> None:
+    """One row each two seconds: half a row a second on average, whenever one looks."""
+    meter = RateMeter(window_s=5.0, buckets=20)
+    seen = []
+    for i in range(100):
+        meter.add(1, 2 * i * SECOND)
+        seen += [meter.rate(2 * i * SECOND + k * SECOND // 10) for k in range(20)]
+    assert max(seen) <= 3 / 4.75
+    assert sum(seen[100:]) / len(seen[100:]) == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_pace_of_a_flow_that_has_just_begun() -> None:
+    meter = RateMeter(window_s=5.0, buckets=20)
+    assert meter.pace(0) == 0.0
+    for i in range(100):
+        meter.add(1, 60 * SECOND + i * SECOND // 100)
+    assert meter.pace(61 * SECOND) == pytest.approx(100, rel=0.01)
+    assert meter.rate(61 * SECOND) == pytest.approx(20, rel=0.06)
+
+
 def test_the_window_does_not_grow() -> None:
     meter = RateMeter()
     for i in range(10_000):
