@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockflow.bench.calibration import NAME as CALIBRATION
 from blockflow.bench.calibration import Steadiness, calibration_figures
 from blockflow.bench.compare.arms import values_of
 from blockflow.bench.compare.choice import ONLY, check_choice, check_verdicts, chosen
@@ -30,6 +31,8 @@ from blockflow.bench.compare.room import room
 from blockflow.bench.compare.run import Run, parse_args
 from blockflow.bench.doc_tables import TABLES
 from blockflow.bench.docs import Stored, render
+from blockflow.bench.overload_figures import Depth, Ended, Load
+from blockflow.bench.overload_figures import figures as overload_figures
 from blockflow.bench.pipeline_figures import AGAIN, APART, IN_PROCESS, Sample, Series
 from blockflow.bench.pipeline_ways import WAYS
 from blockflow.bench.results import LESS_IS_BETTER, MORE_IS_BETTER, Figure, ResultFile
@@ -211,6 +214,45 @@ def test_a_metric_is_told_by_its_labels_but_not_by_what_is_judged() -> None:
 
 
 _DIRECTIONS = {True: MORE_IS_BETTER, False: LESS_IS_BETTER}
+
+
+def test_a_goodput_that_halves_is_told_whatever_the_limit_was() -> None:
+    def visit(arm: Arm, i: int) -> dict[Metric, float]:
+        per_s = 100 if arm is Arm.BASE else 50
+        load = Load(3.0, 300.0, 4.0, 0.0, limit=20 + 3 * i + (arm is Arm.TREE))
+        load.ended = [Ended(n / per_s, n / per_s + 0.02, "ok") for n in range(4 * per_s)]
+        load.depths = [Depth(0.25 * n, 9 + (n + i) % 3, 5) for n in range(16)]
+        return values_of(overload_figures([load], [(0.2 * n + 0.01 * i, 99.0) for n in range(9)]))
+
+    found = {c.metric.text: c for c in compare_arms(visits(6, visit))}
+    assert found["goodput, 3x, 1 row"].change is Change.SLOWER
+    assert set(found) == {
+        f"{name}, 3x, 1 row" for name in ("goodput", "answer", "in flight", "queued")
+    }
+    assert not any(c.note for c in found.values())
+
+
+def test_what_was_found_beside_a_figure_does_not_tell_which_it_is() -> None:
+    for label in ({"agree": True}, {"agree": False}, {"visits": 13}, {"failed": "OVERLOADED"}):
+        assert Metric.of(figure("hop", "ms", bytes=16, **label)).text == "hop, way, 1 row, 16"
+
+
+def test_figures_that_only_a_fraction_tells_apart_are_metrics_of_their_own() -> None:
+    alike = [figure("ratio", "x", base="serial", gap=gap, paper=0.77) for gap in (1.0, 2.5)]
+    assert [m.text for m in values_of(alike)] == [
+        "ratio, way, 1 row, serial, gap 1",
+        "ratio, way, 1 row, serial, gap 2.5",
+    ]
+    assert [m.text for m in values_of(alike[:1])] == ["ratio, way, 1 row, serial"]
+    # Nobody knows which of these would be compared with which.
+    assert values_of([figure("ratio", "x", gap=1.0)] * 2) == {}
+
+
+@pytest.mark.parametrize("file", sorted(STORED.parent.glob("*.jsonl")), ids=lambda p: p.stem)
+def test_no_stored_figure_takes_the_place_of_another(file: Path) -> None:
+    for run in ResultFile(file, file.stem).runs():
+        kept = [f for f in run.figures if f.n and f.name != CALIBRATION and "at_s" not in f.labels]
+        assert len(values_of(run.figures)) == len(kept)
 
 
 def test_a_ratio_is_judged_in_its_own_direction() -> None:

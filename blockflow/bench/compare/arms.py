@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blockflow.bench.calibration import NAME as CALIBRATION
-from blockflow.bench.compare.judgement import Metric
+from blockflow.bench.compare.judgement import Metric, metrics_of
 from blockflow.bench.compare.room import room
 from blockflow.bench.compare.trees import SCRATCH, Tree
 from blockflow.bench.results import Figure, ResultFile
@@ -122,7 +122,7 @@ def _run(arguments: Sequence[str], tree: Tree, log: Path, limit_s: float) -> int
 
 def values_of(figures: Sequence[Figure]) -> dict[Metric, float]:
     """The numbers that can be compared: not those of the machine's own calibration."""
-    return {Metric.of(f): f.value for f in figures if f.name != CALIBRATION and f.n > 0}
+    return metrics_of(f for f in figures if f.name != CALIBRATION and f.n > 0)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -8,8 +8,9 @@ of the same arm show what equal things differ by.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from blockflow.bench.results import BETTER, MORE_IS_BETTER, Figure
 from blockflow.bench.statistics import (
@@ -80,13 +81,54 @@ class Metric:
         parts = [figure.name, figure.mode]
         if figure.batch is not None:
             parts.append(f"{figure.batch} row{'s' * (figure.batch != 1)}")
-        # Goals and verdicts are about the figure; what is text or a whole number tells which it is.
-        about = {k: v for k, v in figure.labels.items() if k not in _ABOUT}
-        parts += [str(v) for v in about.values() if isinstance(v, str | int)]
+        # What was found besides differs from visit to visit: text or a whole number tells which
+        # figure it is, but neither yes or no nor a count of something.
+        parts += [str(v) for k, v in _which(figure).items() if isinstance(v, str | int)]
         return cls(", ".join(parts), figure.unit, _more_is_better(figure))
 
 
-_ABOUT = frozenset({"goal", "at_least", "verdict", "noise", "reason", BETTER})
+_ABOUT = frozenset({"goal", "at_least", "verdict", "noise", "reason", "failed", BETTER})
+_FOUND = frozenset(
+    {
+        *("limit", "first half", "max", "visits", "seconds", "faults", "beyond_lag", "reader_cut"),
+        *("files", "segments", "processes", "descriptors"),
+    }
+)
+"""Labels that hold numbers which were found, beside the figure's own."""
+
+_MOMENT = "at_s"
+"""Label of what was seen at one moment of a run: no other run has it."""
+
+
+def _which(figure: Figure) -> dict[str, Any]:
+    """The labels that may say which figure it is."""
+    apart = _ABOUT | _FOUND
+    return {k: v for k, v in figure.labels.items() if k not in apart and not isinstance(v, bool)}
+
+
+def metrics_of(figures: Iterable[Figure]) -> dict[Metric, float]:
+    """The metrics of one visit.
+
+    Figures that are alike but for a fraction in their labels (a gap, a delay) are told apart by it;
+    of those that nothing tells apart there is no metric, nor of moments of a run.
+    """
+    alike: dict[Metric, list[Figure]] = {}
+    for figure in figures:
+        if _MOMENT not in figure.labels:
+            alike.setdefault(Metric.of(figure), []).append(figure)
+    found: dict[Metric, float] = {}
+    for metric, those in alike.items():
+        apart = {replace(metric, text=metric.text + _fractions(f, those)): f for f in those}
+        if len(apart) == len(those):
+            found |= {one: f.value for one, f in apart.items()}
+    return found
+
+
+def _fractions(figure: Figure, alike: Sequence[Figure]) -> str:
+    """``, gap 1.5``: the labels with fractions that tell it from those that are alike."""
+    names = [k for k, v in _which(figure).items() if isinstance(v, float)]
+    told = [k for k in names if len({f.labels.get(k) for f in alike}) > 1]
+    return "".join(f", {k} {figure.labels[k]:g}" for k in told)
 
 
 def _more_is_better(figure: Figure) -> bool | None:
