@@ -23,6 +23,7 @@ _CAPABILITY_WORDS = 6
 """Effective, permitted and inheritable, twice 32 of each."""
 
 _MOST_CAPABILITIES = 64
+_SHOWN = 15
 
 DESCRIPTORS = 65_536
 """File descriptors of one process, where it may have so many."""
@@ -49,8 +50,16 @@ def _check(status: int) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """Show ``name`` in ps and top; the kernel keeps 15 bytes of it."""
-    _prctl(_PR_SET_NAME, name.encode()[:15])
+    """Show ``name`` in ps and top: :func:`shown_name`."""
+    _prctl(_PR_SET_NAME, shown_name(name))
+
+
+def shown_name(name: str) -> bytes:
+    """The 15 bytes that the kernel keeps. A replica's number is what tells it from its siblings, so
+    it is the name before it that is cut short."""
+    base, mark, number = name.rpartition("#")
+    kept = (mark + number).encode() if base else b""
+    return (base or name).encode()[: max(0, _SHOWN - len(kept))] + kept[:_SHOWN]
 
 
 def become_subreaper() -> None:
@@ -261,6 +270,7 @@ __all__ = [
     "open_process",
     "raise_descriptor_limit",
     "set_process_name",
+    "shown_name",
     "start_time",
     "thread_count",
 ]

@@ -126,7 +126,7 @@ def test_child_is_set_up(launcher: Launcher, tmp_path: Path) -> None:
     child = launcher.launch(ENTRY, spec, "a-long-worker-name#0")
     facts = report(child, tmp_path)
     assert facts["pid"] == child.pid == facts["sid"]
-    assert facts["comm"] == "bf:a-long-worker-name#0"[:15]
+    assert facts["comm"] == "bf:a-long-wor#0"  # the kernel keeps 15 bytes
     assert facts["cores"] == [core]
     assert facts["omp"] == "1" and facts["mmap_max"] == "0"
     assert facts["sigterm"]

@@ -16,6 +16,7 @@ from blockflow.bench.chaos.faults import Injected
 from blockflow.bench.chaos.findings import JUDGED_S, Findings
 from blockflow.bench.chaos.grids import fault_grid, growth_grid, outcome_grid
 from blockflow.bench.chaos.growth import ONE_LIFE, growths
+from blockflow.bench.chaos.kills import REPLICAS
 from blockflow.bench.chaos.ledger import OK
 from blockflow.bench.chaos.report import (
     TIMELINE,
@@ -25,7 +26,9 @@ from blockflow.bench.chaos.report import (
     growth_table,
     outcome_table,
 )
-from blockflow.bench.chaos.watch import MemorySample, Watch
+from blockflow.bench.chaos.run import TOPOLOGY
+from blockflow.bench.chaos.watch import PREFIX, MemorySample, Watch
+from blockflow.launch.process import shown_name
 
 
 def memory(hours: float, per_hour: float, seed: int = 1) -> list[MemorySample]:
@@ -138,6 +141,15 @@ def test_a_large_heap_may_breathe_more() -> None:
     grown = [replace(s, private={n: 20 * v for n, v in s.private.items()}) for s in heaps(0.0)]
     found = {g.name: g for g in growths(grown)}
     assert found["heap, dispatcher"].tolerance == pytest.approx(20.0, rel=0.05)
+
+
+def test_no_process_of_a_run_hides_another_one_by_its_name() -> None:
+    """The kernel keeps 15 bytes of a name, by which memory is counted: ``bf:head_parity#`` was all
+    three replicas."""
+    replicas = [f"{PREFIX}{b}#{n}" for b in TOPOLOGY["blocks"] for n in range(REPLICAS)]
+    shown = {shown_name(name) for name in replicas}
+    assert len(shown) == len(replicas)
+    assert max(map(len, shown)) == 15
 
 
 def test_a_process_is_seen_with_what_is_its_own() -> None:
