@@ -94,23 +94,28 @@ def offer(
     lag = Lag()
     begin, at, sent = time.monotonic(), 0.0, 0
 
-    def finish(future: Future[Any], sent_s: float) -> None:
-        ended.append(Ended(sent_s, time.monotonic() - begin, outcome_of(future)))
+    def finish(future: Future[Any], due_s: float, late_s: float) -> None:
+        ended.append(Ended(due_s, time.monotonic() - begin, outcome_of(future), late_s))
         noted.release()
 
     while (at := at + rng.expovariate(per_s)) < seconds:
         pause = begin + at - time.monotonic()
         if pause > 0:
             time.sleep(pause)
-        sent_s = time.monotonic() - begin
+        late_s = time.monotonic() - begin - at
         future = client.submit(TASK, x, deadline_s=deadline_s)
-        future.add_done_callback(partial(finish, sent_s=sent_s))
+        future.add_done_callback(partial(finish, due_s=at, late_s=late_s))
         sent += 1
     for _ in range(sent):
         noted.acquire()
     book = lag.stop()
-    # After a standstill all that was due meanwhile is sent at once: nobody has offered that load.
-    return [replace(e, lag_s=book.allowance(begin + e.sent_s, begin + e.done_s)) for e in ended]
+
+    def excused_s(e: Ended) -> float:
+        """After a standstill all that was due meanwhile is sent at once: who was late with it was
+        not the system, nor has anybody offered that load."""
+        return e.lag_s + book.allowance(begin + e.due_s + e.lag_s, begin + e.done_s)
+
+    return [replace(e, lag_s=excused_s(e)) for e in ended]
 
 
 def outcome_of(future: Future[Any]) -> str:

@@ -21,10 +21,14 @@ WARM_UP = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request: sent and done in seconds of its load, and one of :data:`OUTCOMES`; how late the
-    machine was to wake a thread that waited, at worst, meanwhile or just before."""
+    """A request: due and done in seconds of its load, and one of :data:`OUTCOMES`; how late it was
+    sent, and the machine was to wake a thread that waited, at worst, meanwhile or just before.
 
-    sent_s: float
+    Its time begins when it was due: one that a system holds up, or a busy machine, is no quicker
+    for being sent later ("coordinated omission").
+    """
+
+    due_s: float
     done_s: float
     outcome: str
     lag_s: float = 0.0
@@ -77,12 +81,12 @@ class Load:
         return found / ((1 - WARM_UP) * self.seconds)
 
     def took_ms(self, outcome: str) -> list[float]:
-        return [1e3 * (e.done_s - e.sent_s) for e in self.counted() if e.outcome == outcome]
+        return [1e3 * (e.done_s - e.due_s) for e in self.counted() if e.outcome == outcome]
 
     def beyond_lag_ms(self, outcome: str) -> list[float]:
-        """What they took without the machine's own lag."""
+        """What they took without the machine's own lag, and the sender's."""
         found = [e for e in self.counted() if e.outcome == outcome]
-        return [1e3 * max(0.0, e.done_s - e.sent_s - e.lag_s) for e in found]
+        return [1e3 * max(0.0, e.done_s - e.due_s - e.lag_s) for e in found]
 
     def depth_figures(self) -> list[Figure]:
         """What waited in the second half of the time that counts, beside the first; the most."""

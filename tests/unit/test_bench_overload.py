@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from blockflow.bench import overload
 from blockflow.bench.canvas import save_page
 from blockflow.bench.overload import QUICK, Plan, parse_args
-from blockflow.bench.overload_clients import outcome_of
+from blockflow.bench.overload_clients import offer, outcome_of
 from blockflow.bench.overload_figures import (
     ANSWER,
     GOODPUT,
@@ -100,6 +101,33 @@ def test_outcomes(error: Exception | None, outcome: str) -> None:
     else:
         future.set_exception(error)
     assert outcome_of(future) == outcome
+
+
+class Held:
+    """A client that is held up for a quarter of a second once, and answers at once."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def submit(self, _task: str, _x: Any, *, deadline_s: float) -> Future[Any]:
+        self.sent += 1
+        if self.sent == 2:
+            time.sleep(0.25)
+        answer: Future[Any] = Future()
+        answer.set_result(deadline_s)
+        return answer
+
+
+def test_a_sender_that_is_held_up_hides_nothing() -> None:
+    client = Held()
+    ended = sorted(offer(client, 1.0, 100.0, 0.3, 1.0), key=lambda e: e.due_s)  # type: ignore[arg-type]
+    held = [e for e in ended if ended[1].due_s <= e.due_s <= ended[1].done_s - 0.05]
+    assert len(held) > 5  # came due meanwhile, by their draws
+    assert all(e.done_s >= ended[1].due_s + 0.25 for e in held)
+    load = Load(1.0, 100.0, 0.3, 0.0, ended=ended)
+    assert max(load.took_ms("ok")) > 50.0
+    # Who was late was not the system.
+    assert all(e.lag_s >= e.done_s - e.due_s - 0.05 for e in held[1:])
 
 
 def test_queues_are_told_only_of_a_load_that_was_looked_at() -> None:
