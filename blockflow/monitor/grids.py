@@ -26,6 +26,7 @@ from blockflow.monitor.view import (
     processes,
     recent_batch,
     recent_mean,
+    without_the_gone,
 )
 
 GAP = 2
@@ -137,11 +138,10 @@ def load_grid(status: Doc, before: Doc | None = None) -> Grid:
         Column("comp p99", wide=True),
         Column("expired", wide=True),
     )
-    former = {b.get("name"): part(b, "kpi") for b in listing(before or {}, "blocks")}
     rows = []
     for b in listing(status, "blocks"):
         kpi = part(b, "kpi")
-        old = former.get(b.get("name")) if before is not None else None
+        old = None if before is None else without_the_gone(str(b.get("name")), before, status)
         rows.append(
             (
                 str(b.get("name")),

@@ -199,6 +199,27 @@ def recent_mean(kpi: Doc, before: Doc | None, name: str) -> float | None:
     return _mean_since(now, part(before, name), "sum_ms", "count")
 
 
+def without_the_gone(block: str, before: Doc, status: Doc) -> Doc:
+    """A block's figures in a former document, without those of replicas that have ended since: a
+    mean over what has happened would be taken from sums that they are no part of any more."""
+    alive = {w.get("pid") for w in listing(status, "workers")}
+    ended = [w for w in listing(before, "workers") if w.get("pid") not in alive]
+    lost = [part(s, "kpi") for w in ended for s in listing(w, "stages") if s.get("block") == block]
+    found = next((part(b, "kpi") for b in listing(before, "blocks") if b.get("name") == block), {})
+    return _less(found, lost) if lost else found
+
+
+def _less(kpi: Doc, lost: list[Doc]) -> Doc:
+    """The sums of some figures, and of the parts among them, less those of others."""
+    out: dict[str, Any] = {}
+    for name, value in kpi.items():
+        if isinstance(value, Mapping):
+            out[name] = _less(value, [part(one, name) for one in lost])
+        elif is_number(value):
+            out[name] = value - sum(n for one in lost if is_number(n := one.get(name)))
+    return out
+
+
 def recent_batch(kpi: Doc, before: Doc | None) -> float | None:
     """Mean rows per batch, as :func:`recent_mean`."""
     if before is None or not before:

@@ -149,6 +149,27 @@ def test_top_shows_means_of_the_interval(status: dict[str, Any]) -> None:
     assert recent_mean(fresh, {}, "compute") == 4.0
 
 
+def test_top_shows_means_of_those_that_are_still_there_when_a_replica_has_died() -> None:
+    def document(*replicas: tuple[int, int, float]) -> dict[str, Any]:
+        """Of one block: pid, requests and their milliseconds."""
+        stages = [
+            (pid, {"rows": n, "batches": n, "compute": {"count": n, "sum_ms": ms}})
+            for pid, n, ms in replicas
+        ]
+        workers = [{"pid": pid, "stages": [{"block": "a", "kpi": k}]} for pid, k in stages]
+        n, ms = sum(n for _, n, _ in replicas), sum(ms for _, _, ms in replicas)
+        kpi = {"rows": n, "batches": n, "compute": {"count": n, "sum_ms": ms, "mean_ms": ms / n}}
+        return {"blocks": [{"name": "a", "kpi": kpi}], "workers": workers}
+
+    before = document((1, 100, 1000.0), (2, 100, 100.0))
+    # The slow one has died; the other one has computed 150 more, of a millisecond each, and a new
+    # one 10 of 2. All of them together, from 200 in 1100 ms to 260 in 270: less than no time.
+    grid = load_grid(document((2, 250, 250.0), (3, 10, 20.0)), before)
+    assert column(grid, "comp ms") == ["1.06"]
+    assert column(grid, "batch") == ["1.0"]
+    assert column(load_grid(before, before), "comp ms") == ["-"]
+
+
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 def test_screens_fit_the_width(status: dict[str, Any], width: int) -> None:
     for screen in (status_screen(status, width), top_screen(status, None, width)):
