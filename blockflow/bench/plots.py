@@ -93,8 +93,8 @@ def draw_ratios(found: Sequence[Figure]) -> Any:
             if figure is None:
                 continue
             x = at + (i - (len(ways) - 1) / 2) * 0.25
-            low, high = figure.low or figure.value, figure.high or figure.value
-            ax.plot([x, x], [low, high], color=colour, linewidth=2, alpha=0.5)
+            ends = [figure.interval.low, figure.interval.high]
+            ax.plot([x, x], ends, color=colour, linewidth=2, alpha=0.5)
             ax.plot([x], [figure.value], "o", color=colour, label=way if at == 0 else None)
     ax.axhline(1.0, color="black", linestyle=":", linewidth=1)
     ax.set_xticks(range(len(places)), _places(places), fontsize=7)

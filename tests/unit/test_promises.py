@@ -18,6 +18,7 @@ from blockflow.bench.reliability.page import promise_table
 from blockflow.bench.reliability.promise import (
     NOT_MEASURED,
     TOO_SHORT,
+    Book,
     Promise,
     find,
     missed,
@@ -265,6 +266,14 @@ def test_a_duration_is_judged_by_its_longest_and_missed_by_its_median() -> None:
     assert judged([10.0] * 10, 100.0) == Verdict.MET
     assert judged([10.0] * 9 + [150.0], 100.0) == Verdict.NOISE
     assert judged([150.0] * 9 + [10.0], 100.0) == Verdict.MISSED
+
+
+def test_an_interval_that_begins_at_nothing_is_one() -> None:
+    most = timed("took", "all", [0.0] * 3 + [150.0] * 4)
+    assert most.low == 0.0
+    found = within("took", "all", 100.0)(Book([most]))
+    assert found.verdict == Verdict.NOISE
+    assert "(0-150)" in found.text
 
 
 def test_only_files_with_figures_are_named_below_the_table() -> None:

@@ -70,8 +70,8 @@ def held(holds: bool, enough: bool = True) -> str:
 
 def spread(f: Figure, unit_ms: float = 1.0, unit: str = "ms") -> str:
     """Median, its interval, the worst, and of how many."""
-    low, high = f.low or f.value, f.high or f.value
-    parts = f"{digits(f.value / unit_ms)} {unit} ({digits(low / unit_ms)}-{digits(high / unit_ms)})"
+    low, high = f.interval.low / unit_ms, f.interval.high / unit_ms
+    parts = f"{digits(f.value / unit_ms)} {unit} ({digits(low)}-{digits(high)})"
     word, worst = _worst(f)
     most = "" if worst is None else f", {word} {digits(worst / unit_ms)}"
     return f"{parts}{most}, n = {f.n}"
@@ -95,7 +95,7 @@ def within(name: str, mode: str, goal_ms: float, *, seconds: bool = False) -> Fi
         worst = _worst(f)[1]
         if (f.value if worst is None else worst) <= goal_ms:
             return Finding(text, Verdict.MET)
-        missed = (f.low or f.value) > goal_ms
+        missed = f.interval.low > goal_ms
         return Finding(text, Verdict.MISSED if missed else Verdict.NOISE)
 
     return find

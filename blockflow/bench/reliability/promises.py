@@ -225,7 +225,7 @@ def _cut_off(book: Book) -> Finding:
 
 def _others(book: Book) -> Finding:
     f = book.at(names.OTHERS, names.BESIDE)
-    found = Interval(f.value, f.low or f.value, f.high or f.value, f.n)
+    found = f.interval
     noise = float(f.labels["noise"])
     text = f"x {f.value:.2f} ({digits(found.low)}-{digits(found.high)}), n = {f.n} pairs; "
     text += f"beside itself up to {noise:.0%} apart"
