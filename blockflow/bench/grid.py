@@ -61,7 +61,9 @@ class Grid:
     def markdown(self) -> str:
         """For a document; without the title."""
         rule = ["---" if head in self.left else "--:" for head in self.heads]
-        rows = [list(self.heads), rule, *(list(row) for row in self.rows if row)]
+        # A bar would begin another cell, and a line's end another row.
+        cells = ([" ".join(c.split()).replace("|", "\\|") for c in row] for row in self.rows if row)
+        rows = [list(self.heads), rule, *cells]
         return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -81,8 +83,10 @@ def digits(value: float) -> str:
 
 
 def bounds(low: float | None, high: float | None) -> str:
-    """An interval, as ``0.98-1.04``."""
-    return "" if low is None or high is None else f"{digits(low)}-{digits(high)}"
+    """An interval, as ``0.98-1.04``; ``-0.2 to 0.1`` below nothing."""
+    if low is None or high is None:
+        return ""
+    return f"{digits(low)}{'-' if low >= 0 else ' to '}{digits(high)}"
 
 
 def with_bounds(value: float, low: float | None, high: float | None, places: int = 3) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -63,8 +64,9 @@ def percentile(samples: Sequence[float], p: float) -> float:
     if not samples:
         raise ValueError("no samples")
     ordered = sorted(samples)
-    rank = max(1, -(-len(ordered) * p // 100))
-    return ordered[int(rank) - 1]
+    # Rounded: 55% as a share is 55.00000000000001 again, and of 100 samples not the 56th.
+    rank = max(1, ceil(round(len(ordered) * p / 100, 6)))
+    return ordered[rank - 1]
 
 
 def median_interval(samples: Sequence[float]) -> Interval:

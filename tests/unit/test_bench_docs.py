@@ -339,6 +339,7 @@ def test_plots_are_drawn_from_what_is_there(tmp_path: Path) -> None:
 def test_a_grid_is_the_same_on_terminal_and_page() -> None:
     grid = Grid("t", ("a", "n"), [("x", "1"), BREAK, ("y", "2")], frozenset({"a"}))
     assert grid.markdown() == "| a | n |\n| --- | --: |\n| x | 1 |\n| y | 2 |"
+    assert Grid("t", ("a",), [("x|y\nz",)]).markdown().endswith("| x\\|y z |")
     assert grid.rich().row_count == 2
     assert [(g.title, list(g.rows)) for g in grid.split("a")] == [
         ("t: x", [("1",)]),
@@ -352,6 +353,7 @@ def test_numbers_keep_three_digits_that_mean_something() -> None:
         "1234",
     ]
     assert bounds(None, None) == ""
+    assert bounds(-3.2, -1.0) == "-3.20 to -1.00"
     assert with_bounds(1.0, 0.98, 1.02) == "1.000 (0.980-1.02)"
     assert with_bounds(1.0, None, None) == "1.000"
     assert [size_text(n) for n in (200, 1024, 16 * 1024, 100 * 2**20)] == [

@@ -27,6 +27,8 @@ def test_percentiles_are_samples_by_nearest_rank() -> None:
     samples = [float(x) for x in range(100, 0, -1)]
     assert [percentile(samples, p) for p in (0, 50, 90, 99, 100)] == [1, 50, 90, 99, 100]
     assert percentile([3.0], 99) == 3.0
+    shares = [p / 100 for p in range(1, 101)]
+    assert [percentile(samples, 100 * share) for share in shares] == list(range(1, 101))
     with pytest.raises(ValueError, match="no samples"):
         percentile([], 50)
 
