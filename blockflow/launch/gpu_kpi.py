@@ -40,7 +40,8 @@ class EnergyMeter:
             if self._counter is not None:
                 self.joules += max(0.0, counter_j - self._counter)
             self._counter = counter_j
-        elif power_w is not None:
+        # A counter that was not read for once has it all the next time.
+        elif power_w is not None and self._counter is None:
             if self._power is not None:
                 before_ns, before_w = self._power
                 self.joules += (now_ns - before_ns) / 1e9 * (before_w + power_w) / 2

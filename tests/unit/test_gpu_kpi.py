@@ -186,6 +186,13 @@ def test_energy_per_row_looks_back_over_the_window_only() -> None:
     assert meter.mj_per_row == pytest.approx(50e3 / 500)
 
 
+def test_a_counter_that_cannot_be_read_for_a_while_is_not_counted_twice() -> None:
+    meter = EnergyMeter()
+    for second, counter in enumerate((0.0, 100.0, None, None, None, 500.0)):
+        meter.add(second * SECOND, counter, 100.0, 0)
+    assert meter.joules == 500.0
+
+
 def test_a_counter_that_was_reset_adds_nothing() -> None:
     meter = EnergyMeter()
     for counter in (50.0, 60.0, 3.0, 4.0):
