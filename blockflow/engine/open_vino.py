@@ -28,6 +28,8 @@ _PRECISION: Mapping[str, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "
 
 _OVERLAYS_KEPT = 1024
 
+_FLOAT32 = torch.finfo(torch.float32)
+
 
 class OpenVinoEngine(NativeEngine):
     """One compiled model and one infer request; one more of each for every fixed number of rows.
@@ -60,13 +62,15 @@ class OpenVinoEngine(NativeEngine):
         self._request = any_rows[0]
 
         def compute(x: Tensor, out: Tensor) -> int:
-            if x.dtype is torch.int64 and _exceeds_32_bits(x):
+            if _exceeds_32_bits(x):
                 raise OverflowError("OpenVINO computes in 32 bits, which an input exceeds")
             request, set_input, set_output, copies = fixed.get(len(x), any_rows)
             set_input(over(x))
             set_output(over(out))
             # or it would copy the result into an array of its own
             request.infer(share_outputs=True)
+            if _is_cut_off(out):
+                raise OverflowError("OpenVINO computes in 32 bits, which a result exceeds")
             return int(copies)
 
         return compute
@@ -104,10 +108,21 @@ class OpenVinoEngine(NativeEngine):
 
 
 def _exceeds_32_bits(x: Tensor) -> bool:
-    """Whether the CPU plugin, which makes int32 of int64 (2026.4.1), would take other numbers."""
+    """Whether the CPU plugin would take other numbers: it makes int32 of int64, and of float64 a
+    float32 that is finite (2026.4.1)."""
+    if x.dtype is torch.float64:
+        return bool((x.abs() > _FLOAT32.max).any())
+    if x.dtype is not torch.int64:
+        return False
     span = torch.iinfo(torch.int32)
     least, most = torch.aminmax(x)
     return int(least) < span.min or int(most) > span.max
+
+
+def _is_cut_off(y: Tensor) -> bool:
+    """Whether a float64 result holds float32's largest number: infinity, and what lies beyond that
+    number, become it."""
+    return y.dtype is torch.float64 and bool((y.abs() >= _FLOAT32.max).any())
 
 
 def _is_view(model: Any) -> bool:

@@ -1,6 +1,7 @@
 """Any model, type and precision: every engine computes what the model computes, or says why not."""
 
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -245,5 +246,25 @@ def test_openvino_takes_no_integers_that_it_would_change(tmp_path: Path) -> None
     for far in (2**31, -(2**31) - 1, 2**40):
         with pytest.raises(BlockError, match="32 bits") as e:
             made.run(torch.tensor([1, far]))
+        assert e.value.code == "BLOCK_FAILED"
+    made.close()
+
+
+def test_openvino_takes_and_gives_no_doubles_that_it_would_change(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x
+
+    repo, case = BlockRepository(tmp_path), CASES["openvino"]
+    spec = TensorSpec("float64", ("rows",))
+    info = case.store(repo, LoadedModel(Twice().eval(), "twice", spec), "t")
+    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
+    fits = torch.tensor([1.5e38, -1.5e38, math.nan], dtype=torch.float64)
+    torch.testing.assert_close(made.run(fits), fits * 2, equal_nan=True)
+    for far, which in ((1e39, "an input"), (-math.inf, "an input"), (-3e38, "a result")):
+        with pytest.raises(BlockError, match=f"32 bits, which {which} exceeds") as e:
+            made.run(torch.tensor([math.nan, far], dtype=torch.float64))
         assert e.value.code == "BLOCK_FAILED"
     made.close()
