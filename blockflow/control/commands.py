@@ -11,6 +11,7 @@ from typing import Any
 
 from blockflow import __version__
 from blockflow.control.accept import Acceptance
+from blockflow.control.engines import lost_artifact
 from blockflow.control.manager import Manager
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.samples import store_samples
@@ -159,6 +160,14 @@ class Commands:
             return False
         return True
 
+    def _lost(self) -> list[str]:
+        """Blocks whose workers could not be replaced; looked up outside the Manager's thread."""
+        topology = self._manager.call(lambda: self._manager.brain.realm.topology)
+        if topology is None:
+            return []
+        infos = topology.infos
+        return [lost_artifact(self._repository, s, infos[n]) for n, s in topology.blocks.items()]
+
     def operate(self, kind: Kind, block: str, *, wait_s: float = WAIT_S) -> dict[str, Any]:
         """Restart, drain, undrain or stop one block; the result is that of :meth:`apply`."""
         brain = self._manager.brain
@@ -263,6 +272,7 @@ class Commands:
     def status(self) -> dict[str, Any]:
         """Everything that ``blockflow status`` and ``blockflow top`` show, of one moment."""
         manager = self._manager
+        lost = self._lost()
 
         def look() -> dict[str, Any]:
             views = manager.views()
@@ -281,7 +291,7 @@ class Commands:
                 "monitor_hz": manager.brain.crew.hz,
                 "updating": current.to_dict(time.monotonic_ns()) if current is not None else None,
                 "last_update": updates[0] if updates else None,
-                "warnings": views.warnings(manager.store.warning),
+                "warnings": views.warnings(manager.store.warning, *lost),
                 "controller": {
                     "received": counters.received,
                     "malformed": counters.malformed,

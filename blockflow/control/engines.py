@@ -47,6 +47,25 @@ def engine_check(repository: BlockRepository, running: Collection[str]) -> Engin
     return check
 
 
+def lost_artifact(repository: BlockRepository, spec: BlockSpec, info: BlockInfo) -> str:
+    """Why a worker of this block could not be replaced: what it runs is not stored any more.
+
+    Empty if it is; nothing is hashed.
+    """
+    machine = fingerprint()
+    try:
+        chosen = select(
+            info, spec.engine, spec.precision, spec.options, device=spec.device, machine=machine
+        )
+        kind = chosen.variant
+        digest = info.digest if kind is None else info.variants[kind].digest
+        with repository.artifact(info.name, digest=digest, variant=kind, check=False):
+            return ""
+    except BlockFlowError as e:
+        hint = f" -- {e.hint}" if e.hint else ""
+        return f"block {spec.name}: a worker that ends cannot be replaced: {e.message}{hint}"
+
+
 def _problem(error: BlockFlowError, path: str) -> Problem:
     field = error.details.get("field", "engine")
     return Problem(f"{path}.{field}", f"{error.code}: {error.message}", error.hint)

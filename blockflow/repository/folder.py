@@ -187,6 +187,24 @@ def read_manifest(folder: int, where: Path, name: str, file: str) -> Manifest:
     return parse_manifest(raw, where=str(where), folder=name)
 
 
+def having(manifest: Manifest, digest: str | None, variant: str | None, root: Path) -> Manifest:
+    """``manifest``, if its artifact (or variant) is the one that is wanted.
+
+    Raises:
+        RepositoryError: ARTIFACT_MISSING.
+    """
+    if digest is None or manifest.digest_of(variant) == digest:
+        return manifest
+    form = "" if variant is None else f" as {variant!r}"
+    raise RepositoryError(
+        "ARTIFACT_MISSING",
+        f"no stored version of block {manifest.name!r} has the digest {digest[:16]}...{form}",
+        where=str(root / manifest.name),
+        hint="it was replaced: send the system update again to run what is stored now; to keep "
+        "both, give what is exported a version of its own",
+    )
+
+
 def remove_unfinished(folder: int) -> None:
     """Remove what killed writers have left, unless another writer has the folder locked."""
     try:

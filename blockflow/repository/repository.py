@@ -22,6 +22,7 @@ from blockflow.repository.folder import (
     READ,
     Pending,
     digest_of,
+    having,
     kept_file,
     kept_versions,
     make_folder,
@@ -81,14 +82,7 @@ class BlockRepository:
         """
         with self._block_folder(name) as folder:
             _, manifest = self._choose(folder, name, digest)
-        if digest is not None and manifest.sha256 != digest:
-            raise RepositoryError(
-                "ARTIFACT_MISSING",
-                f"no stored version of block {name!r} has the digest {digest[:16]}...",
-                where=str(self.root / manifest.name),
-                hint="it was replaced: export it again, under a version of its own",
-            )
-        return manifest
+        return having(manifest, digest, None, self.root)
 
     def info(self, name: str, *, digest: str | None = None) -> BlockInfo:
         return self.manifest(name, digest=digest).to_info()
@@ -136,7 +130,7 @@ class BlockRepository:
             pinned, fd = self._open_pinned(folder, name, variant, digest)
             try:
                 if check:
-                    self._check(fd, name, pinned, digest)
+                    self._check(fd, name, pinned)
                 os.lseek(fd, 0, os.SEEK_SET)
                 yield Path(f"/proc/self/fd/{fd}")
             finally:
@@ -342,7 +336,7 @@ class BlockRepository:
         before: Manifest | None = None
         while True:
             _, manifest = self._choose(folder, name, digest, variant)
-            pinned = self._pinned(manifest, variant)
+            pinned = self._pinned(having(manifest, digest, variant, self.root), variant)
             try:
                 fd = os.open(pinned.file, READ, dir_fd=folder)
             except FileNotFoundError:
@@ -379,17 +373,16 @@ class BlockRepository:
             )
         return found.to_variant()
 
-    def _check(self, fd: int, name: str, pinned: Variant, digest: str | None) -> None:
+    def _check(self, fd: int, name: str, pinned: Variant) -> None:
         where = f"{name}/{pinned.file}"
         size = os.fstat(fd).st_size
         if size != pinned.bytes:
             why = f"the artifact has {size} bytes, the manifest says {pinned.bytes}"
             raise self._mismatch(where, why)
         found = digest_of(fd)
-        for expected, who in ((pinned.digest, "the manifest"), (digest, "the caller")):
-            if expected is not None and found != expected:
-                why = f"sha256 is {found[:16]}..., {who} says {expected[:16]}..."
-                raise self._mismatch(where, why)
+        if found != pinned.digest:
+            why = f"sha256 is {found[:16]}..., the manifest says {pinned.digest[:16]}..."
+            raise self._mismatch(where, why)
 
     def _mismatch(self, what: str, why: str) -> RepositoryError:
         return RepositoryError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,33 @@ def test_a_restored_epoch_whose_artifact_is_gone_says_so(
         assert [p["missing"] for p in system.commands.history()] == [[], ["b"]]
     with make() as system:
         assert system.status()["warnings"] == []
+
+
+def test_a_running_artifact_that_is_overwritten_is_told_before_its_worker_ends(
+    make: Make, repository: BlockRepository
+) -> None:
+    with make() as system, Client(system.client_endpoint) as client:
+        system.apply(BODY)
+        assert system.status()["warnings"] == []
+        save(repository, "b", 50, "2")
+        assert system.status()["warnings"] == []
+        save(repository, "b", 90, "1")
+        (warning,) = system.status()["warnings"]
+        assert "block b" in warning and "cannot be replaced" in warning and "again" in warning
+        assert added(client) == [11.0]
+        (worker,) = [w for w in system.commands.workers() if w["name"] == "b#0"]
+        os.kill(worker["pid"], signal.SIGKILL)
+
+        def given_up() -> dict[str, Any] | None:
+            (block,) = [b for b in system.manager.views().workers() if b["name"] == "b#0"]
+            return block if block["given_up"] else None
+
+        crash = system.manager.wait(given_up, 30)["crash"]
+        assert "no stored version of block 'b'" in crash["cause"]
+        assert "the system update again" in crash["error"]["hint"]
+        system.apply(BODY)
+        assert system.status()["warnings"] == []
+        assert added(client) == [91.0]
 
 
 def test_a_restored_policy_whose_profile_is_gone_gives_way(

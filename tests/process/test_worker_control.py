@@ -72,11 +72,11 @@ def test_load_failure_is_told(rig: Rig) -> None:
     assert rig.leavings(11) == []
 
 
-def test_altered_artifact_is_not_loaded(rig: Rig) -> None:
+def test_another_artifact_than_was_ordered_is_not_loaded(rig: Rig) -> None:
     info = echo(rig, "e1")
     echo(rig, "e1", delay_ms=1)  # another digest under the same name
     rig.launch(11, {1: info})
-    assert rig.expect(StartFailed, 11).error["code"] == "DIGEST_MISMATCH"
+    assert rig.expect(StartFailed, 11).error["code"] == "ARTIFACT_MISSING"
     assert rig.children[11].wait(WAIT_S) == 2
 
 

@@ -127,6 +127,10 @@ def test_what_was_made_of_another_artifact_is_not_kept(repository: BlockReposito
             save()
         assert e.value.code == "DIGEST_MISMATCH"
     assert not repository.info("b").variants
+    was = repository.info("b").digest
+    with pytest.raises(RepositoryError, match="as 'onnx'") as e:
+        repository.verify("b", variant="onnx", digest=was)
+    assert e.value.code == "ARTIFACT_MISSING" and "it was replaced" in e.value.hint
 
 
 def test_choices_are_kept_per_machine(repository: BlockRepository) -> None:
