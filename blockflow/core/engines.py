@@ -299,7 +299,7 @@ def _missing_file(
         "ARTIFACT_MISSING",
         why,
         where=block.name,
-        hint=f"make it: blockflow convert {block.name} --to {variant}",
+        hint=f"make it: blockflow convert {block.reference} --to {variant}",
         details={"field": "engine"},
     )
 

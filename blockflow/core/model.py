@@ -322,6 +322,11 @@ class BlockInfo:
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     padding: Padding | None = None
 
+    @property
+    def reference(self) -> str:
+        """This version, as commands take it, whichever is the current one."""
+        return f"{self.name}@{self.version}"
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,

@@ -136,7 +136,7 @@ class NativeEngine(Engine):
             "LOAD_FAILED",
             f"block {self.block.name!r} ({what}) cannot be loaded: {reason(e)}",
             where=self.block.name,
-            hint=f"make the file anew: blockflow convert {self.block.name} --to {what}",
+            hint=f"make the file anew: blockflow convert {self.block.reference} --to {what}",
         )
 
 

@@ -369,7 +369,7 @@ class BlockRepository:
                 "ARTIFACT_MISSING",
                 f"block {manifest.name!r} has no variant {variant!r}",
                 where=str(self.root / manifest.name),
-                hint=f"make it: blockflow convert {manifest.name} --to {variant}",
+                hint=f"make it: blockflow convert {manifest.to_info().reference} --to {variant}",
             )
         return found.to_variant()
 

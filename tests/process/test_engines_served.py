@@ -124,5 +124,5 @@ def test_what_cannot_run_is_refused_with_its_path(system: System) -> None:
         system.apply(body)
     (problem,) = e.value.problems
     assert problem.path == "$.blocks[0].engine"
-    assert "blockflow convert a --to onnx-int8" in problem.hint
+    assert "blockflow convert a@1 --to onnx-int8" in problem.hint
     assert [w["pid"] for w in system.commands.workers()] == [w["pid"] for w in before]

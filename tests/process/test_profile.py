@@ -104,7 +104,7 @@ def test_a_block_is_measured_chosen_and_handed_to_workers(
     by = {o.candidate.label: o for o in found.outcomes}
     assert by["exported fp32"].error == 0.0
     assert 0 < (by["exported bf16"].error or 0) < 0.05
-    assert "blockflow convert front --to onnx" in by["onnxruntime fp32"].reason
+    assert "blockflow convert front@1 --to onnx" in by["onnxruntime fp32"].reason
     (chosen,) = [j for j in found.judged if j.chosen]
     choice = repository.info("front").choices[fingerprint()]
     assert choice["engine"] == chosen.outcome.candidate.engine
@@ -319,7 +319,7 @@ def test_the_command_prints_stores_and_draws(
         (["front", "--lengths", "16"], "no lengths"),
         (["front", "--engines", "exportd"], "did you mean exported"),
         (["front", "--precisions", "fp31"], "did you mean"),
-        (["front", "--engines", "openvino"], "blockflow convert front --to onnx"),
+        (["front", "--engines", "openvino"], "blockflow convert front@1 --to onnx"),
         (["front", "--confidence", "0"], "confidence"),
         (["front", "--seconds", "-1"], "seconds"),
         (["front", "--choose", "--tolerance", "0"], "tolerance"),

@@ -126,8 +126,8 @@ def test_given_options_go_over_the_choices() -> None:
         ({"options": {"cuda_graf": True}}, "UNSUPPORTED_ENGINE", "options.cuda_graf", "cuda_graph"),
         ({"options": {"cuda_graph": 1}}, "UNSUPPORTED_ENGINE", "options.cuda_graph", "True"),
         ({"options": {"compile": True}}, "UNSUPPORTED_ENGINE", "options.compile", "compiled"),
-        ({"engine": "onnxruntime"}, "ARTIFACT_MISSING", "engine", "blockflow convert b --to onnx"),
-        ({"engine": "compiled"}, "ARTIFACT_MISSING", "engine", "convert b --to aoti"),
+        ({"engine": "onnxruntime"}, "ARTIFACT_MISSING", "engine", "convert b@1 --to onnx"),
+        ({"engine": "compiled"}, "ARTIFACT_MISSING", "engine", "convert b@1 --to aoti"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(asked: dict[str, Any], code: str, field: str, says: str) -> None:

@@ -29,7 +29,7 @@ def test_all_engines_are_listed_with_what_they_lack() -> None:
     found = by_label(candidates([block()], ["all"], ["all"], "m1"))
     assert not found["exported fp32"].reason
     assert not found["exported bf16"].reason
-    assert "blockflow convert a --to onnx" in found["openvino fp32"].reason
+    assert "blockflow convert a@1 --to onnx" in found["openvino fp32"].reason
     assert "does not load" in found["torchscript fp32"].reason
     assert not any(label.startswith("echo") for label in found)
 

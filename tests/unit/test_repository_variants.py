@@ -94,7 +94,7 @@ def test_a_missing_or_altered_variant(repository: BlockRepository) -> None:
     info = save_block(repository, "b")
     with pytest.raises(RepositoryError) as e, repository.artifact("b", variant="onnx"):
         pass
-    assert e.value.code == "ARTIFACT_MISSING" and "convert b --to onnx" in e.value.hint
+    assert e.value.code == "ARTIFACT_MISSING" and "convert b@1 --to onnx" in e.value.hint
     info = repository.save_variant("b", "onnx", form(), b"an onnx file", digest=info.digest)
     file = repository.root / "b" / info.variants["onnx"].file
     file.write_bytes(b"an onnx fill")
