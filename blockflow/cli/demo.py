@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +71,8 @@ def _close(console: Console, outcome: Outcome, settings: Settings) -> BlockFlowE
     console.print(f"\nPicture: {outcome.picture}\nFigures: {outcome.figures}")
     left = outcome.leftovers
     if left is None:
-        console.print(_what_next(outcome, settings))
+        # unwrapped: these lines are copied into a shell
+        console.print(what_next(outcome, settings), soft_wrap=True)
     elif left:
         return make_error("INTERNAL", f"left behind: {', '.join((*left.processes, *left.files))}")
     else:
@@ -77,19 +80,26 @@ def _close(console: Console, outcome: Outcome, settings: Settings) -> BlockFlowE
     return None
 
 
-def _what_next(outcome: Outcome, settings: Settings) -> str:
-    exports = ""
+def what_next(outcome: Outcome, settings: Settings) -> str:
+    """The commands for a system that was kept, as they work in the shell that started the demo."""
+    lines = []
+    activate = Path(sys.prefix, "bin", "activate")
+    if shutil.which("blockflow") is None and activate.exists():  # `make demo` activates nothing
+        lines.append(f". {activate}")
     if (settings.rest_port, settings.client_port) != DEFAULT_PORTS:
-        exports = f"  export BLOCKFLOW_URL={outcome.rest_url}"
-        exports += f" BLOCKFLOW_ADDRESS={outcome.client_address}\n"
+        lines.append(f"export BLOCKFLOW_URL={outcome.rest_url}")
+        lines.append(f"export BLOCKFLOW_ADDRESS={outcome.client_address}")
+    lines += [
+        "blockflow status",
+        "blockflow top",
+        "blockflow infer digit parity high --random",
+        f"blockflow apply {settings.topology}",
+        f"curl {outcome.rest_url}/openapi.json",
+    ]
+    around = "".join(f"  {line}\n" for line in lines)
     return (
         f"\nThe system runs on (process {outcome.pid}, log {outcome.log}). To look around:\n"
-        f"{exports}"
-        "  blockflow status\n"
-        "  blockflow top\n"
-        "  blockflow infer digit parity high --random\n"
-        f"  blockflow apply {settings.topology}\n"
-        f"  curl {outcome.rest_url}/openapi.json\n"
-        "To end it:\n"
-        "  blockflow stop --yes"
+        f"{around}"
+        "To end it, and to remove its log and state:\n"
+        f"  blockflow stop --yes && rm -r {outcome.log.parent}"
     )

@@ -23,6 +23,7 @@ from blockflow.bench.demo.run import Demo, Outcome, Settings, read_topology
 from blockflow.bench.demo.server import Leftovers
 from blockflow.bench.demo_grids import demo_time_grid
 from blockflow.bench.reliability.promise import NOT_MEASURED
+from blockflow.cli.demo import what_next
 from blockflow.cli.main import main
 from blockflow.client.collector import BlockMeans
 from blockflow.core.errors import BlockFlowError
@@ -221,3 +222,27 @@ def test_what_is_left_behind_is_in_the_one_document(
         assert "left behind: trunk1 (7), slot" in capsys.readouterr().err
     else:
         assert status == 0 and "error" not in document
+
+
+def test_the_commands_for_a_kept_system_work_in_the_shell_that_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = Outcome(
+        rest_url="http://127.0.0.1:17780",
+        client_address="tcp://127.0.0.1:17755",
+        log=tmp_path / "blockflow-demo-x" / "up.log",
+    )
+    activate = tmp_path / "bin" / "activate"
+    activate.parent.mkdir()
+    activate.touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lines = what_next(outcome, Settings(rest_port=17780, client_port=17755)).splitlines()
+    assert f"  . {activate}" in lines
+    assert "  export BLOCKFLOW_URL=http://127.0.0.1:17780" in lines
+    assert "  export BLOCKFLOW_ADDRESS=tcp://127.0.0.1:17755" in lines
+    assert lines[-1] == f"  blockflow stop --yes && rm -r {outcome.log.parent}"
+
+    (tmp_path / "blockflow").touch(mode=0o755)  # activated, and at the usual ports
+    text = what_next(outcome, Settings())
+    assert "activate" not in text and "export" not in text
