@@ -81,7 +81,8 @@ class Link:
                 "UNAUTHORIZED",
                 "the Dispatcher takes no connection without an authorised key",
                 where=self.address,
-                hint="pass client_keys=FILE (BLOCKFLOW_CLIENT_KEYS), made by `blockflow keys new`",
+                hint="on its machine `blockflow keys new` makes a key file for client_keys "
+                "(BLOCKFLOW_CLIENT_KEYS), and `blockflow keys authorise` lets the key of one in",
             )
         trouble = f" ({self.trouble})" if self.trouble else ""
         if self.ever_up:

@@ -120,7 +120,7 @@ def client_keys(client: str | Path, server: str | None = None) -> ClientKeys:
     own = _pair(document, path)
     if server is None:
         if "server" not in document:
-            hint = "pass server_key: the text of the server's server.pub"
+            hint = "pass server_key (BLOCKFLOW_SERVER_KEY): the server's server.pub, or its text"
             raise unfit(path, "the key file", "does not say which server it is for", hint)
         return ClientKeys(own, public_key(str(document["server"]), str(path)))
     if not _HEX.fullmatch(server.strip().lower()):

@@ -134,6 +134,14 @@ def test_a_handshake_that_failed_is_named() -> None:
     assert "another protocol" in only(core.on_tick(2000 * MS)).error.message
 
 
+def test_a_refused_key_is_told_how_it_is_let_in() -> None:
+    core = new_core()
+    submit(core, 1)
+    (failed,) = core.on_denied()
+    assert failed.error.code == "UNAUTHORIZED"
+    assert "keys authorise" in failed.error.hint  # who has a key needs no new one
+
+
 def test_cancel_is_told_only_when_the_dispatcher_knows_the_request() -> None:
     core = connected_core()
     submit(core, 1)
