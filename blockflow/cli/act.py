@@ -90,7 +90,7 @@ def stop(
 
 def monitor(
     switch: Annotated[Switch, typer.Argument(help="on or off")],
-    hz: Annotated[float, typer.Option(min=0.1, max=20, help="Samples per second.")] = 4.0,
+    hz: Annotated[float, typer.Option(min=0.1, max=50, help="Samples per second.")] = 4.0,
     url: Url = "",
     json_: Json = False,
 ) -> None:

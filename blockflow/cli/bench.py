@@ -172,7 +172,7 @@ def bench(
         float,
         typer.Option(min=0.01, max=limits.MAX_DEADLINE_MS / 1e3, help="Seconds per request."),
     ] = DEADLINE_S,
-    seed: Annotated[int, typer.Option(min=0, max=2**31)] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of data and query order.")] = 1,
     topology: Annotated[
         Path | None, typer.Option(help="Start a system of its own with this update.")
     ] = None,

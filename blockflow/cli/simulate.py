@@ -62,7 +62,9 @@ def simulate(
         typer.Option(help="NAME or NAME:option=value,...; repeat it to compare."),
     ] = None,
     apart: Annotated[bool, typer.Option("--apart", help="A process per block.")] = False,
-    replicas: Annotated[int, typer.Option(min=1, max=limits.MAX_REPLICAS)] = 1,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=limits.MAX_REPLICAS, help="Copies of each worker.")
+    ] = 1,
     cores: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Default: those of this machine.")
     ] = None,
@@ -89,22 +91,31 @@ def simulate(
     rows: Annotated[str, typer.Option(help="Per query: 3, uniform:1-8, zipf:..., ...")] = "1",
     lengths: Annotated[str, typer.Option(help="Per query, as --rows.")] = "",
     duration: Annotated[
-        float, typer.Option(min=0.0, max=1e6, help="Virtual seconds; default 60, or the trace's.")
+        float,
+        typer.Option(
+            min=0.0,
+            max=1e6,
+            show_default=False,
+            help="Virtual seconds; default 60, or the trace's.",
+        ),
     ] = 0.0,
     warmup: Annotated[
         float | None, typer.Option(min=0.0, max=1e6, help="Default: a tenth of the duration.")
     ] = None,
-    deadline_ms: Annotated[float, typer.Option(min=1.0, max=float(limits.MAX_DEADLINE_MS))] = float(
-        limits.DEFAULT_DEADLINE_MS
-    ),
+    deadline_ms: Annotated[
+        float,
+        typer.Option(min=1.0, max=float(limits.MAX_DEADLINE_MS), help="When a query expires."),
+    ] = float(limits.DEFAULT_DEADLINE_MS),
     bound_ms: Annotated[
         float, typer.Option(min=0.001, max=1e6, help="For the share of queries over it.")
     ] = 500.0,
     seeds: Annotated[int, typer.Option(min=1, max=100_000, help="Runs per policy and rate.")] = 20,
-    first_seed: Annotated[int, typer.Option(min=0)] = 1,
+    first_seed: Annotated[int, typer.Option(min=0, help="Of the first run; then upwards.")] = 1,
     exact: Annotated[bool, typer.Option("--exact", help="Forwards do not fluctuate.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Look after all invariants.")] = False,
-    processes: Annotated[int | None, typer.Option(min=1, max=1024)] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="To simulate in. Default: one per core.")
+    ] = None,
     batches: Annotated[bool, typer.Option("--batches", help="Show the batch sizes.")] = False,
     plot_: Annotated[Path | None, typer.Option("--plot", help="A PNG file.")] = None,
     results: Annotated[

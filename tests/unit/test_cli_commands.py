@@ -16,6 +16,7 @@ from fake_rest import FakeRest
 from blockflow.cli.complete import names_in
 from blockflow.cli.exits import ExitCode, exit_code
 from blockflow.cli.main import COMMANDS, load, main
+from blockflow.control.commands import MAX_HZ
 from blockflow.core.errors import CODES, make_error
 from blockflow.monitor.rest import RestClient
 
@@ -60,6 +61,11 @@ def test_every_command_loads_and_has_help(capsys: pytest.CaptureFixture[str]) ->
         assert load(name).name == name
         assert main([name, "--help"]) == 0
         assert "--json" in capsys.readouterr().out, name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_is(name: str) -> None:
+    assert not [p.name for p in load(name).params if not getattr(p, "help", "")]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,9 +214,11 @@ def test_stop_returns_when_the_process_has_ended(
 
 def test_monitor_sends_the_rate(rest: FakeRest) -> None:
     assert main(["monitor", "on", "--hz", "10"]) == 0
+    assert main(["monitor", "on", "--hz", f"{MAX_HZ:g}"]) == 0  # all that the control plane takes
     assert main(["monitor", "off"]) == 0
     assert [json.loads(body) for *_, body in rest.asked] == [
         {"on": True, "hz": 10.0},
+        {"on": True, "hz": MAX_HZ},
         {"on": False},
     ]
     assert main(["monitor", "on", "--hz", "1000"]) == 2
