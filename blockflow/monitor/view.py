@@ -6,7 +6,7 @@ also show a system of which parts are down.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blockflow.batching.options import stages_text
@@ -45,8 +45,13 @@ def headline(status: Doc) -> str:
     return (
         f"BlockFlow {status.get('release', '?')}: {status.get('state', '?')}"
         f", epoch {count(status.get('epoch'))}, up {age(status.get('uptime_s'))}"
-        f", {len(listing(status, 'tasks'))} tasks on {len(listing(status, 'blocks'))} blocks"
+        f", {_counted(listing(status, 'tasks'), 'task')}"
+        f" on {_counted(listing(status, 'blocks'), 'block')}"
     )
+
+
+def _counted(things: Sequence[Any], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def restarts(manager: Doc) -> list[str]:
@@ -264,8 +269,9 @@ def update_lines(answer: Doc) -> list[str]:
     if update:
         took = f" in {ms(update.get('duration_ms'))} ms" if update.get("duration_ms") else ""
         out.append(f"update {update.get('id')}: {update.get('state')}{took}")
-    elif answer.get("changed") is False:
-        out.append("nothing would change")
+    else:
+        changes = answer.get("changed") is not False
+        out.append("not applied; it would" if changes else "nothing would change")
     for verb in ("start", "keep", "stop"):
         names = [n.get("replica") if isinstance(n, Mapping) else n for n in plan.get(verb) or []]
         if names:
@@ -278,7 +284,8 @@ def update_lines(answer: Doc) -> list[str]:
         if names:
             out.append(f"  tasks  {verb} {', '.join(map(str, names))}")
     out += [f"  note   {n}" for n in update.get("notes") or []]
-    return [*out, f"epoch {count(answer.get('epoch'))}"]
+    would_be = "it would be " if not update and answer.get("changed") else ""
+    return [*out, f"{would_be}epoch {count(answer.get('epoch'))}"]
 
 
 def timing_lines(result: Any) -> list[str]:

@@ -60,6 +60,8 @@ def column(grid: Grid, name: str) -> list[str]:
 def test_headline_and_endpoints(status: dict[str, Any]) -> None:
     assert headline(status).startswith("BlockFlow 0.1.0: ready, epoch 1, up ")
     assert headline(status).endswith("3 tasks on 5 blocks")
+    one = status | {"tasks": status["tasks"][:1], "blocks": status["blocks"][:1]}
+    assert headline(one).endswith("1 task on 1 block")
     assert endpoints(status)[:2] == [
         "rest     http://127.0.0.1:5780",
         "clients  tcp://127.0.0.1:5755",
@@ -309,7 +311,19 @@ def test_ping_and_update_lines() -> None:
         "  note   n",
         "epoch 2",
     ]
-    assert update_lines({"epoch": 2, "changed": False, "plan": {}})[0] == "nothing would change"
+    assert update_lines({"epoch": 2, "changed": False, "plan": {}}) == [
+        "nothing would change",
+        "epoch 2",
+    ]
+    # A plan that is only shown does not look like one that was carried out.
+    assert update_lines({"epoch": 3, "changed": True, "plan": plan | {"lanes": {}}}) == [
+        "not applied; it would",
+        "  start  a#0",
+        "  keep   b#0",
+        "  threads a 2",
+        "  tasks  add t",
+        "it would be epoch 3",
+    ]
 
 
 @pytest.mark.parametrize(
