@@ -69,7 +69,8 @@ class ProfileShelf:
         try:
             found = self._find(info, spec.engine, spec.precision, spec.options, spec.device)
         except BlockFlowError as e:
-            return {"fresh": False, "reason": e.message, "command": e.hint}
+            command = e.hint.rpartition(": ")[2]  # of "measure it: COMMAND"
+            return {"fresh": False, "reason": e.message, "command": command}
         return {
             "fresh": True,
             "engine": found.profile.engine,
