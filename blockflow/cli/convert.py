@@ -39,8 +39,8 @@ def convert(
 ) -> None:
     """Make variants of BLOCKS, verify them against the blocks, and pin them in the manifests.
 
-    onnx is for the engines onnxruntime and openvino, onnx-int8 for both with precision int8, aoti
-    for the engine compiled.
+    onnx is for the engines onnxruntime and openvino, onnx-int8 for both with
+    precision int8, aoti for the engine compiled.
     """
     kinds = commas(to)
     unknown = [k for k in kinds if k not in VARIANTS]

@@ -44,8 +44,8 @@ def doctor(
 ) -> None:
     """Look for what would keep this machine from serving, or from serving well.
 
-    Nothing is changed. Exit status 4 when something is found that must be mended; notes and
-    warnings are no failure.
+    Nothing is changed. Exit status 4 when something is found that must be mended;
+    notes and warnings are no failure.
     """
     from blockflow.monitor.doctor.checks import examine, summary, worst
     from blockflow.monitor.doctor.facts import Level

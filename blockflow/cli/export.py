@@ -92,8 +92,9 @@ def export(
 ) -> None:
     """Cut a model into blocks, verify them against the model and store them.
 
-    Nothing is stored unless every block is written, read back, equal to the model for 1, 3 and
-    8 rows, and gives each row its own result, whatever is beside it in a batch.
+    Nothing is stored unless every block is written, read back, equal to the model
+    for 1, 3 and 8 rows, and gives each row its own result, whatever is beside it
+    in a batch.
     """
     if list_:
         _print_zoo(json_)

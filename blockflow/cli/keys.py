@@ -50,9 +50,10 @@ def keys(
 ) -> None:
     """Make and manage the keys of server and clients.
 
-    init makes the server's key pair and the REST token. new makes a client's key file and
-    authorises it. make only makes one, on the client's own machine, whose public key is then
-    authorised on the server. revoke and list do as they say. Changes hold at once.
+    init makes the server's key pair and the REST token. new makes a client's key
+    file and authorises it. make only makes one, on the client's own machine,
+    whose public key is then authorised on the server. revoke and list do as they
+    say. Changes hold at once.
     """
     from blockflow.control.settings import default_keys
     from blockflow.tensormq.keys import Keyring

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import threading
@@ -66,6 +67,14 @@ def test_every_command_loads_and_has_help(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_says_what_it_is(name: str) -> None:
     assert not [p.name for p in load(name).params if not getattr(p, "help", "")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_not_broken_in_the_middle_of_lines(name: str) -> None:
+    """typer keeps the line breaks of all paragraphs but the first."""
+    for paragraph in inspect.cleandoc(load(name).help or "").split("\n\n")[1:]:
+        lines = paragraph.splitlines()
+        assert len(lines) == 1 or max(map(len, lines)) <= 78, lines  # a terminal of 80
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
