@@ -9,7 +9,6 @@ import errno
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
+from blockflow.control.asked import Asked
 from blockflow.control.commands import Commands
 from blockflow.control.exposure import check_exposure, check_tls
 from blockflow.control.manager import Manager
@@ -99,7 +99,7 @@ class System:
         self._fresh = fresh
         self._launcher = launcher
         self._ward = ward
-        self._stop_asked = threading.Event()
+        self._stop_asked = Asked()
         self._undo: list[Any] = []
 
     # --- life -----------------------------------------------------------------------------------
