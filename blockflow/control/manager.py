@@ -42,13 +42,13 @@ from blockflow.control.events import (
 )
 from blockflow.control.fleet import Place
 from blockflow.control.health import Health
-from blockflow.control.journal import Recorder
 from blockflow.control.kpis import KpiBook
 from blockflow.control.probe import ROUTES_VERSION, Prober
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.settings import ControlSettings
 from blockflow.control.store import StateStore
 from blockflow.control.succession import Outcome, Succession
+from blockflow.control.tenure import CONTROL_SOCKET, Tenure
 from blockflow.control.update import Update
 from blockflow.control.views import Views
 from blockflow.core.errors import BlockFlowError, SystemError_
@@ -110,7 +110,7 @@ class Manager:
         self.run_dir = run_dir
         self.kpis = KpiBook()
         self._crashes = CrashBook(settings.state_dir)
-        endpoint = f"ipc://{run_dir.path}/control.sock"
+        endpoint = f"ipc://{run_dir.path}/{CONTROL_SOCKET}"
         self._log_dir = settings.state_dir / "logs"
         place = Place(str(run_dir.path), endpoint, str(self._log_dir))
         self.brain = Brain(settings, place, store)
@@ -121,7 +121,7 @@ class Manager:
         self._ward = ward
         self._inheritance = inheritance
         self.outcome: Outcome | None = None
-        self._recorder = None if ward is None else Recorder(run_dir.path)
+        self._tenure = Tenure(ward, run_dir.path, store.warn)
         self.number = store.take_incarnation()
         self._prober = Prober(run_dir.path, self.number, self._inbox.put)
         self._unproved: dict[int, Prove] = {}
@@ -274,8 +274,7 @@ class Manager:
             self.brain.condemn(hang, now)
             self._carry_out()
         self._children.tend(now)
-        if self._ward is not None:
-            self._ward.line.alive(now)
+        self._tenure.attend(now)
         for event in self._children.go_on():
             self.brain.handle(self._begun(event), now)
             self._carry_out()
@@ -339,8 +338,7 @@ class Manager:
         """Do what the Brain says, and what follows from doing it, until it asks for nothing."""
         while True:
             instructions = self.brain.take()
-            if self._recorder is not None:
-                self._recorder.record(self.brain.realm)
+            self._tenure.record(self.brain.realm)
             if not instructions:
                 return
             for instruction in instructions:

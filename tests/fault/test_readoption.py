@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -215,6 +216,21 @@ def test_a_torn_journal_means_to_begin_anew_and_never_empty(root: Path) -> None:
         )
         # The clients' address is the same one.
         with Client(it.address) as client:
+            assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
+
+
+def test_a_run_directory_that_somebody_has_removed_is_made_again(root: Path) -> None:
+    """As a clean-up of shared memory does it, at the end of its user's last session."""
+    with started(root) as it:
+        before = it.status()
+        old = [psutil.Process(pid) for pid, _ in members(before).values()]
+        shutil.rmtree(before["run_dir"])
+        after = it.until(lambda s: s["run_dir"] != before["run_dir"] and s["ready"])
+        assert after["epoch"] == 1 and after["manager"]["restarts"] == 1
+        assert "somebody has removed" in after["manager"]["cause"]
+        assert any("somebody has removed" in w for w in after["warnings"])
+        assert gone(old, Path(before["run_dir"]))
+        with Client(it.address) as client:  # the address is the same one
             assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
 
 
