@@ -15,6 +15,7 @@ from typing import Any
 from blockflow.control.fleet import Replica, Role
 from blockflow.control.journal import Journal, Lived, Seat
 from blockflow.control.realm import Realm
+from blockflow.core.errors import SystemError_
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.lifecycle import State
 from blockflow.core.model import BlockInfo
@@ -129,7 +130,9 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
     desired = () if topology is None else desired_workers(topology, realm.settings.cores)
     adoption = plan_adoption(journal, inheritance.epoch, desired)
     crew = realm.crew
-    realm.epoch, realm.version = inheritance.epoch, journal.version
+    # Where nothing is stored any more the journal tells the epoch that requests are served under.
+    realm.epoch = journal.epoch if topology is None else inheritance.epoch
+    realm.version = journal.version
     realm.topology, realm.posted = topology, inheritance.posted
     realm.stored, realm.notes = inheritance.digests or None, inheritance.notes
     realm.closed = dict(journal.closed)
@@ -155,6 +158,17 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
         if replica.role is Role.CANDIDATE:
             replica.life.condemned, replica.life.innocent = UNCOMMITTED, True
     return adoption
+
+
+def lost_state(realm: Realm) -> SystemError_ | None:
+    """Why a realm with routes has no topology; None for one that has it, or never had."""
+    if realm.topology is not None or not realm.version:
+        return None
+    return SystemError_(
+        "STATE_UNUSABLE",
+        "it is gone from the state directory; who served it serves on, and is not replaced",
+        hint="post the topology again, or put the state back and start the system anew",
+    )
 
 
 def spec_of(seat: Seat) -> WorkerSpec:

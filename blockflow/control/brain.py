@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from blockflow.control.adoption import Adoption
+from blockflow.control.adoption import Adoption, lost_state
 from blockflow.control.crew import ns
 from blockflow.control.events import (
     AllGone,
@@ -163,6 +163,10 @@ class Brain:
                 replica.restart_at_ns = now_ns
         if crew.dispatcher is None or crew.dispatcher.reaped:
             crew.dispatcher_restart_ns = crew.dispatcher_restart_ns or now_ns
+        realm.unrestored = lost_state(realm)
+        if realm.unrestored is not None:
+            self.runner.fail(update, realm.unrestored, now_ns)
+            return update
         if realm.topology is not None:
             stored, notes = realm.stored, realm.notes
             realm.take(realm.topology, realm.epoch, realm.posted, set(), adoption.closed)

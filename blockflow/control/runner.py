@@ -128,6 +128,8 @@ class UpdateRunner:
                 update.retiring.add(incarnation)
                 if replica.life.reaped:
                     self._crew.fleet.remove(replica)
+            elif replica.role is Role.RETIRING:  # it outlived a re-adoption that knew no topology
+                update.retiring.add(incarnation)
         update.move(Phase.PUBLISHING, now_ns)
         # Before the routes: who must compute with less does so when the new ones get work.
         realm.threads.tell(settled=False)

@@ -324,6 +324,25 @@ def test_what_runs_has_its_numbers_whatever_the_state_says(world: World, tmp_pat
         assert store.epoch_after(store.state.epoch) == 8
 
 
+def test_where_no_state_is_left_who_serves_serves_on_until_an_update(world: World) -> None:
+    """The state directory was removed, and then the Manager died."""
+    before, since = lives(world), len(world.log)
+    world.stored = (0, None)
+    for _ in range(2):  # and the next Manager as well
+        update = world.succeed()
+        assert update.phase is Phase.FAILED and update.error is not None
+        assert update.error.code == "STATE_UNUSABLE"
+        assert lives(world) == before and world.brain.realm.epoch == 1
+        assert not any(isinstance(i, Launch | Kill) for i in world.log[since:])
+        assert world.sent(Stop, since) == []
+        assert any("STATE_UNUSABLE" in r for r in world.brain.realm.reasons_not_ready())
+    done = world.apply(["a", "b"], AB)
+    assert done.phase is Phase.DONE and done.epoch == 2
+    assert world.names() == ["a#1", "b#1", "dispatcher"]
+    assert lives(world)["dispatcher"] == before["dispatcher"]
+    assert world.brain.realm.reasons_not_ready() == []
+
+
 # --- the decisions alone --------------------------------------------------------------------------
 
 
