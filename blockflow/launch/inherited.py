@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 from contextlib import suppress
+
+from blockflow.launch.process import readable
 
 
 class Inherited:
@@ -28,7 +29,7 @@ class Inherited:
         """Until it has ended; somebody else reaps it. Raises subprocess.TimeoutExpired."""
         if self._pidfd < 0:
             return
-        if not select.select([self._pidfd], [], [], timeout)[0]:
+        if not readable(self._pidfd, timeout):
             raise subprocess.TimeoutExpired("template", timeout or 0.0)
         os.close(self._pidfd)
         self._pidfd = -1

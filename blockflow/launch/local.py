@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import socket
 import subprocess
 import threading
@@ -22,7 +21,7 @@ from blockflow.launch.ends import unreaped_status
 from blockflow.launch.environment import MallocTuning, spawn
 from blockflow.launch.inherited import Inherited
 from blockflow.launch.preload import BASE_MODULES, Imports
-from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child
+from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, readable
 from blockflow.launch.vitals import Stopped
 from blockflow.launch.ward import TEMPLATE, Kept, Ward
 from blockflow.wire.codec import decode, encode
@@ -266,7 +265,7 @@ class TemplateLauncher(Launcher):
         """Take a message, if one comes until ``end``; the template's death is as good as one."""
         sock = self._connected()
         left = end - time.monotonic()
-        if left <= 0 or not select.select([sock], [], [], left)[0]:
+        if left <= 0 or not readable(sock.fileno(), left):
             return False
         self._take(sock)
         return True
@@ -289,7 +288,7 @@ class TemplateLauncher(Launcher):
 
     def _pump(self) -> None:
         """Take what has arrived, without waiting."""
-        while self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+        while self._socket is not None and readable(self._socket.fileno(), 0):
             self._take(self._socket)
 
     def _take(self, sock: socket.socket) -> None:

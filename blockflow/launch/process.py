@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
 import resource
 import select
@@ -233,9 +234,15 @@ def descendants(pid: int) -> dict[int, int]:
 
 def has_exited(pidfd: int) -> bool:
     """True once the process of ``pidfd`` has ended; never blocks."""
+    return readable(pidfd, 0)
+
+
+def readable(fd: int, timeout_s: float | None) -> bool:
+    """Wait until there is something to read, an end of file among it, or the time is over (None =
+    never). ``select.select`` refuses descriptors beyond 1023, and a process may have more."""
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
 
 
 def collect_own_child(pidfd: int) -> int | None:
@@ -269,6 +276,7 @@ __all__ = [
     "kill_process",
     "open_process",
     "raise_descriptor_limit",
+    "readable",
     "set_process_name",
     "shown_name",
     "start_time",

@@ -20,7 +20,6 @@ import gc
 import json
 import logging
 import os
-import select
 import selectors
 import shutil
 import signal
@@ -41,6 +40,7 @@ from blockflow.launch.process import (
     collect_own_child,
     gpu_descriptors,
     has_exited,
+    readable,
     set_process_name,
     thread_count,
 )
@@ -95,7 +95,7 @@ class Template:
 
     def _lifeline_cut_within(self, seconds: float) -> bool:
         """Nothing is ever written to the lifeline: readable means cut."""
-        return bool(select.select([self._lifeline], [], [], seconds)[0])
+        return readable(self._lifeline, seconds)
 
     def _take_order(self) -> bool:
         """Handle one message; False when there is nobody to serve any more."""

@@ -12,7 +12,6 @@ Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid]`` w
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
 from array import array
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blockflow.launch.process import readable
 from blockflow.wire.codec import decode, encode
 
 TEMPLATE = "template"
@@ -88,7 +88,7 @@ class Line:
 
     def pump(self) -> None:
         """Take what has come, without waiting."""
-        while select.select([self._end], [], [], 0)[0]:
+        while readable(self._end.fileno(), 0):
             match self._receive()[0]:
                 case ["reaped", int(pid), int(status)]:
                     if len(self._reaped) >= _STATUSES_KEPT:
@@ -105,7 +105,7 @@ class Line:
             if pid in self._reaped:
                 return self._reaped.pop(pid)
             left = end - time.monotonic()
-            if left <= 0 or not select.select([self._end], [], [], left)[0]:
+            if left <= 0 or not readable(self._end.fileno(), left):
                 return None
             if self._closed():
                 return None

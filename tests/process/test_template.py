@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -393,3 +394,20 @@ def test_what_a_launch_names_is_imported_before_its_fork(
         assert launched() == "fine"
     finally:
         launcher.close()
+
+
+def test_a_process_with_many_descriptors_has_a_template_too(tmp_path: Path) -> None:
+    """``select`` refuses descriptors beyond 1023; a program with a System in it may have more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    launcher = TemplateLauncher(preload=["msgpack"])
+    try:
+        child = launcher.launch(ENTRY, spec_for(tmp_path, 3), "w#0")
+        assert child.wait(WAIT_S) == 3
+        launcher.tend()
+    finally:
+        launcher.close()
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
