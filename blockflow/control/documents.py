@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -10,6 +11,8 @@ import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+from blockflow.core.errors import SystemError_
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What an OSError of a full disk says."""
@@ -64,6 +67,28 @@ def write_file(path: Path, data: bytes, *, sync: bool) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def take_lock(path: Path) -> int:
+    """Open a file, made if need be, and lock it for as long as the descriptor is open.
+
+    Raises:
+        OSError: it cannot be opened.
+        SystemError_: ALREADY_RUNNING: another process has locked it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(fd)
+        raise SystemError_(
+            "ALREADY_RUNNING",
+            "another control plane uses this state directory",
+            where=str(path.parent),
+            hint="stop it (blockflow stop) or name another --state-dir",
+        ) from e
+    return fd
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

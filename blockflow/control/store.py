@@ -14,7 +14,6 @@ reserved long before the last are given out, and a successor goes on with those 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -25,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.control.crashes import FILE as CRASHES
-from blockflow.control.documents import NO_ROOM, read_sealed, seal, write_file
+from blockflow.control.documents import NO_ROOM, read_sealed, seal, take_lock, write_file
 from blockflow.control.numbers import KINDS, NONE, NumbersFile, Span
 from blockflow.control.stored import FORMAT, NUMBER_STRIDE, PastEpoch, StoredState
 from blockflow.core.errors import SystemError_
+from blockflow.tensormq.janitor import same_file
 
 log = logging.getLogger("blockflow.control")
 
@@ -99,10 +99,12 @@ class StateStore:
         """Make ``state`` the current generation, durably; on an error the old one stays as it is.
 
         Raises:
-            SystemError_: NO_SPACE when the disk is full, STATE_UNUSABLE when it cannot be written.
+            SystemError_: NO_SPACE when the disk is full, STATE_UNUSABLE when it cannot be written,
+                ALREADY_RUNNING when the lock was removed and another control plane has taken it.
         """
         temp, spare = self.root / f".{CURRENT}.new", self.root / f".{PREVIOUS}.new"
         try:
+            self._keep_lock()
             _write_synced(temp, seal(state.to_dict(), FORMAT))
             if self._copy_former(spare):
                 os.replace(spare, self.root / PREVIOUS)
@@ -269,21 +271,21 @@ class StateStore:
     def _acquire(self) -> int:
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(self.root / LOCK, flags, 0o600)
+            return take_lock(self.root / LOCK)
         except OSError as e:
             raise self._io_error(e) from e
+
+    def _keep_lock(self) -> None:
+        """Who removes the lock file, or all of the folder, lets another control plane in; then that
+        one has it. Otherwise it is made again."""
+        if same_file(self._lock, self.root / LOCK):
+            return
+        old, self._lock = self._lock, self._acquire()
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            os.close(fd)
-            raise SystemError_(
-                "ALREADY_RUNNING",
-                "another control plane uses this state directory",
-                where=str(self.root),
-                hint="stop it (blockflow stop) or name another --state-dir",
-            ) from e
-        return fd
+            os.write(self._lock, os.pread(old, 64, 0))  # its mark, if it has one
+        finally:
+            os.close(old)
+        log.warning("%s was removed, and is made again", self.root / LOCK)
 
     def _load(self) -> StoredState:
         state, found = latest_generation(self.root)

@@ -115,7 +115,7 @@ class RunDir:
             fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except (FileExistsError, FileNotFoundError):
             return None
-        if _lock(fd) and _same_file(fd, path / LOCK_NAME):
+        if _lock(fd) and same_file(fd, path / LOCK_NAME):
             return cls(path, fd)
         os.close(fd)
         return None
@@ -263,7 +263,8 @@ def _lock(fd: int) -> bool:
     return True
 
 
-def _same_file(fd: int, path: Path) -> bool:
+def same_file(fd: int, path: Path) -> bool:
+    """Whether ``path`` still names the file that was opened as ``fd``."""
     try:
         there = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,14 @@ TOPOLOGY = {"blocks": [{"name": "a"}], "tasks": {"t": ["a"]}}
 PAST = {"epoch": 1, "how": "system-update", "when": "", "posted": {}, "digests": {}}
 
 
+def commit(store: StateStore, epoch: int) -> None:
+    store.commit(epoch, {"posted": epoch}, TOPOLOGY | {"epoch": epoch})
+
+
 def filled(root: Path, epochs: int = 2) -> None:
     with StateStore(root) as store:
         for epoch in range(1, epochs + 1):
-            store.commit(epoch, {"posted": epoch}, TOPOLOGY | {"epoch": epoch})
+            commit(store, epoch)
 
 
 def code_of(root: Path) -> str:
@@ -53,6 +58,36 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     with StateStore(tmp_path):
         assert code_of(tmp_path) == "ALREADY_RUNNING"
     StateStore(tmp_path).close()
+
+
+def test_whose_lock_was_removed_gives_way_to_who_has_it_now(tmp_path: Path) -> None:
+    with StateStore(tmp_path) as first:
+        commit(first, 1)
+        (tmp_path / LOCK).unlink()
+        with StateStore(tmp_path) as second:
+            commit(second, 2)
+            for _ in range(2):
+                with pytest.raises(SystemError_) as refused:
+                    commit(first, 3)
+                assert refused.value.code == "ALREADY_RUNNING"
+            commit(second, 4)
+        commit(first, 5)
+        assert code_of(tmp_path) == "ALREADY_RUNNING"
+    with StateStore(tmp_path) as last:
+        assert last.state.epoch == 5
+
+
+def test_a_folder_that_was_removed_is_made_again_with_the_next_epoch(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with StateStore(folder) as store:
+        commit(store, 1)
+        shutil.rmtree(folder)
+        commit(store, 2)
+        assert code_of(folder) == "ALREADY_RUNNING"
+    assert sorted(os.listdir(folder)) == sorted([CURRENT, PREVIOUS, LOCK])
+    (folder / CURRENT).unlink()
+    with StateStore(folder) as store:
+        assert store.state.epoch == 1 and CURRENT in store.warning
 
 
 def test_the_lock_outlives_no_process(tmp_path: Path) -> None:
