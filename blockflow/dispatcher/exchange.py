@@ -130,13 +130,13 @@ class Exchange:
         """
         check_names(request.tasks)
         table = self.table
-        table.check_new(client, request.request_id)
         source = self._desk.elements(client, request, frame)
         known = find_known(self.memory, table, client, request, source, received)
         if known is not None:
             if known:
                 self._send_frames(client, known)
             return None
+        table.check_new(client, request.request_id)
         if self.closed_because:
             raise RequestError("NOT_READY", self.closed_because, hint="try again later")
         tasks = [self.planner.task(name) for name in request.tasks]

@@ -168,7 +168,7 @@ class Register:
         """The request has come again by another connection: its reply goes there.
 
         Raises:
-            RequestError: DUPLICATE_REQUEST: it is in flight for this very connection.
+            RequestError: DUPLICATE_REQUEST: another one has its name there.
         """
         self.check_new(client, entry.request_id)
         self._detach(entry)

@@ -153,7 +153,7 @@ def find_known(
         ``client``; None when nothing is known of it: it may never have arrived.
 
     Raises:
-        RequestError: DUPLICATE_REQUEST.
+        RequestError: DUPLICATE_REQUEST: another one is in flight for ``client`` under its name.
     """
     if request.tries <= 1:
         return None
@@ -167,6 +167,8 @@ def find_known(
     entry = register.find(name, digest)
     if entry is None:
         return None
-    register.attach(client, entry)
+    # Its client may hear late of a break, and has sent it by the new connection already.
+    if register.named(client, name) is not entry:
+        register.attach(client, entry)
     memory.events["attached"] += 1
     return ()

@@ -74,6 +74,31 @@ def test_nor_when_it_had_no_worker_at_first(make: Callable[..., Rig], replayable
     wait_until(r.idle)
 
 
+def test_a_request_that_comes_again_by_its_own_connection_is_answered_once(
+    make: Callable[..., Rig],
+) -> None:
+    """ZeroMQ has connected anew before the client hears of the break: it sends by the new
+    connection, is told that the old one broke, and sends again."""
+    r = make(result_memory_bytes=1 << 20)
+    worker = r.worker(11, {1: "e"})
+    r.publish(task("t", ["e"]))
+    client = r.client()
+    worker.behave["e"] = dispatcher_rig.swallow
+    rid = client.ask("t", X, tries=1)
+    wait_until(lambda: len(worker.seen) == 1)
+    client.ask("t", X, rid=rid, tries=2)
+    wait_until(lambda: r.exchange.memory.gauges().get("attached") == 1)
+    client.ask("t", X + 1, rid=rid, tries=2)
+    assert client.answer()[0].results[0].error.code == "DUPLICATE_REQUEST", "that is another one"
+    r.mailbox.put(PeerGone(11))
+    again = r.worker(12, {1: "e"})
+    r.publish(task("t", ["e"]))
+    reply, _ = client.answer()
+    assert (reply.request_id, reply.results[0].error) == (rid, None)
+    assert len(again.seen) == 1
+    wait_until(r.idle)
+
+
 def test_an_input_is_not_hashed_before_its_request_is_let_in(
     make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
