@@ -143,6 +143,7 @@ def test_a_batch_is_at_work_until_the_device_is_past_it(worker: Worker) -> None:
     worker.engine.gates[0].set()
     thread, _ = beside(lambda: worker.compute(4))  # waits for the first, and only for that
     thread.join(WAIT_S)
+    until(lambda: names(first)[0] not in worker.at_work())  # crossed out by another thread
     now = worker.at_work()
     assert now[0] == names(second)[0] and len(now) == 2
     worker.end()
