@@ -15,7 +15,6 @@ from blockflow.wire.tensor import TensorDesc
 _RETRY_AFTER_MS = 50
 """Callers count on such a number with OVERLOADED. Which answer is next, and when, is not known."""
 
-
 _MOST_SHOWN = 500
 
 

@@ -43,6 +43,17 @@ def test_precision_and_layout(
     torch.testing.assert_close(y, expected(made, x), rtol=tolerance, atol=tolerance)
 
 
+def assert_runs_at(folder: Path, name: str, precision: str, module: nn.Module) -> None:
+    """The engine computes at this precision what ``module`` does, about."""
+    repo, case = BlockRepository(folder), CASES[name]
+    block = module.eval().requires_grad_(False)
+    loaded = LoadedModel(block, "module", TensorSpec("float32", ("rows", 6)))
+    stored = Stored(case, repo, case.store(repo, loaded, "m"))
+    made = stored.load(stored.create(EngineOptions(precision=precision)))
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(made.run(x), block(x), rtol=0.1, atol=0.1)
+
+
 class Converts(nn.Module):
     """A conversion within, and one at the end."""
 
@@ -60,13 +71,7 @@ def test_a_block_that_converts_runs_at_any_precision(
     tmp_path: Path, name: str, precision: str
 ) -> None:
     """What the trace notes of dtypes beside its conversions holds at fp32 only."""
-    repo, case = BlockRepository(tmp_path), CASES[name]
-    block = Converts().eval().requires_grad_(False)
-    loaded = LoadedModel(block, "converts", TensorSpec("float32", ("rows", 6)))
-    stored = Stored(case, repo, case.store(repo, loaded, "c"))
-    made = stored.load(stored.create(EngineOptions(precision=precision)))
-    x = torch.randn(3, 6)
-    torch.testing.assert_close(made.run(x), block(x), rtol=0.1, atol=0.1)
+    assert_runs_at(tmp_path, name, precision, Converts())
 
 
 class Turns(nn.Module):
@@ -85,13 +90,7 @@ class Turns(nn.Module):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", TORCH)
 def test_complex_numbers_stay_complex(tmp_path: Path, name: str, precision: str) -> None:
-    repo, case = BlockRepository(tmp_path), CASES[name]
-    block = Turns().eval().requires_grad_(False)
-    loaded = LoadedModel(block, "turns", TensorSpec("float32", ("rows", 6)))
-    stored = Stored(case, repo, case.store(repo, loaded, "t"))
-    made = stored.load(stored.create(EngineOptions(precision=precision)))
-    x = torch.randn(3, 6)
-    torch.testing.assert_close(made.run(x), block(x), rtol=0.1, atol=0.1)
+    assert_runs_at(tmp_path, name, precision, Turns())
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -253,35 +253,30 @@ def test_every_invariant_holds_for_sliced_chains(name: str) -> None:
     assert ONLY or len(kinds) > 5
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_invariant_holds_for_workers_with_several_policies(name: str) -> None:
+def hold_but(name: str, build: Any, without: Any, chosen: str) -> None:
+    """Every seed's system of ``build`` keeps all rules but those of the kinds ``without``."""
     for seed in [int(ONLY)] if ONLY else range(SEEDS // 4):
-        model, workload, noisy = scenario(seed, name, mixed_system)
-        # None of them sees all of a batch's way, so that no bound on it is kept.
-        rules = [r for r in invariants(model, noisy=noisy) if not isinstance(r, Joins)]
+        model, workload, noisy = scenario(seed, name, build)
+        rules = [r for r in invariants(model, noisy=noisy) if not isinstance(r, without)]
         try:
             with suppress(TopologyError):  # a bound that cannot be met
                 Simulator(model, workload, watch=Watches(rules), noisy=noisy).run()
         except Exception as exc:
-            exc.add_note(
-                f"BLOCKFLOW_SEED={seed} python -m pytest {__file__} -k 'several and {name}'"
-            )
+            exc.add_note(f"BLOCKFLOW_SEED={seed} python -m pytest {__file__} -k '{chosen}'")
             raise
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_invariant_holds_for_workers_with_several_policies(name: str) -> None:
+    """None of them sees all of a batch's way, so that no bound on it is kept."""
+    hold_but(name, mixed_system, Joins, f"several and {name}")
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_nobody_is_forgotten_on_paths_in_any_order(name: str) -> None:
     """Where paths contradict each other a worker has no order in which all visit its blocks:
     predictions along the worker's own do not come true then, all else holds."""
-    for seed in [int(ONLY)] if ONLY else range(SEEDS // 4):
-        model, workload, noisy = scenario(seed, name, turned_system)
-        rules = [r for r in invariants(model, noisy=noisy) if not isinstance(r, OWN_RULES)]
-        try:
-            with suppress(TopologyError):  # a bound that cannot be met
-                Simulator(model, workload, watch=Watches(rules), noisy=noisy).run()
-        except Exception as exc:
-            exc.add_note(f"BLOCKFLOW_SEED={seed} python -m pytest {__file__} -k 'order and {name}'")
-            raise
+    hold_but(name, turned_system, OWN_RULES, f"order and {name}")
 
 
 @pytest.mark.parametrize("name", POLICIES)
