@@ -69,8 +69,7 @@ class ProfileShelf:
         try:
             found = self._find(info, spec.engine, spec.precision, spec.options, spec.device)
         except BlockFlowError as e:
-            command = e.hint.rpartition(": ")[2]  # of "measure it: COMMAND"
-            return {"fresh": False, "reason": e.message, "command": command}
+            return {"fresh": False, "reason": e.message, "command": e.details.get("command", "")}
         return {
             "fresh": True,
             "engine": found.profile.engine,

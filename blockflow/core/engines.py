@@ -295,12 +295,13 @@ def _missing_file(
         )
     else:
         return None
+    command = f"blockflow convert {block.reference} --to {variant}"
     return RepositoryError(
         "ARTIFACT_MISSING",
         why,
         where=block.name,
-        hint=f"make it: blockflow convert {block.reference} --to {variant}",
-        details={"field": "engine"},
+        hint=f"make it: {command}",
+        details={"field": "engine", "command": command},
     )
 
 

@@ -92,7 +92,7 @@ class ProfileStore:
 
         Raises:
             RepositoryError: NO_PROFILE, or STALE_PROFILE with all reasons; both with the command
-                that measures it.
+                that measures it (``details["command"]``).
         """
         key = ProfileKey.of([i.name for i in infos], selections)
         record = self.load(key)
@@ -102,20 +102,23 @@ class ProfileStore:
         others = [] if record else [r for r in self.records(key.blocks[0]) if r.key == key]
         found = record or (others[0] if others else None)
         if found is None:
+            command = self._again(key, infos)
             raise RepositoryError(
                 "NO_PROFILE",
                 f"{key.name} was not profiled under {key.engine} {key.precision} on this machine",
                 where=key.name,
-                hint=f"measure it: {self._again(key, infos)}",
+                hint=f"measure it: {command}",
+                details={"command": command},
             )
         reasons = self._reasons(found, infos, selections)
         if reasons:
+            command = self._again(key, infos)
             raise RepositoryError(
                 "STALE_PROFILE",
                 f"the profile of {key.name} does not hold: {'; '.join(reasons)}",
                 where=key.name,
-                hint=f"measure it again: {self._again(key, infos)}",
-                details={"reasons": reasons},
+                hint=f"measure it again: {command}",
+                details={"reasons": reasons, "command": command},
             )
         return found
 
@@ -125,9 +128,6 @@ class ProfileStore:
             if BlockRepository(self.root).info(info.name).digest == info.digest:
                 return info.name
         return f"{info.name}@{info.version}"
-
-    def _again(self, key: ProfileKey, infos: Sequence[BlockInfo]) -> str:
-        return key.subject([self.reference(i) for i in infos]).command()
 
     def reasons(self, record: ProfileRecord, lookup: Callable[[str], BlockInfo]) -> list[str]:
         """Why a stored record does not hold here and now; empty if it does.
@@ -237,12 +237,17 @@ class ProfileStore:
             raise self._unreadable(block, name, str(e)) from None
 
     def _unreadable(self, block: str, name: str, why: str) -> BlockFlowError:
+        command = Subject((block,)).command()
         return RepositoryError(
             "STALE_PROFILE",
             f"the profile of {block} cannot be read: {why}",
             where=str(self.root / block / FOLDER / name),
-            hint=f"measure it again: {Subject((block,)).command()}",
+            hint=f"measure it again: {command}",
+            details={"command": command},
         )
+
+    def _again(self, key: ProfileKey, infos: Sequence[BlockInfo]) -> str:
+        return key.subject([self.reference(i) for i in infos]).command()
 
     @contextmanager
     def _folder(self, block: str, *, make: bool = False) -> Iterator[int]:

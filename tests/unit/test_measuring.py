@@ -19,6 +19,7 @@ from blockflow.control.profiles import ProfileShelf
 from blockflow.core.errors import Problem
 from blockflow.core.measuring import Subject, commands
 from blockflow.core.profile import Point, StageProfile
+from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import parse_topology
 from blockflow.repository.echo import save_echo
 from blockflow.repository.profile_record import ProfileKey, ProfileRecord, ran_by
@@ -121,6 +122,22 @@ def test_blocks_that_are_run_alike_share_a_command(repository: BlockRepository) 
         "blockflow profile b --engines echo --option delay_ms=1.5",
     ]
     assert misfits(repository, *blocks) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [
+        ("auto", "blockflow profile a --engines echo --precisions fp32"),
+        ("openvino", "blockflow convert a@1 --to onnx"),
+        ("exported", ""),
+    ],
+)
+def test_a_blocks_state_names_a_command_or_none(
+    repository: BlockRepository, engine: str, command: str
+) -> None:
+    spec = BlockSpec(name="a", engine=engine)
+    told = ProfileShelf(repository.root).state(spec, repository.info("a"))
+    assert (told["fresh"], told["command"]) == (False, command), told
 
 
 def test_commands_can_be_pasted_into_a_shell() -> None:
