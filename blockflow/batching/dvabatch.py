@@ -309,7 +309,7 @@ class DvabatchPolicy(QueueingPolicy):
             times.add(query)
             return not times.makes_late(total)
 
-        joining = self._room.pick(group, min(self._bs_max, self._limit(route)), admit, aboard)
+        joining = self._room.pick(group, self._limit(route), admit, aboard)
         if not joining:
             return
         if self._by_gain:
@@ -371,7 +371,8 @@ class DvabatchPolicy(QueueingPolicy):
         due: list[Group] = []
         soonest: int | None = None
         for group in self._room.groups:
-            if self._room.inner(group) or self._room.rows(group) >= self._bs_max:
+            route = self._route(self._room.most_urgent(group))
+            if self._room.inner(group) or self._room.rows(group) >= self._limit(route):
                 due.append(group)
                 continue
             end = self._room.since(group) + self._window_ns(group)
@@ -384,13 +385,13 @@ class DvabatchPolicy(QueueingPolicy):
     def _window_ns(self, group: Group) -> int:
         """The window of a group; by the paper, what stage 1 takes for the largest batch. It ends
         early enough for the most urgent query's deadline."""
-        urgent = self._room.most_urgent(group)
-        length = self._longest(group)
+        urgent, length = self._room.most_urgent(group), self._longest(group)
+        route = self._route(urgent)
         if self._window == STAGE1:
-            window = at(self._costs.line(self.stages[:1], length), self._bs_max)
+            window = at(self._costs.line(self.stages[:1], length), self._limit(route))
         else:
             window = round(self._window * MS)
-        work = at(self._costs.line(self._route(urgent), length), self._room.rows(group))
+        work = at(self._costs.line(route, length), self._room.rows(group))
         since = self._room.since(group)
         return min(window, latest_start(since, urgent.deadline_ns, work) - since)
 

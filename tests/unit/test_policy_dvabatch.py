@@ -277,6 +277,16 @@ def test_the_papers_window_is_the_first_stage_of_a_full_batch() -> None:
     assert full.decide(0) == Run(1, (1,))
 
 
+def test_a_window_ends_when_the_stages_ahead_take_no_more_rows() -> None:
+    wide, narrow = (StageFacts(f"b{rows}", rows) for rows in (16, 2))
+    spec = {"policy": "dvabatch", "window_ms": 100}
+    policy = create_policy(spec, (1, 2), {1: wide, 2: narrow})
+    policy.arrive(query(1, 0), 0)
+    assert policy.decide(0) == WaitUntil(100 * MS)
+    policy.arrive(query(2, MS), MS)  # two rows are all that stage 2 takes
+    assert policy.decide(MS) == Run(1, (1, 2))
+
+
 def test_a_batch_that_loses_all_its_queries_frees_everything() -> None:
     w = worker(make(buffer_pairs=1))
     come(w, 0, 0)
