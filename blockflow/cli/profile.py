@@ -129,7 +129,7 @@ def _wish(
     try:
         effort = Effort(confidence=confidence, seconds=seconds)
         if not 0 < tolerance < 1:
-            raise ValueError(f"tolerance {tolerance} is outside 0..1")
+            raise ValueError(f"tolerance {tolerance} is not between 0 and 1")
     except ValueError as e:
         raise RequestError("INVALID_REQUEST", str(e)) from None
     return Wish(
@@ -336,6 +336,10 @@ def _numbers(what: str, text: str) -> list[int] | None:
             )
         low, high = int(first), int(last or first)
         if not 1 <= low <= high <= 1 << 20 or high - low > 1024:
-            raise RequestError("INVALID_REQUEST", f"{what} {text!r}: {part!r} is not a range")
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"{what} {text!r}: {part!r} is not within 1 to {1 << 20}, or too wide a range",
+                hint="like 1,2,4 or 1-4",
+            )
         out += range(low, high + 1)
     return out or None

@@ -44,7 +44,7 @@ class Effort:
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence {self.confidence} is outside 0..1")
+            raise ValueError(f"confidence {self.confidence} is not between 0 and 1")
         if not (_LEAST_RUNS <= self.min_runs <= self.max_runs):
             raise ValueError(f"runs {self.min_runs}..{self.max_runs}: at least {_LEAST_RUNS}")
         if not 0 < self.seconds <= 3600:
