@@ -129,32 +129,45 @@ def test_there_are_no_more_workers_of_a_shared_trunk_than_cores(
     one, two, three, head = TRUNK.blocks
     for cores, wanted in ((1, [1, 1, 1, 1]), (2, [1, 1, 2, 2]), (16, [1, 2, 3, 4])):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
-        found = shared.hosts(FULL)
+        found = shared.parts(FULL)
         assert [found[b] for b in (one, two, three, head)] == [f"part{n}" for n in wanted]
 
 
-def test_tasks_share_the_trunk_and_no_full_model() -> None:
+@pytest.mark.parametrize(("cores", "lanes"), [(2, 2), (64, 11)])
+def test_tasks_share_the_trunk_and_no_full_model(
+    monkeypatch: pytest.MonkeyPatch, cores: int, lanes: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     names = (*TRUNK.blocks, *FULL.whole.blocks)
     body = shared.topology(FULL, {"policy": "none"})
     found = parse_topology(body, infos(names).__getitem__)
-    assert len(found.tasks) == 24
-    paths = [found.tasks[f"shared{i}"].path for i in range(8)]
-    assert len({tuple(p[:3]) for p in paths}) == 1
-    assert len({p[3] for p in paths}) == 8
-    assert len({found.blocks[p[3]].worker for p in paths}) == 1
-    # Copies of the trunk: another queue each, in workers like those of the shared one.
-    own = [found.tasks[f"own{i}"].path for i in range(8)]
-    assert len({block for path in own for block in path}) == 8 * 4
-    assert [found.blocks[b].artifact for b in own[3]] == list(TRUNK.blocks)
-    assert len({found.blocks[b].worker for path in own for b in path}) == len(
-        {found.blocks[b].worker for path in paths for b in path}
-    )
-    full = [found.tasks[f"full{i}"].path for i in range(8)]
-    assert len({found.blocks[p[0]].worker for p in full}) == 8
+    assert len(found.tasks) == 32
+    paths = {
+        home: [[found.blocks[b] for b in found.tasks[f"{kind}{i}"].path] for i in range(8)]
+        for home, kind in shared.KINDS.items()
+    }
+    workers = {home: {b.worker for way in ways for b in way} for home, ways in paths.items()}
+    assert {home: len(those) for home, those in workers.items()} == {
+        shared.SHARED_HOME: 1,
+        shared.PARTS_HOME: min(cores, 4),
+        shared.OWN_HOME: 1,
+        shared.FULL_HOME: 8,
+    }
+    assert len(set().union(*workers.values())) == sum(map(len, workers.values()))
+    for home, ways in paths.items():
+        whole = home == shared.FULL_HOME
+        of_model = list(FULL.whole.blocks if whole else TRUNK.blocks)
+        assert all([b.artifact for b in way] == of_model for way in ways)
+        # A name is a queue: the trunk has one for all tasks, or one for each of them.
+        together = home in (shared.SHARED_HOME, shared.PARTS_HOME)
+        assert len({tuple(b.name for b in way[:3]) for way in ways}) == (1 if together else 8)
+        assert len({way[-1].name for way in ways}) == 8
+        wide = home in (shared.SHARED_HOME, shared.OWN_HOME)
+        assert {b.lanes for way in ways for b in way} == {lanes if wide else 1}
     # What the arms differ by is the shared blocks' policy alone.
     other = parse_topology(shared.topology(FULL, shared.window(FULL)), infos(names).__getitem__)
     changed = [b for b in found.blocks if found.blocks[b].batching != other.blocks[b].batching]
-    assert len(changed) == 11
+    assert len(changed) == 2 * 11
 
 
 def test_a_probe_outlasts_what_a_short_one_would_not_see() -> None:

@@ -305,6 +305,7 @@ def test_the_shared_trunk_is_weighed_against_full_models(monkeypatch: pytest.Mon
     found = shared.measure(BRIEF, rig_of(FakeSystem()))
     rates = {g.mode: g for g in found if g.name == f.SATURATED}
     assert set(rates) == {*shared.HOMES, shared.IN_PROCESS}
+    assert {g.mode for g in found if g.name == f.PEAK} == {*shared.HOMES} - {shared.PER_CORE}
     share = {g.mode: g for g in found if g.name == f.OF_BOUND}
     assert share[shared.BATCHED].value == pytest.approx(rates[shared.BATCHED].value / 1000)
     assert share[shared.BATCHED].labels["goal"] == 0.9
@@ -323,7 +324,9 @@ def test_the_shared_trunk_is_weighed_against_full_models(monkeypatch: pytest.Mon
     assert gain.labels["base"] == shared.WITHIN
     sizes = {(g.mode, g.labels["kind"]): g.value for g in found if g.name == f.MEMORY}
     trunk = 20 * (len(BRIEF.trunk.blocks) - 1)
-    assert sizes[shared.SHARED_HOME, "weights"] == trunk + 60 * BRIEF.tasks
+    for home in (shared.SHARED_HOME, shared.PARTS_HOME):
+        assert sizes[home, "weights"] == trunk + 60 * BRIEF.tasks
+    assert sizes[shared.OWN_HOME, "weights"] == (trunk + 60) * BRIEF.tasks
     assert sizes[shared.FULL_HOME, "weights"] == 100 * BRIEF.tasks
     (ratio,) = [g for g in found if g.name == f.MEMORY_RATIO]
     assert ratio.labels["goal"] == 0.25

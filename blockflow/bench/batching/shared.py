@@ -1,12 +1,13 @@
-"""The shared trunk: several tasks whose blocks but the last are the same, deployed in four ways.
+"""The shared trunk: several tasks whose blocks but the last are the same, deployed in five ways.
 
-``batched``: the path is cut into as many workers as there are cores to compute, all heads in the
-last one; what waits at a block runs together, whatever its task. ``batched within tasks``: the same
-workers and policy, but each task has a copy of the trunk's blocks in them, so that only requests of
-one task share a batch. ``none``: the shared trunk, each request by itself. ``full models``: each
-task has a worker with a whole model of its own, and batches there. The bound is computing alone: in
-as many processes as there are cores, the trunk over what all tasks have under way, then each head
-over its task's.
+``batched``: one worker with all blocks and as many lanes as there are cores to compute; what waits
+at a block runs together, whatever its task, and a core takes whatever block has work. ``a worker
+per core``: the same, but the path is cut into as many workers as there are cores, all heads in the
+last one. ``batched within tasks``: one worker with as many lanes again, but each task has a copy of
+the trunk's blocks in it, so that only requests of one task share a batch. ``none``: the shared
+trunk, each request by itself. ``full models``: each task has a worker with a whole model of its
+own, and batches there. The bound is computing alone: in as many processes as there are cores, the
+trunk over what all tasks have under way, then each head over its task's.
 """
 
 from __future__ import annotations
@@ -43,12 +44,19 @@ from blockflow.bench.statistics import Interval, median_interval, percentile, ra
 from blockflow.core import limits
 from blockflow.repository.repository import BlockRepository
 
-BATCHED, WITHIN, UNBATCHED = "batched", "batched within tasks", "none"
-FULL_MODELS, IN_PROCESS = "full models", "in process"
-SHARED_HOME, OWN_HOME, FULL_HOME = "shared trunk", "a trunk per task", "full models"
-HOMES = {BATCHED: SHARED_HOME, UNBATCHED: SHARED_HOME, WITHIN: OWN_HOME, FULL_MODELS: FULL_HOME}
+BATCHED, PER_CORE, WITHIN = "batched", "a worker per core", "batched within tasks"
+UNBATCHED, FULL_MODELS, IN_PROCESS = "none", "full models", "in process"
+SHARED_HOME, PARTS_HOME = "shared trunk", "shared trunk, a worker per core"
+OWN_HOME, FULL_HOME = "a trunk per task", "full models"
+HOMES = {
+    BATCHED: SHARED_HOME,
+    PER_CORE: PARTS_HOME,
+    UNBATCHED: SHARED_HOME,
+    WITHIN: OWN_HOME,
+    FULL_MODELS: FULL_HOME,
+}
 """Who lives where: two of the arms are the same processes."""
-KINDS = {SHARED_HOME: "shared", OWN_HOME: "own", FULL_HOME: "full"}
+KINDS = {SHARED_HOME: "shared", PARTS_HOME: "parts", OWN_HOME: "own", FULL_HOME: "full"}
 """What the tasks of a home are called."""
 
 OF_BOUND_GOAL, MEMORY_GOAL = 0.9, 0.25
@@ -62,14 +70,14 @@ _HEADS = "heads"
 _ALONE = 9
 
 
-def hosts(plan: Plan) -> dict[str, str]:
-    """Block of the path -> its worker: neighbours together, no more workers than cores.
+def parts(plan: Plan) -> dict[str, str]:
+    """Block of the path -> its worker where there is one per core: neighbours together.
 
     More of them would begin batches while others compute: of fewer rows, and each slower.
     """
     path = plan.trunk.blocks
-    parts = min(len(os.sched_getaffinity(0)), len(path))
-    return {block: f"part{1 + i * parts // len(path)}" for i, block in enumerate(path)}
+    count = min(len(os.sched_getaffinity(0)), len(path))
+    return {block: f"part{1 + i * count // len(path)}" for i, block in enumerate(path)}
 
 
 def topology(plan: Plan, policy: Policy) -> dict[str, Any]:
@@ -79,43 +87,40 @@ def topology(plan: Plan, policy: Policy) -> dict[str, Any]:
     a block under another name is another stage, with a queue of its own.
     """
     *trunk, head = plan.trunk.blocks
-    host = hosts(plan)
-    blocks = [block_spec(name, host[name], policy) for name in trunk]
-    alone: list[dict[str, Any]] = []
+    part = parts(plan)
+    lanes = min(len(os.sched_getaffinity(0)), len(trunk) + plan.tasks, limits.MAX_LANES)
+    blocks: dict[str, dict[str, Any]] = {}
     tasks: dict[str, Any] = {}
 
-    def add(home: str, i: int, path: Sequence[str]) -> None:
-        task = f"{KINDS[home]}{i}"
-        tasks[task] = {"path": list(path), "deadline_ms": limits.MAX_DEADLINE_MS}
+    def path(home: str, i: int, names: Mapping[str, str]) -> None:
+        """Task ``i`` of a home visits these blocks: name -> block, in order."""
+        tasks[f"{KINDS[home]}{i}"] = {"path": list(names), "deadline_ms": limits.MAX_DEADLINE_MS}
+        for name, block in names.items():
+            if home == PARTS_HOME:
+                blocks[name] = block_spec(name, part[block], policy, block)
+            elif home == FULL_HOME:
+                blocks[name] = block_spec(name, name, window(plan), block)
+            else:
+                own = policy if home == SHARED_HOME else window(plan)
+                spec = block_spec(name, KINDS[home], own, block)
+                blocks[name] = {**spec, "lanes": lanes}
 
     for i in range(plan.tasks):
-        name = f"{head}.{i}"
-        blocks.append(block_spec(name, host[head], policy, head))
-        add(SHARED_HOME, i, [*trunk, name])
-        copies = {own_block(block, i): block for block in plan.trunk.blocks}
-        alone += [
-            block_spec(copy, own_host(host[block]), window(plan), block)
-            for copy, block in copies.items()
-        ]
-        add(OWN_HOME, i, list(copies))
-        whole = f"{plan.whole.name}.{i}"
-        alone.append(block_spec(whole, whole, window(plan), plan.whole.blocks[0]))
-        add(FULL_HOME, i, [whole])
+        path(SHARED_HOME, i, {**{b: b for b in trunk}, f"{head}.{i}": head})
+        path(PARTS_HOME, i, {**{f"{b}.part": b for b in trunk}, f"{head}.part{i}": head})
+        path(OWN_HOME, i, {own_block(block, i): block for block in plan.trunk.blocks})
+        path(FULL_HOME, i, {f"{plan.whole.name}.{i}": plan.whole.blocks[0]})
     return {
-        "blocks": [*blocks, *alone],
+        "blocks": list(blocks.values()),
         "tasks": tasks,
         "limits": {"max_rows": PER_TASK * plan.tasks},
+        "oversubscribe": True,  # by deployments that rest while another one works
     }
 
 
 def own_block(block: str, task: int) -> str:
     """A task's copy of a block of the path."""
     return f"{block}.own{task}"
-
-
-def own_host(worker: str) -> str:
-    """Where the copies are that belong to the blocks of ``worker``."""
-    return f"{worker}.own"
 
 
 def window(plan: Plan) -> dict[str, Any]:
@@ -127,6 +132,7 @@ def measure(plan: Plan, rig: Rig) -> list[Figure]:
     together = topology(plan, window(plan))
     topologies = {
         BATCHED: together,
+        PER_CORE: together,
         WITHIN: together,
         UNBATCHED: topology(plan, {"policy": "none"}),
         FULL_MODELS: together,
@@ -142,6 +148,7 @@ def measure(plan: Plan, rig: Rig) -> list[Figure]:
     searches = {
         arm: Search(min(_START * median_interval(rates[arm]).value, plan.rate_limit), plan.probes)
         for arm in topologies
+        if arm != PER_CORE
     }
     seconds, inputs = plan.probe_seconds(bound_ms), _inputs(plan)
 
@@ -232,7 +239,7 @@ def _saturated(
     if any(g.name == OF_BOUND and g.low is not None and g.low > _ABOVE for g in of_bound):
         why = "nothing is faster than the bound: something else held its processes up"
         out.append(note(SHARED, f"{why}, and no share of it says anything"))
-    for arm in (BATCHED, WITHIN, UNBATCHED):
+    for arm in (BATCHED, PER_CORE, WITHIN, UNBATCHED):
         text = batch_line(arm, [(v.before, v.after) for v in visits[arm]])
         if text:
             own = f"the bound computes {PER_TASK * plan.tasks} and, in each head, {PER_TASK}"
@@ -289,6 +296,8 @@ def _block_names(plan: Plan, home: str) -> dict[str, str]:
     for i in range(plan.tasks):
         if home == SHARED_HOME:
             found |= {**{block: block for block in trunk}, f"{head}.{i}": _HEADS}
+        elif home == PARTS_HOME:
+            found |= {**{f"{b}.part": b for b in trunk}, f"{head}.part{i}": _HEADS}
         elif home == OWN_HOME:
             found |= {own_block(block, i): block for block in trunk}
             found[own_block(head, i)] = _HEADS
@@ -300,10 +309,11 @@ def _memory(plan: Plan, rig: Rig) -> list[Figure]:
     *trunk, head = plan.trunk.blocks
     whole = plan.whole.blocks[0]
     repository = BlockRepository(rig.folder)
-    parts = set(hosts(plan).values())
+    shared = [*trunk, *(head for _ in range(plan.tasks))]
     inhabitants = {
-        SHARED_HOME: (parts, [*trunk, *(head for _ in range(plan.tasks))]),
-        OWN_HOME: ({own_host(p) for p in parts}, list(plan.trunk.blocks) * plan.tasks),
+        SHARED_HOME: ({KINDS[SHARED_HOME]}, shared),
+        PARTS_HOME: (set(parts(plan).values()), shared),
+        OWN_HOME: ({KINDS[OWN_HOME]}, list(plan.trunk.blocks) * plan.tasks),
         FULL_HOME: (
             {f"{plan.whole.name}.{i}" for i in range(plan.tasks)},
             [whole for _ in range(plan.tasks)],
