@@ -38,6 +38,7 @@ from blockflow.bench.pipeline_figures import (
     AGAIN,
     APART,
     BOUND,
+    IN_LANES,
     IN_PROCESS,
     NOT_RUN,
     REPLICATED,
@@ -112,7 +113,7 @@ class Bench:
         chain = plan.model.chain(contender, self._root, asked)
         loaded = plan.ways
         if plan.loads and plan.seats > 1:
-            loaded = (*plan.ways, REPLICATED)
+            loaded = (*plan.ways, REPLICATED, IN_LANES)
         wanted = topology(chain, loaded, plan.seats)
         with self._step(f"{contender.label}: starting", None):
             self._system.apply(wanted)
@@ -174,7 +175,9 @@ class Bench:
         load = plan.loads[rows]
         spec = BlockRepository(self._root).info(chain.blocks[0]).contract.input
         x = example(spec, rows)
-        there = [w for w in plan.ways if w == TENSORMQ] + [REPLICATED] * (plan.seats > 1)
+        there = [w for w in plan.ways if w == TENSORMQ]
+        if plan.seats > 1:
+            there += [REPLICATED, IN_LANES]
         calls: dict[str, Callable[[], float]] = {
             BOUND: functools.partial(bound, others[: plan.seats], rows, load.seconds)
         }

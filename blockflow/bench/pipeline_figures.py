@@ -30,8 +30,9 @@ IN_PROCESS, AGAIN = "in-process", "in-process, again"
 APART = "apart"
 """A process per block, which only computes, called in turn: what taking turns costs by itself."""
 TENSORMQ, ZEROMQ, ONE_WORKER = "tensormq", "zeromq", "one-worker"
-REPLICATED, BOUND = "replicated", "bound"
-"""Under load: one worker with all blocks per core; as many in-process pipelines as cores."""
+IN_LANES, REPLICATED, BOUND = "in lanes", "replicated", "bound"
+"""Under load: one worker with all blocks and a lane per core; such a worker of one lane per core;
+as many in-process pipelines as cores."""
 
 
 LATENCY = "latency"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blockflow.bench.contenders import CONTENDERS, USUAL, Model
-from blockflow.bench.pipeline_figures import ONE_WORKER, REPLICATED, TENSORMQ
+from blockflow.bench.pipeline_figures import IN_LANES, ONE_WORKER, REPLICATED, TENSORMQ
 from blockflow.bench.pipeline_ways import WAYS
 
 _ABOUT = "What a modular pipeline costs beside its compute: several ways, interleaved in one run."
@@ -28,7 +28,7 @@ class Load:
     rounds: int
     seconds: float
     engines: tuple[str, ...] = ()
-    ways: tuple[str, ...] = (TENSORMQ, REPLICATED)
+    ways: tuple[str, ...] = (TENSORMQ, REPLICATED, IN_LANES)
 
     def of(self, engine: str) -> bool:
         """Whether it is measured of this one."""
@@ -74,7 +74,7 @@ PIPELINE = Plan(
         8: Load(4, 8.0),
         # Eight requests of 32 rows take a small machine half a minute to come and go: by the
         # slowest and the fastest of the usual engines alone, or the run would take twice as long.
-        32: Load(3, 15.0, ("torchscript", "openvino-bf16"), (TENSORMQ,)),
+        32: Load(3, 15.0, ("torchscript", "openvino-bf16"), (TENSORMQ, IN_LANES)),
     },
     0,
     0,

@@ -10,7 +10,14 @@ import numpy as np
 
 from blockflow.bench.batching.traffic import saturate
 from blockflow.bench.in_process import Chain
-from blockflow.bench.pipeline_figures import ONE_WORKER, REPLICATED, TENSORMQ, ZEROMQ, Sample
+from blockflow.bench.pipeline_figures import (
+    IN_LANES,
+    ONE_WORKER,
+    REPLICATED,
+    TENSORMQ,
+    ZEROMQ,
+    Sample,
+)
 from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.client import Client, Result
 
@@ -27,13 +34,13 @@ def block_names(way: str, chain: Chain) -> list[str]:
 
 
 def task_name(way: str) -> str:
-    return way.replace(", ", "-")
+    return way.replace(", ", "-").replace(" ", "-")
 
 
-def topology(chain: Chain, ways: Sequence[str], replicas: int = 1) -> dict[str, Any]:
+def topology(chain: Chain, ways: Sequence[str], seats: int = 1) -> dict[str, Any]:
     """All ways side by side in one system: the same artifacts under a set of names for each.
 
-    ``replicas`` is how often ``REPLICATED`` has its worker.
+    ``REPLICATED`` has its worker ``seats`` times, ``IN_LANES`` one with so many lanes.
     """
     blocks: list[dict[str, Any]] = []
     tasks: dict[str, Any] = {}
@@ -52,12 +59,15 @@ def topology(chain: Chain, ways: Sequence[str], replicas: int = 1) -> dict[str, 
             }
             if way == ZEROMQ:
                 spec["mode"] = "zeromq"
-            if way in (ONE_WORKER, REPLICATED):
+            if way in (ONE_WORKER, IN_LANES, REPLICATED):
                 spec["worker"] = task_name(way)
             if way == REPLICATED:
-                spec["replicas"] = replicas
+                spec["replicas"] = seats
+            if way == IN_LANES:
+                spec["lanes"] = seats
             blocks.append(spec)
-    return {"blocks": blocks, "tasks": tasks}
+    # By ways that rest while another one is measured.
+    return {"blocks": blocks, "tasks": tasks, "oversubscribe": True}
 
 
 def in_process_sample(ms: Sequence[float]) -> Sample:

@@ -216,17 +216,23 @@ def test_start_figures_leave_the_artifact_out() -> None:
 
 
 def test_topology_serves_the_same_blocks_every_way() -> None:
-    wanted = topology(CHAIN, (*WAYS, pf.REPLICATED), replicas=2)
-    assert set(wanted["tasks"]) == {task_name(w) for w in (*WAYS, pf.REPLICATED)}
+    ways = (*WAYS, pf.REPLICATED, pf.IN_LANES)
+    wanted = topology(CHAIN, ways, seats=2)
+    assert set(wanted["tasks"]) == {task_name(w) for w in ways}
     blocks = {b["name"]: b for b in wanted["blocks"]}
     assert {b["block"] for b in blocks.values()} == set(CHAIN.blocks)
     assert all(b["threads"] == 1 for b in blocks.values())
     for name in block_names(pf.ZEROMQ, CHAIN):
         assert blocks[name]["mode"] == "zeromq"
-    for way, replicas in ((pf.ONE_WORKER, 1), (pf.REPLICATED, 2)):
+    for way, replicas, lanes in (
+        (pf.ONE_WORKER, 1, "auto"),
+        (pf.REPLICATED, 2, "auto"),
+        (pf.IN_LANES, 1, 2),
+    ):
         mine = [blocks[name] for name in block_names(way, CHAIN)]
         assert {b["worker"] for b in mine} == {task_name(way)}
         assert {b.get("replicas", 1) for b in mine} == {replicas}
+        assert {b.get("lanes", "auto") for b in mine} == {lanes}
 
 
 def test_plans_follow_the_arguments() -> None:
