@@ -165,10 +165,13 @@ class Guardian:
                 self._hear()
                 self._line.close()
                 return status
+            if self._hung:
+                continue  # it is killed; in a system call that never ends it lives on for a while
             if self._stop_ns is not None and self._wait_ms() == 0:
+                self._hung = "it does not end"
                 log.error("the control plane does not end and is killed")
                 os.kill(self._manager, signal.SIGKILL)
-            elif self._served and self._stop_ns is None and not self._hung:
+            elif self._served and self._stop_ns is None:
                 self._look()
 
     def _look(self) -> None:
@@ -269,9 +272,11 @@ class Guardian:
 
     def _wait_ms(self) -> int | None:
         """Until the Manager is to be looked at, or killed; None = for its death only."""
+        if self._hung:
+            return None
         if self._stop_ns is not None:
             due = self._stop_ns + int(_STOP_S * 1e9)
-        elif self._served and not self._hung:
+        elif self._served:
             due = self._vigil.deadline()
         else:
             return None
