@@ -1,0 +1,100 @@
+"""A request that is sent again: when its connection broke, or its upload was not found."""
+
+from __future__ import annotations
+
+from client_core_rig import (
+    BODY,
+    DESC,
+    MS,
+    connected_core,
+    only,
+    reply,
+    rid,
+    send_all,
+    submit,
+)
+
+from blockflow.client.core import ClientCore
+from blockflow.client.outcome import Answered
+from blockflow.client.sharing import Sharing
+from blockflow.core.errors import make_error
+from blockflow.tensormq.grants import MIN_TENSOR_BYTES, geometry
+from blockflow.wire.client import (
+    Invitation,
+    Reply,
+    Request,
+    TaskResult,
+    encode_to_client,
+)
+from blockflow.wire.grants import Direction, Granted
+from blockflow.wire.tensor import TensorDesc
+
+
+def retrying(core: ClientCore, n: int, retries: int = 2, deadline_ms: int = 1000) -> None:
+    core.submit(rid(n), ("t",), DESC, BODY, deadline_ms, 0, retries)
+
+
+def test_a_request_goes_again_under_its_id_when_the_connection_broke() -> None:
+    core = connected_core()
+    retrying(core, 1)
+    submit(core, 2)
+    sent = send_all(core)
+    assert [m.tries for m in sent] == [1, 0]
+    lost = only(core.on_disconnected(10 * MS))
+    assert (lost.request_id, lost.error.code) == (rid(2), "CONNECTION_LOST")
+    assert core.next_message(20 * MS) is None
+    core.on_connected()
+    (again,) = send_all(core, now=30 * MS)
+    assert again == Request(rid(1), ("t",), 970, DESC, None, 2)
+    assert core.counters.retries == 1
+    assert isinstance(only(core.on_message(reply(1), 40 * MS)), Answered)
+
+
+def test_retries_run_out() -> None:
+    core = connected_core()
+    retrying(core, 1, retries=1)
+    for tries in (1, 2):
+        (sent,) = send_all(core)
+        assert sent.tries == tries
+        out = core.on_disconnected(0)
+        core.on_connected()
+    assert only(out).error.code == "CONNECTION_LOST"
+    assert core.in_flight == 0
+
+
+def test_an_upload_that_was_not_found_is_no_sending() -> None:
+    """Nothing has run: it uses up no retry, and a block that must not run twice may run."""
+    big = TensorDesc("uint8", (1, MIN_TENSOR_BYTES))
+    sharing = Sharing("auto")
+    core = ClientCore(
+        "tcp://test:1", connect_timeout_ns=1000 * MS, max_pending=10, now_ns=0, sharing=sharing
+    )
+    core.on_connected()
+    sharing.want(Direction.UPLOAD, big.nbytes, 0)
+    send_all(core)
+    sharing.on_invitation(Invitation(rid(9), "/x", bytes(16), ""), 0)
+    sharing.on_attached()
+    sharing.on_packet(Granted(1, Direction.UPLOAD, geometry(big.nbytes)[0], 1), 0)
+    core.submit(rid(1), ("t",), big, memoryview(bytes(big.nbytes)), 1000, 0, 1)
+    (sent,) = send_all(core)
+    assert (sent.upload, sent.tries) == ((1, 0), 1)
+    gone = TaskResult("*", None, make_error("CONNECTION_LOST", "no such slot"))
+    assert core.on_message([encode_to_client(Reply(rid(1), 1, (gone,)))], MS) == []
+    (sent,) = send_all(core)
+    assert (sent.upload, sent.tries) == (None, 1)
+    assert core.on_disconnected(2 * MS) == []
+    core.on_connected()
+    (sent,) = send_all(core)
+    assert sent.tries == 2
+    assert only(core.on_disconnected(3 * MS)).error.code == "CONNECTION_LOST"
+
+
+def test_no_retry_waits_longer_than_for_a_connection_or_the_deadline() -> None:
+    core = connected_core()
+    retrying(core, 1, deadline_ms=5000)
+    retrying(core, 2, deadline_ms=500)
+    send_all(core)
+    assert core.on_disconnected(100 * MS) == []
+    assert only(core.on_tick(500 * MS)).request_id == rid(2)
+    lost = only(core.on_tick(1100 * MS))  # the connect time-out is 1 s
+    assert (lost.request_id, lost.error.code) == (rid(1), "CONNECTION_LOST")
