@@ -281,7 +281,7 @@ class FakeBound:
     def __init__(self, *_: Any) -> None:
         pass
 
-    def rate(self) -> float:
+    def rate(self, tasks: int | None = None) -> float:
         return 1000.0
 
     def alone_ms(self) -> float:
@@ -304,7 +304,7 @@ def test_the_shared_trunk_is_weighed_against_full_models(monkeypatch: pytest.Mon
     monkeypatch.setattr(shared, "BlockRepository", FakeRepository)
     found = shared.measure(BRIEF, rig_of(FakeSystem()))
     rates = {g.mode: g for g in found if g.name == f.SATURATED}
-    assert set(rates) == {*shared.HOMES, shared.IN_PROCESS}
+    assert set(rates) == {*shared.HOMES, shared.IN_PROCESS, shared.IN_PROCESS_WITHIN}
     assert {g.mode for g in found if g.name == f.PEAK} == {*shared.HOMES} - {shared.PER_CORE}
     share = {g.mode: g for g in found if g.name == f.OF_BOUND}
     assert share[shared.BATCHED].value == pytest.approx(rates[shared.BATCHED].value / 1000)
@@ -342,6 +342,18 @@ def test_who_is_faster_than_the_bound_has_not_met_it(rate: float, verdict: str) 
     found = {g.mode: g.labels for g in shared.shares(rates) if g.name == f.OF_BOUND}
     assert found[shared.BATCHED]["verdict"] == verdict
     assert "verdict" not in found[shared.WITHIN]
+
+
+def test_where_smaller_batches_are_faster_the_bound_is_exceeded() -> None:
+    rates = {
+        shared.IN_PROCESS: [100.0] * 9,
+        shared.IN_PROCESS_WITHIN: [120.0] * 9,
+        shared.BATCHED: [115.0] * 9,
+        shared.WITHIN: [115.0] * 9,
+    }
+    found = {g.mode: g.labels for g in shared.shares(rates) if g.name == f.OF_BOUND}
+    assert found[shared.BATCHED]["verdict"] == "met"
+    assert "verdict" not in found[shared.IN_PROCESS_WITHIN]
 
 
 class FakeProcess:
