@@ -47,7 +47,7 @@ from blockflow.repository.repository import BlockRepository
 
 BATCHED, PER_CORE, WITHIN = "batched", "a worker per core", "batched within tasks"
 UNBATCHED, FULL_MODELS = "none", "full models"
-IN_PROCESS, IN_PROCESS_WITHIN = "in process", "in process within tasks"
+IN_PROCESS, IN_PROCESS_WITHIN = "in process", f"in process, {PER_TASK} rows"
 SHARED_HOME, PARTS_HOME = "shared trunk", "shared trunk, a worker per core"
 OWN_HOME, FULL_HOME = "a trunk per task", "full models"
 HOMES = {
