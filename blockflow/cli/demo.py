@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from blockflow.bench.demo.data import HELD_OUT
-from blockflow.bench.demo.run import DEFAULT_PORTS, REQUESTS, Demo, Outcome, Settings
-from blockflow.bench.demo.train import EPOCHS
+from blockflow.bench.demo.run import DEFAULT_PORTS, EPOCHS, REQUESTS, Demo, Outcome, Settings
 from blockflow.bench.interrupts import interruptible
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.options import Json, close_json

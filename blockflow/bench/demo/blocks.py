@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockflow.bench.demo.data import TASKS
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
-from blockflow.repository.export import export_model, export_tree
 from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import LoadedModel
 from blockflow.repository.zoo.catalog import ZOO
-from blockflow.repository.zoo.digits import MultiDigits
+
+if TYPE_CHECKING:
+    from blockflow.repository.zoo.digits import MultiDigits
 
 INPUT = TensorSpec("float32", ("rows", 1, 8, 8))
 SHARED: Mapping[str, str] = ZOO["digits-multi"].blocks
@@ -35,6 +35,10 @@ def export_blocks(
 
     Each export checks that its blocks compute what the model computes.
     """
+    # with torch, which who uses blocks that are there has no need of
+    from blockflow.repository.export import export_model, export_tree
+    from blockflow.repository.sources import LoadedModel
+
     parts = 1 + len(TASKS)
 
     def part(done: int) -> Callable[[str, float], None]:

@@ -27,7 +27,6 @@ from blockflow.bench.demo.measure import (
 )
 from blockflow.bench.demo.report import figures, print_report
 from blockflow.bench.demo.server import Connect, Leftovers, Rest, Server
-from blockflow.bench.demo.train import EPOCHS, train
 from blockflow.bench.results import ResultFile, fingerprint
 from blockflow.client import Client
 from blockflow.core.errors import make_error
@@ -37,6 +36,8 @@ MODULAR, ONE_WORKER, SEPARATE = "modular", "one worker", "separate"
 UPDATE_S = 60.0
 REQUESTS = 200
 """One at a time, per task: enough for a 99th percentile of which two samples lie above."""
+
+EPOCHS = 5
 
 DEFAULT_PORTS = (5780, 5755)
 """REST and clients: with --keep, so that the commands find the system without being told."""
@@ -175,6 +176,8 @@ class Demo:
         if s.reuse and blocks.are_stored(repository):
             self._say(f"Blocks of an earlier run: {s.repository}/")
             return
+        from blockflow.bench.demo.train import train  # torch takes seconds
+
         with self._step(f"Training on {len(data.train_images):,} images") as step:
             model = train(data, epochs=s.epochs, seed=s.seed, progress=step)
         with self._step(f"Exporting blocks to {s.repository}/") as step:

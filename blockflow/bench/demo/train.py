@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from blockflow.bench.demo.data import TASKS, Digits, labels
 from blockflow.repository.zoo.digits import MultiDigits
 
-EPOCHS = 5
 THREADS = 1
 """Two are quicker on idle cores, but spinning OpenMP threads are far slower on busy ones."""
 
