@@ -8,7 +8,7 @@ this code are trusted alike.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 # Whatever turns bytes into code or objects, unpacks archives into files, or fetches from the
@@ -43,10 +43,11 @@ STARTERS = ("subprocess.", "asyncio.create_subprocess", "os.exec", "os.spawn", "
 
 def banned(tree: ast.AST) -> list[tuple[int, str]]:
     """(line, what) of everything that is not allowed."""
-    aliases = aliases_of(tree)
+    nodes = list(ast.walk(tree))
+    aliases = aliases_of(nodes)
     out: list[tuple[int, str]] = []
-    called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-    for node in ast.walk(tree):
+    called = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             out += [(node.lineno, what) for what in _bad_import(node)]
         elif isinstance(node, ast.Assert):
@@ -64,17 +65,17 @@ def banned(tree: ast.AST) -> list[tuple[int, str]]:
     return out
 
 
-def aliases_of(tree: ast.AST) -> dict[str, str]:
+def aliases_of(nodes: Sequence[ast.AST]) -> dict[str, str]:
     """What the names of a module stand for: imports, and plain assignments of dotted names."""
     out: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for a in node.names:
                 first = a.name.partition(".")[0]
                 out[a.asname or first] = a.name if a.asname else first
         elif isinstance(node, ast.ImportFrom) and not node.level:
             out |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute):
             name = dotted(node.value, out)
             for target in node.targets:

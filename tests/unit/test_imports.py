@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,16 +75,30 @@ class Module:
         return parts[0] if len(parts) > 1 else ""
 
     @property
-    def tree(self) -> ast.Module:
-        return parse(self.path)
+    def imports(self) -> Sequence[Import]:
+        return facts(self).imports
+
+    @property
+    def bans(self) -> Sequence[tuple[int, str]]:
+        return facts(self).bans
 
     def at(self, line: int) -> str:
         return f"{self.path.relative_to(ROOT)}:{line}"
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is asked about a module. Its tree is not kept: the collector would go through all of
+    them again and again, for longer than it takes to read them."""
+
+    imports: Sequence[Import]
+    bans: Sequence[tuple[int, str]]
+
+
 @cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+def facts(module: Module) -> Facts:
+    tree = ast.parse(module.path.read_text(encoding="utf-8"), filename=str(module.path))
+    return Facts(tuple(imports_of(tree, module.name)), tuple(banned(tree)))
 
 
 @cache
@@ -106,6 +120,10 @@ def is_type_checking(node: ast.If) -> bool:
     )
 
 
+PARTS = ("body", "handlers", "orelse", "finalbody", "cases")
+"""Where statements hold statements. An import is one; what they hold besides is not looked at."""
+
+
 def imports_of(tree: ast.AST, module: str = "") -> Iterator[Import]:
     """All imports, from-imports once per name so that ``from blockflow import core`` is seen.
 
@@ -124,9 +142,10 @@ def imports_of(tree: ast.AST, module: str = "") -> Iterator[Import]:
             for child in node.orelse:
                 yield from walk(child, lazy)
         else:
-            inner = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            for child in ast.iter_child_nodes(node):
-                yield from walk(child, inner)
+            inner = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for part in PARTS:
+                for child in getattr(node, part, ()):
+                    yield from walk(child, inner)
 
     return walk(tree, False)
 
@@ -135,7 +154,7 @@ def top(module: str) -> str:
     return module.split(".", 1)[0]
 
 
-def ring_violations(room: str, imports: Iterator[Import]) -> list[tuple[int, str]]:
+def ring_violations(room: str, imports: Iterable[Import]) -> list[tuple[int, str]]:
     out = []
     for imp in imports:
         parts = imp.module.split(".")
@@ -147,7 +166,7 @@ def ring_violations(room: str, imports: Iterator[Import]) -> list[tuple[int, str
     return out
 
 
-def purity_violations(imports: Iterator[Import]) -> list[tuple[int, str]]:
+def purity_violations(imports: Iterable[Import]) -> list[tuple[int, str]]:
     out = []
     for imp in imports:
         name = top(imp.module)
@@ -174,7 +193,7 @@ def test_rooms_import_from_inner_rings_only() -> None:
             f"{m.at(line)}: {what}"
             for m in modules()
             if m.room
-            for line, what in ring_violations(m.room, imports_of(m.tree, m.name))
+            for line, what in ring_violations(m.room, m.imports)
         ]
     )
 
@@ -185,7 +204,7 @@ def test_pure_rooms_see_no_sockets_threads_clocks_chance_or_torch() -> None:
             f"{m.at(line)}: {what}"
             for m in modules()
             if m.room in PURE_ROOMS
-            for line, what in purity_violations(imports_of(m.tree, m.name))
+            for line, what in purity_violations(m.imports)
         ]
     )
 
@@ -193,7 +212,7 @@ def test_pure_rooms_see_no_sockets_threads_clocks_chance_or_torch() -> None:
 def test_torch_is_imported_only_where_tensors_are_computed_or_mapped() -> None:
     findings = []
     for m in modules():
-        for imp in imports_of(m.tree, m.name):
+        for imp in m.imports:
             if top(imp.module) != "torch" or m.room in TORCH_ROOMS:
                 continue
             if m.room in TORCH_LAZY_ROOMS and imp.lazy:
@@ -202,32 +221,53 @@ def test_torch_is_imported_only_where_tensors_are_computed_or_mapped() -> None:
     report(findings)
 
 
-def test_the_client_loads_pyzmq_msgpack_and_numpy_alone() -> None:
-    """Follows what ``import blockflow.client`` runs, through the package's own modules."""
+def run_by(room: str) -> Iterator[tuple[Module, Import]]:
+    """What importing a room, or a module, runs: the imports of all modules of the package that this
+    comes to, each with the module in which it stands."""
     by_name = {m.name: m for m in modules()}
-    todo = [n for n in by_name if n == "blockflow.client" or n.startswith("blockflow.client.")]
+    todo = [n for n in by_name if n == room or n.startswith(f"{room}.")]
+    assert todo
     seen: set[str] = set()
-    findings = []
     while todo:
         name = todo.pop()
         if name in seen:
             continue
         seen.add(name)
         module = by_name[name]
-        for imp in imports_of(module.tree, name):
+        for imp in module.imports:
             if imp.lazy:
                 continue
+            yield module, imp
             if top(imp.module) == "blockflow":
                 parts = imp.module.split(".")
                 prefixes = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
                 todo.extend(p for p in prefixes if p in by_name)
-            elif top(imp.module) not in CLIENT_THIRD_PARTY | sys.stdlib_module_names:
-                findings.append(f"{module.at(imp.line)}: imports {imp.module}")
-    report(findings)
+
+
+def test_the_client_loads_pyzmq_msgpack_and_numpy_alone() -> None:
+    allowed = CLIENT_THIRD_PARTY | sys.stdlib_module_names | {"blockflow"}
+    report(
+        [
+            f"{module.at(imp.line)}: imports {imp.module}"
+            for module, imp in run_by("blockflow.client")
+            if top(imp.module) not in allowed
+        ]
+    )
+
+
+@pytest.mark.parametrize("command", ["bench", "demo"])
+def test_commands_that_compute_nothing_themselves_load_no_torch(command: str) -> None:
+    report(
+        [
+            f"{module.at(imp.line)}: imports {imp.module}"
+            for module, imp in run_by(f"blockflow.cli.{command}")
+            if top(imp.module) == "torch"
+        ]
+    )
 
 
 def test_nothing_unpickles_evaluates_or_runs_a_shell() -> None:
-    report([f"{m.at(line)}: {what}" for m in programs() for line, what in banned(m.tree)])
+    report([f"{m.at(line)}: {what}" for m in programs() for line, what in m.bans])
 
 
 def test_modules_stay_small() -> None:
