@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)
 
-SMALL = ["--images", "40", "--requests", "10"]
+SMALL = ["--images", "4", "--requests", "2"]
 WAIT_S = 120
 
 
@@ -53,7 +53,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """One whole run: folder and what it printed. Its blocks serve the other tests."""
     folder = tmp_path_factory.mktemp("demo")
     done = run(
-        *("demo", "--json", "--epochs", "2", "--images", "180", "--requests", "10"),
+        *("demo", "--json", "--epochs", "2", "--images", "100", "--requests", "10"),
         *("--repository", str(folder / "blocks"), "--results", str(folder / "results")),
     )
     return folder, document(done)
