@@ -31,7 +31,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-MODULES = ("torch", "torch.export._trace", "torch._export.serde.serialize", "blockflow.cli.main")
+MODULES = (
+    "torch",
+    "torch.export._trace",
+    "torch._export.serde.serialize",
+    "matplotlib.backends.backend_agg",
+    "blockflow.bench.canvas",
+    "blockflow.cli.apply",
+    "blockflow.cli.bench",
+    "blockflow.cli.export",
+    "blockflow.cli.infer",
+    "blockflow.cli.main",
+    "blockflow.client",
+    "blockflow.repository.echo",
+    "blockflow.repository.export",
+)
 CLIENT = Path(__file__).with_name("warm_client.py")
 COMMANDS = {"python": "", "blockflow": "-m blockflow.cli.main"}
 
