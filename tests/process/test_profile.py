@@ -88,6 +88,7 @@ def forks(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurers, "SubprocessLauncher", lambda: Forks(launcher))
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_block_is_measured_chosen_and_handed_to_workers(
     repository: BlockRepository, tmp_path: Path
 ) -> None:
@@ -216,6 +217,7 @@ def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "blockflow.cli.main", "profile", *args]
 
 
+@pytest.mark.usefixtures("forks")  # for what is measured in this process, in the end
 def test_ctrl_c_keeps_what_was_measured(repository: BlockRepository, tmp_path: Path) -> None:
     args = ["slow", "-r", str(repository.root), "--threads", "1", "--rows", "1,2,4,8"]
     args += ["--seconds", "0.3", "--confidence", "0.9"]
