@@ -21,7 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from blockflow.control import numbers
+from blockflow.control import numbers, stored
+from blockflow.control import store as store_module
 from blockflow.control.numbers import NumbersFile, Span
 from blockflow.control.store import CURRENT, LOW, PREVIOUS, StateStore
 from blockflow.control.stored import NUMBER_STRIDE
@@ -245,6 +246,10 @@ def test_a_run_directory_without_room_costs_the_numbers_only(
     assert NumbersFile(run_dir).read() == {}  # an old one would give those again
 
 
+SHORT = 64
+"""The machine's stride: a whole one is taken again and again, a number at a time."""
+
+
 class Lives(RuleBasedStateMachine):
     """Control planes on one state folder: they take numbers, store epochs, are killed in the middle
     of it; the current file is torn meanwhile, and now and then its disk is full. No number has two
@@ -269,7 +274,7 @@ class Lives(RuleBasedStateMachine):
             self.latest[kind] = number
             self.taken.add((kind, number))
 
-    @rule(kind=KINDS, count=st.sampled_from([1, 3, NUMBER_STRIDE + 1]))
+    @rule(kind=KINDS, count=st.sampled_from([1, 3, SHORT + 1]))
     def give(self, kind: str, count: int) -> None:
         self.take(kind, count)
 
@@ -295,7 +300,7 @@ class Lives(RuleBasedStateMachine):
             for name in ("link", "unlink", "replace", "write"):
                 patch.setattr(os, name, partial(step, getattr(os, name)))
             self.update()
-            self.take(kind, NUMBER_STRIDE + 1)
+            self.take(kind, SHORT + 1)
         self.again()
 
     @rule(kind=KINDS, count=st.sampled_from([1, 3]), anew=st.booleans())
@@ -341,6 +346,9 @@ class Lives(RuleBasedStateMachine):
 
 def test_no_number_is_given_twice_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # what a disk loses is torn by hand here
+    monkeypatch.setattr(store_module, "NUMBER_STRIDE", SHORT)
+    monkeypatch.setattr(store_module, "LOW", SHORT // 2)
+    monkeypatch.setattr(stored, "NUMBER_STRIDE", SHORT)
     run_state_machine_as_test(
         Lives,
         settings=settings(
