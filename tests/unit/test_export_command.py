@@ -1,14 +1,13 @@
 """``blockflow export``: options, tables and documents, exit statuses."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch import nn
 from typer.testing import CliRunner
 
+from blockflow.cli.main import main
 from blockflow.engine import exported
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.zoo.catalog import ZOO
@@ -111,7 +110,9 @@ def test_the_command_lists_the_zoo(cli) -> None:
     assert set(json.loads(cli("--list", "--json").stdout)) == set(ZOO)
 
 
-def test_what_the_users_code_prints_is_not_in_the_document(tmp_path: Path) -> None:
+def test_what_the_users_code_prints_is_not_in_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "my_loud_model.py").write_text(
         "import subprocess\n"
         "from torch import nn\n\n"
@@ -121,9 +122,10 @@ def test_what_the_users_code_prints_is_not_in_the_document(tmp_path: Path) -> No
         "        print('loading my weights')\n"
         "        subprocess.run(['echo', 'from a program'], check=True)\n"
     )
-    command = [sys.executable, "-m", "blockflow.cli.main", "export", "my_loud_model:Loud",
-               "--input", "float32[rows,4]", "--json"]  # fmt: skip
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["paths"] == [["Loud"]]
-    assert "loading my weights" in ended.stderr and "from a program" in ended.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    status = main(["export", "my_loud_model:Loud", "--input", "float32[rows,4]", "--json"])
+    printed = capfd.readouterr()
+    assert status == 0, printed.err
+    assert json.loads(printed.out)["paths"] == [["Loud"]]
+    assert "loading my weights" in printed.err and "from a program" in printed.err
