@@ -35,7 +35,7 @@ def export_blocks(
 
     Each export checks that its blocks compute what the model computes.
     """
-    # with torch, which who uses blocks that are there has no need of
+    # here: they import torch, and whoever reuses blocks can do without
     from blockflow.repository.export import export_model, export_tree
     from blockflow.repository.sources import LoadedModel
 
