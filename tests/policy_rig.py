@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Decision, Policy, Query, Run, WaitUntil
@@ -11,6 +12,8 @@ from blockflow.core.profile import Point, StageProfile
 
 MS = 1_000_000
 MAX_ROWS = 12
+TIMES = {1: 2.0, 2: 3.0, 4: 5.0, 8: 9.0, 16: 17.0}
+"""Of a stage, in ms by rows: the time per row falls with the batch."""
 
 
 def query(
@@ -47,14 +50,16 @@ def profile(
 
 
 def facts_for(
-    stages: Sequence[int], times: Mapping[int, float] | None = None
+    stages: Sequence[int], times: Mapping[int, float] = TIMES
 ) -> dict[int, StageFacts]:
-    """Stages whose time per row falls with the batch, with a variable dim that may be padded."""
-    made = times or {1: 2.0, 2: 3.0, 4: 5.0, 8: 9.0, 16: 17.0}
-    return {
-        s: StageFacts(f"block{s}", MAX_ROWS, 1, profile(made), (0,), (1, 64), pads=True)
-        for s in stages
-    }
+    """Stages with these times, and with a variable dim that may be padded."""
+    return {s: _facts(s, tuple(times.items())) for s in stages}
+
+
+@cache
+def _facts(stage: int, times: tuple[tuple[int, float], ...]) -> StageFacts:
+    made = profile(dict(times))
+    return StageFacts(f"block{stage}", MAX_ROWS, 1, made, (0,), (1, 64), pads=True)
 
 
 @dataclass(frozen=True)
@@ -63,17 +68,22 @@ class Walk:
 
     path: tuple[int | tuple[int, ...], ...]
 
-    @property
+    @cached_property
     def stages(self) -> tuple[int, ...]:
         return tuple(s for step in self.path for s in (step if isinstance(step, tuple) else [step]))
 
     def after(self, stage: int) -> tuple[int, ...]:
         """The stages right after ``stage``."""
-        for i, step in enumerate(self.path[:-1]):
-            if step == stage:
-                follower = self.path[i + 1]
-                return follower if isinstance(follower, tuple) else (follower,)
-        return ()
+        return self._after.get(stage, ())
+
+    @cached_property
+    def _after(self) -> dict[int, tuple[int, ...]]:
+        pairs = zip(self.path, self.path[1:], strict=False)
+        return {
+            step: follower if isinstance(follower, tuple) else (follower,)
+            for step, follower in pairs
+            if not isinstance(step, tuple)
+        }
 
     def ahead(self, stage: int) -> tuple[int, ...]:
         if isinstance(self.path[-1], tuple) and stage in self.path[-1]:
