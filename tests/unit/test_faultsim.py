@@ -29,7 +29,7 @@ from blockflow.bench.simulation.watch import InvariantBroken
 from blockflow.core.errors import BlockFlowError
 from blockflow.tensormq.leases import LeaseError
 
-SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "24"))
+SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "12"))
 FIRST = int(os.environ.get("BLOCKFLOW_SEED", "1"))
 SHORT_H = 0.001
 
@@ -58,19 +58,19 @@ def test_what_is_simulated_is_what_was_meant(runs: list[Found]) -> None:
         faults.update(found.faults)
         assert found.episodes == 1 and found.outcomes["ok"] > 0
     assert outcomes["ok"] > sum(outcomes.values()) / 2
-    if SEEDS >= 24:
+    if SEEDS >= 12:
         assert len(set(faults) & set(KINDS)) > len(KINDS) / 2
 
 
 def test_a_seed_is_a_run() -> None:
-    def told() -> dict[str, Any]:
-        found = run_seed(7, SHORT_H).to_dict()
+    def told(seed: int) -> dict[str, Any]:
+        found = run_seed(seed, SHORT_H).to_dict()
         del found["took_s"]
         return found
 
-    assert told() == told()
-    other = run_seed(8, SHORT_H).to_dict()
-    assert told()["events"] != other["events"]
+    once = told(7)
+    assert told(7) == once
+    assert told(8)["events"] != once["events"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,9 +84,9 @@ def test_each_kind_of_fault_happens(kind: str) -> None:
 
 
 def test_rest_is_long_and_costs_nothing() -> None:
-    found = run_seed(3, 2.0)
+    found = run_seed(3, 1.0)
     assert not found.rule, found.what
-    assert found.hours > 2.0
+    assert found.hours > 1.0
     assert found.episodes > 1
 
 

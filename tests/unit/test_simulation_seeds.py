@@ -1,4 +1,4 @@
-"""Thousands of small random systems under every policy, with all invariants looked after.
+"""Hundreds of small random systems, under every policy, with all invariants looked after.
 
 A bounded number runs by default; BLOCKFLOW_SEEDS=5000 runs more, and BLOCKFLOW_SEED=17 only that
 one: what a failure prints.
@@ -36,7 +36,7 @@ from blockflow.bench.simulation.workload import Workload
 from blockflow.core.errors import TopologyError
 from blockflow.core.profile import Point, StageProfile
 
-SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "200"))
+SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "80"))
 ONLY = os.environ.get("BLOCKFLOW_SEED")
 CHUNKS = 10
 CHANGES = SEEDS // 20
