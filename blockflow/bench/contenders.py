@@ -12,11 +12,7 @@ from blockflow.bench.other_process import answer_apart, run_apart
 from blockflow.core.engines import ENGINES, FIXED_ROWS, Selection
 from blockflow.core.errors import BlockFlowError
 from blockflow.engine.registry import host_misfit
-from blockflow.engine.workshop import EngineWorkshop
-from blockflow.repository.convert import convert_block
-from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import load_model
 from blockflow.repository.zoo.catalog import ZOO
 
 
@@ -99,6 +95,12 @@ def prepare(model: Model, contender: Contender, root: Path) -> None:
     Raises:
         BlockFlowError: why it cannot run here.
     """
+    # Here, and not above: a benchmark has this done apart, and needs no torch itself.
+    from blockflow.engine.workshop import EngineWorkshop
+    from blockflow.repository.convert import convert_block
+    from blockflow.repository.export import export_model
+    from blockflow.repository.sources import load_model
+
     repository = BlockRepository(root)
     chain = model.chain(contender, root)
     missing = sorted(set(chain.blocks) - set(repository.names()))

@@ -65,6 +65,7 @@ from blockflow.bench.turns import in_turn
 from blockflow.bench.worker_start import measure_start, start_figures
 from blockflow.client import Client
 from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
 from blockflow.repository.repository import BlockRepository
 
 _WARM_UP = 2
@@ -79,13 +80,23 @@ class Bench:
         root: scratch folder.
         system: running, over the repository ``root / "blocks"``.
         progress: shows what is being done.
+        prepared: labels of contenders whose blocks were made before -> why they cannot run here,
+            if they cannot.
 
     Attributes:
         found: figures so far, of whole batch sizes.
     """
 
-    def __init__(self, plan: Plan, root: Path, system: System, progress: Progress) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        root: Path,
+        system: System,
+        progress: Progress,
+        prepared: Mapping[str, BlockFlowError | None],
+    ) -> None:
         self._plan = plan
+        self._prepared = dict(prepared)
         self._root = root / "blocks"
         self._system = system
         self._kpis = KpiReader(system)
@@ -98,8 +109,11 @@ class Bench:
             contender = CONTENDERS[label]
             tags = {"engine": label, "precision": contender.precision}
             tags["model"] = self._plan.model.name
-            with self._step(f"{label}: preparing", None):
-                problem = prepare_apart(self._plan.model, contender, self._root)
+            if label not in self._prepared:
+                with self._step(f"{label}: preparing", None):
+                    made = prepare_apart(self._plan.model, contender, self._root)
+                    self._prepared[label] = made
+            problem = self._prepared[label]
             if problem is not None:
                 tags["reason"] = f"{problem.code}: {problem.message}"
                 none = Figure(NOT_RUN, label, None, None, None, 0.0, "1", 0, labels=tags)
@@ -230,13 +244,15 @@ def measure(
     ):
         root = Path(folder)
         (root / "blocks").mkdir()
+        prepared: dict[str, BlockFlowError | None] = {}
         if plan.starts:
             # Users start a system over blocks that are there: their load is rehearsed at its start.
-            prepare_apart(plan.model, CONTENDERS[plan.engines[0]], root / "blocks")
+            first = plan.engines[0]
+            prepared[first] = prepare_apart(plan.model, CONTENDERS[first], root / "blocks")
         with System(
             repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
         ) as system:
-            bench = Bench(plan, root, system, progress)
+            bench = Bench(plan, root, system, progress, prepared)
             try:
                 bench.run()
             except BaseException:  # Ctrl-C as well

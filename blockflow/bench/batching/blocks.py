@@ -23,10 +23,8 @@ from blockflow.bench.profiling.run import Wish, measure
 from blockflow.bench.simulation.sources import stored_profiles
 from blockflow.core.engines import select
 from blockflow.core.profile import StageProfile
-from blockflow.repository.export import export_model
 from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import load_model
 from blockflow.repository.zoo import catalog
 
 ENGINE, PRECISION = "exported", "fp32"
@@ -60,6 +58,10 @@ def export(folder: Path, recipe: Recipe) -> None:
     repository = BlockRepository(folder)
     if set(recipe.blocks) <= set(repository.names()):
         return
+    # Here, and not above: the benchmark itself needs no torch.
+    from blockflow.repository.export import export_model
+    from blockflow.repository.sources import load_model
+
     loaded = load_model(recipe.model, arguments=recipe.arguments, input_spec=recipe.input, seed=0)
     export_model(loaded, repository, names=recipe.blocks, cuts=recipe.cuts)
 

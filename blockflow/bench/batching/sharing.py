@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from blockflow.bench.batching.plan import Plan
-from blockflow.repository.sources import load_model
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MIB = 2**20
 
@@ -26,6 +26,8 @@ def own_bytes(model: nn.Module, cut: str) -> int:
 
 def weight_lines(plan: Plan) -> list[str]:
     """For each place where the tasks could part: their weights relative to whole models."""
+    from blockflow.repository.sources import load_model  # brings torch, which only this needs
+
     recipe = plan.trunk
     loaded = load_model(recipe.model, arguments=recipe.arguments, input_spec=recipe.input, seed=0)
     total = sum(t.nbytes for t in loaded.module.state_dict().values())
