@@ -51,6 +51,8 @@ from blockflow.repository.repository import BlockRepository
 
 SETTINGS = Settings(quick=True, model="resnet18", engine="echo")
 BLOCKS = {f"block{n}" for n in range(1, 5)}
+COMPUTE_MS = 5
+"""Of a block: as long as that, and a visit is few requests."""
 
 
 @contextmanager
@@ -59,7 +61,8 @@ def quiet(what: str, parts: int | None) -> Iterator[experiment.Advance]:
 
 
 class Shared(Context):
-    """Its systems are all the same one: starting one is tested elsewhere, and takes seconds."""
+    """Its systems are all the same one: starting one is tested elsewhere, and takes seconds. What
+    one experiment has deployed stays for the next, which asks for the same blocks."""
 
     def __init__(self, workshop: Workshop, scratch: Path, system: System) -> None:
         super().__init__(SETTINGS, workshop, scratch, quiet)
@@ -70,16 +73,17 @@ class Shared(Context):
         self, topology: Mapping[str, Any], repository: Path | None = None
     ) -> Iterator[System]:
         self._system.apply(topology)
-        try:
-            yield self._system
-        finally:
-            self._system.apply({"blocks": [], "tasks": {}})
+        yield self._system
+
+    def empty(self) -> None:
+        """For experiments that look at what workers had when they were new."""
+        self._system.apply({"blocks": [], "tasks": {}})
 
 
 def store_echoes(model: Model, contender: Contender, root: Path) -> None:
     for name in model.chain(contender, root).blocks:
         spec = TensorSpec("float32", ("rows", 64))
-        save_echo(BlockRepository(root), name, spec, settings={"delay_ms": 1})
+        save_echo(BlockRepository(root), name, spec, settings={"delay_ms": COMPUTE_MS})
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +142,14 @@ def test_clients(context: Shared) -> None:
 
 def test_throughput(context: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     # The blocks in one process: tests/process/test_bench_in_process.py.
-    monkeypatch.setattr(rates, "service_ms", lambda _chain, _runs: dict.fromkeys(BLOCKS, 1.0))
+    monkeypatch.setattr(rates, "service_ms", lambda _chain, _runs: dict.fromkeys(BLOCKS, 1.0 * COMPUTE_MS))
     monkeypatch.setattr(rates, "patience_s", lambda _callers, _rate: 0.3)
     found = run(rates.EXPERIMENT, context)
     assert names_of(found) >= {rates_figures.SATURATED, rates_figures.LIMIT, rates_figures.CARRIED}
 
 
 def test_memory_by_rate(context: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    context.empty()
     monkeypatch.setattr(growth, "patience_s", lambda _callers, _rate: 0.3)
     found = run(growth.EXPERIMENT, context)
     by = {(f.name, f.mode): f for f in found.figures}
@@ -155,6 +160,7 @@ def test_memory_by_rate(context: Shared, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_memory_by_block(context: Shared) -> None:
+    context.empty()
     found = run(growth_blocks.EXPERIMENT, context)
     whole = {f.mode: f.value for f in found.figures if f.name == growth_blocks.PROCESS}
     assert set(whole) == BLOCKS
