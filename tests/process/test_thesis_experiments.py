@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from copy import copy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +25,12 @@ from blockflow.bench.thesis import (
 )
 from blockflow.bench.thesis.beside import AGAIN
 from blockflow.bench.thesis.experiment import Context, Findings, Workshop
-from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
+from blockflow.bench.thesis.http_server import TEXT, HttpClient
 from blockflow.bench.thesis.one_client import HTTP, HTTP_JSON, OFFLINE
+from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
+from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
@@ -41,11 +45,20 @@ def store_echoes(model: Model, contender: Contender, root: Path) -> None:
         save_echo(BlockRepository(root), name, TensorSpec("float32", ("rows", FLOATS)))
 
 
-@pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    monkeypatch.setitem(CONTENDERS, "echo", Contender("echo", "auto"))  # type: ignore[arg-type]
-    monkeypatch.setattr(experiment, "prepare_apart", store_echoes)
-    return context(tmp_path, engine="echo")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Context]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONTENDERS, "echo", Contender("echo", "auto"))  # type: ignore[arg-type]
+        patch.setattr(experiment, "prepare_apart", store_echoes)
+        patch.setattr(experiment, "System", partial(System, launcher=launcher))
+        yield context(tmp_path_factory.mktemp("thesis"), engine="echo")
+
+
+@pytest.fixture(scope="module")
+def ways(made: Context) -> Iterator[one_client.Bench]:
+    """A system, the model in one process, and the model behind HTTP, for all of the module."""
+    with one_client.bench(made, http=True) as found:
+        yield found
 
 
 def modes(found: Findings, name: str) -> set[str]:
@@ -62,16 +75,18 @@ def test_transports(tmp_path: Path) -> None:
     assert all(f.value > 0 and f.n >= 5 for f in found.figures if f.unit == "ms")
 
 
-def test_one_client_by_every_way(made: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_client_by_every_way(
+    made: Context, ways: one_client.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three experiments one after the other, on a system that is started once for all of them."""
-    with one_client.bench(made, http=True) as ways:
-        monkeypatch.setattr(pipeline_time, "bench", lambda *_, **__: nullcontext(ways))
-        times = pipeline_time.run(made)
-        lone = copy(ways)
-        monkeypatch.setattr(lone, "_server", None)  # the others are not compared with HTTP
-        for module in (components, batches):
-            monkeypatch.setattr(module, "bench", lambda _context: nullcontext(lone))
-        parts, sizes = components.run(made), batches.run(made)
+    made.kept = []
+    monkeypatch.setattr(pipeline_time, "bench", lambda *_, **__: nullcontext(ways))
+    times = pipeline_time.run(made)
+    lone = copy(ways)
+    monkeypatch.setattr(lone, "_server", None)  # the others are not compared with HTTP
+    for module in (components, batches):
+        monkeypatch.setattr(module, "bench", lambda _context: nullcontext(lone))
+    parts, sizes = components.run(made), batches.run(made)
     names = {HTTP, HTTP_JSON, ZEROMQ, TENSORMQ, OFFLINE}
     assert modes(times, pipeline_time.TIME) == names
     rows = times.data[0].rows
@@ -103,9 +118,12 @@ def test_bytes_are_counted_by_the_kernel(made: Context) -> None:
 # --- the HTTP server -----------------------------------------------------------------------------
 
 
-def test_the_server_answers_with_the_models_result(made: Context) -> None:
+def test_the_server_answers_with_the_models_result(ways: one_client.Bench) -> None:
+    """Until it ends; no test after this one asks it."""
     x = np.arange(2 * FLOATS, dtype=np.float32).reshape(2, FLOATS)
-    with HttpServer(made.chain()) as server, HttpClient(server.port) as client:
+    server = ways._server
+    assert server is not None
+    with HttpClient(server.port) as client:
         y = np.frombuffer(client.post("/infer", x.data.cast("B")), np.float32)
         assert np.array_equal(y, x.ravel())
         with HttpClient(server.port, keep=False) as other:
