@@ -96,7 +96,7 @@ def test_a_process_with_one_thing_to_do_takes_its_folder_along(tmp_path: Path) -
     assert here is not None
 
     def interrupt() -> None:
-        wait_for("its folder", lambda: any(tmp_path.iterdir()))
+        wait_for("its folder", lambda: any(tmp_path.glob("*/inside")))
         signal.pthread_kill(here, signal.SIGTERM)
 
     impatient = threading.Thread(target=interrupt)
