@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from blockflow.bench import legs
 from blockflow.bench.legs import BACK, RATIO, THERE, WAYS, WHOLE, LegTimes, figures, run
+from blockflow.control.system import System
+from blockflow.launch.base import Launcher
 
 KIB = 1024
 
 
-def test_a_short_run_has_a_row_for_everything(tmp_path: Path) -> None:
+def test_a_short_run_has_a_row_for_everything(
+    tmp_path: Path, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(legs, "System", partial(System, launcher=launcher))
     ways = tuple(w for w in WAYS if w.transport == "ipc")
     seen: list[int] = []
     found = run(tmp_path, (KIB, 256 * KIB), ways, 1, 2, lambda: seen.append(1))

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from blockflow.bench import overload
 from blockflow.bench.overload import Plan, measure
 from blockflow.bench.overload_figures import OUTCOMES
+from blockflow.control.system import System
+from blockflow.launch.base import Launcher
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_what_is_too_much_is_refused_and_every_request_counted() -> None:
+def test_what_is_too_much_is_refused_and_every_request_counted(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overload, "System", partial(System, launcher=launcher))
     said: list[str] = []
     loads, memory = measure(Plan((4.0,), seconds=1.5, delay_ms=10.0), said.append)
     (load,) = loads

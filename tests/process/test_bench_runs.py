@@ -3,27 +3,69 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from blockflow.bench import legs
 from blockflow.bench.hop_figures import HOP
 from blockflow.bench.kpi_reader import COPIES, COPIES_IN
 from blockflow.bench.pipeline_aims import AIM
 from blockflow.bench.pipeline_figures import LATENCY, NOT_RUN, THROUGHPUT
+from blockflow.bench.reliability import clients
 from blockflow.bench.reliability import figures as reliability
 from blockflow.bench.results import Figure, ResultFile
 from blockflow.bench.statistics import Verdict
+from blockflow.control import system
 from blockflow.engine.frameworks import openvino_lacks
+from blockflow.launch.base import Launcher
 
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(module: str, *arguments: str, target: Path) -> list[Figure]:
+class Here:
+    """Runs a benchmark as ``python -m`` does, but in this process, and its systems without templates
+    of their own: torch is imported once for all."""
+
+    def __init__(
+        self, launcher: Launcher, patch: pytest.MonkeyPatch, streams: pytest.CaptureFixture[str]
+    ) -> None:
+        self._patch = patch
+        self._streams = streams
+        shared = partial(system.System, launcher=launcher)
+        for module in (system, legs, clients):
+            patch.setattr(module, "System", shared)
+
+    def run(self, name: str, *arguments: str, target: Path) -> list[Figure]:
+        module = f"blockflow.bench.{name}"
+        self._patch.delitem(sys.modules, module, raising=False)  # it is begun anew
+        self._patch.setattr(sys, "argv", [name, "--quick", *arguments, "--json", str(target)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        said = self._streams.readouterr().out
+        assert ended.value.code == 0, said
+        assert "fixed work" in said
+        return figures_in(target, name)
+
+
+@pytest.fixture
+def here(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Here:
+    return Here(launcher, monkeypatch, capsys)
+
+
+def figures_in(target: Path, benchmark: str) -> list[Figure]:
+    return [Figure.from_dict(line) for line in ResultFile(target, benchmark).read()]
+
+
+def run_apart(module: str, *arguments: str, target: Path) -> list[Figure]:
     command = [sys.executable, "-m", f"blockflow.bench.{module}", "--quick", *arguments]
     done = subprocess.run(
         [*command, "--json", str(target)],
@@ -37,11 +79,11 @@ def run(module: str, *arguments: str, target: Path) -> list[Figure]:
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "fixed work" in done.stdout
-    return [Figure.from_dict(line) for line in ResultFile(target, module).read()]
+    return figures_in(target, module)
 
 
-def test_hops(tmp_path: Path) -> None:
-    found = run("hops", target=tmp_path / "hops.jsonl")
+def test_hops(tmp_path: Path, here: Here) -> None:
+    found = here.run("hops", target=tmp_path / "hops.jsonl")
     hops = {(f.mode, f.labels["bytes"]): f for f in found if f.name == HOP}
     assert {size for _, size in hops} == {0, 1024, 2**20}
     assert all(f.value > 0 for f in hops.values())
@@ -56,7 +98,7 @@ def test_hops(tmp_path: Path) -> None:
 def test_pipeline(tmp_path: Path) -> None:
     # Not every CPU computes in bf16; the benchmark then says why there is nothing to see.
     engine = "openvino" if openvino_lacks("bf16") else "openvino-bf16"
-    found = run("pipeline", "--engines", engine, target=tmp_path / "bench.jsonl")
+    found = run_apart("pipeline", "--engines", engine, target=tmp_path / "bench.jsonl")
     ways = {(f.mode, f.batch) for f in found if f.name == LATENCY}
     assert {way for way, _ in ways} >= {"in-process", "apart", "tensormq", "zeromq", "one-worker"}
     assert {batch for _, batch in ways} == {1, 8}
@@ -69,9 +111,9 @@ def test_pipeline(tmp_path: Path) -> None:
         assert missing.labels["reason"]
 
 
-def test_reliability(tmp_path: Path) -> None:
+def test_reliability(tmp_path: Path, here: Here) -> None:
     """Counts, not times: what a busy machine cannot change."""
-    found = run("reliability.run", "--only", "deaths,clients", target=tmp_path / "r.jsonl")
+    found = here.run("reliability.run", "--only", "deaths,clients", target=tmp_path / "r.jsonl")
     counts = {f.mode: (f.value, f.n) for f in found if f.name == reliability.COUNT}
     assert counts[reliability.AGAIN] == (1, 1)
     assert counts[reliability.PROBED] == (2, 2)

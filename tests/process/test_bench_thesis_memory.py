@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from blockflow.bench.contenders import CONTENDERS, Contender, Model
 from blockflow.bench.thesis import memory_measure
 from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy, prepared
 from blockflow.bench.thesis.memory_model import PROCESSES
+from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.model import TensorSpec
+from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
@@ -25,8 +28,9 @@ def store_echoes(model: Model, contender: Contender, root: Path) -> None:
 
 
 def test_every_kind_of_process_is_measured_in_every_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(memory_measure, "System", partial(System, launcher=launcher))
     monkeypatch.setitem(CONTENDERS, "echo", ECHO)  # type: ignore[arg-type]
     monkeypatch.setattr(memory_measure, "prepare_apart", store_echoes)
     seen = []
