@@ -49,9 +49,7 @@ def profile(
     )
 
 
-def facts_for(
-    stages: Sequence[int], times: Mapping[int, float] = TIMES
-) -> dict[int, StageFacts]:
+def facts_for(stages: Sequence[int], times: Mapping[int, float] = TIMES) -> dict[int, StageFacts]:
     """Stages with these times, and with a variable dim that may be padded."""
     return {s: _facts(s, tuple(times.items())) for s in stages}
 

@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Here:
-    """Runs a benchmark as ``python -m`` does, but in this process, and its systems without templates
-    of their own: torch is imported once for all."""
+    """Runs a benchmark as ``python -m`` does, but in this process, and its systems without
+    templates of their own: torch is imported once for all."""
 
     def __init__(
         self, launcher: Launcher, patch: pytest.MonkeyPatch, streams: pytest.CaptureFixture[str]
@@ -127,3 +127,10 @@ def test_reliability(tmp_path: Path, here: Here) -> None:
     assert (reliability.BEYOND_LOAD, reliability.STUCK) in timed
     assert (reliability.CUT_OFF, reliability.BY_TIME) in timed
     assert any(f.name == reliability.OTHERS for f in found)
+
+
+def test_what_computes_in_other_processes_imports_no_torch() -> None:
+    """Its import takes seconds; blocks are made apart as well."""
+    modules = "blockflow.bench.pipeline, blockflow.bench.batching.run"
+    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -51,7 +51,7 @@ from blockflow.repository.repository import BlockRepository
 
 SETTINGS = Settings(quick=True, model="resnet18", engine="echo")
 BLOCKS = {f"block{n}" for n in range(1, 5)}
-COMPUTE_MS = 5
+COMPUTE_MS = 5.0
 """Of a block: as long as that, and a visit is few requests."""
 
 
@@ -142,7 +142,8 @@ def test_clients(context: Shared) -> None:
 
 def test_throughput(context: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     # The blocks in one process: tests/process/test_bench_in_process.py.
-    monkeypatch.setattr(rates, "service_ms", lambda _chain, _runs: dict.fromkeys(BLOCKS, 1.0 * COMPUTE_MS))
+    alone = dict.fromkeys(BLOCKS, COMPUTE_MS)
+    monkeypatch.setattr(rates, "service_ms", lambda _chain, _runs: alone)
     monkeypatch.setattr(rates, "patience_s", lambda _callers, _rate: 0.3)
     found = run(rates.EXPERIMENT, context)
     assert names_of(found) >= {rates_figures.SATURATED, rates_figures.LIMIT, rates_figures.CARRIED}

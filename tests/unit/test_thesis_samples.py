@@ -50,10 +50,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Watched(Doubled):
-    """Remembers what was deployed."""
+    """Remembers what was deployed; quick, for the same is in a full run."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, Settings(quick=True))
         self.deployed: list[Mapping[str, Any]] = []
 
     @contextmanager
