@@ -1,10 +1,8 @@
-"""The benchmarks run from end to end in their quick form, and leave whole result files."""
+"""Benchmarks run from end to end in their quick form, and leave whole result files."""
 
 from __future__ import annotations
 
-import os
 import runpy
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,19 +12,13 @@ import pytest
 from blockflow.bench import legs
 from blockflow.bench.hop_figures import HOP
 from blockflow.bench.kpi_reader import COPIES, COPIES_IN
-from blockflow.bench.pipeline_aims import AIM
-from blockflow.bench.pipeline_figures import LATENCY, NOT_RUN, THROUGHPUT
 from blockflow.bench.reliability import clients
 from blockflow.bench.reliability import figures as reliability
 from blockflow.bench.results import Figure, ResultFile
-from blockflow.bench.statistics import Verdict
 from blockflow.control import system
-from blockflow.engine.frameworks import openvino_lacks
 from blockflow.launch.base import Launcher
 
 pytestmark = pytest.mark.timeout(300)
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Here:
@@ -51,7 +43,7 @@ class Here:
         said = self._streams.readouterr().out
         assert ended.value.code == 0, said
         assert "fixed work" in said
-        return figures_in(target, name)
+        return [Figure.from_dict(line) for line in ResultFile(target, name).read()]
 
 
 @pytest.fixture
@@ -59,27 +51,6 @@ def here(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Here:
     return Here(launcher, monkeypatch, capsys)
-
-
-def figures_in(target: Path, benchmark: str) -> list[Figure]:
-    return [Figure.from_dict(line) for line in ResultFile(target, benchmark).read()]
-
-
-def run_apart(module: str, *arguments: str, target: Path) -> list[Figure]:
-    command = [sys.executable, "-m", f"blockflow.bench.{module}", "--quick", *arguments]
-    done = subprocess.run(
-        [*command, "--json", str(target)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "fixed work" in done.stdout
-    return figures_in(target, module)
 
 
 def test_hops(tmp_path: Path, here: Here) -> None:
@@ -93,22 +64,6 @@ def test_hops(tmp_path: Path, here: Here) -> None:
     sent = {(f.mode, f.labels["bytes"]): f.value for f in found if f.name == "bytes per hop"}
     assert sent["handle, ipc", 2**20] == 2**20
     assert sent["co-located", 2**20] == 0
-
-
-def test_pipeline(tmp_path: Path) -> None:
-    # Not every CPU computes in bf16; the benchmark then says why there is nothing to see.
-    engine = "openvino" if openvino_lacks("bf16") else "openvino-bf16"
-    found = run_apart("pipeline", "--engines", engine, target=tmp_path / "bench.jsonl")
-    ways = {(f.mode, f.batch) for f in found if f.name == LATENCY}
-    assert {way for way, _ in ways} >= {"in-process", "apart", "tensormq", "zeromq", "one-worker"}
-    assert {batch for _, batch in ways} == {1, 8}
-    assert {f.mode for f in found if f.name == THROUGHPUT} >= {"bound", "tensormq"}
-    aims = {(f.mode, f.batch): f for f in found if f.name == AIM}
-    assert {"ready beside load, ms", "private memory, MB"} < {mode for mode, _ in aims}
-    assert aims["zeromq/tensormq: hop", 8].value > 0
-    assert all(f.labels["verdict"] in set(Verdict) for f in aims.values())
-    for missing in (f for f in found if f.name == NOT_RUN):
-        assert missing.labels["reason"]
 
 
 def test_reliability(tmp_path: Path, here: Here) -> None:
@@ -127,10 +82,3 @@ def test_reliability(tmp_path: Path, here: Here) -> None:
     assert (reliability.BEYOND_LOAD, reliability.STUCK) in timed
     assert (reliability.CUT_OFF, reliability.BY_TIME) in timed
     assert any(f.name == reliability.OTHERS for f in found)
-
-
-def test_what_computes_in_other_processes_imports_no_torch() -> None:
-    """Its import takes seconds; blocks are made apart as well."""
-    modules = "blockflow.bench.pipeline, blockflow.bench.batching.run"
-    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
