@@ -133,7 +133,10 @@ def up(
     if isinstance(ward, int):  # this is the guardian, and everything has ended
         raise typer.Exit(ward)
     # From here on this is the Manager's process: the guardian stays without all these libraries.
-    from blockflow.control.system import System
+    from blockflow.launch.preload import few_collections
+
+    with few_collections():
+        from blockflow.control.system import System
 
     first = ward.deaths == 0
     body = _read(topology) if topology and first else None

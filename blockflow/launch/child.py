@@ -68,11 +68,16 @@ def enter(order: Order, lifeline_fd: int) -> NoReturn:
     except BaseException:  # the process ends here; its log gets the reason
         traceback.print_exc()
     finally:
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(status & 0xFF)
+        end(status)
+
+
+def end(status: int) -> NoReturn:
+    """End this process without taking its modules apart, which takes longer than all the rest."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 def _prepare(order: Order, lifeline_fd: int) -> None:

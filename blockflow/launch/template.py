@@ -32,10 +32,10 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
-from blockflow.launch.child import Order, enter, resolve
+from blockflow.launch.child import Order, end, enter, resolve
 from blockflow.launch.environment import child_command
 from blockflow.launch.logs import set_level
-from blockflow.launch.preload import preload
+from blockflow.launch.preload import few_collections, preload
 from blockflow.launch.process import (
     collect_own_child,
     gpu_descriptors,
@@ -114,12 +114,13 @@ class Template:
                 self._send(["failed", serial, str(exc)])
         elif kind == "import":
             serial, modules = rest
-            preload(modules)
-            if _unsound():
-                # Ends as if it had crashed: the children live on, another one starts without.
-                _LOG.error("%s: no process could be forked after that", ", ".join(modules))
-                os._exit(1)
-            leave_to_children()
+            with few_collections():
+                preload(modules)
+                if _unsound():
+                    # Ends as if it had crashed: the children live on, another one starts without.
+                    _LOG.error("%s: no process could be forked after that", ", ".join(modules))
+                    os._exit(1)
+                leave_to_children()
             self._send(["imported", serial])
         elif kind == "roll":
             self._send(["roll", [list(entry) for entry in self._children.values()]])
@@ -218,16 +219,18 @@ def main() -> None:
     for sig in (signal.SIGINT, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)  # the manager decides when this ends
     set_process_name("bf:template")
-    preload(config["preload"])
-    rehearse(config["rehearsals"])
-    if config["rehearsals"] and _unsound():
-        _LOG.warning("a rehearsal has left threads or an open GPU behind: starting without")
-        bare = json.dumps({**config, "rehearsals": []})
-        os.execv(sys.executable, child_command("blockflow.launch.template", bare))
-    set_level()
-    leave_to_children()
+    with few_collections():
+        preload(config["preload"])
+        rehearse(config["rehearsals"])
+        if config["rehearsals"] and _unsound():
+            _LOG.warning("a rehearsal has left threads or an open GPU behind: starting without")
+            bare = json.dumps({**config, "rehearsals": []})
+            os.execv(sys.executable, child_command("blockflow.launch.template", bare))
+        set_level()
+        leave_to_children()
     control = socket.socket(fileno=int(config["control"]))
     Template(control, int(config["lifeline"]), str(config["run_dir"])).run()
+    end(0)
 
 
 if __name__ == "__main__":
