@@ -1,21 +1,23 @@
-"""A running system whose managers a test kills, and a client that asks it without a pause."""
+"""A running system whose managers a test kills, and a client that goes on asking it."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import plain_http
 from control_rig import SPEC
 from up_rig import up
 
@@ -28,6 +30,10 @@ X = np.arange(4, dtype=np.float32).reshape(1, 4)
 AB = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
 AC = {"blocks": ["a", "c"], "tasks": {"t": ["a", "c"]}}
 PATIENCE_S = 120.0
+LOOK_S = 0.02
+PACE_S = 0.005
+"""Between two requests of a :class:`Load`: a hundred meet what happens in a second, and the cores
+are free for it."""
 
 
 def furnish(root: Path) -> None:
@@ -56,7 +62,7 @@ class Up:
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return dict(httpx.get(self.ready["rest"] + "/v1/status", timeout=60).json())
+                return dict(plain_http.get(self.ready["rest"] + "/v1/status", timeout=60).json())
             except httpx.TransportError:
                 assert time.monotonic() < end and self.process.poll() is None, self.log()
                 time.sleep(0.01)
@@ -68,7 +74,7 @@ class Up:
             if test(status):
                 return status
             assert time.monotonic() < end, (status, self.log())
-            time.sleep(0.01)
+            time.sleep(LOOK_S)
 
     def kill_manager(self) -> None:
         status = self.status()
@@ -80,7 +86,7 @@ class Up:
 
     def post(self, body: dict[str, Any], *, wait: bool = True) -> None:
         url = f"{self.ready['rest']}/v1/system-update?wait={str(wait).lower()}"
-        answer = httpx.post(url, json=body, timeout=60)
+        answer = plain_http.post(url, json=body, timeout=60)
         assert answer.status_code in (200, 202), answer.text
 
     def log(self) -> str:
@@ -97,6 +103,42 @@ def started(
         yield Up(process, ready, root / "err")
 
 
+CRASHES = 4
+"""Managers of one guardian that may die within a minute; with one more it gives up."""
+
+
+class Relay:
+    """A system for tests that follow each other: each takes it over from the one before, and
+    another one only where that has ended it, or left it in a bad way, or has no crashes left."""
+
+    def __init__(self, root: Path, env: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        self._env = env
+        self._stack = ExitStack()
+        self._it: Up | None = None
+
+    def take(self, crashes: int = 0) -> Up:
+        """It serves the first topology, and so many managers of it may die."""
+        if self._it is None or not self._fit(self._it, crashes):
+            self.close()
+            shutil.rmtree(self.root / "state", ignore_errors=True)
+            self._it = self._stack.enter_context(started(self.root, self._env))
+        return self._it
+
+    def _fit(self, it: Up, crashes: int) -> bool:
+        if it.process.poll() is not None:
+            return False
+        status = it.status()
+        if not status["ready"] or status["manager"]["restarts"] + crashes > CRASHES:
+            return False
+        it.post(AB)
+        return True
+
+    def close(self) -> None:
+        self._it = None
+        self._stack.close()
+
+
 def members(status: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Name -> pid and incarnation, of workers and Dispatcher."""
     found = [*status["workers"], status["dispatcher"]]
@@ -105,7 +147,7 @@ def members(status: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 @dataclass
 class Load:
-    """A client that asks without a pause and keeps count."""
+    """A client that asks again as soon as it is answered, but for a breath, and keeps count."""
 
     address: str
     answered: int = 0
@@ -125,7 +167,7 @@ class Load:
 
     def _run(self) -> None:
         with Client(self.address) as client:
-            while not self._stop.is_set():
+            while not self._stop.wait(PACE_S):
                 try:
                     value = client.infer("t", X, deadline_s=30).value
                 except BlockFlowError as e:

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+import plain_http
 import pytest
 import zmq
 from control_rig import echo_repository
@@ -168,7 +168,7 @@ def test_nobody_waits_for_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyP
                     os.kill(old[name]["pid"], signal.SIGKILL)
                     wait_for(system, partial(waits, name))
                 assert [p["worker"] for p in system.commands.ping("c")] == ["c#0"]
-                assert httpx.get(f"{system.rest.url}/v1/status", timeout=30).status_code == 200
+                assert plain_http.get(f"{system.rest.url}/v1/status", timeout=30).status_code == 200
                 with Client(system.client_endpoint) as client:
                     assert np.array_equal(client.infer("c", X).value, X)
                 # A process that is not there yet can be stopped.

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+import plain_http
 import psutil
 import pytest
 from control_rig import SPEC, echo_repository
@@ -31,6 +31,8 @@ from tests.system_rig import own_template, served
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 WAIT_S = 60.0
+PACE_S = 0.01
+"""Between requests, so that they are not all that the cores do."""
 NAMES = ("plain", "spinning", "frozen", "stalling")
 BODY = {
     "blocks": ["plain", {"name": "spinning", "timeout_ms": 500}, "frozen", "stalling"],
@@ -91,6 +93,13 @@ def replaced(system: System, old: dict[str, Any]) -> dict[str, Any]:
 def serves(system: System, task: str) -> bool:
     with Client(system.client_endpoint) as client:
         return np.array_equal(client.infer(task, X, deadline_s=30).value, X)
+
+
+def serves_for(seconds: float, client: Client) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert np.array_equal(client.infer("t", X, deadline_s=30).value, X)
+        time.sleep(PACE_S)
 
 
 def test_a_stopped_worker_is_replaced(system: System) -> None:
@@ -168,14 +177,14 @@ def test_a_stopped_manager_stops_nobody_and_a_dead_one_leaves_nobody(tmp_path: P
         url = ready["rest"] + "/v1/workers"
 
         def incarnations() -> list[int]:
-            found = httpx.get(url, timeout=WAIT_S).json()
+            found = plain_http.get(url, timeout=WAIT_S).json()
             return [w["incarnation"] for w in (*found["workers"], found["dispatcher"])]
 
         before = incarnations()
         with Client(ready["clients"][0]) as client:
-            manager = httpx.get(ready["rest"] + "/v1/status", timeout=WAIT_S).json()["manager"][
-                "pid"
-            ]
+            manager = plain_http.get(ready["rest"] + "/v1/status", timeout=WAIT_S).json()[
+                "manager"
+            ]["pid"]
             os.kill(manager, signal.SIGSTOP)
             end = time.monotonic() + 2.0
             while time.monotonic() < end:

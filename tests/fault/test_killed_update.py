@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+import plain_http
 import pytest
 from control_rig import SPEC
 from up_rig import family, gone, up
@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def post(rest: str, body: dict[str, Any]) -> None:
-    answer = httpx.post(f"{rest}/v1/system-update?wait=false", json=body, timeout=30)
+    answer = plain_http.post(f"{rest}/v1/system-update?wait=false", json=body, timeout=30)
     assert answer.status_code == 202, answer.text
 
 
@@ -51,7 +51,7 @@ def until(rest: str, state: str) -> None:
     """Until the latest update is in this state."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        update = httpx.get(f"{rest}/v1/updates", timeout=30).json()["updates"][0]
+        update = plain_http.get(f"{rest}/v1/updates", timeout=30).json()["updates"][0]
         if update["state"] == state:
             return
         time.sleep(0.01)
@@ -62,7 +62,7 @@ def answer(ready: dict[str, Any]) -> tuple[int, float, list[str]]:
     """Epoch, what is added to the input, and the warnings, of a system that has come up."""
     with Client(ready["clients"][0]) as client:
         result = client.infer("t", X, deadline_s=30)
-    status = httpx.get(f"{ready['rest']}/v1/status", timeout=30).json()
+    status = plain_http.get(f"{ready['rest']}/v1/status", timeout=30).json()
     assert status["ready"] and ready["epoch"] == status["epoch"] == result.epoch
     return result.epoch, float((result.value - X)[0, 0]), status["warnings"]
 
@@ -115,7 +115,7 @@ def in_flight(rest: str) -> None:
     """Until the Dispatcher has a request in flight."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        kpi = httpx.get(f"{rest}/v1/workers/dispatcher", timeout=30).json()["kpi"]
+        kpi = plain_http.get(f"{rest}/v1/workers/dispatcher", timeout=30).json()["kpi"]
         if kpi.get("inflight"):
             return
         time.sleep(0.02)

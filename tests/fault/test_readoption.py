@@ -1,4 +1,8 @@
-"""The control plane dies and another one takes its processes over, while clients are served."""
+"""The control plane dies and another one takes its processes over, while clients are served.
+
+A system that has survived that is as good as a new one for what comes next: some tests follow each
+other on one, as long as its guardian has patience.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,15 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+import plain_http
 import psutil
 import pytest
-from takeover_rig import AB, AC, PATIENCE_S, Load, X, furnish, members, started
+from takeover_rig import AB, AC, PATIENCE_S, Load, Relay, X, furnish, members, started
 from template_gate import Gate
 from up_rig import command, family, gone
 
@@ -36,55 +41,98 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_serving_goes_on_and_a_new_manager_takes_everybody_over(root: Path) -> None:
-    with started(root) as it:
-        before = it.status()
-        assert before["manager"]["restarts"] == 0 and before["pid"] == it.process.pid
-        assert before["manager"]["pid"] != it.process.pid
-        updates = [before["last_update"]["id"]]
-        with Load(it.address) as load:
-            load.more()
-            for restarts in (1, 2):
-                it.kill_manager()
-                after = it.taken_over(restarts)
-                assert members(after) == members(before)
-                assert after["manager"]["adopted"] == ["a#0", "b#0", "dispatcher"]
-                assert after["manager"]["cause"] == "killed by SIGKILL"
-                assert after["epoch"] == before["epoch"] and after["routes"] > before["routes"]
-                updates.append(after["last_update"]["id"])
-                load.more()
-            assert load.failed == []
-            assert sorted(set(updates)) == updates  # no number stands for another update
-            asked = httpx.get(f"{it.ready['rest']}/v1/updates/{updates[0]}", timeout=30)
-            assert asked.status_code == 404 and "restarted since" in asked.text
-            # And the new one can do all that the first one could.
-            it.post(AC)
-            load.more()
-        assert load.failed == [] and load.sums == {11.0, 101.0}
-        os.kill(it.status()["workers"][0]["pid"], signal.SIGKILL)
-        healed = it.until(lambda s: s["ready"] and members(s)["a#0"] != members(before)["a#0"])
-        assert members(healed)["a#0"][1] > max(i for _, i in members(before).values())
-        assert "killed by SIGKILL" in healed["workers"][0]["crash"]["cause"]
-        with Client(it.address) as client:
-            assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 101)
-        children = family(it.process.pid)
-        httpx.post(it.ready["rest"] + "/v1/shutdown", timeout=30)
-        assert it.process.wait(30) == 0
-        assert gone(children, Path(it.ready["run_dir"]))
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
+    return Gate(tmp_path_factory.mktemp("gate") / "site")
 
 
-def test_a_manager_that_hangs_has_a_successor_too(root: Path) -> None:
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Relay]:
+    root = tmp_path_factory.mktemp("relay")
+    furnish(root)
+    path = os.pathsep.join(filter(None, [str(gate.folder), os.environ.get("PYTHONPATH")]))
+    relay = Relay(root, {"PYTHONPATH": path})
+    yield relay
+    relay.close()
+
+
+def test_a_manager_that_hangs_has_a_successor_too(relay: Relay) -> None:
     """It is stopped, and nobody lets it go on. Serving does not wait for that."""
-    with started(root) as it:
-        before = it.status()
-        with Load(it.address) as load:
-            os.kill(before["manager"]["pid"], signal.SIGSTOP)
-            after = it.taken_over(1)
+    it = relay.take(crashes=1)
+    before = it.status()
+    with Load(it.address) as load:
+        os.kill(before["manager"]["pid"], signal.SIGSTOP)
+        after = it.taken_over(before["manager"]["restarts"] + 1)
+        load.more()
+    assert load.failed == []
+    assert members(after) == members(before)
+    assert after["manager"]["cause"].startswith("hung: silent for 1")
+    assert "stopped" in after["manager"]["cause"]
+
+
+def test_who_was_to_be_launched_is_launched_by_the_successor(relay: Relay, gate: Gate) -> None:
+    """A launch waits for a new template when the manager dies: its journal names no process."""
+    it = relay.take(crashes=1)
+    before = it.status()
+    restarts = before["manager"]["restarts"] + 1
+    with gate.shut():
+        os.kill(before["control"]["template"]["pid"], signal.SIGKILL)
+        os.kill(members(before)["b#0"][0], signal.SIGKILL)
+        waiting = it.until(lambda s: waits(s, members(before)["b#0"][1]))
+        it.kill_manager()
+        again = it.until(
+            lambda s: s["manager"]["restarts"] == restarts and waits(s, members(waiting)["b#0"][1])
+        )
+        assert again["manager"]["adopted"] == ["a#0", "dispatcher"]
+    after = it.taken_over(restarts)
+    kept = ("a#0", "dispatcher")
+    assert {n: members(after)[n] for n in kept} == {n: members(before)[n] for n in kept}
+    assert len(family(it.process.pid)) == 5  # manager, template, dispatcher, two workers
+    with Client(it.address) as client:
+        assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
+
+
+def waits(status: dict[str, Any], incarnation: int) -> bool:
+    """A life of ``b#0`` after this one is to be launched."""
+    pid, later = members(status)["b#0"]
+    return pid is None and later > incarnation
+
+
+def test_serving_goes_on_and_a_new_manager_takes_everybody_over(relay: Relay) -> None:
+    it = relay.take(crashes=2)
+    before = it.status()
+    died = before["manager"]["restarts"]
+    assert before["pid"] == it.process.pid != before["manager"]["pid"]
+    updates = [before["last_update"]["id"]]
+    with Load(it.address) as load:
+        load.more()
+        for restarts in (died + 1, died + 2):
+            it.kill_manager()
+            after = it.taken_over(restarts)
+            assert members(after) == members(before)
+            assert after["manager"]["adopted"] == ["a#0", "b#0", "dispatcher"]
+            assert after["manager"]["cause"] == "killed by SIGKILL"
+            assert after["epoch"] == before["epoch"] and after["routes"] > before["routes"]
+            updates.append(after["last_update"]["id"])
             load.more()
         assert load.failed == []
-        assert members(after) == members(before)
-        assert after["manager"]["cause"].startswith("hung: silent for 1")
-        assert "stopped" in after["manager"]["cause"]
+        assert sorted(set(updates)) == updates  # no number stands for another update
+        asked = plain_http.get(f"{it.ready['rest']}/v1/updates/{updates[0]}", timeout=30)
+        assert asked.status_code == 404 and "restarted since" in asked.text
+        # And the new one can do all that the first one could.
+        it.post(AC)
+        load.more()
+    assert load.failed == [] and load.sums == {11.0, 101.0}
+    os.kill(it.status()["workers"][0]["pid"], signal.SIGKILL)
+    healed = it.until(lambda s: s["ready"] and members(s)["a#0"] != members(before)["a#0"])
+    assert members(healed)["a#0"][1] > max(i for _, i in members(before).values())
+    assert "killed by SIGKILL" in healed["workers"][0]["crash"]["cause"]
+    with Client(it.address) as client:
+        assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 101)
+    children = family(it.process.pid)
+    plain_http.post(it.ready["rest"] + "/v1/shutdown", timeout=30)
+    assert it.process.wait(30) == 0
+    assert gone(children, Path(it.ready["run_dir"]))
 
 
 def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
@@ -118,35 +166,6 @@ def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         it.process.wait(30)
         assert gone(children, Path(it.ready["run_dir"]))
-
-
-def test_who_was_to_be_launched_is_launched_by_the_successor(root: Path) -> None:
-    """A launch waits for a new template when the manager dies: its journal names no process."""
-    gate = Gate(root / "site")
-    path = os.pathsep.join(filter(None, [str(gate.folder), os.environ.get("PYTHONPATH")]))
-    with started(root, {"PYTHONPATH": path}) as it:
-        before = it.status()
-        with gate.shut():
-            os.kill(before["control"]["template"]["pid"], signal.SIGKILL)
-            os.kill(members(before)["b#0"][0], signal.SIGKILL)
-            waiting = it.until(lambda s: waits(s, members(before)["b#0"][1]))
-            it.kill_manager()
-            again = it.until(
-                lambda s: s["manager"]["restarts"] == 1 and waits(s, members(waiting)["b#0"][1])
-            )
-            assert again["manager"]["adopted"] == ["a#0", "dispatcher"]
-        after = it.taken_over(1)
-        kept = ("a#0", "dispatcher")
-        assert {n: members(after)[n] for n in kept} == {n: members(before)[n] for n in kept}
-        assert len(family(it.process.pid)) == 5  # manager, template, dispatcher, two workers
-        with Client(it.address) as client:
-            assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
-
-
-def waits(status: dict[str, Any], incarnation: int) -> bool:
-    """A life of ``b#0`` after this one is to be launched."""
-    pid, later = members(status)["b#0"]
-    return pid is None and later > incarnation
 
 
 def test_killed_in_the_middle_of_an_update(root: Path) -> None:
@@ -198,56 +217,56 @@ def ask_slowly(address: str, answers: list[Any]) -> None:
         answers.append(client.infer("t", LONG, deadline_s=50))
 
 
-def test_a_torn_journal_means_to_begin_anew_and_never_empty(root: Path) -> None:
-    with started(root) as it:
-        before = it.status()
-        old = [psutil.Process(pid) for pid, _ in members(before).values()]
-        os.kill(before["manager"]["pid"], signal.SIGSTOP)  # it must not write another one
-        journal = Path(it.ready["run_dir"]) / NAME
-        journal.write_bytes(journal.read_bytes()[:-10])
-        os.kill(before["manager"]["pid"], signal.SIGKILL)
-        after = it.until(lambda s: s["run_dir"] != before["run_dir"] and s["ready"])
-        assert after["epoch"] == 1 and after["manager"]["adopted"] == []
-        assert "torn" in after["manager"]["cause"] and "begun anew" in it.log()
-        assert any("torn" in w for w in after["warnings"])
-        assert gone(old, Path(before["run_dir"]))
-        assert min(i for _, i in members(after).values()) > max(
-            i for _, i in members(before).values()
-        )
-        # The clients' address is the same one.
-        with Client(it.address) as client:
-            assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
+def test_a_torn_journal_means_to_begin_anew_and_never_empty(relay: Relay) -> None:
+    it = relay.take(crashes=1)
+    before = it.status()
+    old = [psutil.Process(pid) for pid, _ in members(before).values()]
+    os.kill(before["manager"]["pid"], signal.SIGSTOP)  # it must not write another one
+    journal = Path(before["run_dir"]) / NAME
+    journal.write_bytes(journal.read_bytes()[:-10])
+    os.kill(before["manager"]["pid"], signal.SIGKILL)
+    after = it.until(lambda s: s["run_dir"] != before["run_dir"] and s["ready"])
+    assert after["epoch"] == before["epoch"] > 0 and after["manager"]["adopted"] == []
+    assert "torn" in after["manager"]["cause"] and "begun anew" in it.log()
+    assert any("torn" in w for w in after["warnings"])
+    assert gone(old, Path(before["run_dir"]))
+    assert min(i for _, i in members(after).values()) > max(i for _, i in members(before).values())
+    # The clients' address is the same one.
+    with Client(it.address) as client:
+        assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
 
 
-def test_a_run_directory_that_somebody_has_removed_is_made_again(root: Path) -> None:
+def test_a_run_directory_that_somebody_has_removed_is_made_again(relay: Relay) -> None:
     """As a clean-up of shared memory does it, at the end of its user's last session."""
-    with started(root) as it:
-        before = it.status()
-        old = [psutil.Process(pid) for pid, _ in members(before).values()]
-        shutil.rmtree(before["run_dir"])
-        after = it.until(lambda s: s["run_dir"] != before["run_dir"] and s["ready"])
-        assert after["epoch"] == 1 and after["manager"]["restarts"] == 1
-        assert "somebody has removed" in after["manager"]["cause"]
-        assert any("somebody has removed" in w for w in after["warnings"])
-        assert gone(old, Path(before["run_dir"]))
-        with Client(it.address) as client:  # the address is the same one
-            assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
+    it = relay.take(crashes=1)
+    before = it.status()
+    old = [psutil.Process(pid) for pid, _ in members(before).values()]
+    shutil.rmtree(before["run_dir"])
+    after = it.until(lambda s: s["run_dir"] != before["run_dir"] and s["ready"])
+    assert after["epoch"] == before["epoch"] > 0
+    assert after["manager"]["restarts"] == before["manager"]["restarts"] + 1
+    assert "somebody has removed" in after["manager"]["cause"]
+    assert any("somebody has removed" in w for w in after["warnings"])
+    assert gone(old, Path(before["run_dir"]))
+    with Client(it.address) as client:  # the address is the same one
+        assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
 
 
-def test_a_manager_that_dies_too_often_is_given_up(root: Path) -> None:
-    with started(root) as it:
-        children: set[psutil.Process] = set()
-        end = time.monotonic() + PATIENCE_S
-        while it.process.poll() is None:
-            assert time.monotonic() < end, it.log()
-            for child in family_of(it.process.pid):
-                children.add(child)
-                if name_of(child) == "bf:manager":
-                    child.kill()
-            time.sleep(0.02)
-        assert it.process.wait(30) != 0
-        assert "given up: 5 crashes within 60 s" in it.log()
-        assert gone(list(children), Path(it.ready["run_dir"]))
+def test_a_manager_that_dies_too_often_is_given_up(relay: Relay) -> None:
+    it = relay.take()
+    run_dir = it.status()["run_dir"]
+    children: set[psutil.Process] = set()
+    end = time.monotonic() + PATIENCE_S
+    while it.process.poll() is None:
+        assert time.monotonic() < end, it.log()
+        for child in family_of(it.process.pid):
+            children.add(child)
+            if name_of(child) == "bf:manager":
+                child.kill()
+        time.sleep(0.02)
+    assert it.process.wait(30) != 0
+    assert "given up: 5 crashes within 60 s" in it.log()
+    assert gone(list(children), Path(run_dir))
 
 
 def test_a_manager_that_dies_at_its_start_ends_it(root: Path) -> None:

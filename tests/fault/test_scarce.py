@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import plain_http
 import pytest
 from control_rig import echo_repository
 from dispatcher_rig import Rig, rig, task, wait_until
@@ -49,12 +50,12 @@ class Place:
         self.clients = ready["clients"][0]
 
     def get(self, path: str) -> Any:
-        answer = httpx.get(self.rest + path, timeout=PATIENCE_S)
+        answer = plain_http.get(self.rest + path, timeout=PATIENCE_S)
         assert answer.is_success, answer.text
         return answer.json()
 
     def update(self, body: Any) -> httpx.Response:
-        return httpx.post(f"{self.rest}/v1/system-update", json=body, timeout=PATIENCE_S)
+        return plain_http.post(f"{self.rest}/v1/system-update", json=body, timeout=PATIENCE_S)
 
     def worker(self, name: str) -> dict[str, Any]:
         found = self.get("/v1/workers")
@@ -239,16 +240,17 @@ def name_unknown_tasks(up: Rig, count: int) -> None:
         owed -= 1
 
 
-def test_a_million_unknown_tasks_leave_nothing() -> None:
+def test_unknown_tasks_leave_nothing() -> None:
+    """Half a hundredth of an object per name would be noticed."""
     with rig(run_root()) as up:
         up.worker(11, {1: "e"})
         up.publish(task("t", ["e"]))
         rejected = up.exchange.stats.rejected
         name_unknown_tasks(up, 10_000)  # what is made once is there
         growth = Growth()
-        name_unknown_tasks(up, 1_000_000)
-        assert growth.count() < 10_000
-        assert rejected["UNKNOWN_TASK"] == 1_010_000 // MAX_TASKS_PER_REQUEST
+        name_unknown_tasks(up, 100_000)
+        assert growth.count() < 500
+        assert rejected["UNKNOWN_TASK"] == 110_000 // MAX_TASKS_PER_REQUEST
         assert list(up.exchange.stats.tasks) == ["t"]
         assert len(up.exchange.table) == 0
         assert np.array_equal(up.client().infer("t", X)[0], X + 1)

@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+import plain_http
 import pytest
 from control_rig import echo_repository
 from dispatcher_rig import wait_until
@@ -28,6 +28,9 @@ from blockflow.client import Client
 HOUR_S = 3600.0
 QUIET_S = 1.5
 """Longer than a process may be silent before it is suspected."""
+
+PACE_S = 0.01
+"""Between requests, so that they are not all that the cores do."""
 
 PATIENCE_S = 60.0
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -88,14 +91,14 @@ class Watch:
         self.client = client
 
     def get(self, path: str) -> Any:
-        return httpx.get(self._rest + path, timeout=PATIENCE_S).json()
+        return plain_http.get(self._rest + path, timeout=PATIENCE_S).json()
 
     def workers(self) -> dict[str, dict[str, Any]]:
         found = self.get("/v1/workers")
         return {w["name"]: w for w in (*found["workers"], found["dispatcher"])}
 
     def post(self, path: str, body: Any = None) -> Any:
-        answer = httpx.post(self._rest + path, json=body, timeout=PATIENCE_S)
+        answer = plain_http.post(self._rest + path, json=body, timeout=PATIENCE_S)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -136,6 +139,7 @@ def test_an_hour_forward_and_back(tmp_path: Path) -> None:
                 end = time.monotonic() + QUIET_S
                 while time.monotonic() < end:
                     watch.serves()
+                    time.sleep(PACE_S)
                 now = watch.workers()
                 assert {name: w["incarnation"] for name, w in now.items()} == before
                 # Back-off, time-outs of starting, readiness and an update after the jump.

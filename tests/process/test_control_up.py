@@ -10,7 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
-import httpx
+import plain_http
+import psutil
 import pytest
 from control_rig import echo_repository
 from up_rig import command, family, gone, up
@@ -26,28 +27,44 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "stop", "SIGKILL"])
-def test_it_serves_and_ends_without_a_trace(root: Path, how: str) -> None:
+def serves(rest: str) -> None:
+    assert plain_http.get(rest + "/v1/health/ready").status_code == 200
+
+
+def whole_family(pid: int) -> list[psutil.Process]:
+    children = family(pid)
+    assert len(children) == 5  # manager, template, dispatcher, two workers
+    return children
+
+
+def test_state_of_a_killed_system_comes_back(root: Path) -> None:
+    """It leaves no trace but that; nor does one that ends in order."""
     with up(root, "--topology", str(root / "topology.json")) as (process, ready):
         assert ready["event"] == "ready" and ready["pid"] == process.pid and ready["epoch"] == 1
         assert [a.split(":")[0] for a in ready["clients"]] == ["tcp", "ipc"]
         run_dir = Path(ready["run_dir"])
         assert run_dir.stat().st_mode & 0o077 == 0
-        assert httpx.get(ready["rest"] + "/v1/health/ready").status_code == 200
-        children = family(process.pid)
-        assert len(children) == 5  # manager, template, dispatcher, two workers
-        if how == "stop":
-            assert cli(["stop", "--yes", "--url", ready["rest"]]) == 0
-            assert process.poll() is not None, "stop returned before the end"
-        else:
-            process.send_signal(getattr(signal, how))
-        status = process.wait(30)
-        assert status == (-signal.SIGKILL if how == "SIGKILL" else 0), (root / "err").read_text()
+        serves(ready["rest"])
+        children = whole_family(process.pid)
+        process.kill()
+        assert process.wait(30) == -signal.SIGKILL
         assert gone(children, run_dir)
+    with up(root) as (process, ready):
+        assert ready["epoch"] == 1
+        serves(ready["rest"])
+        children = whole_family(process.pid)
+        process.terminate()
+        assert process.wait(30) == 0, (root / "err").read_text()
+        assert gone(children, Path(ready["run_dir"]))
 
 
 def test_a_closed_terminal_does_not_end_what_was_started_with_nohup(root: Path) -> None:
-    with up(root, before=["nohup"]) as (process, ready):
+    """Nor is it ended by a topology that fails."""
+    bad = root / "bad.json"
+    bad.write_text('{"blocks": ["nope"], "tasks": {}}')
+    with up(root, "--topology", str(bad), before=["nohup"]) as (process, ready):
+        assert ready["epoch"] == 0
+        assert "UNKNOWN_BLOCK" in (root / "err").read_text()
         children = family(process.pid)
         process.send_signal(signal.SIGHUP)
         children[0].send_signal(signal.SIGHUP)
@@ -55,21 +72,6 @@ def test_a_closed_terminal_does_not_end_what_was_started_with_nohup(root: Path) 
         process.terminate()
         assert process.wait(30) == 0, (root / "err").read_text()
         assert "the control plane ended" not in (root / "err").read_text()
-        assert gone(children, Path(ready["run_dir"]))
-
-
-def test_state_of_a_killed_system_comes_back(root: Path) -> None:
-    with up(root, "--topology", str(root / "topology.json")) as (process, ready):
-        children = family(process.pid)
-        process.kill()
-        process.wait(30)
-        assert gone(children, Path(ready["run_dir"]))
-    with up(root) as (process, ready):
-        assert ready["epoch"] == 1
-        assert httpx.get(ready["rest"] + "/v1/health/ready").status_code == 200
-        children = family(process.pid)
-        process.terminate()
-        assert process.wait(30) == 0
         assert gone(children, Path(ready["run_dir"]))
 
 
@@ -107,19 +109,12 @@ def test_what_cannot_work_is_refused_at_once(root: Path, arguments: list[str], c
     assert code in done.stderr
 
 
-def test_a_topology_that_fails_leaves_the_system_up(root: Path) -> None:
-    bad = root / "bad.json"
-    bad.write_text('{"blocks": ["nope"], "tasks": {}}')
-    with up(root, "--topology", str(bad)) as (process, ready):
-        assert ready["epoch"] == 0
-        assert "UNKNOWN_BLOCK" in (root / "err").read_text()
-        os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(30) == 0
-
-
-@pytest.mark.parametrize("output", ["closed", "unread", "full"])
-def test_it_serves_on_when_its_output_takes_nothing(root: Path, output: str) -> None:
-    words = [w for w in command(root) if w != "--json"]
+@pytest.mark.parametrize(
+    ("output", "how"), [("closed", "SIGINT"), ("unread", "SIGHUP"), ("full", "stop")]
+)
+def test_it_serves_and_ends_without_a_trace(root: Path, output: str, how: str) -> None:
+    """Though its output takes nothing."""
+    words = [w for w in command(root, "--topology", str(root / "topology.json")) if w != "--json"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     words[words.index("--port") + 1] = url.rpartition(":")[2]
@@ -140,10 +135,18 @@ def test_it_serves_on_when_its_output_takes_nothing(root: Path, output: str) -> 
         if output != "closed":
             assert any("serves on" in line for line in process.stderr)
         end = time.monotonic() + 60
-        while cli(["ping", "--url", url]) != 0 and time.monotonic() < end:
+        while cli(["status", "--url", url]) != 0 and time.monotonic() < end:
             time.sleep(0.1)
-        assert cli(["stop", "--yes", "--url", url]) == 0
+        run_dir = Path(plain_http.get(url + "/v1/status").json()["run_dir"])
+        serves(url)
+        children = whole_family(process.pid)
+        if how == "stop":
+            assert cli(["stop", "--yes", "--url", url]) == 0
+            assert process.poll() is not None, "stop returned before the end"
+        else:
+            process.send_signal(getattr(signal, how))
         assert process.wait(30) == 0
+        assert gone(children, run_dir)
     finally:
         process.kill()
         process.communicate()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+import plain_http
 import pytest
 from control_rig import SPEC
 
@@ -97,10 +97,10 @@ def test_back_and_forth(make: Make, repository: BlockRepository) -> None:
 
         assert cli(["rollback", "--url", system.rest_url]) == 0
         assert added(client) == [21.0]
-        answer = httpx.post(f"{system.rest_url}/v1/rollback", json={"to": 1}, timeout=60)
+        answer = plain_http.post(f"{system.rest_url}/v1/rollback", json={"to": 1}, timeout=60)
         assert (answer.status_code, answer.json()["epoch"]) == (200, 5)
         assert added(client) == [11.0]
-        again = httpx.post(f"{system.rest_url}/v1/rollback", json={"to": 3}, timeout=60)
+        again = plain_http.post(f"{system.rest_url}/v1/rollback", json={"to": 3}, timeout=60)
         assert again.json()["update"]["state"] == "unchanged"
 
         # version 1 is overwritten: its epochs cannot come back, and nothing changes
@@ -111,7 +111,7 @@ def test_back_and_forth(make: Make, repository: BlockRepository) -> None:
         assert e.value.code == "INVALID_TOPOLOGY"
         assert "$.blocks[1]: ARTIFACT_MISSING" in str(e.value) and "'b'" in str(e.value)
         assert added(client) == [21.0]
-        epochs = httpx.get(f"{system.rest_url}/v1/history", timeout=30).json()["epochs"]
+        epochs = plain_http.get(f"{system.rest_url}/v1/history", timeout=30).json()["epochs"]
         assert [(p["epoch"], p["how"], p["missing"]) for p in epochs] == [
             (6, "rollback", []),
             (5, "rollback", ["b"]),
@@ -122,7 +122,7 @@ def test_back_and_forth(make: Make, repository: BlockRepository) -> None:
         ]
         assert [p["in_force"] for p in epochs] == [True] + [False] * 5
         for wrong, status in (({"to": 77}, 404), ({"to": "1"}, 400), ({"from": 1}, 400)):
-            refused = httpx.post(f"{system.rest_url}/v1/rollback", json=wrong, timeout=30)
+            refused = plain_http.post(f"{system.rest_url}/v1/rollback", json=wrong, timeout=30)
             assert refused.status_code == status
 
     with make() as system, Client(system.client_endpoint) as client:
@@ -241,7 +241,7 @@ def test_a_canary_takes_its_share_and_is_promoted(
         system.apply(promoted)
         assert added(client, 3) == [21.0] * 3
         assert system.commands.worker("b@2#0")["pid"] == pid
-        document = json.loads(httpx.get(f"{system.rest_url}/v1/tasks", timeout=30).text)
+        document = json.loads(plain_http.get(f"{system.rest_url}/v1/tasks", timeout=30).text)
         assert document["tasks"][0]["canary"] is None
 
 
@@ -268,7 +268,7 @@ def test_a_full_disk_is_507_and_leaves_state_and_service(
         before = (tmp_path / "state" / store.CURRENT).read_bytes()
         save(repository, "b", 20, "2")
         monkeypatch.setattr(store, "_write_synced", full)
-        answer = httpx.post(f"{system.rest_url}/v1/system-update", json=BODY, timeout=60)
+        answer = plain_http.post(f"{system.rest_url}/v1/system-update", json=BODY, timeout=60)
         assert answer.status_code == 507, answer.text
         assert answer.json()["error"]["code"] == "NO_SPACE"
         assert (tmp_path / "state" / store.CURRENT).read_bytes() == before
