@@ -30,13 +30,6 @@ X = np.arange(4, dtype=np.float32).reshape(1, 4)
 BODY = {"blocks": ["a", "fragile"], "tasks": {"t": ["a"], "f": ["a", "fragile"]}}
 
 
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    template = TemplateLauncher()
-    yield template
-    template.close()
-
-
 @pytest.fixture
 def system(tmp_path: Path, launcher: Launcher) -> Iterator[System]:
     echo_repository(tmp_path / "blocks", fragile={"crash_on_value": 666})
@@ -123,72 +116,81 @@ def test_a_killed_dispatcher_comes_back_on_its_port(system: System) -> None:
     assert after["a#0"] == workers["a#0"]
 
 
-def test_a_dead_template_is_replaced_and_the_workers_live_on(tmp_path: Path) -> None:
-    echo_repository(tmp_path / "blocks")
-    with System(
-        repository=tmp_path / "blocks", state_dir=tmp_path / "state", rest_port=0, client_port=0
-    ) as system:
-        system.apply({"blocks": ["a"], "tasks": {"t": ["a"]}})
-        pid = worker(system, "a#0")["pid"]
-        os.kill(system.status()["control"]["template"]["pid"], signal.SIGKILL)
-        system.apply({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}})
-        assert worker(system, "a#0")["pid"] == pid
-        with Client(system.client_endpoint) as client:
-            assert np.array_equal(client.infer("t", X).value, X)
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
+    return Gate(tmp_path_factory.mktemp("gate") / "site")
 
 
-def test_nobody_waits_for_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def own_launcher(gate: Gate) -> Iterator[TemplateLauncher]:
+    launcher = TemplateLauncher()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(gate.folder))
+        yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="module")
+def gated(
+    tmp_path_factory: pytest.TempPathFactory, own_launcher: TemplateLauncher
+) -> Iterator[System]:
+    """A system whose template a test may kill, and keep its successor from getting ready."""
+    root = tmp_path_factory.mktemp("gated")
+    echo_repository(root / "blocks")
+    with served(root, {"blocks": ["a"], "tasks": {"t": ["a"]}}, own_launcher) as running:
+        yield running
+
+
+def test_a_dead_template_is_replaced_and_the_workers_live_on(gated: System) -> None:
+    gated.apply({"blocks": ["a"], "tasks": {"t": ["a"]}})
+    pid = worker(gated, "a#0")["pid"]
+    os.kill(gated.status()["control"]["template"]["pid"], signal.SIGKILL)
+    gated.apply({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}})
+    assert worker(gated, "a#0")["pid"] == pid
+    with Client(gated.client_endpoint) as client:
+        assert np.array_equal(client.infer("t", X).value, X)
+
+
+def test_nobody_waits_for_a_template(
+    gated: System, gate: Gate, own_launcher: TemplateLauncher
+) -> None:
     """It is killed, and its successor takes as long as the test wants: meanwhile workers die, one
-    is stopped, and whoever asks is answered."""
-    gate = Gate(tmp_path / "site")
-    monkeypatch.syspath_prepend(str(gate.folder))
-    echo_repository(tmp_path / "blocks")
-    launcher = TemplateLauncher(preload=["msgpack"])
-    body = {"blocks": ["a", "b", "c"], "tasks": {n: [n] for n in "abc"}}
-    try:
-        with System(
-            repository=tmp_path / "blocks",
-            state_dir=tmp_path / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as system:
-            system.apply(body)
-            old = {w["name"]: w for w in system.commands.workers()}
+    is stopped, and whoever asks is answered. That ends the system."""
+    gated.apply({"blocks": ["a", "b", "c"], "tasks": {n: [n] for n in "abc"}})
+    old = {w["name"]: w for w in gated.commands.workers()}
 
-            def waits(name: str) -> bool:
-                view = system.manager.views().worker(name)
-                assert view is not None
-                later = view["incarnation"] > old[name]["incarnation"]
-                return later and view["state"] == "launching" and view["pid"] is None
+    def waits(name: str) -> bool:
+        view = gated.manager.views().worker(name)
+        assert view is not None
+        later = view["incarnation"] > old[name]["incarnation"]
+        return later and view["state"] == "launching" and view["pid"] is None
 
-            with gate.shut():
-                os.kill(launcher.template_pid, signal.SIGKILL)
-                for name in ("b#0", "a#0"):
-                    os.kill(old[name]["pid"], signal.SIGKILL)
-                    wait_for(system, partial(waits, name))
-                assert [p["worker"] for p in system.commands.ping("c")] == ["c#0"]
-                assert plain_http.get(f"{system.rest.url}/v1/status", timeout=30).status_code == 200
-                with Client(system.client_endpoint) as client:
-                    assert np.array_equal(client.infer("c", X).value, X)
-                # A process that is not there yet can be stopped.
-                system.commands.operate(Kind.STOP, "b")
-                assert worker(system, "b#0")["state"] == "stopped"
-                assert system.manager.call(partial(waits, "a#0"))
-            with Client(system.client_endpoint) as client:
-                client.wait_ready(["a"], timeout_s=60)
-                assert np.array_equal(client.infer("a", X).value, X)
-            assert worker(system, "a#0")["restarts"] == 1
-            assert worker(system, "b#0")["state"] == "stopped"
-            assert worker(system, "c#0")["pid"] == old["c#0"]["pid"]
-            with gate.shut():  # and a system ends although somebody waits
-                old = {w["name"]: w for w in system.commands.workers()}
-                os.kill(launcher.template_pid, signal.SIGKILL)
-                os.kill(old["a#0"]["pid"], signal.SIGKILL)
-                wait_for(system, partial(waits, "a#0"))
-                system.stop()
-    finally:
-        launcher.close()
+    with gate.shut():
+        os.kill(own_launcher.template_pid, signal.SIGKILL)
+        for name in ("b#0", "a#0"):
+            os.kill(old[name]["pid"], signal.SIGKILL)
+            wait_for(gated, partial(waits, name))
+        assert [p["worker"] for p in gated.commands.ping("c")] == ["c#0"]
+        assert plain_http.get(f"{gated.rest.url}/v1/status", timeout=30).status_code == 200
+        with Client(gated.client_endpoint) as client:
+            assert np.array_equal(client.infer("c", X).value, X)
+        # A process that is not there yet can be stopped.
+        gated.commands.operate(Kind.STOP, "b")
+        assert worker(gated, "b#0")["state"] == "stopped"
+        assert gated.manager.call(partial(waits, "a#0"))
+    with Client(gated.client_endpoint) as client:
+        client.wait_ready(["a"], timeout_s=60)
+        assert np.array_equal(client.infer("a", X).value, X)
+    assert worker(gated, "a#0")["restarts"] == old["a#0"]["restarts"] + 1
+    assert worker(gated, "b#0")["state"] == "stopped"
+    assert worker(gated, "c#0")["pid"] == old["c#0"]["pid"]
+    with gate.shut():  # and a system ends although somebody waits
+        old = {w["name"]: w for w in gated.commands.workers()}
+        os.kill(own_launcher.template_pid, signal.SIGKILL)
+        os.kill(old["a#0"]["pid"], signal.SIGKILL)
+        wait_for(gated, partial(waits, "a#0"))
+        gated.stop()
+        os.kill(own_launcher.template_pid, signal.SIGKILL)  # nobody needs its imports any more
 
 
 def test_nonsense_on_the_control_socket_is_counted_and_does_no_harm(system: System) -> None:
