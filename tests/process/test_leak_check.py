@@ -66,6 +66,7 @@ def start_session(folder: Path, source: str) -> subprocess.Popen[str]:
     (folder / "test_planted.py").write_text(source, encoding="utf-8")
     # Without this session's marks: the inner session makes its own.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("BLOCKFLOW", "PYTEST"))}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer than all the rest
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
         cwd=folder,
