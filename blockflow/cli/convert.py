@@ -39,6 +39,9 @@ def convert(
 ) -> None:
     """Make variants of BLOCKS, verify them against the blocks, and pin them in the manifests.
 
+    Each engine is judged by itself: one that differs too much may not run the
+    variant, the others may. Where none may, nothing is stored.
+
     onnx is for the engines onnxruntime and openvino, onnx-int8 for both with
     precision int8, aoti for the engine compiled.
     """

@@ -160,6 +160,7 @@ class Views:
             "precision": told.get("precision", spec.precision),
             "precision_asked": spec.precision,
             "variants": sorted(info.variants),
+            "refused_engines": {k: dict(v.refused) for k, v in info.variants.items() if v.refused},
             "batching": spec.batching.model_dump(mode="json"),
             "threads": spec.threads,
             "lanes": spec.lanes,

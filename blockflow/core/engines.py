@@ -135,8 +135,8 @@ def select(
     """Decide what runs ``block``.
 
     ``auto`` is the choice that ``blockflow profile --choose`` has recorded for this machine, where
-    there is one that keeps to an explicit ``precision``; else the artifact format's own engine at
-    fp32. Given options go over the choice's.
+    there is one that keeps to an explicit ``precision`` and has not been refused since; else the
+    artifact format's own engine at fp32. Given options go over the choice's.
 
     Args:
         block: the stored block with its variants and choices.
@@ -147,7 +147,8 @@ def select(
     Raises:
         RepositoryError: UNSUPPORTED_FORMAT when no engine loads the format; ARTIFACT_MISSING when
             the variant has not been made (or not on this machine), with the command that makes it.
-        BlockError: UNSUPPORTED_ENGINE when engine, precision, option or device do not go together.
+        BlockError: UNSUPPORTED_ENGINE when engine, precision, option or device do not go together,
+            or the engine was refused the variant when that was made.
     """
     found = misfits(block, engine, precision, options, device=device, machine=machine)
     if found:
@@ -177,7 +178,9 @@ def pins(block: BlockInfo, engine: str) -> dict[str, Any]:
     names = [str(c["engine"]) for c in choices.values()] or [engine]
     kinds = {k for n in names if n in ENGINES for f in ENGINES[n].files.values() for k in f}
     variants = {k: v.digest for k, v in block.variants.items() if k in kinds}
-    return {"choices": choices, "variants": variants}
+    found = {"choices": choices, "variants": variants}
+    refused = {k: sorted(v.refused) for k, v in block.variants.items() if k in kinds and v.refused}
+    return {**found, "refused": refused} if refused else found
 
 
 def misfits(
@@ -215,8 +218,10 @@ def misfits(
         why = f"engine {name!r} does not compute in {precision!r}"
         found.append(_refused(block, "precision", why, f"it has: {', '.join(kind.files)}"))
         return found
-    missing = _missing_file(block, name, kind.files[precision], machine)
-    return found if missing is None else [*found, missing]
+    unfit = _missing_file(block, name, kind.files[precision], machine) or _verdict(
+        block, name, precision
+    )
+    return found if unfit is None else [*found, unfit]
 
 
 def _settle(
@@ -231,7 +236,11 @@ def _settle(
     given = dict(options)
     if engine == AUTO:
         choice = block.choices.get(machine) if machine and device == "cpu" else None
-        if choice is not None and precision in (AUTO, choice["precision"]):
+        if (
+            choice is not None
+            and precision in (AUTO, choice["precision"])
+            and not refusal(block, str(choice["engine"]), str(choice["precision"]))
+        ):
             merged = {**choice.get("options", {}), **given}
             return str(choice["engine"]), str(choice["precision"]), merged
         engine = own_engine(block.format) or ""
@@ -301,6 +310,35 @@ def _missing_file(
         why,
         where=block.name,
         hint=f"make it: {command}",
+        details={"field": "engine", "command": command},
+    )
+
+
+def refusal(block: BlockInfo, engine: str, precision: str) -> str:
+    """What was found of ``engine`` when the variant that it would load was made, if that keeps it
+    from running it; '' = nothing does."""
+    kinds = ENGINES[engine].files.get(precision, ()) if engine in ENGINES else ()
+    variants = [block.variants[k] for k in kinds if k in block.variants]
+    return next((v.refused[engine] for v in variants if engine in v.refused), "")
+
+
+def _verdict(block: BlockInfo, engine: str, precision: str) -> BlockError | None:
+    why = refusal(block, engine, precision)
+    if not why:
+        return None
+    (kind,) = ENGINES[engine].files[precision]
+    others = [
+        name
+        for name, k in ENGINES.items()
+        if kind in k.files.get(precision, ()) and name not in block.variants[kind].refused
+    ]
+    command = f"blockflow convert {block.reference} --to {kind}"
+    return BlockError(
+        "UNSUPPORTED_ENGINE",
+        f"engine {engine!r} may not run variant {kind!r} of block {block.name!r}: it {why}",
+        where=block.name,
+        hint=f"use {' or '.join([*others, AUTO])}; or convert it again, with another version of "
+        f"{engine}, or with --tolerance to allow more: {command}",
         details={"field": "engine", "command": command},
     )
 

@@ -268,12 +268,14 @@ class Variant:
         digest: sha256, hex.
         bytes: size of the file.
         machine: fingerprint of the only machine that it runs on; '' = any.
+        refused: engines that may not run it, with what was found when it was made.
     """
 
     file: str
     digest: str
     bytes: int
     machine: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -281,6 +283,7 @@ class Variant:
             "digest": self.digest,
             "bytes": self.bytes,
             "machine": self.machine,
+            "refused": dict(self.refused),
         }
 
     @classmethod
@@ -290,6 +293,7 @@ class Variant:
             str(data["digest"]),
             int(data["bytes"]),
             str(data.get("machine", "")),
+            {str(k): str(v) for k, v in dict(data.get("refused", {})).items()},
         )
 
 

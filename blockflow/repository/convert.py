@@ -1,12 +1,15 @@
 """Convert: make a further form (variant) of a stored block, verify it, and pin it in the manifest.
 
+Every engine that is for the form gets a verdict of its own: one that differs from the reference may
+not run it, and the others may. Where none may, nothing is stored.
+
 What needs a framework (writing the form, running it) is given by the caller as a :class:`Workshop`;
 the engine room has one. A failure at any point leaves the repository as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -16,18 +19,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from blockflow.core.errors import BlockError, BlockFlowError, ExportError
-from blockflow.core.model import ROWS, BlockInfo, Padding
+from blockflow.core.errors import BlockError, ExportError
+from blockflow.core.model import ROWS, BlockInfo
 from blockflow.repository.artifact import one_thread
-from blockflow.repository.machine import fingerprint
-from blockflow.repository.manifest import VariantForm
-from blockflow.repository.padding import check_padding, length_inputs
+from blockflow.repository.machine import ENGINE_PACKAGES, fingerprint, version_of
+from blockflow.repository.manifest import VariantForm, VerdictForm
+from blockflow.repository.padding import length_inputs
 from blockflow.repository.pieces import tools
 from blockflow.repository.probe import check_bindings, example_input
 from blockflow.repository.report import Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.samples import Samples, seeded_samples
 from blockflow.repository.scratch import scratch
+from blockflow.repository.verdict import Pairs, Run, none_fit, padded_verdict, verdict
 
 TOLERANCE: Mapping[str, float] = {"onnx": 1e-4, "aoti": 1e-4, "onnx-int8": 0.1}
 """Largest difference allowed, as a part of the largest reference value."""
@@ -39,8 +43,6 @@ _COMPARED = 32
 _PADDED = 4
 _FARTHEST = 2**20
 """As numbers of things may be. 32 bits hold sums of such, and OpenVINO computes with no more."""
-
-Run = Callable[[Tensor], Tensor]
 
 
 class Workshop(Protocol):
@@ -67,8 +69,9 @@ class ConvertReport:
     Attributes:
         block, variant: which.
         digest, file_bytes: of the file.
-        errors: engine -> largest difference to the reference, as a part of its largest value.
-        refused: engines that are here and cannot load the file, with their reasons.
+        errors: engine that may run it -> largest difference to the reference, as a part of its
+            largest value.
+        refused: engines that are here and may not run it, with what was found.
         tolerance: what was allowed.
         checked: dims of the inputs that were compared.
         calibration: where the calibration's inputs came from; '' = none was needed.
@@ -113,8 +116,8 @@ def convert_block(
         progress: told what is being done.
 
     Raises:
-        ExportError: EXPORT_FAILED when the form cannot be made; EXPORT_MISMATCH when it differs
-            from the reference by more than the tolerance.
+        ExportError: EXPORT_FAILED when the form cannot be made, or no engine loads it;
+            EXPORT_MISMATCH when none that does keeps within the tolerance.
         RepositoryError: as :class:`BlockRepository`.
         SystemError_: MISSING_EXTRA, NO_SPACE.
     """
@@ -150,13 +153,19 @@ def convert_block(
                 for x, y in () if real else _far(block, run):
                     inputs.append(x)
                     expected.append(y)
-                errors, refused = _compare(name, made, inputs, expected, allowed)
+                checks = list(zip(inputs, expected, strict=True))
+                lengths: list[tuple[Tensor, Tensor]] = []
                 if block.padding is not None:
                     made_up = length_inputs(block.contract.input, block.padding)
-                    pairs = [(x, run(x)) for x in (given[:_PADDED] if real else made_up)]
-                    for engine in errors:
-                        error = _padded(block, block.padding, engine, made[engine], pairs, allowed)
-                        errors[engine] = max(errors[engine], error)
+                    lengths = [(x, run(x)) for x in (given[:_PADDED] if real else made_up)]
+                verdicts = {
+                    engine: _judge(block, made_run, checks, lengths, allowed)
+                    for engine, made_run in made.items()
+                }
+        errors = {n: v.error for n, v in verdicts.items() if not v.refused and v.error is not None}
+        refused = {n: v.refused for n, v in verdicts.items() if v.refused}
+        if not errors:
+            raise none_fit(name, refused)
         progress(f"storing {name}", 0.95)
         form = VariantForm(
             file="unset",
@@ -166,8 +175,9 @@ def convert_block(
             error=max(errors.values()),
             tolerance=allowed,
             calibration=samples.origin if samples is not None and calibrates else "",
-            tools=tools(),
+            tools={**tools(), **{p: v for p in ENGINE_PACKAGES if (v := version_of(p))}},
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            engines=verdicts,
         )
         info = repository.save_variant(name, kind, form, target, digest=block.digest)
     pinned = info.variants[kind]
@@ -224,78 +234,10 @@ def _of_samples(samples: Sequence[Tensor]) -> list[Tensor]:
     return [*rows, *samples[:_COMPARED]]
 
 
-def _compare(
-    name: str,
-    made: Mapping[str, Run],
-    inputs: Sequence[Tensor],
-    expected: Sequence[Tensor],
-    allowed: float,
-) -> tuple[dict[str, float], dict[str, str]]:
-    """(largest error by engine, reason by engine that cannot load it); one engine must."""
-    errors: dict[str, float] = {}
-    refused: dict[str, str] = {}
-    for engine, run in made.items():
-        try:
-            errors[engine] = _worst(name, engine, run, inputs, expected, allowed)
-        except BlockError as e:  # LOAD_FAILED: not this engine's kind of block
-            refused[engine] = e.message
-    if not errors:
-        why = "; ".join(f"{engine}: {reason}" for engine, reason in refused.items())
-        raise ExportError("EXPORT_FAILED", f"no engine here runs it: {why}", where=name)
-    return errors, refused
-
-
-def _worst(
-    name: str,
-    engine: str,
-    run: Run,
-    inputs: Sequence[Tensor],
-    expected: Sequence[Tensor],
-    allowed: float,
-) -> float:
-    worst = 0.0
-    for x, reference in zip(inputs, expected, strict=True):
-        try:
-            y = run(x)
-        except BlockFlowError as e:
-            if e.code == "LOAD_FAILED":
-                raise
-            raise _mismatch(name, engine, f"fails on {list(x.shape)}: {e.message}") from e
-        error = relative_error(y, reference)
-        # a NaN compares false with everything: "not <=" refuses it
-        if not error <= allowed:
-            why = f"differs by {error:.3g} on {list(x.shape)}, allowed is {allowed:.3g}"
-            raise _mismatch(name, engine, why)
-        worst = max(worst, error)
-    return worst
-
-
-def _padded(
-    block: BlockInfo,
-    padding: Padding,
-    engine: str,
-    run: Run,
-    pairs: Sequence[tuple[Tensor, Tensor]],
-    allowed: float,
-) -> float:
-    """What the artifact promises of padding, its variant has to keep, against the same results."""
-    where = f"{block.name}, converted, run by {engine}"
-    return check_padding(run, block.contract, padding, pairs, relative_error, allowed, where)
-
-
-def relative_error(y: Tensor, reference: Tensor) -> float:
-    """Largest difference, as a part of the largest reference value (1e-12 at least); of integers
-    the share that differs, for class 7 is not nearly class 3."""
-    if not y.is_floating_point():
-        return float((y.double() != reference.double()).double().mean())
-    scale = max(1e-12, float(reference.double().abs().max()))
-    return float((y.double() - reference.double()).abs().max()) / scale
-
-
-def _mismatch(name: str, engine: str, why: str) -> ExportError:
-    return ExportError(
-        "EXPORT_MISMATCH",
-        f"the converted block, run by {engine}, {why}",
-        where=name,
-        hint="int8: give --calibrate with real inputs; or allow more with --tolerance",
-    )
+def _judge(
+    block: BlockInfo, run: Run, checks: Pairs, lengths: Pairs, allowed: float
+) -> VerdictForm:
+    found = verdict(run, checks, allowed)
+    if block.padding is None or found.refused:
+        return found
+    return padded_verdict(run, block.contract, block.padding, lengths, allowed, found)

@@ -111,11 +111,22 @@ class PaddingForm(_Strict):
         return Padding(self.dim, self.value)
 
 
+class VerdictForm(_Strict):
+    """How one engine did when a variant was made: it may run it unless ``refused`` says why not.
+
+    ``error`` is the largest difference seen, as a part of the largest reference value; None where
+    there is none to tell: the engine fails, or its result is not finite.
+    """
+
+    error: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    refused: Text = ""
+
+
 class VariantForm(_Strict):
     """JSON form of :class:`~blockflow.core.model.Variant`, and how well it equals the artifact.
 
-    ``error`` is the largest difference seen when it was made, as a part of the largest reference
-    value; ``tolerance`` is what was allowed.
+    ``error`` is the largest of those engines that may run it, ``tolerance`` what was allowed.
+    ``engines`` has the verdicts on those that were there; one without may run it unseen.
     """
 
     file: Annotated[str, Field(pattern=ARTIFACT_PATTERN)]
@@ -127,9 +138,11 @@ class VariantForm(_Strict):
     calibration: Text = ""
     tools: dict[str, str] = Field(default_factory=dict)
     created: str
+    engines: dict[Name, VerdictForm] = Field(default_factory=dict)
 
     def to_variant(self) -> Variant:
-        return Variant(self.file, self.digest, self.bytes, self.machine)
+        refused = {name: v.refused for name, v in self.engines.items() if v.refused}
+        return Variant(self.file, self.digest, self.bytes, self.machine, refused)
 
 
 class Choice(_Strict):

@@ -18,7 +18,7 @@ from blockflow.core.errors import TopologyError
 from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
 from blockflow.repository.machine import fingerprint
-from blockflow.repository.manifest import Choice
+from blockflow.repository.manifest import Choice, VerdictForm
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from tests.variants import variant_of
@@ -126,3 +126,31 @@ def test_what_cannot_run_is_refused_with_its_path(system: System) -> None:
     assert problem.path == "$.blocks[0].engine"
     assert "blockflow convert a@1 --to onnx-int8" in problem.hint
     assert [w["pid"] for w in system.commands.workers()] == [w["pid"] for w in before]
+
+
+def test_a_refused_engine_is_refused_with_what_was_found_and_told(
+    system: System, blocks: Path
+) -> None:
+    repository = BlockRepository(blocks)
+    form = repository.manifest("a").variants["onnx"]
+    why = "differs by 0.5 on [8, 3], allowed is 0.0001"
+    with repository.artifact("a", variant="onnx") as path:
+        data = path.read_bytes()
+    digest = repository.info("a").digest
+    unfit = form.model_copy(update={"engines": {"onnxruntime": VerdictForm(refused=why)}})
+    repository.save_variant("a", "onnx", unfit, data, digest=digest)
+    try:
+        body: dict[str, Any] = {
+            "blocks": [{"name": "a", "engine": "onnxruntime"}],
+            "tasks": {"t": ["a"]},
+        }
+        with pytest.raises(TopologyError) as e:
+            system.apply(body)
+        (problem,) = e.value.problems
+        assert problem.path == "$.blocks[0].engine" and why in problem.message
+        body["blocks"][0]["engine"] = "auto"  # the choice was made before the verdict
+        system.apply(body)
+        block = told(system, lambda b: b["engine"] == "exported")
+        assert block["refused_engines"] == {"onnx": {"onnxruntime": why}}
+    finally:
+        repository.save_variant("a", "onnx", form, data, digest=digest)

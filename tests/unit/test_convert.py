@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blockflow.cli.main import main
+from blockflow.core.engines import select
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, RepositoryError
 from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.engine.workshop import EngineWorkshop
-from blockflow.repository.convert import convert_block, relative_error
+from blockflow.repository.convert import convert_block
 from blockflow.repository.machine import fingerprint
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.samples import Samples, load_samples, seeded_samples
+from blockflow.repository.verdict import relative_error
 from tests.unit.test_repository_variants import SPEC, save_block
 
 Run = Callable[[Tensor], Tensor]
@@ -83,21 +86,41 @@ def _fails(x: Tensor) -> Tensor:
     raise BlockError("BLOCK_FAILED", "a kernel is missing")
 
 
-@pytest.mark.parametrize(
-    ("run", "says"),
-    [
-        (lambda x: x * 2.01, "differs by"),
-        (lambda x: x * float("nan"), "differs by nan"),
-        (lambda x: x * 2 if len(x) < 8 else x, "on [8, 2]"),
-        (_fails, "a kernel is missing"),
-    ],
-)
-def test_what_differs_is_not_stored(repository: BlockRepository, run: Run, says: str) -> None:
+UNFIT = [
+    (lambda x: x * 2.01, "differs by 0.005"),
+    (lambda x: x * float("nan"), "differs by nan"),
+    (lambda x: x * 2 if len(x) < 8 else x, "on [8, 2]"),
+    (_fails, "fails on [1, 2]: a kernel is missing"),
+]
+
+
+@pytest.mark.parametrize(("run", "says"), UNFIT)
+def test_an_engine_that_differs_is_refused_and_the_others_are_not(
+    repository: BlockRepository, run: Run, says: str
+) -> None:
+    bench = Bench(onnxruntime=lambda x: x * 2, openvino=run)
+    report = convert_block(repository, "b", "onnx", bench)
+    assert set(report.errors) == {"onnxruntime"} and set(report.refused) == {"openvino"}
+    form = repository.manifest("b").variants["onnx"]
+    assert form.error == 0 and form.engines["onnxruntime"].refused == ""
+    assert says in form.engines["openvino"].refused
+    assert (form.engines["openvino"].error is None) == ("nan" in says or "fails" in says)
+    info = repository.info("b")
+    assert select(info, "onnxruntime").variant == "onnx"
+    with pytest.raises(BlockError, match=re.escape(says)) as e:
+        select(info, "openvino", "bf16")  # from the same file
+    assert e.value.code == "UNSUPPORTED_ENGINE"
+
+
+@pytest.mark.parametrize(("run", "says"), UNFIT)
+def test_what_no_engine_may_run_is_not_stored(
+    repository: BlockRepository, run: Run, says: str
+) -> None:
     before = repository.manifest("b")
     with pytest.raises(ExportError) as e:
-        convert_block(repository, "b", "onnx", Bench(good=lambda x: x * 2, bad=run))
+        convert_block(repository, "b", "onnx", Bench(bad=run, worse=_unloadable))
     assert e.value.code == "EXPORT_MISMATCH" and says in e.value.message
-    assert "bad" in e.value.message
+    assert "bad" in e.value.message and "worse cannot load it" in e.value.message
     assert repository.manifest("b") == before
     assert len(list((repository.root / "b").iterdir())) == 2
 
@@ -108,10 +131,11 @@ def _unloadable(x: Tensor) -> Tensor:
 
 def test_an_engine_that_cannot_load_it_is_told(repository: BlockRepository) -> None:
     report = convert_block(repository, "b", "onnx", Bench(a=_unloadable, b=lambda x: x * 2))
-    assert report.refused == {"a": "no kernel for this dtype"} and set(report.errors) == {"b"}
+    assert report.refused == {"a": "cannot load it: no kernel for this dtype"}
+    assert set(report.errors) == {"b"}
     with pytest.raises(ExportError) as e:
         convert_block(repository, "b", "onnx-int8", Bench(a=_unloadable))
-    assert "no kernel for this dtype" in e.value.message
+    assert e.value.code == "EXPORT_FAILED" and "no kernel for this dtype" in e.value.message
     assert set(repository.info("b").variants) == {"onnx"}
 
 
@@ -154,6 +178,7 @@ def test_relative_error() -> None:
     classes = torch.tensor([999, 3, 3, 3])
     assert relative_error(torch.tensor([999, 3, 7, 3]), classes) == 0.25
     assert relative_error(torch.tensor([True, False]), torch.tensor([True, True])) == 0.5
+    assert relative_error(torch.tensor([2**60]), torch.tensor([2**60 + 1])) == 1
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,36 @@ def test_auto_is_this_machines_choice() -> None:
     assert select(block, device="cuda:0", machine="here").engine == "exported"
 
 
+def refusing(*engines: str, kind: str = "onnx-int8") -> BlockInfo:
+    """``FULL``, of which these engines may not run one variant."""
+    why = dict.fromkeys(engines, "differs by 0.5 on [8, 2], allowed is 0.1")
+    form = replace(FULL.variants[kind], refused=why)
+    return replace(FULL, variants={**FULL.variants, kind: form})
+
+
+def test_a_refused_engine_runs_nothing() -> None:
+    block = refusing("openvino")
+    (problem,) = misfits(block, "openvino", "int8")
+    assert problem.code == "UNSUPPORTED_ENGINE" and problem.details["field"] == "engine"
+    assert "differs by 0.5 on [8, 2], allowed is 0.1" in problem.message
+    assert problem.hint.startswith("use onnxruntime or auto")
+    assert problem.details["command"] == "blockflow convert b@1 --to onnx-int8"
+    assert misfits(block, "onnxruntime", "int8") == misfits(block, "openvino") == []
+    # of one file at several precisions all
+    assert misfits(refusing("openvino", kind="onnx"), "openvino", "bf16")
+
+
+def test_auto_is_no_engine_that_is_refused() -> None:
+    block = replace(refusing("openvino"), choices={"here": CHOICE})
+    assert select(block, machine="here").engine == "exported"
+    assert select(block, precision="int8", machine="there", engine="onnxruntime").variant
+    block = replace(refusing("onnxruntime"), choices={"here": CHOICE})
+    assert select(block, machine="here").engine == "openvino"
+    # a worker with the engine that was not refused before is another
+    assert pins(block, "onnxruntime") != pins(FULL, "onnxruntime")
+    assert pins(block, "compiled") == pins(FULL, "compiled")
+
+
 def test_loaders_are_all_that_may_come_to_load_a_block() -> None:
     assert loaders(BARE) == {"exported"}
     assert loaders(BARE, "auto", "cuda:0") == {"exported", TORCH_EXPORT}
@@ -286,6 +316,22 @@ def test_an_altered_variant_is_found_before_a_worker_starts(tmp_path: Path) -> N
     assert problem.path == "$.blocks[0].engine" and "DIGEST_MISMATCH" in problem.message
     # what a live worker runs has been seen
     assert list(engine_check(repository, {info.digest})(spec, info, "$.blocks[0]")) == []
+
+
+def test_an_update_with_a_refused_engine_is_refused(tmp_path: Path) -> None:
+    from tests.unit.test_repository_variants import form, refused, save_block
+
+    repository = BlockRepository(tmp_path)
+    info = save_block(repository, "b")
+    made = refused(openvino="differs by 0.5 on [8, 2], allowed is 0.0001")
+    info = repository.save_variant("b", "onnx", made, b"an onnx file", digest=info.digest)
+    check = engine_check(repository, set())
+    (problem,) = check(BlockSpec(name="b", engine="openvino"), info, "$.blocks[0]")
+    assert problem.path == "$.blocks[0].engine" and "UNSUPPORTED_ENGINE" in problem.message
+    assert "differs by 0.5" in problem.message and "--to onnx" in problem.hint
+    # the same file with another verdict, or none, as files of before have
+    info = repository.save_variant("b", "onnx", form(), b"an onnx file", digest=info.digest)
+    assert misfits(info, "openvino") == []
 
 
 def test_machine_code_of_another_machine_is_refused(tmp_path: Path) -> None:

@@ -67,6 +67,17 @@ def test_auto_is_what_a_topology_would_run() -> None:
     assert reference(chosen_here, "m1").label == "exported fp32"
 
 
+def test_a_refused_engine_is_no_candidate() -> None:
+    plain = block(onnx="cd" * 32)
+    form = replace(plain.variants["onnx"], refused={"openvino": "differs by 0.5 on [8, 4]"})
+    choice = {"engine": "openvino", "precision": "fp32", "options": {}}
+    info = replace(plain, variants={"onnx": form}, choices={"m1": choice})
+    found = by_label(candidates([info], ["auto", "all"], ["all"], "m1"))
+    for precision in ("fp32", "bf16", "fp16"):
+        assert "differs by 0.5 on [8, 4]" in found[f"openvino {precision}"].reason
+    assert not found["exported fp32"].reason and not found["onnxruntime fp32"].reason
+
+
 def test_options_and_names_are_checked() -> None:
     assert parse_option("memory_format=channels_last") == ("memory_format", "channels_last")
     assert parse_option("spin=true") == ("spin", True)

@@ -10,7 +10,13 @@ import pytest
 
 from blockflow.core.errors import RepositoryError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
-from blockflow.repository.manifest import Choice, Manifest, VariantForm, contract_form
+from blockflow.repository.manifest import (
+    Choice,
+    Manifest,
+    VariantForm,
+    VerdictForm,
+    contract_form,
+)
 from blockflow.repository.repository import BlockRepository
 
 SPEC = TensorSpec("float32", ("rows", 2))
@@ -48,6 +54,12 @@ def form(machine: str = "") -> VariantForm:
     )
 
 
+def refused(**engines: str) -> VariantForm:
+    """A form that these engines may not run."""
+    found = {name: VerdictForm(refused=why) for name, why in engines.items()}
+    return form().model_copy(update={"engines": found})
+
+
 def choice() -> Choice:
     return Choice(
         engine="openvino",
@@ -78,6 +90,25 @@ def test_a_variant_is_pinned_beside_the_artifact(repository: BlockRepository) ->
         assert path.read_bytes() == b"reference"
     stored = json.loads((repository.root / "b" / "manifest.json").read_text())
     assert stored["variants"]["onnx"]["digest"] == pinned.digest
+
+
+def test_verdicts_are_kept_and_a_form_without_any_refuses_nobody(
+    repository: BlockRepository,
+) -> None:
+    digest = save_block(repository, "b").digest
+    made = refused(openvino="differs", onnxruntime="")
+    info = repository.save_variant("b", "onnx", made, b"x", digest=digest)
+    assert info.variants["onnx"].refused == {"openvino": "differs"}
+    assert BlockInfo.from_dict(info.to_dict()) == info
+    file = repository.root / "b" / "manifest.json"
+    data = json.loads(file.read_text())
+    del data["variants"]["onnx"]["engines"]  # as versions before wrote it
+    file.write_text(json.dumps(data))
+    plain = repository.info("b")
+    assert not plain.variants["onnx"].refused
+    stored = plain.to_dict()
+    del stored["variants"]["onnx"]["refused"]
+    assert BlockInfo.from_dict(stored) == plain
 
 
 def test_a_new_variant_replaces_the_old_file(repository: BlockRepository) -> None:
@@ -151,6 +182,7 @@ def test_choices_are_kept_per_machine(repository: BlockRepository) -> None:
         ("digest", "short"),
         ("bytes", -1),
         ("error", float("nan")),
+        ("engines", {"openvino": {"error": -1.0}}),
         ("unknown", 1),
     ],
 )

@@ -19,9 +19,9 @@ import torch
 from blockflow.bench.profiling.plan import Cell, binding_of, is_warm
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.launchspec import StageSpec
-from blockflow.repository.convert import relative_error
 from blockflow.repository.probe import example_input
 from blockflow.repository.repository import BlockRepository
+from blockflow.repository.verdict import relative_error
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.runner import Runner, make_engines
 from blockflow.worker.stage import Stage

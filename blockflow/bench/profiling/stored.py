@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import RenderableType
@@ -26,7 +26,8 @@ class Shelf:
 
     ``unreadable`` says of each further file what is wrong with it;
     ``choices`` are the manifest's, by machine; ``machine`` is this one's fingerprint; ``auto`` is
-    what runs the block here unless a topology says otherwise: engine and precision.
+    what runs the block here unless a topology says otherwise: engine and precision;
+    ``refused`` has by variant the engines that may not run it, with what was found.
     """
 
     block: str
@@ -35,6 +36,7 @@ class Shelf:
     choices: Mapping[str, Mapping[str, Any]]
     auto: tuple[str, str] | None
     unreadable: tuple[BlockFlowError, ...] = ()
+    refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -46,6 +48,7 @@ class Shelf:
                 for record, reasons in self.records
             ],
             "unreadable": [error.to_dict() for error in self.unreadable],
+            "refused_engines": {kind: dict(engines) for kind, engines in self.refused.items()},
         }
 
 
@@ -59,7 +62,8 @@ def stored(repository: BlockRepository, block: str) -> Shelf:
     with suppress(BlockFlowError):
         chosen = select(info, machine=store.machine)
         auto = chosen.engine, chosen.precision
-    return Shelf(block, store.machine, tuple(records), info.choices, auto, unreadable)
+    refused = {kind: v.refused for kind, v in info.variants.items() if v.refused}
+    return Shelf(block, store.machine, tuple(records), info.choices, auto, unreadable, refused)
 
 
 def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
@@ -87,8 +91,16 @@ def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
             yield profile_table(title, record.profile.points)
     for error in shelf.unreadable:
         yield escape(f"{error.where}: {error.message}")
+    for kind, engines in shelf.refused.items():
+        for engine, why in engines.items():
+            yield escape(f"{shelf.block}: {engine} may not run variant {kind}: it {why}")
     choice = shelf.choices.get(shelf.machine)
-    if choice is not None:
+    if choice is not None and shelf.auto not in (None, (choice["engine"], choice["precision"])):
+        yield escape(
+            f"{shelf.block}: the choice of {choice['engine']} {choice['precision']} does not count "
+            "any more; choose again: " + Subject((shelf.block,)).command() + " --choose"
+        )
+    elif choice is not None:
         yield escape(
             f"{shelf.block}: auto is {choice['engine']} {choice['precision']} here, "
             f"{choice['ms']:.4g} ms/row against {choice['reference_ms']:.4g}, "

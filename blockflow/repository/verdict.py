@@ -1,0 +1,90 @@
+"""Verdict: whether one engine may run a variant, by what it makes of a block's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+
+from torch import Tensor
+
+from blockflow.core.errors import BlockFlowError, ExportError
+from blockflow.core.model import Contract, Padding
+from blockflow.repository.manifest import VerdictForm
+from blockflow.repository.padding import check_padding
+
+Run = Callable[[Tensor], Tensor]
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""Inputs, and what the reference makes of them."""
+
+_UNLOADED = "cannot load it: "
+_MOST_CHARS = 500
+"""Of a reason: an engine's own message may be pages long."""
+
+
+def verdict(run: Run, pairs: Pairs, allowed: float) -> VerdictForm:
+    """Compare an engine with the reference.
+
+    Args:
+        run: the engine; what it raises is typed.
+        pairs: what it is compared on.
+        allowed: largest difference, as of :func:`relative_error`.
+    """
+    worst, dims = 0.0, ""
+    for x, reference in pairs:
+        try:
+            error = relative_error(run(x), reference)
+        except BlockFlowError as e:
+            if e.code == "LOAD_FAILED":
+                return _refused(f"{_UNLOADED}{e.message}")
+            return _refused(f"fails on {list(x.shape)}: {e.message}")
+        if not isfinite(error):
+            return _refused(f"differs by {error} on {list(x.shape)}, allowed is {allowed:.3g}")
+        if error > worst:
+            worst, dims = error, str(list(x.shape))
+    if worst <= allowed:
+        return VerdictForm(error=worst)
+    return _refused(f"differs by {worst:.3g} on {dims}, allowed is {allowed:.3g}", worst)
+
+
+def padded_verdict(
+    run: Run,
+    contract: Contract,
+    padding: Padding,
+    pairs: Pairs,
+    allowed: float,
+    unpadded: VerdictForm,
+) -> VerdictForm:
+    """The same of an engine that was found fit without padding: what the block promises of it, the
+    engine has to keep."""
+    try:
+        error = check_padding(run, contract, padding, pairs, relative_error, allowed, "")
+    except BlockFlowError as e:
+        return _refused(f"does not keep the promise of padding: {e.message}", unpadded.error)
+    return VerdictForm(error=max(error, unpadded.error or 0.0))
+
+
+def none_fit(block: str, refused: Mapping[str, str]) -> ExportError:
+    """The error where every engine is refused, by what each was refused for."""
+    why = "; ".join(f"{engine} {reason}" for engine, reason in refused.items())
+    if all(reason.startswith(_UNLOADED) for reason in refused.values()):
+        return ExportError("EXPORT_FAILED", f"no engine here runs it: {why}", where=block)
+    return ExportError(
+        "EXPORT_MISMATCH",
+        f"no engine here may run the converted block: {why}",
+        where=block,
+        hint="int8: give --calibrate with real inputs; or allow more with --tolerance",
+    )
+
+
+def relative_error(y: Tensor, reference: Tensor) -> float:
+    """Largest difference, as a part of the largest reference value (1e-12 at least); of integers
+    the share that differs, for class 7 is not nearly class 3."""
+    if not y.is_floating_point():
+        return float((y.to(reference.dtype) != reference).double().mean())  # exact where both are
+    scale = max(1e-12, float(reference.double().abs().max()))
+    return float((y.double() - reference.double()).abs().max()) / scale
+
+
+def _refused(why: str, error: float | None = None) -> VerdictForm:
+    cut = why if len(why) <= _MOST_CHARS else f"{why[: _MOST_CHARS - 3]}..."
+    return VerdictForm(error=error, refused=cut)

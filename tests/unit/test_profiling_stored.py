@@ -1,0 +1,38 @@
+"""``blockflow profile --show``: what it says of verdicts and choices that lie with a block."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blockflow.cli.main import main
+from blockflow.repository.machine import fingerprint
+from blockflow.repository.repository import BlockRepository
+from tests.unit.test_repository_variants import choice, form, refused, save_block
+
+WHY = "differs by 0.5 on [8, 2], allowed is 0.0001"
+
+
+def test_refused_engines_and_a_choice_that_does_not_count_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = BlockRepository(tmp_path)
+    digest = save_block(repository, "b").digest
+    repository.save_choice("b", fingerprint(), choice(), digest=digest)
+    show = ["profile", "b", "--show", "-r", str(tmp_path)]
+
+    def shown() -> str:
+        assert main(show) == 2  # there is no profile
+        return " ".join(capsys.readouterr().out.split())
+
+    repository.save_variant("b", "onnx", form(), b"x", digest=digest)
+    assert "auto is openvino fp32 here" in shown() and "may not run" not in shown()
+    repository.save_variant("b", "onnx", refused(openvino=WHY), b"x", digest=digest)
+    told = shown()
+    assert f"openvino may not run variant onnx: it {WHY}" in told
+    assert "auto is openvino" not in told and "blockflow profile b --choose" in told
+    assert main([*show, "--json"]) == 2
+    (block,) = json.loads(capsys.readouterr().out)["blocks"]
+    assert block["refused_engines"] == {"onnx": {"openvino": WHY}}
