@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from blockflow.core.engines import FIXED_ROWS
-from blockflow.core.model import ROWS
+from blockflow.core.errors import BlockError
+from blockflow.core.model import FLOAT_DTYPES, ROWS, BlockInfo, integer_range
 from blockflow.engine.frameworks import openvino, openvino_core, openvino_lacks
+from blockflow.engine.integers import INTEGERS, NONE_HELD
 from blockflow.engine.native import VIEWS, Compute, NativeEngine
 from blockflow.engine.registry import precision_lacking
 
@@ -29,6 +31,8 @@ _PRECISION: Mapping[str, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "
 _OVERLAYS_KEPT = 1024
 
 _FLOAT32 = torch.finfo(torch.float32)
+"""The CPU plugin makes float32 of float64, finite ones of all, and int32 of int64 (2026.4.1)."""
+_INT32 = torch.iinfo(torch.int32)
 
 
 class OpenVinoEngine(NativeEngine):
@@ -48,8 +52,7 @@ class OpenVinoEngine(NativeEngine):
         config = self._config(threads)
         over = Overlays().over
 
-        def runs(rows: int | None) -> tuple[Any, ...]:
-            model = core.read_model(str(path))
+        def runs(model: Any, rows: int | None = None) -> tuple[Any, ...]:
             if rows is not None:
                 model.reshape(self.block.contract.input.resolve({ROWS: rows}))
             compiled = core.compile_model(model, "CPU", config)
@@ -57,13 +60,23 @@ class OpenVinoEngine(NativeEngine):
             copies = compiled.output(0).partial_shape.is_dynamic or _is_view(model)
             return request, request.set_input_tensor, request.set_output_tensor, int(copies)
 
-        any_rows = runs(None)
-        fixed = {rows: runs(rows) for rows in self.options.extra.get(FIXED_ROWS, ())}
+        model = core.read_model(str(path))
+        held = _integers(model, self.block)
+        any_rows = runs(model)
+        fixed = {
+            rows: runs(core.read_model(str(path)), rows)
+            for rows in self.options.extra.get(FIXED_ROWS, ())
+        }
         self._request = any_rows[0]
 
         def compute(x: Tensor, out: Tensor) -> int:
-            if _exceeds_32_bits(x):
+            if x.dtype is torch.float64 and bool((x.abs() > _FLOAT32.max).any()):
                 raise OverflowError("OpenVINO computes in 32 bits, which an input exceeds")
+            if held is not None and _exceeds(x, *held):
+                raise OverflowError(
+                    "OpenVINO computes in 32 bits, which hold this block's integers for inputs of "
+                    f"{held[0]} to {held[1]} only"
+                )
             request, set_input, set_output, copies = fixed.get(len(x), any_rows)
             set_input(over(x))
             set_output(over(out))
@@ -107,16 +120,31 @@ class OpenVinoEngine(NativeEngine):
         super().close()
 
 
-def _exceeds_32_bits(x: Tensor) -> bool:
-    """Whether the CPU plugin would take other numbers: it makes int32 of int64, and of float64 a
-    float32 that is finite (2026.4.1)."""
-    if x.dtype is torch.float64:
-        return bool((x.abs() > _FLOAT32.max).any())
-    if x.dtype is not torch.int64:
-        return False
-    span = torch.iinfo(torch.int32)
+def _exceeds(x: Tensor, low: int, high: int) -> bool:
     least, most = torch.aminmax(x)
-    return int(least) < span.min or int(most) > span.max
+    return int(least) < low or int(most) > high
+
+
+def _integers(model: Any, block: BlockInfo) -> tuple[int, int] | None:
+    """Least and greatest of the integers that the block may be given, by what its file says of
+    itself (:mod:`blockflow.engine.integers`) and of before 0.2 does not; None: any.
+
+    Raises:
+        BlockError: LOAD_FAILED: there are none.
+    """
+    place = ["framework", INTEGERS]
+    said = str(model.get_rt_info(place).astype(str)) if model.has_rt_info(place) else "-"
+    if said.startswith(NONE_HELD):
+        raise BlockError(
+            "LOAD_FAILED",
+            f"OpenVINO does not compute its integers: {said.removeprefix(NONE_HELD)}",
+            where=block.name,
+            hint="keep them small where they are made (clamp, %), or use another engine",
+        )
+    low, high = (_INT32.min, _INT32.max) if said == "-" else map(int, said.split())
+    dtype = block.contract.input.dtype
+    least, most = integer_range(dtype) if dtype not in FLOAT_DTYPES else (0, 0)
+    return (low, high) if least < low or high < most else None
 
 
 def _is_cut_off(y: Tensor) -> bool:

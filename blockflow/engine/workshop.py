@@ -27,6 +27,7 @@ from blockflow.core.inplace import exported_may_write
 from blockflow.core.model import BlockInfo, Variant
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.frameworks import installed, onnxruntime
+from blockflow.engine.integers import INTEGERS, integers_held
 from blockflow.engine.native import LAST_OPERATOR
 from blockflow.engine.program import refuse_pickles
 from blockflow.engine.registry import create_engine, missing_extra
@@ -60,8 +61,8 @@ class EngineWorkshop:
             )
         example = _example(block)
         writers: Mapping[str, Callable[[], None]] = {
-            "onnx": partial(_write_onnx, source, target),
-            "onnx-int8": partial(_write_int8, source, target, samples),
+            "onnx": partial(_write_onnx, block, source, target),
+            "onnx-int8": partial(_write_int8, block, source, target, samples),
             "aoti": partial(_write_package, source, target, example),
         }
         try:
@@ -151,7 +152,7 @@ def _read(source: Path) -> torch.export.ExportedProgram:
         return torch.export.load(f)
 
 
-def _write_onnx(source: Path, target: Path) -> None:
+def _write_onnx(block: BlockInfo, source: Path, target: Path) -> None:
     for package in ("onnx", "onnxscript"):
         _need(package, "onnx")
     program = _read(source)
@@ -159,10 +160,10 @@ def _write_onnx(source: Path, target: Path) -> None:
     torch.onnx.export(
         program, (), os.fspath(target), dynamo=True, external_data=False, verbose=False
     )
-    _name_last_operator(target)
+    _describe(target, block)
 
 
-def _write_int8(source: Path, target: Path, samples: Sequence[Tensor]) -> None:
+def _write_int8(block: BlockInfo, source: Path, target: Path, samples: Sequence[Tensor]) -> None:
     """Static quantisation: 8-bit weights per channel, activations by the ranges of the samples.
 
     Weights use 7 of the 8 bits: without VNNI instructions, sums of two products of 8-bit numbers
@@ -178,7 +179,7 @@ def _write_int8(source: Path, target: Path, samples: Sequence[Tensor]) -> None:
     # Beside the target, whose folder is the caller's to remove, also when this is killed.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         plain, ready = Path(folder) / "plain.onnx", Path(folder) / "ready.onnx"
-        _write_onnx(source, plain)
+        _write_onnx(block, source, plain)
         quant_pre_process(plain, ready, skip_symbolic_shape=True)
         graph = import_module("onnx").load(ready).graph
         weights = {w.name for w in graph.initializer}
@@ -196,15 +197,17 @@ def _write_int8(source: Path, target: Path, samples: Sequence[Tensor]) -> None:
             per_channel=True,
             reduce_range=True,
         )
-    _name_last_operator(target)
+    _describe(target, block)
 
 
-def _name_last_operator(target: Path) -> None:
+def _describe(target: Path, block: BlockInfo) -> None:
+    """Write into the file's metadata what its engines have to know and cannot see."""
     onnx: Any = import_module("onnx")
     model = onnx.load(target)
     result = model.graph.output[0].name
     last = next((n.op_type for n in model.graph.node if result in n.output), "")
-    onnx.helper.set_model_props(model, {LAST_OPERATOR: last})
+    integers = integers_held(model, block.contract.input)
+    onnx.helper.set_model_props(model, {LAST_OPERATOR: last, INTEGERS: integers})
     onnx.save(model, target)
 
 

@@ -12,12 +12,15 @@ from blockflow.core.errors import BlockError
 from blockflow.core.model import TensorSpec
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.registry import create_engine
+from blockflow.engine.workshop import EngineWorkshop
+from blockflow.repository.convert import convert_block
 from blockflow.repository.echo import save_echo
+from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from tests import engine_rig
 from tests.engine_rig import CASES, LIGHT, NATIVE, SPEC, TORCH, Stored, expected, model
-from tests.variants import variant_of
+from tests.variants import skip_without, variant_of
 
 pytestmark = pytest.mark.contract
 threads = engine_rig.threads
@@ -242,10 +245,59 @@ def test_openvino_takes_no_integers_that_it_would_change(tmp_path: Path) -> None
     made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
     ends = torch.tensor([-(2**31), 2**31 - 2])
     assert torch.equal(made.run(ends), ends + 1)
-    for far in (2**31, -(2**31) - 1, 2**40):
+    for far in (2**31 - 1, 2**31, -(2**31) - 1, 2**40):
         with pytest.raises(BlockError, match="32 bits") as e:
             made.run(torch.tensor([1, far]))
         assert e.value.code == "BLOCK_FAILED"
+    made.close()
+
+
+class Hashed(nn.Module):
+    """Token numbers to rows of a table: ``factor`` times what goes in is no index, but a value."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+        self.table = nn.Embedding(1000, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table((x * self.factor) % 1000)
+
+
+class Whole(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.long()
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype", "says"),
+    [
+        (Hashed(3), "int64", ""),
+        (Hashed(31), "int64", "fails on [8, 4]"),
+        (Hashed(2**40), "int64", "operator Mul, may exceed 32 bits"),
+        (Whole(), "float32", "operator Cast, may exceed 32 bits"),
+    ],
+)
+def test_integers_that_openvino_would_change_within_a_block(
+    tmp_path: Path, module: nn.Module, dtype: str, says: str
+) -> None:
+    pytest.importorskip("openvino")
+    skip_without("onnx", "onnxruntime")
+    repo, spec = BlockRepository(tmp_path), TensorSpec(dtype, ("rows", 4))
+    export_model(LoadedModel(module.eval(), "m", spec), repo, names=["m"])
+    report = convert_block(repo, "m", "onnx", EngineWorkshop())
+    assert "onnxruntime" in report.errors and says in report.refused.get("openvino", "")
+    assert bool(says) == ("openvino" in report.refused)
+    if says:
+        return
+    made = create_engine(repo.info("m"), EngineOptions(), "openvino")
+    with repo.artifact("m", variant="onnx") as path:
+        made.load(path)
+    near = torch.tensor([[0, 1, -(2**24 // 3), 2**24 // 3]])
+    assert torch.equal(made.run(near), module(near))
+    with pytest.raises(BlockError, match="32 bits, which hold this block's integers") as e:
+        made.run(near + 1)
+    assert e.value.code == "BLOCK_FAILED"
     made.close()
 
 
