@@ -27,7 +27,7 @@ from blockflow.tensormq.cuda_api import CudaApi
 from blockflow.tensormq.cuda_consumer import CudaConsumer
 from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
-from blockflow.tensormq.memory import DOUBLE_ENV
+from blockflow.tensormq.cuda_here import DOUBLE_ENV
 from blockflow.tensormq.mixed import MixedOutBuffer, MixedProducer
 from blockflow.tensormq.views import as_torch
 from blockflow.wire.codec import decode, encode

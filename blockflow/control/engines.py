@@ -1,20 +1,22 @@
 """Engine checks of a system update: what the Manager can know before it starts a worker.
 
-Workers run on this host, so its packages, its CPU and its fingerprint are the ones that count.
+Workers run on this host, so its packages, CPU, devices and fingerprint are the ones that count.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 
 from blockflow.core.engines import misfits, select
-from blockflow.core.errors import BlockFlowError, Problem
+from blockflow.core.errors import BlockError, BlockFlowError, Problem
 from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import EngineCheck
 from blockflow.engine.registry import host_misfit
 from blockflow.repository.machine import fingerprint
 from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.cuda_here import devices_here
 
 
 def engine_check(repository: BlockRepository, running: Collection[str]) -> EngineCheck:
@@ -42,9 +44,21 @@ def engine_check(repository: BlockRepository, running: Collection[str]) -> Engin
                     repository.verify(info.name, variant=chosen.variant, digest=digest)
             except BlockFlowError as e:
                 found.append(e)
+        if not any(e.details.get("field") == "device" for e in found):
+            found += _missing_device(spec)
         return [_problem(e, path) for e in found]
 
     return check
+
+
+def _missing_device(spec: BlockSpec) -> list[BlockFlowError]:
+    here = devices_here(os.environ)
+    why = "" if here is None else here.missing(spec.device)
+    if not why:
+        return []
+    hint = "place the block on one of these, or on cpu" if here and here.count else "use cpu"
+    details = {"field": "device"}
+    return [BlockError("UNSUPPORTED_ENGINE", why, where=spec.name, hint=hint, details=details)]
 
 
 def lost_artifact(repository: BlockRepository, spec: BlockSpec, info: BlockInfo) -> str:

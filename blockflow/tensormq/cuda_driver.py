@@ -28,11 +28,11 @@ from blockflow.tensormq.cuda_api import (
     DeviceFacts,
     EventKind,
 )
+from blockflow.tensormq.cuda_here import DRIVER
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LIBRARY = "libcuda.so.1"
 _UVM = Path("/dev/nvidia-uvm")
 _DEVICEPTR = ctypes.c_uint64
 _DEVICE = c_int
@@ -110,7 +110,7 @@ class _Library:
         SystemError_: MISSING_EXTRA: there is no driver, or an old one.
     """
 
-    def __init__(self, path: str = _LIBRARY) -> None:
+    def __init__(self, path: str = DRIVER) -> None:
         self._functions: dict[str, Any] = {}
         try:
             for table, library in ((_BLOCKING, ctypes.CDLL(path)), (_SHORT, ctypes.PyDLL(path))):

@@ -26,6 +26,7 @@ from blockflow.tensormq import cuda_api
 from blockflow.tensormq.cuda_api import CudaApi, DeviceFacts, EventKind
 from blockflow.tensormq.cuda_fake_host import READ_ONLY, LockedHost
 from blockflow.tensormq.cuda_fake_world import Access, Memory, RuleBroken, Stream, World, failed
+from blockflow.tensormq.cuda_here import DOUBLE_DEVICES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +61,7 @@ class FakeCuda(CudaApi):
         folder: Path,
         ordinal: int = 0,
         *,
-        devices: int = 2,
+        devices: int = DOUBLE_DEVICES,
         islands: Iterable[int] = (),
         total_bytes: int = 1 << 30,
         eager: bool = True,

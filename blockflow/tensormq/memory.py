@@ -18,15 +18,13 @@ from blockflow.tensormq.cuda import CudaProducer
 from blockflow.tensormq.cuda_api import CudaApi
 from blockflow.tensormq.cuda_consumer import CudaConsumer
 from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.cuda_here import DOUBLE_ENV
 from blockflow.tensormq.cuda_preflight import preflight
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.mixed import MixedConsumer, MixedProducer
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 
 _LOG = logging.getLogger("blockflow.cuda")
-
-DOUBLE_ENV = "BLOCKFLOW_CUDA_DOUBLE"
-"""A folder: devices ``cuda:N`` are then played by the CPU (``cuda_fake``), to try things out."""
 
 
 @dataclass(slots=True)

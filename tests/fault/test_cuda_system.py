@@ -21,7 +21,7 @@ from blockflow.core.errors import BlockFlowError
 from blockflow.core.lifecycle import State
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.cuda_fake_world import World, running
-from blockflow.tensormq.memory import DOUBLE_ENV
+from blockflow.tensormq.cuda_here import DOUBLE_ENV
 from tests.gpu import test_paths_on_gpu as suite
 from tests.gpu.test_paths_on_gpu import WIDTH, block, expected, settled
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from blockflow.tensormq.memory import DOUBLE_ENV, open_device
+from blockflow.tensormq.cuda_here import DOUBLE_ENV
+from blockflow.tensormq.memory import open_device
 
 REAL = not os.environ.get(DOUBLE_ENV)
 """False when the double stands in for the driver."""

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from blockflow.control.system import System
+from blockflow.core.errors import TopologyError
 from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from blockflow.tensormq.cuda_fake_world import World
-from blockflow.tensormq.memory import DOUBLE_ENV
+from blockflow.tensormq.cuda_here import DOUBLE_ENV
 from tests.gpu import test_paths_on_gpu as suite
 from tests.system_rig import own_template
 
@@ -72,3 +73,14 @@ def double(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     world = World(folder, os.getpid())
     assert world.broken_rules() == []
     assert world.names("mem") == [], "workers that stop in order free their slabs"
+
+
+def test_a_device_that_is_not_there_is_a_problem_of_the_update(system: System) -> None:
+    blocks = [
+        {"name": n, "block": "layer", "device": n.replace("_", ":")} for n in ("cuda_1", "cuda_2")
+    ]
+    with pytest.raises(TopologyError) as e:
+        system.apply({"blocks": blocks, "tasks": {"t": ["cuda_1", "cuda_2"]}})
+    (problem,) = e.value.problems
+    assert (e.value.code, problem.path) == ("INVALID_TOPOLOGY", "$.blocks[1].device")
+    assert "there is no cuda:2" in problem.message and "cuda:0, cuda:1" in problem.message

@@ -45,7 +45,7 @@ from blockflow.bench.pipeline_ways import topology
 from blockflow.bench.results import Figure, ResultFile
 from blockflow.core.errors import RequestError, SystemError_
 from blockflow.tensormq.cuda_fake import FakeCuda
-from blockflow.tensormq.memory import DOUBLE_ENV
+from blockflow.tensormq.cuda_here import DOUBLE_ENV
 
 
 def samples(

@@ -17,7 +17,8 @@ from blockflow.core.errors import SystemError_
 from blockflow.tensormq import cuda_driver
 from blockflow.tensormq.cuda_api import CudaError, EventKind
 from blockflow.tensormq.cuda_driver import _BLOCKING, _SHORT, CudaDriver, _IpcHandle, uuid_text
-from blockflow.tensormq.memory import DOUBLE_ENV, open_device
+from blockflow.tensormq.cuda_here import DOUBLE_ENV
+from blockflow.tensormq.memory import open_device
 
 HANDLE = bytes(range(64))
 
@@ -169,7 +170,7 @@ def test_a_status_becomes_an_error(library: StandIn, driver: CudaDriver) -> None
 
 
 def test_without_a_driver_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "_LIBRARY", "libcuda-that-is-not-there.so.1")
+    monkeypatch.setattr(cuda_driver, "DRIVER", "libcuda-that-is-not-there.so.1")
     with pytest.raises(SystemError_) as info:
         cuda_driver._Library("libcuda-that-is-not-there.so.1")
     assert info.value.code == "MISSING_EXTRA"

@@ -14,7 +14,8 @@ from blockflow.tensormq import memory as memory_module
 from blockflow.tensormq.cuda_api import CudaError
 from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
-from blockflow.tensormq.memory import DOUBLE_ENV, TensorMemory, open_memory
+from blockflow.tensormq.cuda_here import DOUBLE_ENV
+from blockflow.tensormq.memory import TensorMemory, open_memory
 from blockflow.tensormq.mixed import MixedProducer
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from tests import cuda_rig, mixed_rig
