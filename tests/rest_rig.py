@@ -49,13 +49,27 @@ def deployed(system: System) -> System:
 
 
 def fits(document: dict[str, Any], answer: httpx.Response, method: str, path: str) -> Any:
-    """The answer is JSON and of the form that the document promises for its status."""
+    """The answer is JSON and of the form that the document promises for its status: it has no field
+    that the document does not describe."""
     assert answer.headers["content-type"] == "application/json"
     promised = document["paths"][path][method]["responses"][str(answer.status_code)]
     schema = promised["content"]["application/json"]["schema"]
-    whole = {**schema, "components": document["components"]}
+    whole = closed({**schema, "components": document["components"]})
     Draft202012Validator(whole).validate(answer.json())
     return answer.json()
+
+
+def closed(schema: Any) -> Any:
+    """``schema`` without leave for properties that it does not describe: a later release may add
+    some, this one has none."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # A dict of schemas by name may have an entry "properties" too: then it is no list of them.
+    of_object = schema.get("type") == "object" and "properties" in schema
+    shut = {"additionalProperties": False} if of_object else {}
+    return {**shut, **{k: closed(v) for k, v in schema.items()}}
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:

@@ -15,7 +15,7 @@ HISTORY = 1024
 """Samples kept over all processes: about half a minute of eight processes at 4 Hz."""
 
 _MAX_DEPTH = 6
-_SUMS = (
+SUMS = (
     "queue",
     "queue_rows",
     "requests",
@@ -33,7 +33,7 @@ _SUMS = (
     "elements_in",
     "elements_padded",
 )
-_PROCESS_SUMS = (
+PROCESS_SUMS = (
     "cpu_percent",
     "rss",
     "pss",
@@ -121,7 +121,7 @@ def aggregate(kpis: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     found = list(kpis)
     if not found:
         return {}
-    out: dict[str, Any] = {name: sum(_number(k.get(name)) for k in found) for name in _SUMS}
+    out: dict[str, Any] = {name: sum(_number(k.get(name)) for k in found) for name in SUMS}
     out["rho"] = out["lam"] / out["mu"] if out["mu"] else 0.0
     out["mean_batch_rows"] = out["rows"] / out["batches"] if out["batches"] else 0.0
     for part in ("wait", "overhead", "compute"):
@@ -132,7 +132,7 @@ def aggregate(kpis: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def totals(samples: Iterable[Sample]) -> dict[str, float]:
     """System totals over processes: cpu in percent of one core, memory in bytes."""
     found = list(samples)
-    return {n: sum(_number(s.process.get(n)) for s in found) for n in _PROCESS_SUMS}
+    return {n: sum(_number(s.process.get(n)) for s in found) for n in PROCESS_SUMS}
 
 
 def _merge(parts: list[dict[str, Any]]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 _SUB_BITS = 4
 _SUB = 1 << _SUB_BITS
@@ -131,43 +131,44 @@ class RateMeter:
 class StageKpi:
     """One stage's figures since start; rates over the last seconds.
 
-    ``lam`` is the arrival rate (rows/s), ``mu`` the service rate while computing (rows/s), ``rho``
-    =
-    lam/mu the load (thesis, eq. 4.2). ``wait``, ``overhead`` and ``compute`` are
-    :meth:`Histogram.summary` maps. ``device`` is such a map for the time on a GPU, where work goes
-    on when the host has ordered it (``compute``); empty on the CPU. Of the ``elements_in`` that the
-    engine was given ``elements_padded`` only made inputs equally long. ``copies_in`` and
-    ``copies_out`` count whole tensors that were copied (docs/engines.md), ``bytes_copied_in`` those
-    of the inputs, ``bytes_out`` what was published. ``engine`` and ``precision`` are what really
-    runs.
+    Each field says what it is: the OpenAPI document is made from these words. The time summaries
+    are :meth:`Histogram.summary` maps. What counts as a copy is in docs/engines.md.
     """
 
-    stage: int
-    block: str
-    queue: int
-    queue_rows: int
-    requests: int
-    rows: int
-    batches: int
-    failures: int
-    expired: int
-    lam: float
-    mu: float
-    rho: float
-    rows_per_s: float
-    mean_batch_rows: float
-    wait: Mapping[str, float] = field(default_factory=dict)
-    overhead: Mapping[str, float] = field(default_factory=dict)
-    compute: Mapping[str, float] = field(default_factory=dict)
-    device: Mapping[str, float] = field(default_factory=dict)
-    bytes_out: int = 0
-    copies_out: int = 0
-    bytes_copied_in: int = 0
-    copies_in: int = 0
-    elements_in: int = 0
-    elements_padded: int = 0
-    engine: str = ""
-    precision: str = ""
+    stage: Annotated[int, "number of the stage; never used again"]
+    block: Annotated[str, "name of its block"]
+    queue: Annotated[int, "requests that wait now"]
+    queue_rows: Annotated[int, "rows that wait now"]
+    requests: Annotated[int, "requests computed"]
+    rows: Annotated[int, "rows computed"]
+    batches: Annotated[int, "batches computed"]
+    failures: Annotated[int, "requests that ended with an error here"]
+    expired: Annotated[int, "requests dropped because their deadline had passed"]
+    lam: Annotated[float, "arrival rate, rows per second (thesis, eq. 4.2)"]
+    mu: Annotated[float, "service rate while computing, rows per second; 0 = nothing computed yet"]
+    rho: Annotated[float, "load: lam / mu; 0 where mu is 0"]
+    rows_per_s: Annotated[float, "rows computed per second"]
+    mean_batch_rows: Annotated[float, "rows per batch"]
+    wait: Annotated[Mapping[str, float], "time of requests in the queue"] = field(
+        default_factory=dict
+    )
+    overhead: Annotated[
+        Mapping[str, float], "time in the worker that is neither waiting nor computing"
+    ] = field(default_factory=dict)
+    compute: Annotated[Mapping[str, float], "time in the engine; on a GPU, to order the work"] = (
+        field(default_factory=dict)
+    )
+    device: Annotated[
+        Mapping[str, float], "time of batches on the GPU, also after the host has ordered them"
+    ] = field(default_factory=dict)
+    bytes_out: Annotated[int, "bytes of results published"] = 0
+    copies_out: Annotated[int, "whole results that were copied"] = 0
+    bytes_copied_in: Annotated[int, "bytes of the inputs that were copied"] = 0
+    copies_in: Annotated[int, "whole inputs that were copied"] = 0
+    elements_in: Annotated[int, "elements that the engine was given, padding among them"] = 0
+    elements_padded: Annotated[int, "of these, elements that only made inputs equally long"] = 0
+    engine: Annotated[str, "the engine that really runs"] = ""
+    precision: Annotated[str, "the precision that it computes in"] = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -175,42 +176,46 @@ class StageKpi:
 
 @dataclass(frozen=True, slots=True)
 class ProcessKpi:
-    """One process's resources. Memory in bytes; ``cpu_percent`` of one core.
+    """One process's resources; each field says what it is, as those of :class:`StageKpi` do.
 
-    ``uss`` is private memory, ``pss`` its proportional share, ``arena_used`` of ``arena_bytes`` in
-    slots. GPU fields are None where there is none; all but ``gpu_memory`` are the whole device's.
-    ``gpu_mj_per_row`` is its energy for each row that this process computed.
-    ``h2d``, ``d2h`` and ``d2d`` count copies from host to device, back, and from another device.
+    Memory in bytes. GPU fields are None where there is no GPU or it does not know the figure; all
+    but ``gpu_memory`` are the whole device's, whoever uses it.
     """
 
-    pid: int
-    cpu_percent: float
-    cpu_mhz: float
-    rss: int
-    pss: int
-    uss: int
-    threads: int
-    fds: int
-    arena_bytes: int = 0
-    arena_used: int = 0
-    slots: int = 0
-    slots_used: int = 0
-    gpu_util_percent: float | None = None
-    gpu_memory: int | None = None
-    gpu_clock_mhz: float | None = None
-    gpu_temperature_c: float | None = None
-    gpu_memory_clock_mhz: float | None = None
-    gpu_power_w: float | None = None
-    gpu_energy_j: float | None = None
-    gpu_mj_per_row: float | None = None
-    torch_allocated: int | None = None
-    torch_reserved: int | None = None
-    h2d_copies: int = 0
-    h2d_bytes: int = 0
-    d2h_copies: int = 0
-    d2h_bytes: int = 0
-    d2d_copies: int = 0
-    d2d_bytes: int = 0
+    pid: Annotated[int, "process id"]
+    cpu_percent: Annotated[float, "cpu time since the last sample, percent of one core"]
+    cpu_mhz: Annotated[float, "mean clock of the machine's cores, MHz; 0 = not known"]
+    rss: Annotated[int, "resident memory, bytes"]
+    pss: Annotated[int, "proportional share of resident memory, bytes"]
+    uss: Annotated[int, "private memory, bytes"]
+    threads: Annotated[int, "threads, those of native libraries included"]
+    fds: Annotated[int, "open file descriptors"]
+    arena_bytes: Annotated[int, "largest size of its arena, bytes"] = 0
+    arena_used: Annotated[int, "bytes of the arena in slots that are out"] = 0
+    slots: Annotated[int, "slots of its arena"] = 0
+    slots_used: Annotated[int, "slots that are out"] = 0
+    gpu_util_percent: Annotated[float | None, "time in which the GPU was busy, percent"] = None
+    gpu_memory: Annotated[
+        int | None, "GPU memory of this process, bytes; null also where process ids are hidden"
+    ] = None
+    gpu_clock_mhz: Annotated[float | None, "clock of the GPU's multiprocessors, MHz"] = None
+    gpu_temperature_c: Annotated[float | None, "temperature of the GPU, degrees Celsius"] = None
+    gpu_memory_clock_mhz: Annotated[float | None, "clock of the GPU's memory, MHz"] = None
+    gpu_power_w: Annotated[float | None, "power of the GPU, watts"] = None
+    gpu_energy_j: Annotated[float | None, "energy of the GPU since the first sample, joules"] = None
+    gpu_mj_per_row: Annotated[
+        float | None,
+        "the GPU's energy for each row that this process computed, over the last seconds, mJ; null "
+        "also when it computed none",
+    ] = None
+    torch_allocated: Annotated[int | None, "bytes of torch's GPU memory pool in use"] = None
+    torch_reserved: Annotated[int | None, "bytes that torch's GPU memory pool holds"] = None
+    h2d_copies: Annotated[int, "copies from host to device"] = 0
+    h2d_bytes: Annotated[int, "bytes copied from host to device"] = 0
+    d2h_copies: Annotated[int, "copies from device to host"] = 0
+    d2h_bytes: Annotated[int, "bytes copied from device to host"] = 0
+    d2d_copies: Annotated[int, "copies from another device"] = 0
+    d2d_bytes: Annotated[int, "bytes copied from another device"] = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

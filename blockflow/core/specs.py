@@ -69,42 +69,71 @@ class PolicySpec(BaseModel):
     """A batching policy by name; its options are checked by the policy itself."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-    policy: Name = "none"
+    policy: Annotated[Name, Field(description="the policy's name")] = "none"
 
 
 class BlockSpec(_Strict):
-    """One block of a topology.
+    """One block of a topology. The OpenAPI document is made of the descriptions."""
 
-    ``block`` is the block's name in the repository when it differs from ``name``. ``version`` pins
-    one of its versions (as ``name@version`` does); else the current one is meant. ``worker`` names
-    the worker that hosts it; blocks with the same one share a process. ``threads`` are intra-op
-    threads of a forward (default: planned over all workers), ``lanes`` the forwards that its worker
-    may compute at once (default: planned), ``cores`` the cpu numbers it may use (default: all).
-    ``slots`` and ``arena_mib`` bound the tensors it may have out at once.
-    ``timeout_ms`` bounds one forward. ``replayable: false``: it must not run twice on the same
-    request, not even when a worker died on the way. ``engine``, ``precision`` and ``options`` say
-    what computes (:func:`blockflow.core.engines.select`).
-    """
-
-    name: BlockName
-    block: BlockName | None = None
-    version: Version | None = None
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda:[0-9]{1,2})$")] = "cpu"
-    replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
-    threads: Threads = AUTO
-    lanes: Lanes = AUTO
-    cores: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    engine: Name = AUTO
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = AUTO
-    batching: PolicySpec = PolicySpec()
-    mode: Mode | None = None
-    worker: Name | None = None
-    max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None = None
-    slots: Annotated[int, Field(ge=1, le=4096)] = 16
-    arena_mib: Annotated[int, Field(ge=1, le=1024 * 1024)] | None = None
-    timeout_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 0
-    replayable: bool = True
-    options: dict[str, Any] = Field(default_factory=dict)
+    name: Annotated[BlockName, Field(description="the block's name in this topology")]
+    block: Annotated[
+        BlockName | None, Field(description="its name in the repository, when it differs")
+    ] = None
+    version: Annotated[
+        Version | None, Field(description="one of its versions, as name@version; null = current")
+    ] = None
+    device: Annotated[
+        str, Field(pattern=r"^(cpu|cuda:[0-9]{1,2})$", description="cpu or cuda:N")
+    ] = "cpu"
+    replicas: Annotated[
+        int, Field(ge=1, le=limits.MAX_REPLICAS, description="processes of this block")
+    ] = 1
+    threads: Annotated[
+        Threads, Field(description="intra-op threads of a forward; auto = planned")
+    ] = AUTO
+    lanes: Annotated[
+        Lanes, Field(description="forwards that its worker computes at once; auto = planned")
+    ] = AUTO
+    cores: Annotated[
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None,
+        Field(description="cpu numbers that it may use; null = all of the system's"),
+    ] = None
+    engine: Annotated[Name, Field(description="what computes; auto = chosen")] = AUTO
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16", "int8"],
+        Field(description="what it computes in; auto = chosen with the engine"),
+    ] = AUTO
+    batching: Annotated[
+        PolicySpec, Field(description="batching policy by name, or with its options")
+    ] = PolicySpec()
+    mode: Annotated[
+        Mode | None, Field(description="handles or whole tensors; null = as the topology says")
+    ] = None
+    worker: Annotated[
+        Name | None,
+        Field(description="worker that hosts it; blocks with the same one share a process"),
+    ] = None
+    max_rows: Annotated[
+        Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None,
+        Field(description="rows of the largest batch; null = as the topology says"),
+    ] = None
+    slots: Annotated[
+        int, Field(ge=1, le=4096, description="tensors that it may have out at once")
+    ] = 16
+    arena_mib: Annotated[
+        Annotated[int, Field(ge=1, le=1024 * 1024)] | None,
+        Field(description="memory of these, MiB; null = from its contract"),
+    ] = None
+    timeout_ms: Annotated[
+        int, Field(ge=0, le=3_600_000, description="longest time of one forward, ms; 0 = none")
+    ] = 0
+    replayable: Annotated[
+        bool,
+        Field(description="false: not run twice on one request, not even when a worker died"),
+    ] = True
+    options: Annotated[dict[str, Any], Field(description="the engine's own options")] = Field(
+        default_factory=dict
+    )
 
     @field_validator("batching", mode="before")
     @classmethod
@@ -139,8 +168,11 @@ class CanarySpec(_Strict):
     """Another path for a ``share`` of a task's requests, to try it. 0: its blocks are loaded and
     wait; 1: every request takes it."""
 
-    path: Annotated[list[BlockName], Field(min_length=1, max_length=limits.MAX_PATH_NODES)]
-    share: Annotated[float, Field(ge=0, le=1)]
+    path: Annotated[
+        list[BlockName],
+        Field(min_length=1, max_length=limits.MAX_PATH_NODES, description="the other path"),
+    ]
+    share: Annotated[float, Field(ge=0, le=1, description="part of the requests that take it")]
 
 
 class TaskSpec(_Strict):
@@ -152,15 +184,33 @@ class TaskSpec(_Strict):
     requests another way.
     """
 
-    path: Annotated[list[BlockName], Field(min_length=1, max_length=limits.MAX_PATH_NODES)]
-    canary: CanarySpec | None = None
-    deadline_ms: Annotated[int, Field(ge=1, le=limits.MAX_DEADLINE_MS)] = limits.DEFAULT_DEADLINE_MS
-    max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None = None
-    check_finite: bool = True
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    priority: Annotated[int, Field(ge=0, le=9)] = 0
-    max_batch_rows: Annotated[int, Field(ge=0, le=limits.MAX_ROWS)] = 0
-    max_inflight_rows: Annotated[int, Field(ge=0, le=limits.MAX_ROWS)] = 0
+    path: Annotated[
+        list[BlockName],
+        Field(min_length=1, max_length=limits.MAX_PATH_NODES, description="its blocks, in order"),
+    ]
+    canary: Annotated[CanarySpec | None, Field(description="another path to try; null = none")] = (
+        None
+    )
+    deadline_ms: Annotated[
+        int,
+        Field(ge=1, le=limits.MAX_DEADLINE_MS, description="for requests that name none, ms"),
+    ] = limits.DEFAULT_DEADLINE_MS
+    max_rows: Annotated[
+        Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] | None,
+        Field(description="rows of the largest request; null = as its blocks allow"),
+    ] = None
+    check_finite: Annotated[bool, Field(description="refuse NaN and infinity")] = True
+    weight: Annotated[
+        float, Field(gt=0, le=1000, description="share of blocks that other tasks use too")
+    ] = 1.0
+    priority: Annotated[int, Field(ge=0, le=9, description="the higher one runs first")] = 0
+    max_batch_rows: Annotated[
+        int, Field(ge=0, le=limits.MAX_ROWS, description="rows of it in one batch; 0 = no bound")
+    ] = 0
+    max_inflight_rows: Annotated[
+        int,
+        Field(ge=0, le=limits.MAX_ROWS, description="rows of it under way at once; 0 = no bound"),
+    ] = 0
 
     @property
     def paths(self) -> list[list[str]]:
@@ -179,4 +229,6 @@ class TaskSpec(_Strict):
 class LimitSpec(_Strict):
     """System-wide limits: ``max_rows`` per request."""
 
-    max_rows: Annotated[int, Field(ge=1, le=limits.MAX_ROWS)] = limits.DEFAULT_MAX_ROWS
+    max_rows: Annotated[
+        int, Field(ge=1, le=limits.MAX_ROWS, description="rows of the largest request")
+    ] = limits.DEFAULT_MAX_ROWS

@@ -146,20 +146,32 @@ class VariantForm(_Strict):
 
 
 class Choice(_Strict):
-    """What ``engine: auto`` means on one machine, and what was measured when it was chosen.
+    """What ``engine: auto`` means on one machine, and what was measured when it was chosen."""
 
-    ``ms`` is the chosen engine's median time per row, ``reference_ms`` that of the artifact's own
-    engine at fp32; ``error`` as in :class:`VariantForm`; ``when`` is UTC, ISO 8601.
-    """
-
-    engine: Name
-    precision: Name
-    options: dict[str, Any] = Field(default_factory=dict)
-    ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    reference_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    error: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    when: str
+    engine: Annotated[Name, Field(description="what computes")]
+    precision: Annotated[Name, Field(description="what it computes in")]
+    options: Annotated[dict[str, Any], Field(description="the engine's options")] = Field(
+        default_factory=dict
+    )
+    ms: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="its median time per row, ms")
+    ]
+    reference_ms: Annotated[
+        float,
+        Field(ge=0, allow_inf_nan=False, description="that of the artifact's own engine at fp32"),
+    ]
+    error: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="largest difference seen, as a part of the largest reference value",
+        ),
+    ]
+    tolerance: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="the difference that was allowed")
+    ]
+    when: Annotated[str, Field(description="UTC, ISO 8601")]
 
 
 class Manifest(_Strict):

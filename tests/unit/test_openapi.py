@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -21,6 +22,7 @@ from blockflow.control.rest.resources import Handlers, Resource, resources
 from blockflow.control.rest.schemas import components
 from blockflow.core import limits
 from blockflow.core.errors import CODES, BlockFlowError
+from blockflow.core.metrics import ProcessKpi, StageKpi
 
 THESIS = {
     "blocks": ["block1", "block2", "block3", "block4_class"],
@@ -61,6 +63,42 @@ def test_every_named_schema_exists_and_is_used(document: dict[str, Any]) -> None
     text = json.dumps(document)
     for name in document["components"]["schemas"]:
         assert f'"#/components/schemas/{name}"' in text, name
+
+
+def undescribed(schemas: dict[str, Any]) -> set[str]:
+    """Paths of the properties without a description, their own or that of what they refer to."""
+    found: set[str] = set()
+
+    def look(node: Any, path: str) -> None:
+        if isinstance(node, list):
+            for part in node:
+                look(part, path)
+        elif isinstance(node, dict):
+            for name, schema in node.get("properties", {}).items():
+                target = schemas.get(schema.get("$ref", "").rpartition("/")[2], {})
+                if not (schema.get("description") or target.get("description")):
+                    found.add(f"{path}.{name}")
+                look(schema, f"{path}.{name}")
+            for key in ("items", "anyOf", "additionalProperties"):
+                look(node.get(key), path)
+
+    for name, schema in schemas.items():
+        look(schema, name)
+    return found
+
+
+def test_every_field_is_described() -> None:
+    assert undescribed(components()) == set()
+    # the planted failure
+    nested = {"type": "array", "items": {"type": "object", "properties": {"b": {"type": "number"}}}}
+    bare = {"properties": {"a": {"description": "an a", **nested}}}
+    assert undescribed({"X": bare}) == {"X.a.b"}
+
+
+def test_every_figure_of_a_record_is_in_it() -> None:
+    schemas = components()
+    for record, name in ((StageKpi, "StageKpi"), (ProcessKpi, "ProcessKpi")):
+        assert schemas[name]["properties"].keys() == {f.name for f in dataclasses.fields(record)}
 
 
 def test_every_error_code_has_its_status(

@@ -8,7 +8,8 @@ from typing import Any
 
 from blockflow import __version__
 from blockflow.control.rest.resources import Resource
-from blockflow.control.rest.schemas import BLOCK, TEXT, components, ref
+from blockflow.control.rest.schemas import components
+from blockflow.control.rest.shapes import BLOCK, TEXT, ref
 from blockflow.core.errors import CODES
 
 OPENAPI_VERSION = "3.1.0"

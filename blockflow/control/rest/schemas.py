@@ -1,241 +1,222 @@
 """JSON schemas of what REST takes and gives: the components of the OpenAPI document.
 
-Request bodies are described in full. Answers name their fixed parts; figures may gain fields.
+Request bodies take what is described and nothing else. Answers have what is described, which a test
+holds; a later release may add fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import get_args
 
 from blockflow.control.commands import MAX_HZ
-from blockflow.core import limits
-from blockflow.core.errors import CODES
-from blockflow.core.specs import BlockSpec, LimitSpec, TaskSpec
-
-Schema = dict[str, Any]
-
-TEXT: Schema = {"type": "string"}
-NUMBER: Schema = {"type": "number"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-FLAG: Schema = {"type": "boolean"}
-NAME: Schema = {"type": "string", "pattern": limits.NAME_PATTERN}
-BLOCK: Schema = {
-    "type": "string",
-    "pattern": limits.BLOCK_PATTERN,
-    "maxLength": limits.MAX_NAME_CHARS,
-}
-FREE: Schema = {"type": "object", "additionalProperties": True}
-
-
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def listing(of: Schema) -> Schema:
-    return {"type": "array", "items": of}
-
-
-def maybe(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def obj(
-    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, **more: Any
-) -> Schema:
-    """An object with these properties; further ones are allowed unless ``more`` says otherwise."""
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": list(required),
-        **more,
-    }
+from blockflow.control.rest.answers import answers, epoch_fields, health_fields
+from blockflow.control.rest.figures import figures
+from blockflow.control.rest.shapes import (
+    BLOCK,
+    COUNT,
+    FREE,
+    NAME,
+    NUMBER,
+    TEXT,
+    Schema,
+    count,
+    flag,
+    inlined,
+    listing,
+    mapping,
+    maybe,
+    number,
+    obj,
+    one_of,
+    ref,
+    said,
+    text,
+)
+from blockflow.control.update import Kind, Phase
+from blockflow.core.errors import CODES, Fault
+from blockflow.core.specs import BlockSpec, LimitSpec, Mode, TaskSpec, Transport
 
 
 def components() -> dict[str, Schema]:
     """All named schemas."""
+    return {**_errors(), **_updates(), **answers(), **figures(), **_orders()}
+
+
+def _errors() -> dict[str, Schema]:
+    problem = obj(
+        {
+            "path": text("JSON path of the offending value"),
+            "message": text("what is wrong with it"),
+        },
+        {"hint": text("what to do")},
+    )
     error = obj(
         {
-            "code": {"type": "string", "enum": sorted(CODES)},
-            "message": TEXT,
-            "fault": {"type": "string", "enum": ["client", "block", "system"]},
-            "retryable": FLAG,
+            "code": one_of("stable; the table of codes is in docs/errors.md", CODES),
+            "message": text("what was wrong"),
+            "fault": one_of("who should act", Fault),
+            "retryable": flag("whether the same call may succeed later"),
         },
         {
-            "where": TEXT,
-            "hint": TEXT,
-            "details": FREE,
-            "retry_after_ms": COUNT,
-            "problems": listing(obj({"path": TEXT, "message": TEXT}, {"hint": TEXT})),
+            "where": text("a JSON path, block, request, file or address"),
+            "hint": text("what to do"),
+            "details": said("further facts, which differ by code", FREE),
+            "retry_after_ms": count("when a retry makes sense, ms"),
+            "problems": listing(problem, "every finding of a validation"),
         },
+        description="What was wrong, where, and what to do.",
     )
-    update = obj(
-        {"id": COUNT, "kind": TEXT, "state": TEXT, "epoch": COUNT, "plan": FREE},
-        {
-            "block": BLOCK,
-            "duration_ms": NUMBER,
-            "phases_ms": FREE,
-            "notes": listing(TEXT),
-            "error": ref("ErrorObject"),
-        },
-    )
-    block = obj(
-        {"name": BLOCK, "state": TEXT, "digest": TEXT, "contract": FREE, "kpi": FREE},
-        {
-            "artifact": {"type": "string", "pattern": limits.BLOCK_PATTERN},
-            "closed": maybe(TEXT),
-            "replicas": COUNT,
-            "ready": COUNT,
-            "workers": listing(TEXT),
-            "tasks": listing(NAME),
-            "profile": FREE,
-        },
-    )
-    process = {"name": TEXT, "role": TEXT, "state": TEXT}
-    worker = obj(
-        {**process, "incarnation": COUNT, "blocks": listing(BLOCK), "stages": listing(FREE)},
-        {
-            "pid": maybe(COUNT),
-            "process": maybe(FREE),
-            "restarts": COUNT,
-            "given_up": maybe(TEXT),
-            "probe_ms": NUMBER,
-            "crash": maybe(ref("Crash")),
-            "crashes": listing(ref("Crash")),
-        },
-    )
-    crash = obj(
-        {"incarnation": COUNT, "age_s": NUMBER, "cause": TEXT, "log": listing(TEXT)},
-        {
-            "error": maybe(ref("ErrorObject")),
-            "work": listing(
-                obj({"block": TEXT, "took_ms": NUMBER, "requests": COUNT, "tickets": listing(TEXT)})
-            ),
-        },
-    )
-    task = obj(
-        {"name": NAME, "path": listing(BLOCK), "available": FLAG, "contract": FREE, "kpi": FREE},
-        {
-            "missing": listing(BLOCK),
-            "max_rows": COUNT,
-            "deadline_ms": COUNT,
-            "canary": maybe(obj({"path": listing(BLOCK), "share": NUMBER})),
-        },
-    )
-    schemas: dict[str, Schema] = {
-        "ErrorObject": error,
-        "Error": obj({"error": ref("ErrorObject")}),
+    return {"ErrorObject": error, "Error": obj({"error": ref("ErrorObject")})}
+
+
+def _updates() -> dict[str, Schema]:
+    return {
         "SystemUpdate": _system_update(),
-        "Update": update,
-        "Outcome": obj({"epoch": COUNT, "update": ref("Update")}),
-        "Preview": obj({"changed": FLAG, "epoch": COUNT, "plan": FREE}),
-        "Updates": obj({"updates": listing(ref("Update"))}),
-        "RollbackOrder": obj(
-            {}, {"to": {"type": "integer", "minimum": 1}}, additionalProperties=False
+        "Plan": _plan(),
+        "Update": obj(
+            {
+                "id": count("increasing, with gaps; never that of another update"),
+                "kind": one_of("what was asked", Kind),
+                "state": one_of("how far it is; done, unchanged and failed are final", Phase),
+                "epoch": count("the epoch once it is done"),
+                "plan": ref("Plan"),
+                "duration_ms": number("from its acceptance to its end, or until now, ms"),
+                "phases_ms": mapping(NUMBER, "how long each state took that it has left, ms"),
+            },
+            {
+                "block": said("the block, where it concerns one", BLOCK),
+                "notes": listing(TEXT, "what did not go as hoped, and what was decided for you"),
+                "error": ref("ErrorObject", "why it failed"),
+            },
+            description="A change of what runs.",
         ),
+        "Outcome": obj({"epoch": count("the epoch in force"), "update": ref("Update")}),
+        "Preview": obj(
+            {
+                "changed": flag("whether anything would change"),
+                "epoch": count("the epoch that it would be"),
+                "plan": ref("Plan"),
+            }
+        ),
+        "Updates": obj({"updates": listing(ref("Update"), "the latest, newest first")}),
         "PastEpoch": obj(
             {
-                "epoch": COUNT,
-                "how": TEXT,
-                "when": TEXT,
-                "in_force": FLAG,
-                "posted": FREE,
-                "digests": FREE,
-                "missing": listing(TEXT),
-            }
-        ),
-        "History": obj({"epochs": listing(ref("PastEpoch"))}),
-        "Epoch": obj({"epoch": COUNT, "routes": COUNT, "routes_in_force": COUNT}),
-        "Topology": obj({"epoch": COUNT, "topology": maybe(FREE), "posted": maybe(FREE)}),
-        "Task": task,
-        "Tasks": obj({"tasks": listing(ref("Task"))}),
-        "Block": block,
-        "Blocks": obj({"blocks": listing(ref("Block"))}),
-        "Worker": worker,
-        "Crash": crash,
-        "Dispatcher": obj(
-            process,
-            {
-                "incarnation": COUNT,
-                "clients": listing(TEXT),
-                "kpi": FREE,
-                "restarts": COUNT,
-                "crash": maybe(ref("Crash")),
-                "crashes": listing(ref("Crash")),
+                "epoch": count("its number"),
+                "how": text("kind of the update that put it in force"),
+                "when": text("when that was, UTC, ISO 8601; empty = not known"),
+                "in_force": flag("whether it is in force"),
+                "posted": said("the system update as it was posted", FREE),
+                "digests": mapping(TEXT, "block -> sha256 of its artifact then"),
+                "missing": listing(TEXT, "blocks whose artifact of then is not stored any more"),
             },
+            description="A topology that was put in force.",
         ),
-        "Process": {"anyOf": [ref("Worker"), ref("Dispatcher")]},
-        "Workers": obj({"workers": listing(ref("Worker")), "dispatcher": ref("Dispatcher")}),
-        "Pings": obj(
+        "History": obj({"epochs": listing(ref("PastEpoch"), "the latest, newest first")}),
+        "Epoch": obj(epoch_fields()),
+        "Topology": obj(
             {
-                "ok": FLAG,
-                "pings": listing(
-                    obj(
-                        {"worker": TEXT, "incarnation": maybe(COUNT), "ok": FLAG},
-                        {"rtt_ms": NUMBER, "state": TEXT},
-                    )
+                "epoch": count("the epoch in force"),
+                "topology": maybe(
+                    ref("SystemUpdate", "with all defaults spelled out; null before the first one")
                 ),
+                "posted": maybe(said("as it was posted; null before the first one", FREE)),
             }
+        ),
+    }
+
+
+def _plan() -> Schema:
+    start = obj({"replica": text("its name"), "blocks": listing(BLOCK, "what it hosts")})
+    policy = obj(
+        {
+            "replica": text("its name"),
+            "block": said("the block", BLOCK),
+            "policy": said("the batching policy that it gets", FREE),
+        }
+    )
+    tasks = obj(
+        {
+            "add": listing(NAME, "new ones"),
+            "remove": listing(NAME, "those that go"),
+            "change": listing(NAME, "those that differ"),
+        }
+    )
+    return obj(
+        {},
+        {
+            "start": listing(start, "processes that start"),
+            "keep": listing(TEXT, "processes that run on"),
+            "stop": listing(TEXT, "processes that stop"),
+            "policies": listing(policy, "batching policies that change in place"),
+            "threads": mapping(COUNT, "threads of a forward, by worker"),
+            "lanes": mapping(COUNT, "forwards at once, by worker"),
+            "tasks": said("published tasks", tasks),
+        },
+        description="The difference to what runs; what an operation on one block does not touch is "
+        "left out.",
+    )
+
+
+def _orders() -> dict[str, Schema]:
+    """Small request bodies and their answers."""
+    ping = obj(
+        {
+            "worker": text("the process"),
+            "incarnation": maybe(count("its life; null when there is no process")),
+            "ok": flag("whether it answered in time"),
+        },
+        {"rtt_ms": number("round trip, ms"), "state": text("its state, in its own words")},
+    )
+    rate = {"type": "number", "minimum": 0, "maximum": MAX_HZ}
+    to = {"type": "integer", "minimum": 1}
+    return {
+        "RollbackOrder": obj(
+            {}, {"to": said("the epoch; default: the one before", to)}, additionalProperties=False
+        ),
+        "Pings": obj(
+            {"ok": flag("whether all answered"), "pings": listing(ping, "one per process")}
         ),
         "MonitorOrder": obj(
-            {"on": FLAG},
-            {"hz": {"type": "number", "minimum": 0, "maximum": MAX_HZ}},
+            {"on": flag("whether to sample")},
+            {"hz": said("samples per second of every process; default 4", rate)},
             additionalProperties=False,
         ),
-        "Monitor": obj({"on": FLAG, "hz": NUMBER}),
-        "StoreOrder": obj({"file": TEXT}, additionalProperties=False),
-        "Stored": obj({"path": TEXT, "count": COUNT}),
-        "Kpis": obj(
-            {
-                "epoch": COUNT,
-                "blocks": listing(FREE),
-                "tasks": listing(FREE),
-                "workers": listing(FREE),
-                "dispatcher": FREE,
-                "totals": FREE,
-                "control": FREE,
-            }
+        "Monitor": obj(
+            {"on": flag("whether it samples"), "hz": number("samples per second; 0 = off")}
         ),
-        "Live": obj({"live": FLAG}),
-        "Ready": obj({"ready": FLAG, "reasons": listing(TEXT)}, {"error": ref("ErrorObject")}),
-        "Status": obj(
-            {
-                "state": TEXT,
-                "ready": FLAG,
-                "reasons": listing(TEXT),
-                "epoch": COUNT,
-                "release": TEXT,
-                "tasks": listing(ref("Task")),
-                "blocks": listing(ref("Block")),
-                "workers": listing(ref("Worker")),
-                "dispatcher": ref("Dispatcher"),
-                "totals": FREE,
-            }
+        "StoreOrder": obj(
+            {"file": text("name below the state directory's kpis")}, additionalProperties=False
         ),
-        "Repository": obj({"repository": TEXT, "blocks": listing(FREE)}),
-        "Accepted": obj({"accepted": FLAG}),
+        "Stored": obj({"path": text("the file"), "count": count("samples in it")}),
+        "Live": obj({"live": flag("always true: the Manager's thread turns")}),
+        "Ready": obj(
+            health_fields(), {"error": ref("ErrorObject", "NOT_READY, with the same reasons")}
+        ),
+        "Accepted": obj({"accepted": flag("always true")}),
         "Nothing": obj({}, additionalProperties=False),
     }
-    return schemas
 
 
 def _system_update() -> Schema:
     """Both forms of a system update, from the very models that validate it."""
-    block, task = _inlined(BlockSpec.model_json_schema()), _inlined(TaskSpec.model_json_schema())
+    block, task = inlined(BlockSpec.model_json_schema()), inlined(TaskSpec.model_json_schema())
     batching = block["properties"]["batching"]
     # A policy may be given by its name alone.
-    block["properties"]["batching"] = {"anyOf": [batching, NAME]}
+    about = batching.pop("description")
+    block["properties"]["batching"] = {"anyOf": [batching, NAME], "description": about}
     path = task["properties"]["path"]
     return obj(
         {
-            "blocks": {"type": "array", "items": {"anyOf": [BLOCK, block]}},
-            "tasks": {"type": "object", "additionalProperties": {"anyOf": [path, task]}},
+            "blocks": listing({"anyOf": [BLOCK, block]}, "each a name, or an object with options"),
+            "tasks": mapping(
+                {"anyOf": [path, task]}, "task id -> its path, or an object with options"
+            ),
         },
         {
-            "mode": {"type": "string", "enum": ["tensormq", "zeromq"]},
-            "transport": {"type": "string", "enum": ["ipc", "tcp"]},
-            "limits": _inlined(LimitSpec.model_json_schema()),
-            "oversubscribe": FLAG,
+            "mode": one_of("how tensors travel between processes", get_args(Mode)),
+            "transport": one_of("of the workers' sockets", get_args(Transport)),
+            "limits": said("of the whole system", inlined(LimitSpec.model_json_schema())),
+            "oversubscribe": flag("allow explicit threads beyond the cores"),
         },
         additionalProperties=False,
         examples=[
@@ -245,22 +226,3 @@ def _system_update() -> Schema:
             }
         ],
     )
-
-
-def _inlined(schema: Schema) -> Schema:
-    """``schema`` with its local definitions put where they are referred to."""
-    definitions = schema.pop("$defs", {})
-
-    def walk(node: Any) -> Any:
-        if isinstance(node, dict):
-            target = node.get("$ref")
-            if isinstance(target, str):
-                rest = {k: walk(v) for k, v in node.items() if k != "$ref"}
-                return {**walk(definitions[target.rsplit("/", 1)[1]]), **rest}
-            return {k: walk(v) for k, v in node.items()}
-        if isinstance(node, list):
-            return [walk(v) for v in node]
-        return node
-
-    out: Schema = walk(schema)
-    return out
