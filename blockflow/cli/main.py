@@ -128,10 +128,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"blockflow: the output cannot be written: {exc.strerror}\n")
             silence_stdout()
             return ExitCode.FAILED
+        if isinstance(exc, FileNotFoundError) and _is_nowhere():
+            return _report(_nowhere(), args)
         logging.getLogger("blockflow.cli").debug("internal error", exc_info=True)
         hint = f"set {DEBUG_VARIABLE}=1 for the traceback, and report it"
         return _report(make_error("INTERNAL", repr(exc), hint=hint), args)
     return ExitCode.OK
+
+
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _nowhere() -> BlockFlowError:
+    return make_error(
+        "INVALID_REQUEST",
+        "the working directory has been removed, and relative paths lead nowhere",
+        where=os.environ.get("PWD", "the working directory"),
+        hint="go to one that exists (cd), or give absolute paths",
+    )
 
 
 @contextmanager

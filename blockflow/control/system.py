@@ -40,6 +40,7 @@ from blockflow.launch.ward import REST, Ward
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.curve import make_link_key
 from blockflow.tensormq.janitor import RunDir, sweep_stale
+from blockflow.tensormq.sockets import is_v6
 
 log = logging.getLogger("blockflow.control")
 
@@ -324,9 +325,18 @@ def refuse_unfit_address(host: str, port: int) -> None:
 
     Raises:
         SystemError_: PORT_IN_USE.
-        RequestError: INVALID_REQUEST: not an address of this machine.
+        RequestError: INVALID_REQUEST: not an address of this machine, or a name without any.
     """
-    v6 = ":" in host
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as e:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"{host[:100]!r} has no address: {e}",
+            where="--client-host",
+            hint="take an address of this machine, or a name that it can look up",
+        ) from e
+    v6 = is_v6(f"tcp://{with_port(host, port)}")
     family = socket.AF_INET6 if v6 else socket.AF_INET
     try:
         # ZeroMQ listens on :: for IPv4 as well.

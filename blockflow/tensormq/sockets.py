@@ -200,8 +200,8 @@ def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
             raise RequestError(
                 "INVALID_REQUEST", f"port {port} is over {_MAX_PORT}", where=endpoint
             )
-        # Only where it is asked for: a socket with it takes of a name's addresses the IPv6 one,
-        # and says of IPv4 ones that they are mapped.
+        # Only where it is needed: a socket with it takes of a name's addresses the IPv6 one, and
+        # says of IPv4 ones that they are mapped.
         sock.set(zmq.IPV6, is_v6(endpoint))
         sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         sock.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
@@ -225,8 +225,22 @@ def _connect(sock: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def is_v6(endpoint: str) -> bool:
-    """Whether it names an IPv6 address, for which a socket must be made ready (``zmq.IPV6``)."""
-    return endpoint.startswith("tcp://[")
+    """Whether its host is an IPv6 address, or a name that has no other: then a socket must be made
+    ready for it (``zmq.IPV6``).
+
+    A name is looked up, which may wait for a name server. One that is not known (yet) counts as one
+    with IPv4 addresses; libzmq goes on looking it up.
+    """
+    if not _is_tcp(endpoint):
+        return False
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if host.startswith("["):
+        return True
+    try:
+        found = std_socket.getaddrinfo(host, None, type=std_socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(family == std_socket.AF_INET6 for family, *_ in found)
 
 
 def _is_tcp(endpoint: str) -> bool:

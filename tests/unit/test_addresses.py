@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from control_rig import Counter
@@ -23,6 +28,58 @@ from blockflow.tensormq.sockets import is_v6
 def test_an_ipv6_address_stands_in_brackets(host: str, address: str) -> None:
     assert with_port(host, 5) == address
     assert is_v6(f"tcp://{address}") == (host == "::1")
+
+
+def test_a_name_with_ipv6_addresses_only_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    v4, v6 = (socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")
+    names = {"four": [v4], "six": [v6, v6], "both": [v6, v4]}
+
+    def look_up(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        if host not in names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(family, 1, 6, "", (address, 0)) for family, address in names[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    found = {h: is_v6(f"tcp://{h}:5755") for h in (*names, "none", "a" * 300)}
+    assert [h for h in found if found[h]] == ["six"]
+    assert not is_v6("ipc:///tmp/six:1")
+    with pytest.raises(BlockFlowError, match="'none' has no address") as caught:
+        refuse_unfit_address("none", 0)
+    assert (caught.value.code, caught.value.where) == ("INVALID_REQUEST", "--client-host")
+
+
+ONLY_SIX = """
+from pathlib import Path
+import zmq
+from blockflow.tensormq.sockets import bind_pull, connect_push, new_context
+with new_context() as context:
+    pull, endpoint = bind_pull(context, "tcp", Path("."), 1, host="six.test")
+    port = endpoint.rpartition(":")[2]
+    assert endpoint == f"tcp://[::1]:{port}", endpoint
+    push = connect_push(context, f"tcp://six.test:{port}")
+    assert push.poll(10_000, zmq.POLLOUT), "no connection"
+    push.send(b"here")
+    assert pull.poll(10_000), "nothing came"
+    push.close(0), pull.close(0)
+"""
+
+
+def test_sockets_meet_at_a_name_with_ipv6_addresses_only(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("::1 six.test\n")
+    inner = f'mount --bind {hosts} /etc/hosts && exec "$0" "$@"'
+    known = ["unshare", "-m", "sh", "-c", inner]
+    if shutil.which("unshare") is None or subprocess.run([*known, "true"], check=False).returncode:
+        pytest.skip("no mount namespace may be made here")
+    done = subprocess.run(
+        [*known, sys.executable, "-c", ONLY_SIX],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("given", ["::1", "[::1]"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -327,3 +329,44 @@ def test_names_in_listings() -> None:
     assert names_in({"tasks": {"x": 1}}, "tasks") == ["x"]
     assert names_in(["q"], "tasks") == ["q"]
     assert names_in(3, "tasks") == []
+
+
+INSTALLED = """
+import sys
+sys.path.remove("")  # as of the script that is installed
+from blockflow.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("command", ["doctor", "up"])
+def test_a_working_directory_that_was_removed_is_said(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            INSTALLED,
+            command,
+            "--json",
+            "--state-dir",
+            str(tmp_path / "state"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == ExitCode.BAD_INPUT, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "INVALID_REQUEST" and "working directory" in error["message"]
+    assert "cd" in error["hint"]
