@@ -26,6 +26,8 @@ UNBOUNDED_MS = 2 * limits.MAX_DEADLINE_MS
 """Longest forward of a block without a time-out: nobody can be waiting for it any more."""
 _GRACE_NS = 500_000_000
 """A worker ends an overdue forward itself, and better: it answers for it. This long it may try."""
+_LOST_NS = 1_000_000_000
+"""A worker that ends removes its socket file itself; after so long it would have been reaped."""
 
 
 class Health:
@@ -61,6 +63,7 @@ class Health:
         self._futures: dict[int, Future[Round]] = {}
         self._readers: dict[int, AtWorkReader] = {}
         self._ask_ns = 0
+        self._lost_ns: dict[int, int] = {}
 
     # --- asking ---------------------------------------------------------------------------------
 
@@ -121,7 +124,7 @@ class Health:
         due = self.heartbeat.deadline()
         if due is not None and now_ns < due:
             return []
-        return self._look(now_ns) + self._overdue(now_ns)
+        return self._look(now_ns) + self._overdue(now_ns) + self._unreachable(now_ns)
 
     def close(self) -> None:
         """Nobody will answer any more."""
@@ -186,3 +189,23 @@ class Health:
                     hangs.append(Hang(life.incarnation, text))
                     break
         return hangs
+
+    def _unreachable(self, now_ns: int) -> list[Hang]:
+        """Workers whose socket file somebody has removed. Who is connected goes on; but nobody new
+        can reach them: neither another Dispatcher nor a worker that takes another's place."""
+        lost: dict[int, int] = {}
+        for replica in self._crew.fleet:
+            life = replica.life
+            if life.reaped or life.state not in SERVING or not life.endpoint.startswith("ipc://"):
+                continue
+            file = Path(life.endpoint.removeprefix("ipc://"))
+            # Where the whole folder is gone, a successor would fare no better.
+            if not file.exists() and file.parent.is_dir():
+                lost[life.incarnation] = self._lost_ns.get(life.incarnation, now_ns)
+        self._lost_ns = lost
+        text = "nobody can reach it: its socket file was removed"
+        return [
+            Hang(incarnation, text, outside=True)
+            for incarnation, since_ns in lost.items()
+            if now_ns - since_ns >= _LOST_NS
+        ]

@@ -118,6 +118,18 @@ def test_a_stopped_dispatcher_is_replaced(system: System) -> None:
     assert serves(system, "plain")
 
 
+def test_a_worker_whose_socket_file_is_removed_is_replaced(system: System) -> None:
+    """Those that are connected reach it until then; what it was executing is not to blame."""
+    old = worker(system, "plain#0")
+    file = Path(old["endpoint"].removeprefix("ipc://"))
+    assert serves(system, "plain")
+    file.unlink()
+    assert serves(system, "plain")
+    new = replaced(system, old)
+    assert "socket file" in new["crash"]["cause"]
+    assert new["endpoint"] != old["endpoint"] and serves(system, "plain")
+
+
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
