@@ -11,6 +11,7 @@ from blockflow.bench.statistics import (
     Interval,
     difference_interval,
     judge,
+    judge_value,
     median_interval,
     ratio_interval,
 )
@@ -320,5 +321,13 @@ def _verdict(name: str, figures: Sequence[Figure]) -> str:
     verdicts = set()
     for f in figures:
         goal = _goal(f) or 0.0
-        verdicts.add(str(judge(f.interval, goal, at_least="at_least" in f.labels)))
+        at_least = "at_least" in f.labels
+        # What was counted has no interval.
+        counted = f.low is None or f.high is None
+        verdict = (
+            judge_value(f.value, goal, at_least=at_least)
+            if counted
+            else judge(f.interval, goal, at_least=at_least)
+        )
+        verdicts.add(str(verdict))
     return next(v for v in ("missed", "within noise", "met") if v in verdicts)

@@ -14,6 +14,7 @@ from blockflow.bench.grid import BREAK, Grid, bounds, ms, size_text, with_bounds
 from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, copies_text
 from blockflow.bench.results import LESS_IS_BETTER, Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import (
+    MIN_PAIRS,
     Verdict,
     difference_interval,
     judge,
@@ -92,8 +93,8 @@ def figures(tracks: Tracks, counted: Mapping[tuple[str, int], Counted]) -> list[
         out.append(interval_figure(SLOPE, key.way, None, found, "ms", labels))
         accounted = _medians(track.hop)
         apart = difference_interval(by_slope, [accounted[r] for r in long])
-        agree = apart.low <= 0 <= apart.high
-        out.append(interval_figure(AGREE, key.way, None, apart, "ms", {**labels, "agree": agree}))
+        told = {} if apart.n < MIN_PAIRS else {"agree": apart.low <= 0 <= apart.high}
+        out.append(interval_figure(AGREE, key.way, None, apart, "ms", {**labels, **told}))
         out += _to_bare(tracks, key, noise)
     out += _growth(tracks, noise)
     for (way, size), count in counted.items():
@@ -182,7 +183,7 @@ def check_grid(found: Iterable[Figure]) -> Grid:
                 way,
                 ms(warm.p50_ms),
                 ms(slope.value),
-                ("yes" if apart.labels["agree"] else "no") if apart else "",
+                _AGREED[apart.labels.get("agree")] if apart else "",
                 with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
                 copies_text(inputs, outputs),
                 size_text(round(sent.value)) if sent else "",
@@ -210,6 +211,10 @@ def leg_grid(found: Iterable[Figure]) -> Grid:
         )
     heads = ("size", "way", "there", "back", "both", "x message (95%)", "n")
     return Grid("Client and Dispatcher, ms", heads, rows, frozenset({"way"}))
+
+
+_AGREED = {True: "yes", False: "no", None: ""}
+"""None: of too few rounds to say."""
 
 
 class _Index:
@@ -250,15 +255,19 @@ def remarks(found: Iterable[Figure]) -> list[str]:
         if f.name == NOISE:
             noise = f.labels["noise"]
             out.append(f"bare messages measured twice differ by up to {noise:.1%}: the run's noise")
-    apart = [f for f in figures_ if f.name == AGREE]
+    apart = [f for f in figures_ if f.name == AGREE and "agree" in f.labels]
     wrong = [f for f in apart if not f.labels["agree"]]
-    out.append(
-        f"accounted hop and slope of the end-to-end time agree in {len(apart) - len(wrong)} of "
-        f"{len(apart)} cases (95% interval of their difference holds 0)"
-    )
+    if apart:
+        out.append(
+            f"accounted hop and slope of the end-to-end time agree in {len(apart) - len(wrong)} of "
+            f"{len(apart)} cases (95% interval of their difference holds 0)"
+        )
     unsure = sum(f.labels.get("verdict") == Verdict.NOISE for f in figures_)
     if unsure:
         out.append(f"{unsure} aims lie within the noise: nothing is concluded about them")
+    few = min((f.n for f in figures_ if "verdict" in f.labels), default=MIN_PAIRS)
+    if few < MIN_PAIRS:
+        out.append(f"a verdict needs {MIN_PAIRS} rounds (--rounds), some aims have only {few}")
     steady = steadiness_of(figures_)
     if steady is not None:
         out.append(steady.sentence())

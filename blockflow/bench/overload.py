@@ -23,6 +23,7 @@ from rich.console import Console
 from blockflow.bench.canvas import save_page
 from blockflow.bench.chaos.watch import Watch
 from blockflow.bench.interrupts import orderly
+from blockflow.bench.options import PART, positive
 from blockflow.bench.overload_clients import SPEC, TASK, Clients
 from blockflow.bench.overload_figures import Depth, Load, draw, figures, remarks
 from blockflow.bench.reliability.promise import missed
@@ -144,7 +145,7 @@ def measure(plan: Plan, say: Any) -> tuple[list[Load], list[tuple[float, float]]
 def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.overload", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="seconds only: is everything sound?")
-    parser.add_argument("--seconds", type=float, help="of each load")
+    parser.add_argument("--seconds", type=positive, help="of each load")
     parser.add_argument("--fixed", action="store_true", help="without the adaptive limit")
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--plot", help="file for the picture")
@@ -170,8 +171,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(figure_table("overload", [f for f in found if f.unit != "MiB"]))
     for line in remarks(loads, memory):
         console.print(line, highlight=False)
-    # A quick run must not take the place of a real one.
-    stem = f"results/overload{'-fixed' * args.fixed}{'-quick' * args.quick}"
+    # Neither a quick run nor a shorter one must take the place of a real one.
+    mark = "-quick" * args.quick or PART * (plan.seconds < Plan().seconds)
+    stem = f"results/overload{'-fixed' * args.fixed}{mark}"
     path = Path(args.json or f"{stem}.jsonl")
     ResultFile(path, "overload", make_command("bench-overload", arguments)).write(found)
     save_page(draw(found), Path(args.plot or f"{stem}.png"))

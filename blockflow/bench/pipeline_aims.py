@@ -30,7 +30,7 @@ from blockflow.bench.pipeline_figures import (
 )
 from blockflow.bench.reliability.promise import NOT_MEASURED
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import Interval, judge
+from blockflow.bench.statistics import Interval, judge, judge_value
 from blockflow.bench.worker_start import READY_WITHOUT_LOAD, USS
 
 AIM = "aim"
@@ -46,10 +46,17 @@ _TAGS = ("engine", "precision", "model")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a run has found of an aim; ``noise`` is the run's own, a share (None: there is none)."""
+    """What a run has found of an aim.
+
+    Attributes:
+        found: without an interval where ``each``.
+        noise: the run's own, a share; None: there is none.
+        each: the aim is one for each that was looked at, not for their median: one is enough.
+    """
 
     found: Interval
     noise: float | None = None
+    each: bool = False
 
 
 Look = Callable[[Book, str], Seen | None]
@@ -80,7 +87,10 @@ class Aim:
         if seen is None:
             return None
         found = seen.found
-        verdict = judge(found, self.goal, seen.noise or 0.0, at_least=self.at_least)
+        if seen.each:
+            verdict = judge_value(found.value, self.goal, at_least=self.at_least)
+        else:
+            verdict = judge(found, self.goal, seen.noise or 0.0, at_least=self.at_least)
         labels = {**tags, "goal": self.goal, "verdict": str(verdict)}
         if seen.noise is not None:
             labels["noise"] = seen.noise
@@ -146,11 +156,11 @@ def _off(share: Interval) -> Interval:
 
 
 def _slowest_start(book: Book, _: str) -> Seen | None:
-    """Without an interval: the aim is one for each worker that was started, not for a median."""
     figure = next((f for f in book.figures if f.name == READY_WITHOUT_LOAD), None)
     if figure is None or figure.p99_ms is None:
         return None
-    return Seen(Interval(figure.p99_ms, figure.p99_ms, figure.p99_ms, figure.n))
+    slowest = figure.p99_ms
+    return Seen(Interval(slowest, slowest, slowest, figure.n), each=True)
 
 
 def _largest(book: Book, _: str) -> Seen | None:
@@ -158,7 +168,7 @@ def _largest(book: Book, _: str) -> Seen | None:
     if figure is None:
         return None
     size = figure.value * _MB_PER_MIB
-    return Seen(Interval(size, size, size, figure.n))
+    return Seen(Interval(size, size, size, figure.n), each=True)
 
 
 OF_ENGINES: tuple[Aim, ...] = (

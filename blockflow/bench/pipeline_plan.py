@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from blockflow.bench.contenders import CONTENDERS, USUAL, Model
 from blockflow.bench.pipeline_figures import IN_LANES, ONE_WORKER, REPLICATED, TENSORMQ
 from blockflow.bench.pipeline_ways import WAYS
+from blockflow.bench.statistics import MIN_PAIRS
 
 _ABOUT = "What a modular pipeline costs beside its compute: several ways, interleaved in one run."
 
@@ -57,6 +58,17 @@ class Plan:
     starts: int
     messages: int
 
+    def covers(self, other: Plan) -> bool:
+        """Whether it measures all that ``other`` does, as often at least."""
+        return (
+            self.model == other.model
+            and {*other.engines} <= {*self.engines}
+            and {*other.ways} <= {*self.ways}
+            and all(self.batches.get(b, 0) >= rounds for b, rounds in other.batches.items())
+            and {*other.loads} <= {*self.loads}
+            and self.starts >= other.starts
+        )
+
     @property
     def seats(self) -> int:
         """Cores that a chain of one-threaded workers can use: the width of the bound."""
@@ -70,11 +82,11 @@ PIPELINE = Plan(
     (TENSORMQ, ONE_WORKER),
     {1: 30, 8: 10, 32: 4},
     {
-        1: Load(5, 5.0),
-        8: Load(4, 8.0),
+        1: Load(MIN_PAIRS, 5.0),
+        8: Load(MIN_PAIRS, 8.0),
         # Eight requests of 32 rows take a small machine half a minute to come and go: by the
         # slowest and the fastest of the usual engines alone, or the run would take twice as long.
-        32: Load(3, 15.0, ("torchscript", "openvino-bf16"), (TENSORMQ, IN_LANES)),
+        32: Load(MIN_PAIRS, 15.0, ("torchscript", "openvino-bf16"), (TENSORMQ, IN_LANES)),
     },
     0,
     0,

@@ -33,7 +33,7 @@ _Z = 1.96
 class Interval:
     """A median and the bounds of its interval (``LEVEL``), from ``n`` samples or pairs.
 
-    With fewer than five samples no interval means much: the bounds are then the extremes.
+    With fewer than :data:`MIN_PAIRS` no interval means much: the bounds are then the extremes.
     """
 
     value: float
@@ -79,7 +79,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
         raise ValueError("no samples")
     values = np.asarray(samples, dtype=np.float64)
     middle = float(np.median(values))
-    if len(values) < 5:
+    if len(values) < MIN_PAIRS:
         return Interval(middle, float(values.min()), float(values.max()), len(values))
     tail = (1 - LEVEL) / 2 * 100
     if len(values) > _MANY:
@@ -135,13 +135,22 @@ def judge(figure: Interval, goal: float, noise: float = 0.0, *, at_least: bool =
         noise: the run's own (:func:`noise_of`): a band of this share around the goal in which
             nothing is concluded, beside the interval itself.
         at_least: the goal is a lower bound.
+
+    From fewer than :data:`MIN_PAIRS` samples nothing is concluded.
     """
+    if figure.n < MIN_PAIRS:
+        return Verdict.NOISE
     below, above = goal * (1 - noise), goal * (1 + noise)
     if figure.high <= below:
         return Verdict.MISSED if at_least else Verdict.MET
     if figure.low > above:
         return Verdict.MET if at_least else Verdict.MISSED
     return Verdict.NOISE
+
+
+def judge_value(value: float, goal: float, *, at_least: bool = False) -> Verdict:
+    """As :func:`judge`, of what is counted or looked at once: no interval, and no noise."""
+    return Verdict.MET if (value >= goal if at_least else value <= goal) else Verdict.MISSED
 
 
 def warm_up(samples: Sequence[float]) -> int:

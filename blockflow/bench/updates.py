@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from blockflow.bench import options
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import Figure, ResultFile, figure_table, latency_figure, make_command
 from blockflow.client import Client
@@ -39,6 +40,7 @@ SECOND = 1000
 
 BODY: Mapping[str, Any] = {"blocks": ["first", "second"], "tasks": {TASK: ["first", "second"]}}
 _DEADLINE_S = 30.0
+_UPDATES = 100
 
 
 @dataclass(slots=True)
@@ -206,11 +208,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write the figures; status 1 if a request failed or was mixed."""
     arguments = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.updates", description=__doc__)
-    parser.add_argument("--updates", type=int, default=100, help="how many (default 100)")
-    parser.add_argument("--clients", type=int, default=4, help="that ask at once (default 4)")
-    parser.add_argument("--json", default="results/updates.jsonl", help="file for the figures")
+    parser.add_argument(
+        "--updates", type=options.count, default=_UPDATES, help=f"how many (default {_UPDATES})"
+    )
+    parser.add_argument(
+        "--clients", type=options.count, default=4, help="that ask at once (default 4)"
+    )
+    parser.add_argument("--json", help="file for the figures (default results/updates.jsonl)")
     args = parser.parse_args(arguments)
-    if not 0 < args.updates < SECOND - 1:
+    if args.updates >= SECOND - 1:
         parser.error(f"--updates is from 1 to {SECOND - 2}")
     console = Console()
     with tempfile.TemporaryDirectory(prefix="bf-up-") as folder, Progress(console=console) as bar:
@@ -222,7 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"failed: {code} x {n}", highlight=False)
     for text in found.ledger.mixed[:20]:
         console.print(f"mixed: {text}", highlight=False)
-    ResultFile(Path(args.json), "updates", make_command("bench-updates", arguments)).write(made)
+    # Fewer must not take the place of a whole run.
+    path = Path(args.json or f"results/updates{options.PART * (args.updates < _UPDATES)}.jsonl")
+    ResultFile(path, "updates", make_command("bench-updates", arguments)).write(made)
     return 0 if found.ledger.clean else 1
 
 

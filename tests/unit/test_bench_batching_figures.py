@@ -64,11 +64,14 @@ def test_ratios_are_paired_by_visit() -> None:
     found = {
         g.name: g
         for g in compare(
-            [cell(7.0), cell(70.0), cell(1.0)], [cell(10.0), cell(100.0), cell()], SERIAL, "1"
+            [*[cell(7.0), cell(70.0)] * 3, cell(1.0)],
+            [*[cell(10.0), cell(100.0)] * 3, cell()],
+            SERIAL,
+            "1",
         )
     }
     ratio = found[f.TIME_RATIO]
-    assert (ratio.value, ratio.n) == (pytest.approx(0.7), 2)
+    assert (ratio.value, ratio.n) == (pytest.approx(0.7), 6)
     assert ratio.labels["paper"] == ratio.labels["goal"] == pytest.approx(0.7388)
     assert ratio.labels["verdict"] == Verdict.MET
     assert "verdict" not in found[f.TAIL_RATIO].labels
@@ -81,14 +84,14 @@ def test_ratios_are_paired_by_visit() -> None:
 )
 def test_a_load_is_met_when_both_aims_are(serial: float, static: float, verdict: str) -> None:
     """At the second load: no slower than serial, and 52% below the static batch."""
-    ours = [cell(9.0), cell(9.0)]
-    found = compare(ours, [cell(serial)] * 2, SERIAL, "2")
-    found += compare(ours, [cell(static)] * 2, BATCHSIZE, "2")
+    ours = [cell(9.0)] * 5
+    found = compare(ours, [cell(serial)] * 5, SERIAL, "2")
+    found += compare(ours, [cell(static)] * 5, BATCHSIZE, "2")
     assert f.load_verdicts(found, LBCI, LBCI_ARM) == {"2": verdict}
 
 
 def test_a_load_that_nobody_can_tell_is_noise() -> None:
-    found = compare([cell(8.0), cell(12.0)], [cell(10.0)] * 2, SERIAL, "4")
+    found = compare([cell(8.0), cell(12.0)] * 3, [cell(10.0)] * 6, SERIAL, "4")
     assert f.load_verdicts(found, LBCI, LBCI_ARM) == {"4": Verdict.NOISE}
 
 
@@ -107,9 +110,17 @@ def test_more_visits_are_wanted_until_a_ratio_is_decided_or_known_well() -> None
     assert f.decided([open_])  # has no aim
 
 
-def test_one_visit_decides_nothing() -> None:
-    (one,) = [g for g in compare([cell(1.0)], [cell(9.0)], SERIAL, "1") if g.name == f.TIME_RATIO]
-    assert one.labels["verdict"] == Verdict.NOISE
+@pytest.mark.parametrize("visits", [1, 4])
+def test_a_few_visits_decide_nothing(visits: int) -> None:
+    found = compare([cell(1.0)] * visits, [cell(9.0)] * visits, SERIAL, "1")
+    (ratio,) = [g for g in found if g.name == f.TIME_RATIO]
+    assert ratio.labels["verdict"] == Verdict.NOISE
+
+
+def test_memory_is_looked_at_once() -> None:
+    once = Interval(0.6, 0.6, 0.6, 1)
+    ratio = f.ratio_figure(f.MEMORY_RATIO, LBCI_ARM, SERIAL, once, LABELS, goal=0.7)
+    assert ratio.labels["verdict"] == Verdict.MET
 
 
 def test_so_many_loads_are_met_missed_or_undecided() -> None:
@@ -120,9 +131,9 @@ def test_so_many_loads_are_met_missed_or_undecided() -> None:
 
 
 def test_a_load_is_judged_beside_some_of_the_rivals() -> None:
-    ours = [cell(9.0), cell(9.0)]
-    found = compare(ours, [cell(8.0)] * 2, SERIAL, "2")
-    found += compare(ours, [cell(30.0)] * 2, BATCHSIZE, "2")
+    ours = [cell(9.0)] * 5
+    found = compare(ours, [cell(8.0)] * 5, SERIAL, "2")
+    found += compare(ours, [cell(30.0)] * 5, BATCHSIZE, "2")
     assert f.load_verdicts(found, LBCI, LBCI_ARM) == {"2": Verdict.MISSED}
     assert f.load_verdicts(found, LBCI, LBCI_ARM, [BATCHSIZE]) == {"2": Verdict.MET}
 

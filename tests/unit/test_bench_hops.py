@@ -184,3 +184,36 @@ def test_arguments_change_the_plan() -> None:
     assert quick == QUICK
     assert target.name == "hops-quick.jsonl"  # a real run's figures stay
     assert parse_size("100M") == 100 * MIB
+    assert parse_args([])[1].name == parse_args(["--rounds", "13"])[1].name == "hops.jsonl"
+    for less in (["--rounds", "1"], ["--burst", "7"], ["--sizes", "1k,1m"]):
+        assert parse_args(less)[1].name == "hops-part.jsonl"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--rounds", n] for n in ("0", "-1", "x")),
+        *(["--burst", n] for n in ("0", "1.5")),
+        *(["--sizes", n] for n in ("", "x", "0", "1,", "-1k", "1.5m", "257m", "9" * 5000)),
+    ],
+)
+def test_nonsense_is_refused_before_anything_starts(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_args([f"{words[0]}={words[1]}"])
+    assert f"argument {words[0]}" in capsys.readouterr().err
+
+
+def test_few_rounds_conclude_nothing() -> None:
+    few = tracks(0.14, 0.1)
+    for track in few.values():
+        for rounds in (track.hop, track.short, track.long):
+            for number in range(1, ROUNDS):
+                rounds.pop(number, None)
+    figures = hf.figures(few, {})
+    assert {f.labels["verdict"] for f in figures if "verdict" in f.labels} == {"within noise"}
+    assert {row[4] for row in hf.check_grid(figures).rows if row} == {""}
+    text = "\n".join(hf.remarks(figures))
+    assert "some aims have only 1" in text
+    assert "cases" not in text

@@ -27,6 +27,7 @@ from blockflow.bench.pipeline_ways import (
     topology,
 )
 from blockflow.bench.results import PARTIAL, Figure, ResultFile
+from blockflow.bench.statistics import MIN_PAIRS
 from blockflow.bench.worker_start import start_figures
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.engine.base import EngineOptions
@@ -170,7 +171,7 @@ def test_tables_show_every_way_and_the_aims() -> None:
     one, load = series(1.04), series(1.3, rows=8)
     one.counted = {pf.TENSORMQ: Counted(0.0, 0.0, 2048.0)}
     one.memory = {pf.IN_PROCESS: 100.0, pf.TENSORMQ: 180.0}
-    load.rates = {pf.BOUND: [20.0], pf.TENSORMQ: [19.0], pf.REPLICATED: [19.0]}
+    load.rates = {pf.BOUND: [20.0] * 5, pf.TENSORMQ: [19.0] * 5, pf.REPLICATED: [19.0] * 5}
     figures = [*one.figures(), *load.figures(), *start_figures(STARTS)]
     assert len([r for r in pf.latency_grid(figures).rows if r]) == 6
     assert len(pf.throughput_grid(figures).rows) == 3
@@ -247,6 +248,25 @@ def test_plans_follow_the_arguments() -> None:
     for wrong in (["--engines", "nonsense"], ["--rounds", "1,2"]):
         with pytest.raises(SystemExit):
             parse_args(wrong)
+
+
+def test_a_plan_of_less_or_of_something_else_covers_no_whole_one() -> None:
+    assert BENCH.covers(BENCH) and PIPELINE.covers(PIPELINE)
+    assert not QUICK.covers(BENCH) and not BENCH.covers(PIPELINE)
+    assert parse_args(["--rounds", "60,16,7"])[0].covers(BENCH)
+    for less in (
+        ["--rounds", "60,16,5"],
+        ["--batches", "1"],
+        ["--starts", "1"],
+        ["--model", "resnet18"],
+        ["--engines", "onnxruntime"],
+    ):
+        assert not parse_args(less)[0].covers(BENCH)
+
+
+def test_what_a_whole_run_judges_has_enough_rounds() -> None:
+    assert min(load.rounds for load in PIPELINE.loads.values()) >= MIN_PAIRS
+    assert min(BENCH.batches.values()) >= MIN_PAIRS
 
 
 def test_eight_requests_of_each_size_are_outstanding_at_once() -> None:

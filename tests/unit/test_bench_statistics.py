@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,10 +11,12 @@ from hypothesis import strategies as st
 
 from blockflow.bench.calibration import Steadiness, calibrate, compare
 from blockflow.bench.statistics import (
+    MIN_PAIRS,
     Interval,
     Verdict,
     difference_interval,
     judge,
+    judge_value,
     median_interval,
     noise_of,
     percentile,
@@ -83,6 +87,18 @@ def test_nothing_is_concluded_inside_the_noise() -> None:
     assert noise == pytest.approx(0.03)
     assert judge(clear, 1.05, noise) is Verdict.NOISE
     assert judge(clear, 1.2, noise) is Verdict.MET
+
+
+def test_from_few_samples_nothing_is_concluded() -> None:
+    few = Interval(1.0, 1.0, 1.0, MIN_PAIRS - 1)
+    assert judge(few, 1.5) is judge(few, 0.5) is Verdict.NOISE
+    assert judge(few, 0.5, at_least=True) is Verdict.NOISE
+    assert judge(replace(few, n=MIN_PAIRS), 1.5) is Verdict.MET
+
+
+def test_what_is_counted_needs_no_samples() -> None:
+    assert judge_value(1.0, 1.0) is judge_value(1.0, 1.0, at_least=True) is Verdict.MET
+    assert judge_value(1.1, 1.0) is judge_value(0.9, 1.0, at_least=True) is Verdict.MISSED
 
 
 def test_goals_may_be_lower_bounds() -> None:

@@ -14,7 +14,7 @@ from blockflow.bench.batching.rig import TASK, Further, Policy
 from blockflow.bench.batching.traffic import DEADLINE_S
 from blockflow.bench.results import Figure
 from blockflow.bench.simulation.arrivals import Arrival
-from blockflow.bench.statistics import Verdict, noise_of, percentile, ratio_interval
+from blockflow.bench.statistics import judge_value, noise_of, percentile, ratio_interval
 
 QUEUED, TASKS = 64, 8
 DECISION_GOAL_US = 50.0
@@ -36,7 +36,7 @@ def _decisions(count: int) -> list[Figure]:
     out = []
     for spec in decisions.SPECS:
         for found in decisions.measure(spec, QUEUED, TASKS, count):
-            verdict = Verdict.MET if found.value <= DECISION_GOAL_US else Verdict.MISSED
+            verdict = judge_value(found.value, DECISION_GOAL_US)
             more = {"experiment": COST, "goal": DECISION_GOAL_US, "verdict": verdict.value}
             out.append(replace(found, labels={**found.labels, **more}))
     return out

@@ -18,9 +18,11 @@ from blockflow.bench.batching.traffic import Cell
 from blockflow.bench.results import LESS_IS_BETTER, MORE_IS_BETTER, Figure, interval_figure
 from blockflow.bench.statistics import (
     LEVEL,
+    MIN_PAIRS,
     Interval,
     Verdict,
     judge,
+    judge_value,
     median_interval,
     percentile,
     ratio_interval,
@@ -95,11 +97,8 @@ DVABATCH_PAPER_PEAK = 2.12
 
 CLOSE = 0.02
 """A ratio whose interval reaches no farther to either side: nobody would wait for more."""
-_FEW = 5
 _AIMED = frozenset({TIME_RATIO, TEST_RATIO, CLOSED_RATIO, OF_BOUND, ALONE_RATIO})
 """What is measured until it is decided."""
-_VISITED = _AIMED | {TAIL_RATIO, OVER}
-"""What one visit is too few for."""
 _RESAMPLES, _SEED = 2000, 20240229
 
 Labels = Mapping[str, Any]
@@ -161,7 +160,7 @@ def share_over(cells: Sequence[Cell]) -> Interval:
     offered = np.array([c.offered for c in cells])
     late = np.array([c.over * c.offered for c in cells])
     value = 100 * float(late.sum() / offered.sum())
-    if len(cells) < _FEW:
+    if len(cells) < MIN_PAIRS:
         each = [100 * c.over for c in cells]
         return Interval(value, min(each), max(each), len(cells))
     draws = np.random.default_rng(_SEED).integers(0, len(cells), (_RESAMPLES, len(cells)))
@@ -177,7 +176,7 @@ def over_aim(figure: Figure, most: float) -> Figure:
     low, high = figure.low, figure.high
     if low is None or high is None:
         raise ValueError("a share without an interval cannot be judged")
-    verdict = judge(Interval(figure.value, low, high, n), most) if n > 1 else Verdict.NOISE
+    verdict = judge(Interval(figure.value, low, high, n), most)
     more = {"goal": most, "at_least": False, "verdict": verdict.value}
     return replace(figure, labels={**figure.labels, **more})
 
@@ -261,7 +260,7 @@ def decided(found: Sequence[Figure]) -> bool:
 
 def width_of(figure: Figure) -> float:
     """Half of a figure's interval as a share of its value; extremes of a few samples are none."""
-    if figure.low is None or figure.high is None or figure.n < _FEW:
+    if figure.low is None or figure.high is None or figure.n < MIN_PAIRS:
         return float("inf")
     return Interval(figure.value, figure.low, figure.high, figure.n).relative_width
 
@@ -292,10 +291,11 @@ def ratio_figure(
     if goal is not None:
         more["goal"] = round(goal, 4)
         more["at_least"] = at_least
-        verdict = judge(found, goal, noise, at_least=at_least)
-        # One visit is all of its interval, and decides nothing.
-        open_ = not sure or (name in _VISITED and found.n < 2)
-        more["verdict"] = (Verdict.NOISE if open_ else verdict).value
+        if name == MEMORY_RATIO:  # looked at once, of processes that stand still
+            verdict = judge_value(found.value, goal, at_least=at_least)
+        else:
+            verdict = judge(found, goal, noise, at_least=at_least)
+        more["verdict"] = (verdict if sure else Verdict.NOISE).value
     return interval_figure(name, arm, None, found, "x", more)
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from blockflow.bench.demo.data import TASKS
 from blockflow.bench.demo.measure import IN_FLIGHT, Deployment, Memory
 from blockflow.bench.results import MORE_IS_BETTER, Figure, latency_figure
-from blockflow.bench.statistics import Interval, judge, percentile
+from blockflow.bench.statistics import judge_value, percentile
 from blockflow.client.collector import BlockMeans
 
 MIB = 2**20
@@ -160,7 +160,7 @@ def figures(deployments: Sequence[Deployment], whole_run_s: float | None = None)
     """
     out: list[Figure] = []
     if whole_run_s is not None:
-        verdict = judge(Interval(whole_run_s, whole_run_s, whole_run_s, 1), AIM_S)
+        verdict = judge_value(whole_run_s, AIM_S)
         labels = {"goal": AIM_S, "verdict": str(verdict)}
         out.append(Figure(WHOLE_RUN, "all", None, None, None, whole_run_s, "s", 1, labels=labels))
     for d in deployments:

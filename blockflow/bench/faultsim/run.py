@@ -21,9 +21,11 @@ from blockflow.bench.faultsim.faults import KINDS
 from blockflow.bench.faultsim.ledger import SeedLedger, code_digest, simulated
 from blockflow.bench.faultsim.outcome import Found, figures, run_seed
 from blockflow.bench.interrupts import INTERRUPTED, orderly
+from blockflow.bench.options import PART, count, positive
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.bench.simulation.farm import spread
 
+_SEEDS, _HOURS = 1000, 24.0
 _TRACE_SHOWN = 40
 _SHOWN = 5
 
@@ -65,14 +67,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write the figures; status 1 if an invariant was broken."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.faultsim")
-    parser.add_argument("--seeds", type=int, default=1000, help="runs (default 1000)")
+    parser.add_argument("--seeds", type=count, default=_SEEDS, help=f"runs (default {_SEEDS})")
     parser.add_argument("--first-seed", type=int, default=1, help="of them (default 1)")
-    parser.add_argument("--hours", type=float, default=24.0, help="virtual, of each (default 24)")
     parser.add_argument(
-        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one per core"
+        "--hours", type=positive, default=_HOURS, help=f"virtual, of each (default {_HOURS:g})"
+    )
+    parser.add_argument(
+        "--processes",
+        type=count,
+        default=len(os.sched_getaffinity(0)),
+        help="default: one per core",
     )
     parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
-    parser.add_argument("--json", default="results/faultsim.jsonl", help="file for the figures")
+    parser.add_argument("--json", help="file for the figures (default results/faultsim.jsonl)")
     parser.add_argument(
         "--resume", action="store_true", help="keep seeds that are done, and go on after them"
     )
@@ -80,8 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--ledger", default="results/faultsim-seeds.jsonl", help="file of --resume for that"
     )
     args = parser.parse_args(arguments)
-    if args.seeds < 1 or args.hours <= 0 or args.processes < 1:
-        parser.error("--seeds, --hours and --processes must be above 0")
     wanted = [k.strip() for k in args.only.split(",") if k.strip()]
     if not set(wanted) <= set(KINDS):
         parser.error("--only takes some of: " + ", ".join(KINDS))
@@ -127,5 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"\nfurther seeds: {rest}", highlight=False)
     if not bad:
         console.print("no invariant was broken")
-    ResultFile(Path(args.json), "faultsim", make_command("faultsim", arguments)).write(made)
+    # Less must not take the place of a whole run.
+    whole = args.seeds >= _SEEDS and args.hours >= _HOURS and not wanted
+    path = Path(args.json or f"results/faultsim{PART * (not whole)}.jsonl")
+    ResultFile(path, "faultsim", make_command("faultsim", arguments)).write(made)
     return 1 if bad else 0

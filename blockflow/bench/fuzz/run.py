@@ -33,6 +33,7 @@ from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.bench.fuzz.sockets import Target, targets
 from blockflow.bench.grid import Grid
 from blockflow.bench.interrupts import orderly
+from blockflow.bench.options import PART, count
 from blockflow.bench.results import Figure, ResultFile, make_command
 from blockflow.client import Client
 from blockflow.core.errors import BlockFlowError
@@ -48,6 +49,7 @@ ROUNDS = 20
 TASK = "t"
 TOPOLOGY = {"blocks": ["a", "b"], "tasks": {TASK: ["a", "b"]}}
 _X = np.arange(4, dtype=np.float32).reshape(DIMS)
+_FRAMES, _DECODER_FRAMES = 1_000_000, 100_000
 _SHOWN_BYTES = 200
 _REQUEST_S = 30.0
 _WARM = 0.1
@@ -263,10 +265,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it; the exit status is 1 when something failed."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="make fuzz ARGS=...", description=__doc__)
-    parser.add_argument("--frames", type=int, default=1_000_000, help="at the sockets, in all")
-    parser.add_argument("--decoder-frames", type=int, default=100_000, help="at each decoder")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", default="results/fuzz.jsonl", help="file for the figures")
+    parser.add_argument(
+        "--frames", type=count, default=_FRAMES, help=f"at the sockets, in all (default {_FRAMES})"
+    )
+    parser.add_argument(
+        "--decoder-frames",
+        type=count,
+        default=_DECODER_FRAMES,
+        help=f"at each decoder (default {_DECODER_FRAMES})",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the frames (default 1)")
+    parser.add_argument("--json", help="file for the figures (default results/fuzz.jsonl)")
     args = parser.parse_args(arguments)
     console = Console(highlight=False)
     report, found = fuzz_decoders(args.decoder_frames, args.seed, decoders()), Report()
@@ -285,7 +294,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not failures:
         console.print(f"nothing failed (seed {args.seed})", style="green")
     made = figures(report, found)
-    ResultFile(Path(args.json), "fuzz", make_command("fuzz", arguments)).write(made)
+    # Fewer must not take the place of a whole run.
+    whole = args.frames >= _FRAMES and args.decoder_frames >= _DECODER_FRAMES
+    path = Path(args.json or f"results/fuzz{PART * (not whole)}.jsonl")
+    ResultFile(path, "fuzz", make_command("fuzz", arguments)).write(made)
     return 1 if failures else 0
 
 
