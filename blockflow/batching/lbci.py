@@ -97,6 +97,7 @@ class LbciPolicy(QueueingPolicy):
         super().__init__(stages, options, facts, shares)
         self._t_opt = round(options["t_opt_ms"] * MS)
         self._by_gain = options.get("join", "always") == "gain"
+        self._lanes = 1  # that the worker has been seen to have
         self._batches: list[_Batch] = []
         self._known_n_opt: dict[tuple[Route, int | None], int] = {}
 
@@ -145,10 +146,12 @@ class LbciPolicy(QueueingPolicy):
 
     def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         self._convoys.settle()
+        # Whoever is asked while batches run has a lane more than those.
+        self._lanes = max(self._lanes, len(busy) + 1)
         over = False
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
         for batch in self._batches:
-            run = self._advance(batch, now, taken)
+            run = self._advance(batch, now, taken, len(busy))
             if run is not None:
                 return run
             over = over or batch.empty
@@ -161,8 +164,9 @@ class LbciPolicy(QueueingPolicy):
 
     # --- a batch under way -----------------------------------------------------------------------
 
-    def _advance(self, batch: _Batch, now: int, taken: Collection[int]) -> Run | None:
-        """Its next run; None when it runs already, waits for a stage, or is over."""
+    def _advance(self, batch: _Batch, now: int, taken: Collection[int], running: int) -> Run | None:
+        """Its next run; None when it runs already, waits for a stage, or is over. ``running``: how
+        many batches compute."""
         newcomers = batch.newcomers
         if batch.running or (newcomers is not None and newcomers.running):
             return None
@@ -177,7 +181,10 @@ class LbciPolicy(QueueingPolicy):
         if stage is None:
             return None
         newest = batch is self._batches[-1]  # or newcomers would overtake the batches between
-        if newest and batch.may_join and stage != batch.group[0] and batch.group[0] not in taken:
+        # For a gain nobody joins whom another lane takes at once.
+        spare = self._by_gain and self._lanes - running > 1 and stage not in taken
+        entry = batch.group[0]
+        if newest and batch.may_join and stage != entry and entry not in taken and not spare:
             joining = self._choose(batch, stage, now)
             if joining:
                 batch.newcomers = Convoy()

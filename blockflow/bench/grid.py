@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 BREAK: tuple[str, ...] = ()
 """A row that parts sections on a terminal; a document shows none."""
+
+_WIDEST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,15 @@ class Grid:
         ]
 
     def rich(self) -> Table:
-        """For a console."""
-        table = Table(
+        """For a console. Where it is too narrow texts and heads are broken, numbers never."""
+        table = _Narrowing(
             title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0
         )
-        for head in self.heads:
+        for i, head in enumerate(self.heads):
             justify: Literal["left", "right"] = "left" if head in self.left else "right"
-            table.add_column(head, justify=justify, no_wrap=True)
+            cells = [] if head in self.left else [row[i] for row in self.rows if row]
+            least = max(map(cell_len, [*cells, *head.split()]), default=1)
+            table.add_column(head, justify=justify, min_width=least, overflow="fold")
         for row in self.rows:
             if row:
                 table.add_row(*row)
@@ -65,6 +71,21 @@ class Grid:
         cells = ([" ".join(c.split()).replace("|", "\\|") for c in row] for row in self.rows if row)
         rows = [list(self.heads), rule, *cells]
         return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+class _Narrowing(Table):
+    """Where it is wider than the console, numbers get their least width, and texts what is left. If
+    that is not enough for whole words either, everything is folded: nothing is cut off."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        natural = self.__rich_measure__(console, options.update(width=_WIDEST)).maximum
+        least = sum(c.min_width or 0 for c in self.columns) + len(self.columns)
+        for column in self.columns if natural > options.max_width else ():
+            if least > options.max_width:
+                column.min_width = None
+            elif column.justify == "right":
+                column.width = column.min_width
+        yield from super().__rich_console__(console, options)
 
 
 def ms(value: float | None) -> str:

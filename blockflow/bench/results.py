@@ -300,14 +300,10 @@ def interval_figure(
 
 
 def figure_table(title: str, figures: Iterable[Figure]) -> Table:
-    """All figures, one per row, for benchmarks that need no table of their own."""
-    table = Table(title=title, title_justify="left")
-    for head in ("figure", "mode"):
-        table.add_column(head)
-    for head in ("batch", "p50 ms", "p90 ms", "value", "unit", "n"):
-        table.add_column(head, justify="left" if head == "unit" else "right")
-    for f in figures:
-        table.add_row(
+    """All figures, one per row, for benchmarks that need no table of their own; what none of them
+    has gets no column."""
+    rows = [
+        (
             f.name,
             f.mode,
             "" if f.batch is None else str(f.batch),
@@ -317,4 +313,15 @@ def figure_table(title: str, figures: Iterable[Figure]) -> Table:
             f.unit,
             str(f.n),
         )
+        for f in figures
+    ]
+    heads = ("figure", "mode", "batch", "p50 ms", "p90 ms", "value", "unit", "n")
+    shown = [i for i in range(len(heads)) if i < 2 or any(row[i] for row in rows)]
+    table = Table(title=title, title_justify="left")
+    for head in (heads[i] for i in shown):
+        words = head in ("figure", "mode", "unit")
+        # Codes and names are to be read whole, if need be on two lines.
+        table.add_column(head, justify="left" if words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
     return table

@@ -1,0 +1,61 @@
+"""Tables on a terminal: no number is cut off, however narrow it is."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from blockflow.bench.grid import BREAK, Grid
+from blockflow.bench.results import Figure, figure_table, latency_figure
+
+HEADS = ("scenario", "deployment", "MiB, modular", "95%", "memory")
+ROWS = [
+    ("1", "blocks 1+2 fused", "9421.07", "12.9 to 13.1", "too few rounds to conclude"),
+    BREAK,
+    ("2", "1+2 and 3+4 fused", "75840.25", "-0.6 to -0.5", "less"),
+]
+GRID = Grid("saved", HEADS, ROWS, frozenset({"deployment", "memory"}))
+
+
+def shown(what: RenderableType, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(what)
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 64, 70, 80])
+def test_texts_are_broken_before_numbers(width: int) -> None:
+    lines = shown(GRID.rich(), width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for row in ROWS:
+        for cell in (c for i, c in enumerate(row) if i in (0, 2, 3)):
+            assert cell in text
+    assert "…" not in text
+    assert "too few" in text
+    assert "deployment" in text  # nor is a word
+
+
+def test_a_table_that_fits_is_not_broken_anywhere() -> None:
+    assert len(shown(GRID.rich(), 200)) == 8
+    assert any("1+2 and 3+4 fused" in line for line in shown(GRID.rich(), 90))
+
+
+def test_where_nothing_fits_nothing_is_lost() -> None:
+    lines = shown(GRID.rich(), 30)
+    assert max(map(len, lines)) <= 30
+    told = "".join(c for line in lines for c in line if not c.isspace() and c != "─")
+    assert "…" not in told
+    for row in (HEADS, *ROWS):
+        assert sum(map(told.count, "".join(row))) >= len("".join(row).replace(" ", ""))
+
+
+def test_figures_have_no_empty_columns_and_whole_names() -> None:
+    counted = Figure("requests", "CONNECTION_LOST", None, None, None, 70, "requests", 5)
+    lines = shown(figure_table("5 seeds", [counted]), 60)
+    assert "CONNECTION_LOST" in "\n".join(lines)
+    assert "p50" not in lines[2] and "batch" not in lines[2]
+    timed = shown(figure_table("", [counted, latency_figure("a", "b", 8, [1.5])]), 80)
+    assert all(head in "\n".join(timed) for head in ("batch", "p50 ms", "p90 ms"))
