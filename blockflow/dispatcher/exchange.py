@@ -147,7 +147,7 @@ class Exchange:
         digest = request_digest(request, source) if request.tries and self.memory.on else b""
         check_finite = any(t.check_finite for t in tasks)
         root = None if plan.absent else plan.root
-        retained = self._desk.retain(request, source, root, check_finite)
+        retained = self._desk.retain(request, source, root, check_finite, received + budget_ns)
         if retained is None:
             raise self.admission.no_space(source.nbytes, len(table), received).error
         entry = table.admit(
@@ -360,7 +360,7 @@ class Exchange:
             if isinstance(what, Reply):
                 self._reply(what.entry)
             elif isinstance(what, SendAgain):
-                self._desk.prepare_again(what.entry.retained, what.entry.plan.root)
+                self._desk.prepare_again(what.entry)
                 self._set_out(what.entry)
             elif isinstance(what, Supersede):
                 self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)

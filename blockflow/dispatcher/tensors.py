@@ -102,7 +102,12 @@ class TensorDesk:
         return self._grants.upload(client, request.upload, request.tensor.nbytes)
 
     def retain(
-        self, request: Request, source: memoryview, root: StageRoute | None, check_finite: bool
+        self,
+        request: Request,
+        source: memoryview,
+        root: StageRoute | None,
+        check_finite: bool,
+        deadline_ns: int,
     ) -> RetainedInput | None:
         """Keep the input and make it ready for the first stage: one copy into a slot, or none.
 
@@ -143,14 +148,16 @@ class TensorDesk:
         if root is None:
             return RetainedInput(Payload(TensorDesc(tensor.dtype, tensor.dims), None), buffer, True)
         self._producer.hold(buffer)
-        return RetainedInput(self._producer.publish(buffer, (root.incarnation,))[0], buffer)
+        payload = self._producer.publish(buffer, (root.incarnation,), deadline_ns)[0]
+        return RetainedInput(payload, buffer)
 
-    def prepare_again(self, retained: RetainedInput, root: StageRoute) -> None:
-        """Make a kept input ready for another run, or its first one, which begins at ``root``.
+    def prepare_again(self, entry: Entry) -> None:
+        """Make a kept input ready for another run, or its first one.
 
         An input that was kept as a frame goes as one; one in a slot goes as a frame to a worker
         that takes no handles, and where the slot can have no more readers.
         """
+        retained, root = entry.retained, entry.plan.root
         buffer = retained.buffer
         if buffer is None:
             return
@@ -159,7 +166,8 @@ class TensorDesk:
                 self._producer.hold(buffer)
                 retained.parked = False
             with suppress(LeaseError):
-                retained.payload = self._producer.publish(buffer, (root.incarnation,))[0]
+                handed = self._producer.publish(buffer, (root.incarnation,), entry.deadline_ns)
+                retained.payload = handed[0]
                 return
         desc = TensorDesc(buffer.dtype, buffer.dims)
         retained.payload = Payload(desc, memoryview(bytes(buffer.memory)))

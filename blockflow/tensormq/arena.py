@@ -7,8 +7,9 @@ Two files in the instance's private directory:
     the owner writes it; consumers map it PROT_READ, so that no consumer can change a tensor or the
     book.
 ``marks-<incarnation>``
-    slots x lanes words of 32 bits. A consumer writes the generation that it has released into its
-    lane; the owner sweeps them. This is all that consumers can write.
+    slots x lanes words of 32 bits. A consumer writes into its lane which generation it has opened
+    (``leases.opened_mark``), and the generation itself when it has released it; the owner sweeps
+    them. This is all that consumers can write.
 
 The data area's *capacity* is virtual. What is handed out for the first time is committed first with
 ``posix_fallocate`` and pre-faulted, so that a full file system is a typed error and never the
@@ -30,6 +31,7 @@ import stat
 from pathlib import Path
 
 from blockflow.core.errors import RequestError, SystemError_, WireError
+from blockflow.tensormq.leases import opened_mark
 
 MAGIC = int.from_bytes(b"BFarena\x00", "little")
 LAYOUT_VERSION = 1
@@ -313,6 +315,19 @@ class ArenaReader:
             and self._generations[slot] == generation
             and self.marks[slot * self.lanes + lane] != generation
         )
+
+    def take(self, slot: int, lane: int, generation: int) -> bool:
+        """Whether a handle may be opened; then its lane says so.
+
+        Marked first and looked at once more: the owner revokes first and looks at the marks later.
+        """
+        if not self.current(slot, lane, generation):
+            return False
+        self.marks[slot * self.lanes + lane] = opened_mark(generation)
+        if self._generations[slot] == generation:
+            return True
+        self.release(slot, lane, generation)
+        return False
 
     def view(self, offset: int, nbytes: int) -> memoryview | None:
         """Read-only memory, or None when it is not within what the owner has committed.

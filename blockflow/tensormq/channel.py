@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from blockflow.core.model import DTYPE_BYTES, tensor_bytes
+from blockflow.tensormq.leases import NEVER_NS
 from blockflow.tensormq.views import as_torch
 from blockflow.wire.tensor import TensorDesc
 
@@ -154,8 +155,13 @@ class Producer(ABC):
         """
 
     @abstractmethod
-    def publish(self, buffer: OutBuffer, consumers: Sequence[int]) -> list[Payload]:
+    def publish(
+        self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
+    ) -> list[Payload]:
         """Hand the buffer to ``consumers`` (incarnations; one payload each, in order).
+
+        After ``until_ns`` (monotonic) nobody waits for it any more. A handle that was not opened by
+        then may be lost, and is void a second later; in another second its lease has ended.
 
         The buffer is free again when all of them have released it. A consumer may be named twice
         (two branches of a path tree in one process): each payload is released on its own. A held

@@ -27,7 +27,7 @@ from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_trial import TrialPiece
 from blockflow.tensormq.cuda_verdict import VerdictBook
 from blockflow.tensormq.extents import GRANULE
-from blockflow.tensormq.leases import Lease, LeaseError, LeaseTable
+from blockflow.tensormq.leases import NEVER_NS, Lease, LeaseError, LeaseTable
 from blockflow.tensormq.shm import ShmOutBuffer, ShmProducer
 from blockflow.tensormq.views import typed
 
@@ -177,10 +177,12 @@ class CudaProducer(ShmProducer):
             lease = self._take(nbytes)
         return None if lease is None else CudaOutBuffer(self, lease, nbytes, dtype, tuple(dims))
 
-    def publish(self, buffer: OutBuffer, consumers: Sequence[int]) -> list[Payload]:
+    def publish(
+        self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
+    ) -> list[Payload]:
         if isinstance(buffer, CudaOutBuffer):
             buffer.put_on_device()
-        return super().publish(buffer, consumers)
+        return super().publish(buffer, consumers, until_ns)
 
     def bytes_tensor(self) -> Tensor:
         """The whole slab."""

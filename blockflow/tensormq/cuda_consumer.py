@@ -225,10 +225,10 @@ class CudaConsumer(Consumer):
             raise RequestError("WORKER_LOST", f"incarnation {owner} is dead")
         with self._lock:
             mapping = self._mappings.get(owner) or self._map(owner)
-            if not mapping.book.marks.current(handle.slot, handle.lane, handle.generation):
-                raise _bad(desc, "the handle is stale or names no slot")
             if handle.offset + span_bytes(desc) > mapping.nbytes or handle.slot >= mapping.slots:
                 raise _bad(desc, "the handle points outside the slab")
+            if not mapping.book.marks.take(handle.slot, handle.lane, handle.generation):
+                raise _bad(desc, "the handle is stale or names no slot")
             mapping.users += 1
         return CudaInBuffer(desc, handle, mapping, self)
 

@@ -23,7 +23,7 @@ from blockflow.tensormq.channel import (
     span_bytes,
 )
 from blockflow.tensormq.extents import GRANULE
-from blockflow.tensormq.leases import LeaseError
+from blockflow.tensormq.leases import NEVER_NS, LeaseError
 from blockflow.wire.tensor import TensorDesc
 
 _EMPTY = memoryview(b"")
@@ -111,7 +111,9 @@ class InlineProducer(Producer):
         lead = -raw.__array_interface__["data"][0] % GRANULE
         return InlineOutBuffer(raw.data[lead : lead + nbytes], dtype, tuple(dims))
 
-    def publish(self, buffer: OutBuffer, consumers: Sequence[int]) -> list[Payload]:
+    def publish(
+        self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
+    ) -> list[Payload]:
         own = _own(buffer)
         if not consumers or len(consumers) > self.max_consumers:
             raise LeaseError(f"published to {len(consumers)} consumers")

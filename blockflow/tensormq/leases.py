@@ -4,6 +4,11 @@ Pure: no memory is touched here. A *slot* is an entry of the book with an extent
 *lane* is one consumer's release mark on it. A slot is free again when every lane has been released
 and nobody holds it. The generation counts a slot's publications, so that a mark or a handle from an
 earlier life is told from a current one (the ABA problem of every recycled index).
+
+A message with a handle may be lost (a tcp connection that is reset), and then nobody ever releases
+its lane. So a consumer marks what it opens, too, and what nobody has opened when nobody waits for
+it any more is *revoked*: no handle to it can be opened from then on. Only a while later, when who
+was just about to open it has done so or been refused, its lanes count as released.
 """
 
 from __future__ import annotations
@@ -14,6 +19,16 @@ from enum import StrEnum
 from blockflow.tensormq.extents import Extents
 
 MAX_GENERATION = 2**32 - 1
+NEVER_NS = 2**63 - 1
+
+REVOKE_NS = 1_000_000_000
+"""So long after its last deadline an unopened slot is revoked; so long after that it is free."""
+
+
+def opened_mark(generation: int) -> int:
+    """What a consumer writes into its lane when it opens that generation, 0..2**32-1. When it
+    releases it, it writes the generation itself."""
+    return generation ^ MAX_GENERATION
 
 
 class SlotState(StrEnum):
@@ -47,9 +62,22 @@ class Lease:
         lanes: lane -> incarnation of the consumer that has yet to release it.
         used_lanes: lanes given out under this generation; they are not reused before the next one.
         holds: how often it is held.
+        until_ns: when the last one who waits for what was published gives up.
+        revoked_ns: when its handles were revoked, 0 = they are not.
     """
 
-    __slots__ = ("generation", "holds", "lanes", "offset", "size", "slot", "state", "used_lanes")
+    __slots__ = (
+        "generation",
+        "holds",
+        "lanes",
+        "offset",
+        "revoked_ns",
+        "size",
+        "slot",
+        "state",
+        "until_ns",
+        "used_lanes",
+    )
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
@@ -59,6 +87,8 @@ class Lease:
         self.lanes: dict[int, int] = {}
         self.used_lanes = 0
         self.holds = 0
+        self.until_ns = NEVER_NS
+        self.revoked_ns = 0
         self.state = SlotState.FREE
 
     def move(self, event: str) -> None:
@@ -72,8 +102,8 @@ class LeaseTable:
     """``slots`` leases over ``capacity`` bytes, each with up to ``lanes`` consumers.
 
     ``outstanding`` slots are not free. Counters: ``stalls`` (reserve found nothing), ``stale``
-    (releases of another generation or lane), ``high_water`` (most bytes in use at once),
-    ``high_slots`` (most slots).
+    (releases of another generation or lane), ``lost`` (lanes that nobody had opened in time),
+    ``high_water`` (most bytes in use at once), ``high_slots`` (most slots).
     """
 
     def __init__(self, capacity: int, slots: int, lanes: int = 32, align: int = 4096) -> None:
@@ -85,6 +115,7 @@ class LeaseTable:
         self.outstanding = 0
         self.stalls = 0
         self.stale = 0
+        self.lost = 0
         self.high_water = 0
         self.high_slots = 0
         self._leases = [Lease(i) for i in range(slots)]
@@ -129,8 +160,9 @@ class LeaseTable:
         lease.move("discard")
         self._give_back(lease)
 
-    def publish(self, slot: int, consumers: Sequence[int]) -> range:
-        """Lease the slot to ``consumers`` (incarnations; one may come twice).
+    def publish(self, slot: int, consumers: Sequence[int], until_ns: int = NEVER_NS) -> range:
+        """Lease the slot to ``consumers`` (incarnations; one may come twice), of whom nobody needs
+        to open it after ``until_ns``.
 
         Returns:
             The lanes, in the order of the consumers.
@@ -151,6 +183,8 @@ class LeaseTable:
         lease.move("publish again" if again else "publish")
         if not lease.lanes:
             lease.generation = lease.generation % MAX_GENERATION + 1
+            lease.until_ns = lease.revoked_ns = 0
+        lease.until_ns = max(lease.until_ns, until_ns)
         lease.used_lanes = stop
         lane = first
         for consumer in consumers:
@@ -191,6 +225,32 @@ class LeaseTable:
             if self._free_if_done(lease):
                 freed.append(lease.slot)
         return freed
+
+    def reclaim(self, marks: Sequence[int], now_ns: int) -> tuple[list[int], list[int]]:
+        """Take back what nobody has opened and nobody waits for; sweep before.
+
+        What a consumer has opened stays with it, and so does what is held.
+
+        Returns:
+            The slots to revoke now, all their handles, and the slots that became free.
+        """
+        revoked: list[int] = []
+        freed: list[int] = []
+        for lease in list(self._published.values()):
+            if lease.holds or now_ns - lease.until_ns < REVOKE_NS:
+                continue
+            opened, first = opened_mark(lease.generation), lease.slot * self.lanes
+            lost = [lane for lane in lease.lanes if marks[first + lane] != opened]
+            if lost and not lease.revoked_ns:
+                lease.revoked_ns = now_ns
+                revoked.append(lease.slot)
+            elif lost and now_ns - lease.revoked_ns >= REVOKE_NS:
+                for lane in lost:
+                    del lease.lanes[lane]
+                self.lost += len(lost)
+                if self._free_if_done(lease):
+                    freed.append(lease.slot)
+        return revoked, freed
 
     def peer_gone(self, incarnation: int) -> tuple[int, list[int]]:
         """A consumer is proven dead: release all its lanes.

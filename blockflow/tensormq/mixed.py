@@ -20,7 +20,7 @@ from blockflow.tensormq.cuda import CudaOutBuffer, CudaProducer
 from blockflow.tensormq.cuda_consumer import CudaConsumer
 from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_reach import DeviceReach
-from blockflow.tensormq.leases import LeaseError
+from blockflow.tensormq.leases import NEVER_NS, LeaseError
 from blockflow.tensormq.shm import ShmConsumer, ShmInBuffer, ShmProducer
 from blockflow.tensormq.views import typed
 from blockflow.wire.tensor import TensorDesc
@@ -170,7 +170,9 @@ class MixedProducer(Producer):
                 return None
         return MixedOutBuffer(self._device, slot, host, self._region, dtype, dims)
 
-    def publish(self, buffer: OutBuffer, consumers: Sequence[int]) -> list[Payload]:
+    def publish(
+        self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
+    ) -> list[Payload]:
         own = _own(buffer)
         if not consumers:
             raise LeaseError("published to nobody")
@@ -179,7 +181,7 @@ class MixedProducer(Producer):
         for producer, part in self._parts(own):
             mine = [c for c, p in zip(consumers, chosen, strict=True) if p is producer]
             if mine:
-                payloads[id(producer)] = producer.publish(part, mine)
+                payloads[id(producer)] = producer.publish(part, mine, until_ns)
                 own.published.add(id(producer))
         self._drop_unused(own)
         return [payloads[id(p)].pop(0) for p in chosen]

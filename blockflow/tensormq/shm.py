@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from blockflow.tensormq.channel import (
     span_bytes,
 )
 from blockflow.tensormq.inline import open_frame
-from blockflow.tensormq.leases import Lease, LeaseError, LeaseTable
+from blockflow.tensormq.leases import NEVER_NS, Lease, LeaseError, LeaseTable
 from blockflow.wire.tensor import Handle, TensorDesc
 
 _log = logging.getLogger("blockflow.tensormq")
@@ -120,6 +121,8 @@ class ShmProducer(Producer):
         if leases.outstanding:
             self._mark_free(leases.sweep(self._arena.marks))
         lease = leases.reserve(nbytes) if nbytes <= limits.MAX_MESSAGE_BYTES else None
+        if lease is None and leases.outstanding and self._reclaim():
+            lease = leases.reserve(nbytes)
         if lease is None and (nbytes > limits.MAX_MESSAGE_BYTES or not leases.fits(nbytes)):
             raise RequestError(
                 "TOO_LARGE",
@@ -127,6 +130,23 @@ class ShmProducer(Producer):
                 hint="raise the block's max_rows or arena size, or send fewer rows",
             )
         return lease
+
+    def _collect(self) -> int:
+        """Of what was released or lost, free the slots; returns how many. The lock is held."""
+        freed = self._leases.sweep(self._arena.marks)
+        self._mark_free(freed)
+        return len(freed) + self._reclaim()
+
+    def _reclaim(self) -> int:
+        """Free what was lost on its way to a consumer that lives; returns how many slots."""
+        leases = self._leases
+        lost = leases.lost
+        revoked, freed = leases.reclaim(self._arena.marks, time.monotonic_ns())
+        self._mark_free(revoked)
+        self._mark_free(freed)
+        if leases.lost.bit_length() > lost.bit_length():  # at 1, 2, 4, 8, ...: a bounded log
+            _log.warning("handles that nobody has opened in time: %d so far", leases.lost)
+        return len(freed)
 
     def _commit(self, lease: Lease, end: int) -> bool:
         """Grow the arena for a new lease; False: not now, but releases will help."""
@@ -145,13 +165,15 @@ class ShmProducer(Producer):
             return False
         return True
 
-    def publish(self, buffer: OutBuffer, consumers: Sequence[int]) -> list[Payload]:
+    def publish(
+        self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
+    ) -> list[Payload]:
         lease = _own(buffer).lease
         arena = self._arena
         slot, offset, owner = lease.slot, lease.offset, arena.incarnation
         with self._lock:
             self._check_open()
-            lanes = self._leases.publish(slot, consumers)
+            lanes = self._leases.publish(slot, consumers, until_ns)
             generation = lease.generation
             base = slot * arena.lanes
             for lane in lanes:
@@ -188,9 +210,7 @@ class ShmProducer(Producer):
 
     def sweep(self) -> int:
         with self._lock:
-            freed = [] if self._closed else self._leases.sweep(self._arena.marks)
-            self._mark_free(freed)
-        return len(freed)
+            return 0 if self._closed else self._collect()
 
     def peer_gone(self, incarnation: int) -> int:
         with self._lock:
@@ -206,7 +226,7 @@ class ShmProducer(Producer):
         with self._lock:
             leases = self._leases
             if not self._closed:
-                self._mark_free(leases.sweep(self._arena.marks))
+                self._collect()
             return Usage(
                 capacity=leases.extents.capacity,
                 used=leases.used,
@@ -255,11 +275,11 @@ class ShmConsumer(Consumer):
         if frame is not None:
             raise _bad(desc, "a handle and a frame in one message")
         reader = self._readers.get(handle.incarnation) or self._map(handle.incarnation)
-        if not reader.current(handle.slot, handle.lane, handle.generation):
-            raise _bad(desc, "the handle is stale or names no slot")
         memory = reader.view(handle.offset, span_bytes(desc))
         if memory is None:
             raise _bad(desc, "the handle points outside the arena")
+        if not reader.take(handle.slot, handle.lane, handle.generation):
+            raise _bad(desc, "the handle is stale or names no slot")
         return ShmInBuffer(desc, memory, reader)
 
     def _map(self, incarnation: int) -> ArenaReader:

@@ -163,7 +163,7 @@ class Delivery:
         if not 0 < len(ways) <= producer.max_consumers:
             return
         producer.hold(out)
-        payloads = producer.publish(out, [route.incarnation for _, route in ways])
+        payloads = producer.publish(out, [route.incarnation for _, route in ways], batch.until_ns)
         letters = []
         for (part, route), payload in zip(ways, payloads, strict=True):
             mine = part.of(payload)
@@ -236,7 +236,7 @@ class Delivery:
             producer.hold(out)
         # Copied first: once published, consumers may release the slot and it may be written anew.
         copies = self._copies(copied, out, batch)
-        payloads = producer.publish(out, [route.incarnation for _, route in slots])
+        payloads = producer.publish(out, [route.incarnation for _, route in slots], batch.until_ns)
         for (part, route), payload in zip(slots, payloads, strict=True):
             self._send(
                 part,

@@ -78,6 +78,11 @@ class Intake:
         try:
             buffer = self._consumer.open(msg.tensor, frame)
         except BlockFlowError as exc:
+            if all(deadline_of(item, msg.sent_ns, now) <= now for item in msg.items):
+                # Its owner did not wait for it to be opened either, and it is nobody's fault.
+                late = RequestError("DEADLINE_EXCEEDED", "expired on the way")
+                arrival.refused = [(item, late) for item in msg.items]
+                return arrival
             self._refuse(str(exc))
             # The sender's fault or its death, never the client's, whose error WireError would be.
             error = exc if isinstance(exc, RequestError) else SystemError_("INTERNAL", exc.message)

@@ -169,6 +169,11 @@ class Batch:
         return self.tickets[0].probe
 
     @property
+    def until_ns(self) -> int:
+        """When the last of its requests is too late: nobody waits for its output any more."""
+        return max(t.deadline_ns for t in self.tickets)
+
+    @property
     def overdue_ns(self) -> int | None:
         """When its present forward has taken too long; None = never."""
         return self.forward_ns + self.limit_ns if self.limit_ns else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import RequestError, WireError
+from blockflow.tensormq import leases
 from blockflow.tensormq.channel import InBuffer, OutBuffer, Payload, Producer
 from blockflow.tensormq.janitor import RunDir
 from blockflow.tensormq.leases import LeaseError
@@ -16,6 +18,7 @@ from blockflow.tensormq.views import as_torch
 from blockflow.wire.tensor import Handle, TensorDesc
 from tests import channel_rig
 from tests.channel_rig import CONSUMERS, KIB, MIB, Way, carry, reserved, send, shm_producer
+from tests.dispatcher_rig import wait_until
 
 way = channel_rig.way
 
@@ -143,6 +146,24 @@ def test_a_revoked_payload_counts_as_released(way: Way) -> None:
     del buffer, sent, unsent
     producer.sweep()
     assert producer.outstanding() == 0
+
+
+def test_what_was_lost_on_its_way_is_given_back(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that nobody gets, of a request that nobody waits for; its consumer lives on."""
+    monkeypatch.setattr(leases, "REVOKE_NS", 1_000_000)
+    producer, consumer = way.producer(slots=2), way.consumer()
+    now = time.monotonic_ns()
+    lost, kept = (
+        producer.publish(reserved(producer, (4, 4)), [21], until)[0]
+        for until in (now, now + 10**12)
+    )
+    stale = None if lost.frame is not None else carry(lost)
+    del lost  # a whole tensor goes with its message
+    wait_until(lambda: producer.reserve("uint8", (4,)) is not None)
+    if stale is not None:
+        with pytest.raises(WireError):
+            consumer.open(*stale)
+    consumer.open(*carry(kept)).release()
 
 
 def test_peer_gone_gives_back_what_the_dead_held(way: Way) -> None:

@@ -12,6 +12,7 @@ import pytest
 from blockflow.core.errors import RequestError, SystemError_, WireError
 from blockflow.tensormq.arena import Arena, ArenaReader, arena_path, data_offset, marks_path
 from blockflow.tensormq.janitor import RunDir
+from blockflow.tensormq.leases import opened_mark
 
 KIB, MIB = 1024, 1024 * 1024
 OWNER = 41
@@ -104,6 +105,29 @@ def test_only_the_current_generation_of_an_existing_lane_may_be_read(
     reader.release(0, 0, 1)
     assert not reader.current(0, 0, 1), "released already"
     assert reader.current(0, 1, 1)
+
+
+def test_what_is_opened_is_marked_and_what_is_revoked_is_not_opened(
+    run_dir: Path, arena: Arena
+) -> None:
+    reader = ArenaReader.open(run_dir, OWNER)
+    arena.generations[0] = 1
+    assert reader.take(0, 1, 1)
+    assert list(arena.marks[:2]) == [0, opened_mark(1)]
+    reader.release(0, 1, 1)
+    assert arena.marks[1] == 1
+    arena.generations[0] = 0
+    assert not reader.take(0, 0, 1)
+    assert arena.marks[0] == 0
+
+
+def test_what_is_revoked_while_it_is_opened_counts_as_released(
+    run_dir: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = ArenaReader.open(run_dir, OWNER)
+    monkeypatch.setattr(reader, "current", lambda *_: True)  # a moment ago
+    assert not reader.take(0, 0, 1)
+    assert arena.marks[0] == 1
 
 
 def test_views_outlive_both_sides(run_dir: Path, arena: Arena) -> None:

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from blockflow.tensormq.extents import Extents
-from blockflow.tensormq.leases import MAX_GENERATION, LeaseError, LeaseTable, SlotState
+from blockflow.tensormq.leases import (
+    MAX_GENERATION,
+    REVOKE_NS,
+    LeaseError,
+    LeaseTable,
+    SlotState,
+    opened_mark,
+)
 
 KIB = 1024
 
@@ -47,6 +54,48 @@ def test_marks_are_swept_lane_by_lane() -> None:
     marks[slot * 2 + 1] = t[slot].generation
     assert t.sweep(marks) == [slot]
     assert t.sweep(marks) == []
+
+
+def test_what_nobody_opens_is_revoked_and_then_free() -> None:
+    t = table(lanes=2)
+    slot = reserved(t)
+    t.publish(slot, [7, 8], until_ns=50)
+    assert t.reclaim([0] * 8, 50 + REVOKE_NS - 1) == ([], [])
+    now = 50 + REVOKE_NS
+    assert t.reclaim([0] * 8, now) == ([slot], [])
+    assert t.reclaim([0] * 8, now + REVOKE_NS - 1) == ([], [])
+    assert t.outstanding == 1
+    assert t.reclaim([0] * 8, now + REVOKE_NS) == ([], [slot])
+    assert (t.outstanding, t.lost) == (0, 2)
+    assert reserved(t) == slot
+    t.publish(slot, [7])  # nothing of that life is left in the next one
+    assert t.reclaim([0] * 8, now + 10 * REVOKE_NS) == ([], [])
+
+
+def test_what_is_opened_stays_with_its_consumer() -> None:
+    t = table(lanes=2)
+    slot = reserved(t)
+    t.publish(slot, [7, 8], until_ns=0)
+    marks = [0] * 8
+    assert t.reclaim(marks, REVOKE_NS) == ([slot], [])
+    marks[slot * 2] = opened_mark(t[slot].generation)  # it was about to
+    assert t.reclaim(marks, 2 * REVOKE_NS) == ([], [])
+    assert (list(t[slot].lanes), t.lost) == ([0], 1)
+    assert t.reclaim(marks, 9 * REVOKE_NS) == ([], [])
+    marks[slot * 2] = t[slot].generation
+    assert t.sweep(marks) == [slot]
+
+
+def test_what_is_held_or_awaited_longer_is_not_reclaimed() -> None:
+    t = table(lanes=2)
+    slot = reserved(t)
+    t.hold(slot)
+    t.publish(slot, [7], until_ns=0)
+    assert t.reclaim([0] * 8, 9 * REVOKE_NS) == ([], [])
+    t.publish(slot, [8], until_ns=9 * REVOKE_NS)
+    t.unhold(slot)
+    assert t.reclaim([0] * 8, 9 * REVOKE_NS) == ([], [])
+    assert t.reclaim([0] * 8, 10 * REVOKE_NS) == ([slot], [])
 
 
 def test_stale_releases_are_counted_and_change_nothing() -> None:

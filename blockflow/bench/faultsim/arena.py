@@ -21,7 +21,7 @@ from blockflow.tensormq.channel import (
     span_bytes,
 )
 from blockflow.tensormq.inline import open_frame
-from blockflow.tensormq.leases import Lease, LeaseTable
+from blockflow.tensormq.leases import NEVER_NS, Lease, LeaseTable
 from blockflow.wire.tensor import Handle, TensorDesc
 
 _SLOT_BYTES = 256
@@ -110,7 +110,9 @@ class SlotProducer(Producer):
             return None
         return _Slot(lease, self._arena.memory(lease.offset, nbytes), dtype, dims)
 
-    def publish(self, buffer: OutBuffer, consumers: Sequence[int]) -> list[Payload]:
+    def publish(
+        self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
+    ) -> list[Payload]:
         lease = _own(buffer).lease
         lanes = self._leases.publish(lease.slot, consumers)
         owner, generation = self._arena.incarnation, lease.generation
