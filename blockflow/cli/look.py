@@ -18,7 +18,7 @@ _STATUS = "/v1/status"
 def status(url: Url = "", json_: Json = False) -> None:
     """Show health, epoch, blocks, workers and tasks.
 
-    Exit status 4 when the system runs but is not ready to serve every task.
+    Exit status 4 when the system runs but a block of its topology has no ready worker.
     """
     document = RestClient(url).get(_STATUS)
     if json_:

@@ -186,7 +186,7 @@ class Realm:
         )
 
     def reasons_not_ready(self) -> list[str]:
-        """Why the system is not ready to serve every task; empty when it is."""
+        """Why not every block of the topology can work, and perhaps a task; empty when all can."""
         out = []
         if not self.crew.dispatcher_ready:
             out.append("the dispatcher is not ready")
