@@ -135,6 +135,9 @@ def _block() -> Schema:
             "precision": text("the precision of that engine; until a first sample what was asked"),
             "precision_asked": text("the precision that the topology asks for; auto = chosen"),
             "variants": listing(TEXT, "further forms of its artifact that are stored"),
+            "refused_engines": mapping(
+                _REFUSED, "of these, by form, the engines that may not run it"
+            ),
             "batching": said("its batching policy, with the policy's options", _policy()),
             "threads": {
                 "anyOf": [COUNT, {"const": "auto"}],
@@ -285,6 +288,9 @@ def _dispatcher() -> Schema:
     )
 
 
+_REFUSED = mapping(TEXT, "engine -> what was found when the form was made")
+
+
 def _stored_block() -> Schema:
     variant = obj(
         {
@@ -292,6 +298,7 @@ def _stored_block() -> Schema:
             "digest": text("sha256, hex"),
             "bytes": count("size of the file"),
             "machine": text("fingerprint of the only machine that it runs on; empty = any"),
+            "refused": _REFUSED,
         }
     )
     padding = obj({"dim": text("the dim"), "value": number("what it is padded with")})

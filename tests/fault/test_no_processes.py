@@ -1,0 +1,68 @@
+"""A machine that takes no further process or thread: nobody is given up for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cgroup_rig import cgroup, move_out
+from control_rig import echo_repository
+from dispatcher_rig import wait_until
+from system_rig import served
+from up_rig import command
+
+from blockflow.cli.exits import ExitCode
+from blockflow.client import Client
+from blockflow.control.supervision import WORKER_POLICY
+from blockflow.control.system import System
+from blockflow.launch.base import Launcher
+
+X = np.ones((1, 4), np.float32)
+LONG_S = 60.0
+
+
+def worker(system: System) -> dict[str, Any]:
+    (found,) = system.commands.workers()
+    return found
+
+
+def test_a_worker_that_dies_meanwhile_comes_back(tmp_path: Path, launcher: Launcher) -> None:
+    """The template may not fork for longer than a worker that crashes would be given."""
+    echo_repository(tmp_path / "blocks")
+    with (
+        served(tmp_path, {"blocks": ["a"], "tasks": {"t": ["a"]}}, launcher) as system,
+        Client(system.client_endpoint, connect_timeout_s=LONG_S) as client,
+        cgroup("pids", "pids.max", 1) as full,
+    ):
+        (full / "cgroup.procs").write_text(str(launcher.template_pid))
+        os.kill(worker(system)["pid"], signal.SIGKILL)
+        waiting = client.submit("t", X, deadline_s=LONG_S)
+        wait_until(lambda: worker(system)["restarts"] > WORKER_POLICY.crashes)
+        shown = worker(system)
+        assert shown["given_up"] is None
+        assert [c["cause"].partition(":")[0] for c in shown["crashes"]] == [
+            "NO_SPACE",
+            "killed by SIGKILL",
+        ]
+        assert "pids.max" in shown["crash"]["error"]["hint"]
+        move_out(full)
+        assert np.array_equal(waiting.result(LONG_S).value, X)
+        assert worker(system)["state"] == "ready"
+
+
+def test_a_system_that_gets_too_few_threads_ends_and_says_so(tmp_path: Path) -> None:
+    """It would otherwise stay, with some of the threads that REST needs."""
+    echo_repository(tmp_path / "blocks")
+    with cgroup("pids", "pids.max", 20) as full:
+        inside = ["sh", "-c", f'echo $$ > {full}/cgroup.procs && exec "$0" "$@"']
+        done = subprocess.run(
+            [*inside, *command(tmp_path)], capture_output=True, text=True, timeout=LONG_S
+        )
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (ExitCode.FAILED, "NO_SPACE"), done.stderr
+    assert "thread" in error["message"]
