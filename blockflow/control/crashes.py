@@ -17,7 +17,7 @@ from typing import Any
 
 from blockflow.control.crew import Crew
 from blockflow.control.documents import read_sealed, seal, write_file
-from blockflow.control.fleet import CRASHES_KEPT, DISPATCHER_NAME, Crash
+from blockflow.control.fleet import CRASHES_KEPT, DISPATCHER_NAME, NO_ROOM, Crash
 
 log = logging.getLogger("blockflow.control")
 
@@ -87,6 +87,8 @@ class CrashBook:
                 log.warning("%s (incarnation %d): %s", name, incarnation, crash.cause)
                 at = self._clock() - (now_ns - crash.at_ns) / 1e9
                 found = self._seen.setdefault(name, [])
+                if crash.no_room and found and (found[0]["error"] or {}).get("code") == NO_ROOM:
+                    del found[0]  # as :func:`~blockflow.control.fleet.remember`
                 found.insert(0, {"at": at, **crash_record(crash)})
                 del found[CRASHES_KEPT:]
                 self._save()

@@ -25,11 +25,18 @@ from blockflow.control.fleet import (
     Replica,
     Role,
     dispatcher_launch,
+    remember,
     worker_launch,
 )
 from blockflow.control.heartbeat import Hang
 from blockflow.control.settings import ControlSettings, with_port
-from blockflow.control.supervision import DISPATCHER_POLICY, RestartAt, RestartLedger, spread
+from blockflow.control.supervision import (
+    DISPATCHER_POLICY,
+    RestartAt,
+    RestartLedger,
+    Verdict,
+    spread,
+)
 from blockflow.core.errors import SystemError_, from_dict
 from blockflow.core.lifecycle import TABLE, Event, State
 from blockflow.core.placement import WorkerSpec
@@ -268,17 +275,16 @@ class Crew:
 
     def supervise(self, replica: Replica, crash: Crash, now_ns: int) -> None:
         """Decide about an active replica's next life."""
-        replica.crashes.append(crash)
-        chance = spread(crash.incarnation)
-        verdict = replica.ledger.crashed(now_ns, retryable=crash.retryable, chance=chance)
+        remember(replica.crashes, crash)
+        verdict = _judge(replica.ledger, crash, crash.retryable, now_ns)
         if isinstance(verdict, RestartAt):
             replica.restart_at_ns = verdict.at_ns
         else:
             replica.given_up = verdict.reason
 
     def supervise_dispatcher(self, crash: Crash, now_ns: int) -> None:
-        self.dispatcher_crashes.append(crash)
-        verdict = self.dispatcher_ledger.crashed(now_ns, chance=spread(crash.incarnation))
+        remember(self.dispatcher_crashes, crash)
+        verdict = _judge(self.dispatcher_ledger, crash, True, now_ns)
         if isinstance(verdict, RestartAt):
             self.dispatcher_restart_ns = verdict.at_ns
 
@@ -342,6 +348,13 @@ class Crew:
             return False
         life.on(event)
         return True
+
+
+def _judge(ledger: RestartLedger, crash: Crash, retryable: bool, now_ns: int) -> Verdict:
+    chance = spread(crash.incarnation)
+    if crash.no_room:
+        return ledger.no_room(now_ns, chance=chance)
+    return ledger.crashed(now_ns, retryable=retryable, chance=chance)
 
 
 def describe_end(life: Life, event: Exited, starting: bool) -> str:

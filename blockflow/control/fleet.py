@@ -23,6 +23,8 @@ DISPATCHER_ENTRY = "blockflow.dispatcher.main:run"
 DISPATCHER_NAME = "dispatcher"
 CRASHES_KEPT = 5
 TICKETS_SHOWN = 8
+NO_ROOM = "NO_SPACE"
+"""Code of a start that the machine had no memory, process, descriptor or disk for."""
 
 
 class Numbers(Protocol):
@@ -61,6 +63,19 @@ class Crash:
     log_tail: tuple[str, ...]
     retryable: bool
     work: tuple[LastWork, ...] = ()
+
+    @property
+    def no_room(self) -> bool:
+        """It could not start for want of the machine's: no fault of the block's."""
+        return self.error is not None and self.error.code == NO_ROOM
+
+
+def remember(crashes: deque[Crash], crash: Crash) -> None:
+    """Add the latest one. Of those in a row that had no room one is kept: there may be many, and
+    what they began with is what people look for."""
+    if crash.no_room and crashes and crashes[-1].no_room:
+        crashes.pop()
+    crashes.append(crash)
 
 
 @dataclass(slots=True)

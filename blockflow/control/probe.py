@@ -85,10 +85,11 @@ class Prober:
         except BaseException:
             context.term()
             raise
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._run, args=(context, pull), name="bf-prober", daemon=True
         )
-        self._thread.start()
+        thread.start()
+        self._thread = thread
 
     def routes(self, mode: str) -> Routes:
         """What a worker must have applied before :meth:`prove`: all paths end here.

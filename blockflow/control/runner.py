@@ -206,10 +206,13 @@ def start_error(replica: Replica, crash: Crash) -> TopologyError:
         details["cause"] = crash.error.to_dict()
     if crash.log_tail:
         details["log"] = list(crash.log_tail)
+    mend = "mend the block"
+    if crash.no_room and crash.error is not None and crash.error.hint:
+        mend = crash.error.hint
     return TopologyError(
         "UPDATE_FAILED",
         f"worker {replica.name} did not start: {crash.cause}",
         where=replica.spec.name,
-        hint="the old epoch keeps serving; mend the block and send the update again",
+        hint=f"the old epoch keeps serving; {mend} and send the update again",
         details=details,
     )

@@ -4,7 +4,8 @@ Pauses double, and a part of each is left to chance, so that processes which die
 all come back, and load from the same disk, in the same moment.
 
 Restart intensity as in Erlang/OTP's supervisors: so many crashes within a window and the replica is
-given up, so that a block that cannot live does not take the machine with it.
+given up, so that a block that cannot live does not take the machine with it. Who could not start
+since the machine had no room for it has not crashed, and is tried again as long as that lasts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ class RestartPolicy:
     crashes: int = 5
     window_s: float = 60.0
 
+
+SCARCE_CAP_S = 5.0
+"""Longest pause while the machine has no room: to try again costs little."""
 
 _GOLDEN = 0.6180339887498949
 
@@ -62,6 +66,15 @@ class RestartLedger:
     policy: RestartPolicy
     total: int = 0
     _recent: deque[int] = field(default_factory=deque)
+    _scarce: deque[int] = field(default_factory=deque)
+
+    def no_room(self, now_ns: int, *, chance: float = 0.0) -> RestartAt:
+        """Record that it could not start for want of memory, processes, descriptors or the like.
+
+        Args: as of :meth:`crashed`.
+        """
+        self.total += 1
+        return self._pause(self._within(self._scarce, now_ns), now_ns, SCARCE_CAP_S, chance)
 
     def crashed(self, now_ns: int, *, retryable: bool = True, chance: float = 0.0) -> Verdict:
         """Record a death.
@@ -73,16 +86,23 @@ class RestartLedger:
             chance: 0..1; the pause is shortened by up to half of it.
         """
         policy = self.policy
-        window_ns = int(policy.window_s * 1e9)
         self.total += 1
-        self._recent.append(now_ns)
-        while self._recent and self._recent[0] <= now_ns - window_ns:
-            self._recent.popleft()
+        count = self._within(self._recent, now_ns)
         if not retryable:
             return GiveUp("it failed in a way that another start does not mend")
-        count = len(self._recent)
         if policy.crashes and count >= policy.crashes:
             return GiveUp(f"{count} crashes within {policy.window_s:g} s")
+        return self._pause(count, now_ns, policy.cap_s, chance)
+
+    def _within(self, times: deque[int], now_ns: int) -> int:
+        """How many there are within the window, with one more now."""
+        window_ns = int(self.policy.window_s * 1e9)
+        times.append(now_ns)
+        while times and times[0] <= now_ns - window_ns:
+            times.popleft()
+        return len(times)
+
+    def _pause(self, count: int, now_ns: int, cap_s: float, chance: float) -> RestartAt:
         # The exponent is bounded so that a long crash loop cannot overflow the float.
-        delay_s = min(policy.first_s * 2.0 ** min(count - 1, 30), policy.cap_s) * (1 - chance / 2)
+        delay_s = min(self.policy.first_s * 2.0 ** min(count - 1, 30), cap_s) * (1 - chance / 2)
         return RestartAt(now_ns + int(delay_s * 1e9))

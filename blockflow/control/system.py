@@ -35,7 +35,7 @@ from blockflow.core.topology import parse_topology
 from blockflow.launch.base import Launcher
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import REHEARSAL
-from blockflow.launch.process import become_subreaper
+from blockflow.launch.process import become_subreaper, not_started, thread_refused
 from blockflow.launch.ward import REST, Ward
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.curve import make_link_key
@@ -115,8 +115,10 @@ class System:
         """
         try:
             self._start()
-        except BaseException:
+        except BaseException as e:
             self.stop()
+            if isinstance(e, RuntimeError) and (number := thread_refused(e)):
+                raise not_started("the control plane", str(e), number, "up") from e
             raise
         return self
 

@@ -95,7 +95,13 @@ CODES: Mapping[str, CodeInfo] = {
     "START_TIMEOUT": _c("block", _SY, 504, "the worker was not ready in time", retryable=True),
     # The machine and the control plane.
     "PORT_IN_USE": _c("system", _SY, 500, "another process listens on the address"),
-    "NO_SPACE": _c("system", _SY, 507, "no space left in shared memory or on disk", retryable=True),
+    "NO_SPACE": _c(
+        "system",
+        _SY,
+        507,
+        "no space left in shared memory or on disk, or no process, thread or descriptor",
+        retryable=True,
+    ),
     "ALREADY_RUNNING": _c("system", _CL, 409, "another instance uses this state directory"),
     "NOT_RUNNING": _c("system", _CL, 503, "no system answers at this address"),
     "STATE_CORRUPT": _c("system", _SY, 500, "the stored state cannot be read"),

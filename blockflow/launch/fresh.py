@@ -13,7 +13,7 @@ from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.child import Order
 from blockflow.launch.environment import MallocTuning, spawn
-from blockflow.launch.process import EXIT_UNKNOWN
+from blockflow.launch.process import EXIT_UNKNOWN, not_started
 
 
 class SubprocessLauncher(Launcher):
@@ -49,7 +49,7 @@ class SubprocessLauncher(Launcher):
                     "blockflow.launch.child", *map(str, fds), fds=fds, malloc=self._malloc
                 )
             except OSError as exc:
-                raise SystemError_("INTERNAL", f"launch of {name!r}: {exc}", where=name) from exc
+                raise not_started(f"launch of {name!r}", str(exc), exc.errno or 0, name) from exc
             finally:
                 os.close(memory)
             pid = process.pid

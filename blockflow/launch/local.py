@@ -21,7 +21,7 @@ from blockflow.launch.ends import unreaped_status
 from blockflow.launch.environment import MallocTuning, spawn
 from blockflow.launch.inherited import Inherited
 from blockflow.launch.preload import BASE_MODULES, Imports
-from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, readable
+from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, not_started, readable
 from blockflow.launch.vitals import Stopped
 from blockflow.launch.ward import TEMPLATE, Kept, Ward
 from blockflow.wire.codec import decode, encode
@@ -89,7 +89,7 @@ class TemplateLauncher(Launcher):
         self._oldest = 1  # serial of the current template's first child
         self._alive: dict[int, Child] = {}
         self._statuses: dict[int, int] = {}
-        self._answers: dict[int, tuple[int, int] | str] = {}
+        self._answers: dict[int, tuple[int, int | str]] = {}
         self._roll: dict[int, int] | None = {}  # pid -> serial; None while it is asked for
         self._gone: dict[int, int] = {}
         kept = ward.own(TEMPLATE) if ward is not None and ward.adopt else None
@@ -128,7 +128,7 @@ class TemplateLauncher(Launcher):
                     )
             except OSError as exc:
                 mine.close()
-                raise SystemError_("INTERNAL", f"the template: {exc}", where="template") from exc
+                raise not_started("the template", str(exc), exc.errno or 0, "template") from exc
             self._socket = mine
             self._ready = False
             if self._line is not None:
@@ -221,10 +221,9 @@ class TemplateLauncher(Launcher):
             self._end_stopped()
             if time.monotonic() >= end:
                 self._end_template("does not answer")
-        answer = self._answers.pop(serial)
-        if isinstance(answer, str):
-            raise SystemError_("INTERNAL", f"launch of {name!r}: {answer}", where=name)
-        pid, pidfd = answer
+        pid, pidfd = self._answers.pop(serial)
+        if isinstance(pidfd, str):  # an errno, and why not
+            raise not_started(f"launch of {name!r}", pidfd, pid, name)
         child = Child(name, pid, pidfd, lambda: self._collect(serial, pid, pidfd))
         self._alive[serial] = child
         return child
@@ -314,8 +313,8 @@ class TemplateLauncher(Launcher):
                     os.close(fd)
             case ["launched", int(serial), int(pid)]:
                 self._answers[serial] = (pid, fds[0])
-            case ["failed", int(serial), str(text)]:
-                self._answers[serial] = text
+            case ["failed", int(serial), int(number), str(text)]:
+                self._answers[serial] = (number, text)
             case ["exited", int(serial), int(status), int(pid)]:
                 if serial in self._alive or (self._roll or {}).get(pid) == serial:
                     self._statuses[serial] = status  # else it was known before

@@ -8,7 +8,7 @@ OpenMP pool and no CUDA context, so it computes nothing and checks itself before
 
 Messages (msgpack arrays). In: ``["import", serial, modules]``, ``["launch", serial, order]``,
 ``["close"]``. Out: ``["ready"]``, ``["imported", serial]``, ``["launched", serial, pid]`` with the
-child's pidfd, ``["failed", serial, text]``,
+child's pidfd, ``["failed", serial, errno or 0, text]``,
 ``["exited", serial, status, pid]``. A launcher that takes the template over from one that has died
 asks ``["roll"]`` and gets ``["roll", [[serial, pid], ...]]``: the children that live; what was
 said before it was meant for the dead.
@@ -111,7 +111,8 @@ class Template:
             try:
                 self._launch(serial, Order.from_bytes(order))
             except (BlockFlowError, OSError, RuntimeError) as exc:
-                self._send(["failed", serial, str(exc)])
+                number = exc.errno if isinstance(exc, OSError) else None
+                self._send(["failed", serial, number or 0, str(exc)])
         elif kind == "import":
             serial, modules = rest
             with few_collections():

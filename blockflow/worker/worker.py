@@ -26,7 +26,7 @@ from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.profile import StageProfile
 from blockflow.core.routing import RouteTable
-from blockflow.launch.process import EXIT_START_FAILED, Adoption
+from blockflow.launch.process import EXIT_START_FAILED, Adoption, not_started, thread_refused
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.agent import ControlAgent, Mailbox
 from blockflow.tensormq.janitor import remove_leavings
@@ -116,7 +116,8 @@ class Worker:
             if self._state != "loading":
                 raise
             _LOG.exception("start-up of %s ends by a defect", launch.name)
-            defect = SystemError_("INTERNAL", f"{type(exc).__name__} at start: {exc}")
+            what = f"{type(exc).__name__} at start"
+            defect = not_started(what, str(exc), thread_refused(exc), launch.name)
             self._agent.send(control.StartFailed(launch.incarnation, defect.to_dict()))
             status = EXIT_START_FAILED
         self._terminate(parts, status)
@@ -131,8 +132,8 @@ class Worker:
         thread = threading.Thread(
             target=self._engine_life, args=(parts,), name="bf-engine", daemon=True
         )
-        self._engine_thread = thread
         thread.start()
+        self._engine_thread = thread
         while self._loaded is None and not self._stopping:
             self._watched.epoll.poll()
             self._read_mailbox(parts)
@@ -144,8 +145,8 @@ class Worker:
         launch, loaded = self._launch, self._loaded
         if loaded is None:
             return
-        self._state = "draining" if self._drain_asked else "ready"
         parts.monitor.start(launch.monitor_hz)
+        self._state = "draining" if self._drain_asked else "ready"
         self._agent.send(
             control.Ready(
                 launch.incarnation, parts.endpoint, load_ms=loaded.load_ms, warm_ms=loaded.warm_ms

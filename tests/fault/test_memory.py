@@ -6,7 +6,6 @@ whoever has most). A request for so many MiB is one whose first element says so.
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 from collections.abc import Iterator
@@ -16,11 +15,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import cgroup_rig
 import numpy as np
 import pytest
 import torch
 from control_rig import SPEC, echo_repository
-from dispatcher_rig import wait_until
 
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -191,33 +190,9 @@ def test_a_dispatcher_that_gets_no_memory(system: System, client: Client) -> Non
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A memory cgroup with little room below this process's own."""
-    own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    mine = next((path for _, kinds, path in own if "memory" in kinds.split(",")), None)
-    if mine is None:
-        pytest.skip("no memory cgroup (version 1) here")
-    base = Path("/sys/fs/cgroup/memory")
-    parent = base / mine.lstrip("/")
-    made = (parent if parent.is_dir() else base) / f"blockflow-test-{os.getpid()}"
-    try:
-        made.mkdir()
-    except OSError as e:
-        pytest.skip(f"no cgroup may be made here: {e}")
-    try:
-        (made / "memory.limit_in_bytes").write_text(str(ROOM))
+    """A memory cgroup with little room."""
+    with cgroup_rig.cgroup("memory", "memory.limit_in_bytes", ROOM) as made:
         yield made
-    finally:
-        for pid in (made / "cgroup.procs").read_text().split():
-            (made.parent / "cgroup.procs").write_text(pid)
-        wait_until(lambda: removed(made))
-
-
-def removed(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except OSError:  # the dead have not quite gone yet
-        return False
-    return True
 
 
 def kills(cgroup: Path) -> int:

@@ -27,7 +27,7 @@ LONG_S = 60.0
 
 
 def worker(system: System) -> dict[str, Any]:
-    (found,) = system.commands.workers()
+    found, _dispatcher = system.commands.workers()
     return found
 
 

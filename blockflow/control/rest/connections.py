@@ -17,6 +17,7 @@ from typing import Any
 
 from cheroot import wsgi
 from cheroot.server import HTTPConnection
+from cheroot.workers.threadpool import _SHUTDOWNREQUEST  # type: ignore[attr-defined]
 
 from blockflow.control.rest.patience import Clock, PatientReader, PatientWriter, allowance
 from blockflow.control.rest.request import StrictRequest
@@ -62,6 +63,14 @@ class PatientServer(wsgi.Server):
     _connections: Any  # cheroot's manager of connections, which its stubs leave out
     requests: Any  # and its threads
     _most_waiting = 0
+
+    def prepare(self) -> None:
+        try:
+            super().prepare()
+        except RuntimeError:  # no further thread: those that there are would keep the process
+            for _ in range(self.requests.min):
+                self.requests.put(_SHUTDOWNREQUEST)
+            raise
 
     def allowance(self) -> float:
         """Seconds that a request may take to arrive at present, or its answer to be taken."""

@@ -33,6 +33,23 @@ class _Server(PatientServer):
     """Takes a socket that somebody else has bound; with it, nobody else can take the port."""
 
     listener: socket.socket | None = None
+    begun: threading.Event
+    failed: Exception | None = None
+
+    def serve(self) -> None:
+        try:
+            super().serve()
+        except Exception as e:
+            if self.begun.is_set():
+                raise
+            self.failed = e  # for who waits for the beginning
+        finally:
+            self.begun.set()
+
+    def _serve_unservicable(self) -> None:
+        """The last thread that it needs: it serves from now on."""
+        self.begun.set()
+        super()._serve_unservicable()  # type: ignore[misc]  # missing in its stubs
 
     def bind(self, family: int, type: int, proto: int = 0) -> Any:
         if self.listener is None:
@@ -58,6 +75,7 @@ class RestServer:
 
     Raises:
         SystemError_: PORT_IN_USE.
+        RuntimeError: this process gets no thread.
         RequestError: INVALID_REQUEST for an address beyond loopback without ``auth``.
     """
 
@@ -103,6 +121,7 @@ class RestServer:
             self._server.ssl_adapter = TlsAdapter(tls)
             self._scheme = "https"
         self._server.listener = listener
+        self._server.begun = threading.Event()
         try:
             self._server.prepare()
         except OSError as e:
@@ -128,7 +147,11 @@ class RestServer:
         return int(self._server.socket.fileno())
 
     def start(self) -> None:
+        """Serve from now on. Raises RuntimeError: this process gets no thread."""
         self._thread.start()
+        self._server.begun.wait()
+        if self._server.failed is not None:
+            raise self._server.failed
 
     def stop(self) -> None:
         """Stop listening; requests under way have two seconds. Idempotent."""
