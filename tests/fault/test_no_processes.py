@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from cgroup_rig import cgroup, move_out
 from control_rig import echo_repository
 from dispatcher_rig import wait_until
@@ -18,6 +20,7 @@ from up_rig import command
 
 from blockflow.cli.exits import ExitCode
 from blockflow.client import Client
+from blockflow.control.rest.server import RestServer
 from blockflow.control.supervision import WORKER_POLICY
 from blockflow.control.system import System
 from blockflow.launch.base import Launcher
@@ -27,7 +30,7 @@ LONG_S = 60.0
 
 
 def worker(system: System) -> dict[str, Any]:
-    found, _dispatcher = system.commands.workers()
+    (found,) = [w for w in system.commands.workers() if w["name"] == "a#0"]
     return found
 
 
@@ -53,6 +56,20 @@ def test_a_worker_that_dies_meanwhile_comes_back(tmp_path: Path, launcher: Launc
         move_out(full)
         assert np.array_equal(waiting.result(LONG_S).value, X)
         assert worker(system)["state"] == "ready"
+
+
+def test_rest_without_its_last_thread_does_not_seem_to_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(**_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    commands: Any = None  # nobody gets that far
+    server = RestServer(commands, "", lambda: None, host="127.0.0.1", port=0)
+    monkeypatch.setattr("cheroot.server.threading", SimpleNamespace(Thread=refused))
+    with pytest.raises(RuntimeError, match="new thread"):
+        server.start()
+    server.stop()
 
 
 def test_a_system_that_gets_too_few_threads_ends_and_says_so(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from blockflow.control.crashes import FILE, CrashBook
 from blockflow.control.crew import Crew
 from blockflow.control.fleet import CRASHES_KEPT, Crash, LastWork
 from blockflow.control.store import StateStore
-from blockflow.core.errors import BlockError
+from blockflow.core.errors import BlockError, SystemError_
 
 SECOND = 1_000_000_000
 
@@ -54,6 +54,17 @@ class Times:
         else:
             self.crew.fleet[which].crash = crash
         self.book.take(self.crew, incarnation, 9 * SECOND)  # it was two seconds ago
+
+
+def test_starts_without_room_do_not_push_out_what_they_began_with(tmp_path: Path) -> None:
+    times = Times(tmp_path)
+    times.crash(1)
+    for incarnation in range(2, 12):
+        error = SystemError_("NO_SPACE", "full")
+        times.crew.fleet[0].crash = Crash(incarnation, 0, "full", error, (), True)
+        times.book.take(times.crew, incarnation, 0)
+    later = CrashBook(tmp_path, lambda: times.now)
+    assert [c["incarnation"] for c in later.earlier("a#0", 5)] == [11, 1]
 
 
 def test_the_log_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -212,6 +212,29 @@ def test_a_defect_at_start_is_tried_again_but_not_for_ever(world: World) -> None
     assert "5 crashes" in shown["given_up"]
 
 
+def test_who_finds_no_room_is_tried_again_until_there_is_some(world: World) -> None:
+    world.apply(*AB)
+    world.start_fails["a#0"] = SystemError_("NO_SPACE", "full", hint="free some")
+    world.die("a#0", status=101)
+    world.pass_time(120)
+    shown = view(world, "a#0")
+    assert shown["given_up"] is None
+    assert shown["restarts"] > 20
+    causes = [c["cause"] for c in shown["crashes"]]
+    assert causes == ["NO_SPACE: full", "exit status 101"], "what it began with is kept"
+    del world.start_fails["a#0"]
+    world.pass_time(6)
+    assert world.admitted_blocks() == {"a": 1, "b": 1}
+
+
+def test_an_update_without_room_says_what_to_make_room_in(world: World) -> None:
+    world.apply(*A)
+    world.start_fails["b#0"] = SystemError_("NO_SPACE", "full", hint="free some")
+    update = world.apply(*AB)
+    assert update.error is not None
+    assert update.error.hint == "the old epoch keeps serving; free some and send the update again"
+
+
 def test_a_restart_brings_back_what_was_given_up(world: World) -> None:
     world.apply(*AB)
     for _ in range(5):
