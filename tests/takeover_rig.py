@@ -112,7 +112,7 @@ class Relay:
     another one only where that has ended it, or left it in a bad way, or has no crashes left."""
 
     def __init__(self, root: Path, env: Mapping[str, str] | None = None) -> None:
-        self.root = root
+        self._root = root
         self._env = env
         self._stack = ExitStack()
         self._it: Up | None = None
@@ -121,8 +121,9 @@ class Relay:
         """It serves the first topology, and so many managers of it may die."""
         if self._it is None or not self._fit(self._it, crashes):
             self.close()
-            shutil.rmtree(self.root / "state", ignore_errors=True)
-            self._it = self._stack.enter_context(started(self.root, self._env))
+            shutil.rmtree(self._root / "state", ignore_errors=True)
+            self._it = self._stack.enter_context(started(self._root, self._env))
+            assert self._it.status()["manager"]["restarts"] == 0
         return self._it
 
     def _fit(self, it: Up, crashes: int) -> bool:

@@ -194,18 +194,13 @@ def test_a_stopped_manager_stops_nobody_and_a_dead_one_leaves_nobody(tmp_path: P
 
         before = incarnations()
         with Client(ready["clients"][0]) as client:
-            manager = plain_http.get(ready["rest"] + "/v1/status", timeout=WAIT_S).json()[
-                "manager"
-            ]["pid"]
+            status = plain_http.get(ready["rest"] + "/v1/status", timeout=WAIT_S).json()
+            manager = status["manager"]["pid"]
             os.kill(manager, signal.SIGSTOP)
-            end = time.monotonic() + 2.0
-            while time.monotonic() < end:
-                assert np.array_equal(client.infer("t", X, deadline_s=30).value, X)
+            serves_for(2.0, client)
             os.kill(manager, signal.SIGCONT)
             assert incarnations() == before
-            end = time.monotonic() + 1.0
-            while time.monotonic() < end:
-                assert np.array_equal(client.infer("t", X, deadline_s=30).value, X)
+            serves_for(1.0, client)
             assert incarnations() == before
         children = family(process.pid)
         (template,) = [c for c in children if c.name() == "bf:template"]
