@@ -110,7 +110,14 @@ def test_what_cannot_work_is_refused_at_once(root: Path, arguments: list[str], c
 
 
 @pytest.mark.parametrize(
-    ("output", "how"), [("closed", "SIGINT"), ("unread", "SIGHUP"), ("full", "stop")]
+    ("output", "how"),
+    [
+        ("closed", "SIGINT"),
+        ("closed", "stop"),
+        ("unread", "SIGHUP"),
+        ("unread", "stop"),
+        ("full", "stop"),
+    ],
 )
 def test_it_serves_and_ends_without_a_trace(root: Path, output: str, how: str) -> None:
     """Though its output takes nothing."""
