@@ -144,9 +144,8 @@ class System:
         launcher = self._launcher
         if launcher is None:
             rehearsal = (REHEARSAL, {"repository": str(settings.repository)})
-            launcher = TemplateLauncher(
-                run_dir=str(run_dir.path), rehearsals=[rehearsal], ward=ward
-            )
+            removes = [str(path) for path in run_dir.goes_with()]
+            launcher = TemplateLauncher(removes=removes, rehearsals=[rehearsal], ward=ward)
             self._undo.append(launcher.close)
         self.manager = Manager(
             settings, store, launcher, run_dir, ward=ward, inheritance=inheritance

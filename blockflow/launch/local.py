@@ -52,7 +52,8 @@ class TemplateLauncher(Launcher):
     still be collected.
 
     Args:
-        run_dir: removed by the template when this process has died; '' = none.
+        removes: directories that the template removes when this process has died: the first with
+            all that is in it, then the others if they are empty.
         preload: modules the template imports at its start; a launch may name more (``modules``).
         rehearsals: calls (entry, spec) that the template makes after its imports, so that what they
             touch is shared by all children. They must neither compute nor start threads; one that
@@ -65,14 +66,14 @@ class TemplateLauncher(Launcher):
     def __init__(
         self,
         *,
-        run_dir: str = "",
+        removes: Sequence[str] = (),
         preload: Sequence[str] = BASE_MODULES,
         rehearsals: Sequence[tuple[str, Mapping[str, Any]]] = (),
         malloc: MallocTuning | None = None,
         log_path: str = "",
         ward: Ward | None = None,
     ) -> None:
-        self._run_dir = run_dir
+        self._removes = list(removes)
         self._imports = Imports(preload)
         self._rehearsals = [[entry, dict(spec)] for entry, spec in rehearsals]
         self._malloc = malloc
@@ -113,7 +114,7 @@ class TemplateLauncher(Launcher):
             config = {
                 "control": theirs.fileno(),
                 "lifeline": self._lifeline.read_fd,
-                "run_dir": self._run_dir,
+                "removes": self._removes,
                 "preload": self._imports.done,
                 "rehearsals": self._rehearsals,
             }

@@ -1,10 +1,11 @@
 """The template: a process that has imported everything and done nothing, and forks workers from it.
 
 ``python -m blockflow.launch.template <json>`` with the numbers of two inherited descriptors
-(``control``: a SEQPACKET socket to the launcher, ``lifeline``), the instance's ``run_dir``, the
-modules to ``preload`` and the calls to make after that (``rehearsals``). A forked worker shares the
-imported pages and starts in milliseconds; that is sound only while the template has one thread, no
-OpenMP pool and no CUDA context, so it computes nothing and checks itself before each fork.
+(``control``: a SEQPACKET socket to the launcher, ``lifeline``), the directories that it ``removes``
+if the manager dies, the modules to ``preload`` and the calls to make after that (``rehearsals``).
+A forked worker shares the imported pages and starts in milliseconds; that is sound only while the
+template has one thread, no OpenMP pool and no CUDA context, so it computes nothing and checks
+itself before each fork.
 
 Messages (msgpack arrays). In: ``["import", serial, modules]``, ``["launch", serial, order]``,
 ``["close"]``. Out: ``["ready"]``, ``["imported", serial]``, ``["launched", serial, pid]`` with the
@@ -61,13 +62,14 @@ class Template:
     Args:
         control: socket to the launcher.
         lifeline: read end of the guardian's pipe.
-        run_dir: removed when the manager died; '' = none.
+        removes: directories to remove when the manager died: the first (the instance's run
+            directory) with all that is in it, then the others if they are empty.
     """
 
-    def __init__(self, control: socket.socket, lifeline: int, run_dir: str) -> None:
+    def __init__(self, control: socket.socket, lifeline: int, removes: list[str]) -> None:
         self._control = control
         self._lifeline = lifeline
-        self._run_dir = run_dir
+        self._removes = removes
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (serial, pid)
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -80,7 +82,7 @@ class Template:
             ready = {key.fd for key, _ in self._selector.select()}
             if self._lifeline in ready:
                 self._end(_ORPHAN_GRACE_S)
-                self._remove_run_dir()
+                self._remove()
                 return
             for fd in ready & self._children.keys():
                 self._reap(fd)
@@ -90,7 +92,7 @@ class Template:
                 died = self._lifeline_cut_within(_DYING_S) if not self._closed else False
                 self._end(_ORPHAN_GRACE_S if died else 0.0)
                 if died:
-                    self._remove_run_dir()
+                    self._remove()
                 return
 
     def _lifeline_cut_within(self, seconds: float) -> bool:
@@ -182,16 +184,16 @@ class Template:
                     del left[key.fd]
                     self._reap(key.fd)
 
-    def _remove_run_dir(self) -> None:
-        """The manager cannot any more. Only a real directory of this user is touched."""
-        if not self._run_dir:
-            return
-        try:
-            info = os.lstat(self._run_dir)
-        except OSError:
-            return
-        if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid():
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+    def _remove(self) -> None:
+        """The manager cannot any more. Only a real directory of this user is emptied."""
+        for path in self._removes[:1]:
+            with suppress(OSError):
+                info = os.lstat(path)
+                if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid():
+                    shutil.rmtree(path, ignore_errors=True)
+        for path in self._removes[1:]:
+            with suppress(OSError):  # others use it
+                os.rmdir(path)
 
 
 def rehearse(calls: list[list[Any]]) -> None:
@@ -230,7 +232,7 @@ def main() -> None:
         set_level()
         leave_to_children()
     control = socket.socket(fileno=int(config["control"]))
-    Template(control, int(config["lifeline"]), str(config["run_dir"])).run()
+    Template(control, int(config["lifeline"]), list(config["removes"])).run()
     end(0)
 
 

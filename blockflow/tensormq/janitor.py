@@ -132,9 +132,15 @@ class RunDir:
         _remove_tree(self.path)
         os.close(self._lock_fd)
         self._lock_fd = -1
-        if self.path.parent == _default_root():  # a root that the user named stays the user's
+        for root in self.goes_with()[1:]:
             with contextlib.suppress(OSError):  # others use it
-                self.path.parent.rmdir()
+                root.rmdir()
+
+    def goes_with(self) -> list[Path]:
+        """What this system's end removes: the directory, and its root once that is empty. A root
+        that the user named stays the user's."""
+        root = self.path.parent
+        return [self.path, root] if root == _default_root() else [self.path]
 
     def __enter__(self) -> RunDir:
         return self

@@ -200,8 +200,8 @@ def test_a_bad_rehearsal_harms_nobody(tmp_path: Path, what: str) -> None:
 MANAGER = """
 import json, os, sys, time
 from blockflow.launch.local import TemplateLauncher
-run_dir, reports = sys.argv[1:]
-launcher = TemplateLauncher(run_dir=run_dir, preload=["msgpack"])
+reports, *removes = sys.argv[1:]
+launcher = TemplateLauncher(removes=removes, preload=["msgpack"])
 pids = []
 for i, then in enumerate(["hang", "deaf"]):
     spec = {"report": os.path.join(reports, f"{i}.json"), "then": then}
@@ -222,10 +222,13 @@ def hang_or_be_deaf(spec: dict[str, str]) -> int:
 
 
 def test_nothing_survives_the_manager(tmp_path: Path) -> None:
-    run_dir = private_folder("run")
-    (run_dir / "a.sock").write_text("")
+    root, used = private_folder("run"), private_folder("used")
+    run_dir = root / "run"
+    run_dir.mkdir(mode=0o700)
+    for folder in (run_dir, used):
+        (folder / "a.sock").write_text("")
     manager = subprocess.Popen(
-        [sys.executable, "-c", MANAGER, str(run_dir), str(tmp_path)],
+        [sys.executable, "-c", MANAGER, str(tmp_path), str(run_dir), str(used), str(root)],
         stdout=subprocess.PIPE,
         cwd=ROOT,
     )
@@ -240,11 +243,13 @@ def test_nothing_survives_the_manager(tmp_path: Path) -> None:
     manager.wait()
     try:
         wait_gone(*pids)
-        while run_dir.exists():
+        while root.exists():
             assert time.monotonic() < end
             select.select([], [], [], 0.01)
+        assert [path.name for path in used.iterdir()] == ["a.sock"], "not empty: somebody's"
     finally:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        for folder in (root, used):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 ORPHANS = """

@@ -89,6 +89,15 @@ def test_the_default_root_goes_with_its_last_system(
     assert not root.exists()
 
 
+def test_only_the_default_root_goes_with_a_system(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunDir.create(root) as made:
+        assert RunDir.of_another(made.path).goes_with() == [made.path]
+        monkeypatch.setattr(janitor, "_default_root", lambda: root)
+        assert RunDir.of_another(made.path).goes_with() == [made.path, root]
+
+
 def test_a_root_that_vanishes_at_the_start_is_made_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
