@@ -129,6 +129,7 @@ TABLES: Mapping[str, Table] = {
         dvabatch_ratios=batching.dvabatch_ratio_grid,
         peaks=batching.peak_grid,
         shared=batching.shared_grid,
+        heads=batching.heads_grid,
         cost=batching.cost_grid,
         served=batching.served_grid,
         aims=batching.aim_grid,

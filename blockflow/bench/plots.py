@@ -14,7 +14,7 @@ from rich.console import Console
 
 from blockflow.bench import gpu_figures, overload_figures
 from blockflow.bench.batching import figures as batching
-from blockflow.bench.batching.plan import EXPERIMENTS, SHARED
+from blockflow.bench.batching.plan import EXPERIMENTS, HEADS, SHARED
 from blockflow.bench.canvas import PALETTE, new_page, save_page
 from blockflow.bench.chaos import report as chaos
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM, WAYS
@@ -152,7 +152,8 @@ def draw_peaks(found: Sequence[Figure]) -> Any:
     """Left: the peak within the bound per model and policy. Right: the shared trunk, saturated."""
     page = new_page(10, 3.6, _DPI)
     left, right = page.subplots(1, 2, width_ratios=(3, 2))
-    peaks = [f for f in found if f.name == batching.PEAK and f.labels["experiment"] != SHARED]
+    trunks = (SHARED, HEADS)
+    peaks = [f for f in found if f.name == batching.PEAK and f.labels["experiment"] not in trunks]
     places = list(dict.fromkeys(f.labels["experiment"] for f in peaks))
     arms = list(dict.fromkeys(f.mode for f in peaks))
     width = 0.8 / max(1, len(arms))
@@ -167,7 +168,8 @@ def draw_peaks(found: Sequence[Figure]) -> Any:
     left.set_ylabel("rows/s within the bound")
     if arms:
         left.legend(fontsize=7, frameon=False)
-    shared = [f for f in found if f.name == batching.SATURATED]
+    rates = [f for f in found if f.name == batching.SATURATED]
+    shared = [f for f in rates if f.labels["experiment"] == SHARED]
     arms = [textwrap.fill(f.mode, 14) for f in shared]
     bars = right.bar(arms, [f.value for f in shared], color=PALETTE[0])
     right.bar_label(bars, labels=[f"{f.value:.3g}" for f in shared], fontsize=7)

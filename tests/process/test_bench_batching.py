@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from blockflow.bench.batching import figures as f
 from blockflow.bench.batching.plan import BATCHSIZE, LBCI, LBCI_ARM, LBCI_LOADS, SERIAL, SIZES
-from blockflow.bench.results import Figure, ResultFile
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.bench_rig import figures_of
 
 
 def test_lbci_and_its_rivals_meet_the_same_queries(tmp_path: Path) -> None:
     """Blocks are exported and profiled, a system serves them under every policy in turn."""
-    target = tmp_path / "batching.jsonl"
-    arguments = [
-        "--tiny",
-        "--only",
-        LBCI,
-        "--json",
-        str(target),
-        "--cache",
-        str(tmp_path / "blocks"),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "blockflow.bench.batching", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "fixed work" in done.stdout
-    found = [Figure.from_dict(line) for line in ResultFile(target, "batching").read()]
+    cache = str(tmp_path / "blocks")
+    arguments = ("--tiny", "--only", LBCI, "--cache", cache)
+    found = figures_of("batching", tmp_path / "batching.jsonl", *arguments)
     by = {(g.name, g.mode, g.labels.get("load")): g for g in found}
     for load in LBCI_LOADS:
         over = [by[f.OVER, arm, load] for arm in (SERIAL, BATCHSIZE, LBCI_ARM)]

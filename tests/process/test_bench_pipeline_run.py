@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,36 +10,17 @@ import pytest
 
 from blockflow.bench.pipeline_aims import AIM
 from blockflow.bench.pipeline_figures import LATENCY, NOT_RUN, THROUGHPUT
-from blockflow.bench.results import Figure, ResultFile
 from blockflow.bench.statistics import Verdict
 from blockflow.engine.frameworks import openvino_lacks
+from tests.bench_rig import ROOT, figures_of
 
 pytestmark = pytest.mark.timeout(300)
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(*arguments: str, target: Path) -> list[Figure]:
-    command = [sys.executable, "-m", "blockflow.bench.pipeline", "--quick", *arguments]
-    done = subprocess.run(
-        [*command, "--json", str(target)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "fixed work" in done.stdout
-    return [Figure.from_dict(line) for line in ResultFile(target, "pipeline").read()]
 
 
 def test_pipeline(tmp_path: Path) -> None:
     # Not every CPU computes in bf16; the benchmark then says why there is nothing to see.
     engine = "openvino" if openvino_lacks("bf16") else "openvino-bf16"
-    found = run("--engines", engine, target=tmp_path / "bench.jsonl")
+    found = figures_of("pipeline", tmp_path / "bench.jsonl", "--quick", "--engines", engine)
     ways = {(f.mode, f.batch) for f in found if f.name == LATENCY}
     assert {way for way, _ in ways} >= {"in-process", "apart", "tensormq", "zeromq", "one-worker"}
     assert {batch for _, batch in ways} == {1, 8}

@@ -139,7 +139,7 @@ def test_tasks_share_the_trunk_and_no_full_model(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     names = (*TRUNK.blocks, *FULL.whole.blocks)
-    body = shared.topology(FULL, {"policy": "none"})
+    body = shared.topology(FULL, {"policy": "none"}, shared.KINDS)
     found = parse_topology(body, infos(names).__getitem__)
     assert len(found.tasks) == 32
     paths = {
@@ -165,7 +165,8 @@ def test_tasks_share_the_trunk_and_no_full_model(
         wide = home in (shared.SHARED_HOME, shared.OWN_HOME)
         assert {b.lanes for way in ways for b in way} == {lanes if wide else 1}
     # What the arms differ by is the shared blocks' policy alone.
-    other = parse_topology(shared.topology(FULL, shared.window(FULL)), infos(names).__getitem__)
+    windows = shared.topology(FULL, shared.window(FULL), shared.KINDS)
+    other = parse_topology(windows, infos(names).__getitem__)
     changed = [b for b in found.blocks if found.blocks[b].batching != other.blocks[b].batching]
     assert len(changed) == 2 * 11
 

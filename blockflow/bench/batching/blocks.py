@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from blockflow.bench.batching.plan import FULL, TINY, Plan, Recipe
+from blockflow.bench.batching.plan import EXPERIMENTS, FULL, TINY, Plan, Recipe
 from blockflow.bench.other_process import answer_apart, run_apart
 from blockflow.bench.profiling.candidates import Candidate
 from blockflow.bench.profiling.plan import Cell, Effort
@@ -32,7 +32,7 @@ ENGINE, PRECISION = "exported", "fp32"
 
 def recipes_of(*plans: Plan) -> dict[str, Recipe]:
     """All recipes of these plans, by name."""
-    found = [r for p in plans for r in p.recipes([*p.diversities, "lbci", "shared"])]
+    found = [r for p in plans for r in p.recipes(EXPERIMENTS)]
     return {r.name: r for r in found}
 
 

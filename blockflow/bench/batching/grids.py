@@ -8,6 +8,7 @@ from blockflow.bench.batching import figures as f
 from blockflow.bench.batching.plan import (
     COST,
     DVABATCH,
+    HEADS,
     INPUT,
     LBCI,
     LBCI_ARM,
@@ -28,9 +29,9 @@ _TOLD_OF = {
     f.CLOSED_RATIO: ("base",),
     f.TEST_RATIO: ("load", "base"),
     f.PEAK_RATIO: ("experiment", "base"),
-    f.OF_BOUND: (),
-    f.PEAK_OF_BOUND: (),
-    f.MEMORY_RATIO: (),
+    f.OF_BOUND: ("experiment",),
+    f.PEAK_OF_BOUND: ("experiment",),
+    f.MEMORY_RATIO: ("experiment",),
     DECISION: (),
     TURN: (),
     f.ALONE_RATIO: (),
@@ -249,7 +250,7 @@ def peak_grid(found: Iterable[Figure]) -> Grid:
     """The highest rate whose 99th percentile stays within the bound."""
     index = Index(found)
     rows = []
-    for g in index.of(f.PEAK, *_DIVERSITIES, SHARED):
+    for g in index.of(f.PEAK, *_DIVERSITIES, SHARED, HEADS):
         experiment = g.labels["experiment"]
         ratios = [r for r in index.of(f.PEAK_RATIO, experiment) if r.mode == g.mode]
         rows.append(
@@ -277,13 +278,21 @@ def _beside(ratio: Figure) -> str:
 
 def shared_grid(found: Iterable[Figure]) -> Grid:
     """The tasks of one trunk, saturated; memory of the worker processes."""
+    return _trunk_grid("Tasks on one trunk", found, SHARED)
+
+
+def heads_grid(found: Iterable[Figure]) -> Grid:
+    """The same where the tasks part at the classifier."""
+    return _trunk_grid("Tasks on one trunk, each with a classifier of its own", found, HEADS)
+
+
+def _trunk_grid(title: str, found: Iterable[Figure], experiment: str) -> Grid:
     index = Index(found)
     rows = []
-    for g in index.of(f.SATURATED, SHARED):
-        share = next((r for r in index.of(f.OF_BOUND, SHARED) if r.mode == g.mode), None)
-        memory = {
-            m.labels["kind"]: m for m in index.of(f.MEMORY, SHARED) if m.mode == g.labels["home"]
-        }
+    for g in index.of(f.SATURATED, experiment):
+        share = next((r for r in index.of(f.OF_BOUND, experiment) if r.mode == g.mode), None)
+        sizes = index.of(f.MEMORY, experiment)
+        memory = {m.labels["kind"]: m for m in sizes if m.mode == g.labels["home"]}
         rows.append(
             (
                 g.mode,
@@ -295,8 +304,8 @@ def shared_grid(found: Iterable[Figure]) -> Grid:
             )
         )
     heads = ("deployment", "rows/s", "95%", "of bound", "processes")
-    sizes = ("weights", "private", "PSS MiB")
-    return Grid("Tasks on one trunk", heads + sizes, rows, frozenset({"deployment"}))
+    kinds = ("weights", "private", "PSS MiB")
+    return Grid(title, heads + kinds, rows, frozenset({"deployment"}))
 
 
 def cost_grid(found: Iterable[Figure]) -> Grid:

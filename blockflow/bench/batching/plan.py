@@ -12,8 +12,9 @@ from blockflow.bench.profiling.plan import Effort
 from blockflow.core.model import TensorSpec
 from blockflow.repository.zoo.catalog import ZOO
 
-LBCI, LOAD, INPUT, OPERATOR, SHARED, COST = "lbci", "load", "input", "operator", "shared", "cost"
-EXPERIMENTS = (LBCI, LOAD, INPUT, OPERATOR, SHARED, COST)
+LBCI, LOAD, INPUT, OPERATOR, COST = "lbci", "load", "input", "operator", "cost"
+SHARED, HEADS = "shared", "heads"
+EXPERIMENTS = (LBCI, LOAD, INPUT, OPERATOR, SHARED, HEADS, COST)
 REASONS = "reasons"
 """In virtual time, and with a result file of its own: it is run by its name only."""
 
@@ -136,6 +137,7 @@ ENCODER = Recipe(
     lengths=(16, 64, 256),
 )
 TRUNK = Recipe("resnet50", "resnet50", ("layer2", "layer3", "layer4"), size=160)
+LATE = Recipe("late50", "resnet50", ("layer3", "layer4", "fc"), size=160)
 WHOLE = Recipe("whole50", "resnet50", size=160)
 
 
@@ -166,7 +168,8 @@ class Plan:
     Attributes:
         lbci: the model of that experiment.
         diversities: of DVABatch's.
-        trunk, whole: the shared trunk with its head, and the same model as one block.
+        trunk, late, whole: the shared trunk with its head, the same model with but a classifier for
+            a head, and as one block.
         tasks: that share the trunk.
         parting: submodules where tasks could part, whose weights are told.
         repeats: visits of every arm at every load, in rotating order.
@@ -190,6 +193,7 @@ class Plan:
     lbci: Recipe
     diversities: Mapping[str, Diversity]
     trunk: Recipe
+    late: Recipe
     whole: Recipe
     tasks: int
     repeats: int
@@ -217,6 +221,7 @@ class Plan:
         needed = {
             LBCI: [self.lbci],
             SHARED: [self.trunk, self.whole],
+            HEADS: [self.late, self.whole],
             COST: [self.diversities[LOAD].recipe],
             REASONS: [d.recipe for d in self.diversities.values()],
             **{name: [d.recipe] for name, d in self.diversities.items()},
@@ -233,6 +238,7 @@ FULL = Plan(
     ALEXNET,
     _DIVERSITIES,
     TRUNK,
+    LATE,
     WHOLE,
     tasks=8,
     repeats=5,
@@ -252,6 +258,7 @@ QUICK = Plan(
     ALEXNET,
     _DIVERSITIES,
     TRUNK,
+    LATE,
     WHOLE,
     tasks=8,
     repeats=1,
@@ -282,6 +289,7 @@ TINY = Plan(
         INPUT: Diversity(_WORDS, ("load", "input"), 4, "uniform:1-32", (8, 32)),
         OPERATOR: Diversity(_DIGITS, ("load", "operator"), 4),
     },
+    _DIGITS,
     _DIGITS,
     Recipe("digit", "digits"),
     tasks=2,

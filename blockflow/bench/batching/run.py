@@ -31,6 +31,7 @@ from blockflow.bench.batching.plan import (
     COST,
     EXPERIMENTS,
     FULL,
+    HEADS,
     LARGEST,
     LBCI,
     LOAD,
@@ -75,6 +76,7 @@ GRIDS = (
     grids.dvabatch_ratio_grid,
     grids.peak_grid,
     grids.shared_grid,
+    grids.heads_grid,
     grids.cost_grid,
     grids.served_grid,
     reason_grids.row_grid,
@@ -122,8 +124,8 @@ class Bench:
         plan = self._plan
         if experiment == LBCI:
             return lbci.measure(self._ladder(experiment, plan.lbci, _LBCI_BATCH, LARGEST))
-        if experiment == SHARED:
-            return shared.measure(plan, self._rig)
+        if experiment in (SHARED, HEADS):
+            return shared.measure(plan, self._rig, experiment)
         if experiment == COST:
             one = plan.diversities[LOAD]
             return cost.measure(self._ladder(COST, one.recipe, one.bs_max), plan.decisions)

@@ -1,4 +1,5 @@
-"""The shared trunk: several tasks whose blocks but the last are the same, deployed in five ways.
+"""The shared trunk: several tasks whose blocks but the last are the same, deployed in five ways;
+or, where they part at the classifier (``heads``), in the first and the last of them.
 
 ``batched``: one worker with all blocks and as many lanes as there are cores to compute; what waits
 at a block runs together, whatever its task, and a core takes whatever block has work. ``a worker
@@ -14,9 +15,9 @@ no faster, that bounds nothing: beside it the trunk is computed over what one ta
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blockflow.bench.batching.blocks import ENGINE, PRECISION
@@ -32,7 +33,7 @@ from blockflow.bench.batching.figures import (
     ratio_figure,
 )
 from blockflow.bench.batching.peaks import Search, peak_figures, search_peaks
-from blockflow.bench.batching.plan import PER_TASK, SHARED, SHARED_BOUND_ROWS, Plan
+from blockflow.bench.batching.plan import HEADS, PER_TASK, SHARED, SHARED_BOUND_ROWS, Plan
 from blockflow.bench.batching.rig import Further, Policy, Rig, block_spec
 from blockflow.bench.batching.sharing import Counts, batch_line, counts, weight_lines
 from blockflow.bench.batching.traffic import Cell, inputs_for, poisson, saturate
@@ -58,6 +59,7 @@ HOMES = {
     FULL_MODELS: FULL_HOME,
 }
 """Who lives where: two of the arms are the same processes."""
+ARMS = {SHARED: tuple(HOMES), HEADS: (BATCHED, FULL_MODELS)}
 KINDS = {SHARED_HOME: "shared", PARTS_HOME: "parts", OWN_HOME: "own", FULL_HOME: "full"}
 """What the tasks of a home are called."""
 
@@ -68,7 +70,7 @@ _START = 0.8
 _ABOVE = 1.05
 """Nobody is faster than computing alone. Who seems to be by more than this was not laid beside a
 bound, but beside processes that something else held up."""
-_HEADS = "heads"
+_OWN = "heads"
 _ALONE = 9
 
 
@@ -82,8 +84,8 @@ def parts(plan: Plan) -> dict[str, str]:
     return {block: f"part{1 + i * count // len(path)}" for i, block in enumerate(path)}
 
 
-def topology(plan: Plan, policy: Policy) -> dict[str, Any]:
-    """All deployments side by side; ``policy`` is that of the shared blocks.
+def topology(plan: Plan, policy: Policy, homes: Collection[str]) -> dict[str, Any]:
+    """These deployments side by side; ``policy`` is that of the shared blocks.
 
     Idle workers cost no time, and so nothing has to be started anew between the visits. A copy of
     a block under another name is another stage, with a queue of its own.
@@ -96,6 +98,8 @@ def topology(plan: Plan, policy: Policy) -> dict[str, Any]:
 
     def path(home: str, i: int, names: Mapping[str, str]) -> None:
         """Task ``i`` of a home visits these blocks: name -> block, in order."""
+        if home not in homes:
+            return
         tasks[f"{KINDS[home]}{i}"] = {"path": list(names), "deadline_ms": limits.MAX_DEADLINE_MS}
         for name, block in names.items():
             if home == PARTS_HOME:
@@ -129,23 +133,27 @@ def window(plan: Plan) -> dict[str, Any]:
     return {"policy": "window", "max_rows": PER_TASK * plan.tasks}
 
 
-def measure(plan: Plan, rig: Rig) -> list[Figure]:
-    """Saturated throughput beside the bound, peaks within a latency bound, memory."""
-    together = topology(plan, window(plan))
-    topologies = {
-        BATCHED: together,
-        PER_CORE: together,
-        WITHIN: together,
-        UNBATCHED: topology(plan, {"policy": "none"}),
-        FULL_MODELS: together,
-    }
-    with rig.step("shared: starting"):
+def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
+    """Saturated throughput beside the bound, peaks within a latency bound, memory.
+
+    Args:
+        plan, rig: how much, and where.
+        experiment: whose arms: ``shared``, or ``heads`` with the plan's late parting.
+    """
+    if experiment == HEADS:
+        plan = replace(plan, trunk=plan.late)
+    homes = {HOMES[arm] for arm in ARMS[experiment]}
+    together = topology(plan, window(plan), homes)
+    topologies = dict.fromkeys(ARMS[experiment], together)
+    if UNBATCHED in topologies:
+        topologies[UNBATCHED] = topology(plan, {"policy": "none"}, homes)
+    with rig.step(f"{experiment}: starting"):
         rig.apply(topologies[BATCHED])
     with ExitStack() as stack:
         bound = _Bound(plan, rig, stack)
-        found, rates = _saturated(plan, rig, topologies, bound)
+        found, rates = _saturated(plan, rig, experiment, topologies, bound)
         alone_ms = bound.alone_ms()
-    found += _memory(plan, rig)
+    found += _memory(plan, rig, experiment)
     bound_ms = SHARED_BOUND_ROWS * alone_ms
     searches = {
         arm: Search(min(_START * median_interval(rates[arm]).value, plan.rate_limit), plan.probes)
@@ -158,11 +166,13 @@ def measure(plan: Plan, rig: Rig) -> list[Figure]:
         queries = poisson(_mix(plan, arm), rate, seconds, seed)
         return rig.probe(queries, inputs, bound_ms)
 
-    search_peaks(rig, "shared: peaks", topologies, searches, probe, bound_ms)
-    found += peak_figures(SHARED, searches, bound_ms, (FULL_MODELS, WITHIN), {BATCHED: 1.0})
+    search_peaks(rig, f"{experiment}: peaks", topologies, searches, probe, bound_ms)
+    bases = [arm for arm in (FULL_MODELS, WITHIN) if arm in searches]
+    found += peak_figures(experiment, searches, bound_ms, bases, {BATCHED: 1.0})
     mine = searches[BATCHED]
     share = mine.beside(median_interval(rates[IN_PROCESS]))
-    return [*found, _of_bound(PEAK_OF_BOUND, BATCHED, share, _most(rates), sure=mine.sure)]
+    last = _of_bound(PEAK_OF_BOUND, experiment, BATCHED, share, _most(rates), sure=mine.sure)
+    return [*found, last]
 
 
 class _Bound:
@@ -205,7 +215,11 @@ class _Bound:
 
 
 def _saturated(
-    plan: Plan, rig: Rig, topologies: Mapping[str, Mapping[str, Any]], bound: _Bound
+    plan: Plan,
+    rig: Rig,
+    experiment: str,
+    topologies: Mapping[str, Mapping[str, Any]],
+    bound: _Bound,
 ) -> tuple[list[Figure], dict[str, list[float]]]:
     """Rates of all ways, in turns, with as many requests under way all the time as the bound has.
 
@@ -214,7 +228,7 @@ def _saturated(
     under_way = PER_TASK * plan.tasks * bound.width
     drawn = {arm: poisson(_mix(plan, arm), 1.0, 1.0, 0, 8 * plan.tasks) for arm in topologies}
     inputs = _inputs(plan)
-    names = {arm: _block_names(plan, home) for arm, home in HOMES.items()}
+    names = {arm: _block_names(plan, HOMES[arm]) for arm in topologies}
 
     def visit(arm: str, _turn: int) -> Visit:
         if arm == IN_PROCESS:
@@ -233,24 +247,24 @@ def _saturated(
     arms = {**topologies, **computing}
     # Rates of single visits lie far apart here: so many more of them.
     rounds = _VISITS * plan.repeats
-    further = Further.of(plan, rounds, lambda found: decided(shares(_rates(found))))
-    visits = rig.take_turns("shared: saturated", arms, rounds, visit, further)
+    further = Further.of(plan, rounds, lambda found: decided(shares(experiment, _rates(found))))
+    visits = rig.take_turns(f"{experiment}: saturated", arms, rounds, visit, further)
     rates = _rates(visits)
     out: list[Figure] = []
     for arm, values in rates.items():
-        home = {"experiment": SHARED, "home": HOMES.get(arm, "")}
+        home = {"experiment": experiment, "home": HOMES.get(arm, "")}
         out.append(interval_figure(SATURATED, arm, 1, median_interval(values), "1/s", home))
-    of_bound = shares(rates)
+    of_bound = shares(experiment, rates)
     out += of_bound
     most = _most(rates)
     if any(g.name == OF_BOUND and g.low is not None and g.low > most for g in of_bound):
         why = "nothing is faster than the bound: something else held its processes up"
-        out.append(note(SHARED, f"{why}, and no share of it says anything"))
-    for arm in (BATCHED, PER_CORE, WITHIN, UNBATCHED):
+        out.append(note(experiment, f"{why}, and no share of it says anything"))
+    for arm in topologies:
         text = batch_line(arm, [(v.before, v.after) for v in visits[arm]])
         if text:
             own = f"the bound computes {PER_TASK * plan.tasks} and, in each head, {PER_TASK}"
-            out.append(note(SHARED, f"{text}; {own}"))
+            out.append(note(experiment, f"{text}; {own}"))
     return out, rates
 
 
@@ -267,17 +281,21 @@ def _rates(visits: Mapping[str, Sequence[Visit]]) -> dict[str, list[float]]:
     return {arm: [v.rate for v in those] for arm, those in visits.items()}
 
 
-def shares(rates: Mapping[str, Sequence[float]]) -> list[Figure]:
+def shares(experiment: str, rates: Mapping[str, Sequence[float]]) -> list[Figure]:
     """Of the bound, for every arm; and what batches over the tasks are worth beside batches within
     them."""
     most = _most(rates)
     out = [
-        _of_bound(OF_BOUND, arm, ratio_interval(rates[IN_PROCESS], values), most)
+        _of_bound(OF_BOUND, experiment, arm, ratio_interval(rates[IN_PROCESS], values), most)
         for arm, values in rates.items()
         if arm != IN_PROCESS
     ]
-    gain = ratio_interval(rates[WITHIN], rates[BATCHED])
-    return [*out, ratio_figure(SATURATED_RATIO, BATCHED, WITHIN, gain, {"experiment": SHARED})]
+    for base in (WITHIN, FULL_MODELS):
+        if base in rates:
+            gain = ratio_interval(rates[base], rates[BATCHED])
+            labels = {"experiment": experiment}
+            out.append(ratio_figure(SATURATED_RATIO, BATCHED, base, gain, labels))
+    return out
 
 
 def _most(rates: Mapping[str, Sequence[float]]) -> float:
@@ -287,14 +305,16 @@ def _most(rates: Mapping[str, Sequence[float]]) -> float:
     return _ABOVE * max(1.0, median_interval(within).value / bound if within else 1.0)
 
 
-def _of_bound(name: str, arm: str, share: Interval, most: float, *, sure: bool = True) -> Figure:
+def _of_bound(
+    name: str, experiment: str, arm: str, share: Interval, most: float, *, sure: bool = True
+) -> Figure:
     """A share of the bound, judged where there is an aim and the share is credible."""
     return ratio_figure(
         name,
         arm,
         IN_PROCESS,
         share,
-        {"experiment": SHARED},
+        {"experiment": experiment},
         goal=OF_BOUND_GOAL if arm == BATCHED else None,
         at_least=True,
         sure=sure and share.low <= most,
@@ -310,16 +330,16 @@ def _block_names(plan: Plan, home: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for i in range(plan.tasks):
         if home == SHARED_HOME:
-            found |= {**{block: block for block in trunk}, f"{head}.{i}": _HEADS}
+            found |= {**{block: block for block in trunk}, f"{head}.{i}": _OWN}
         elif home == PARTS_HOME:
-            found |= {**{f"{b}.part": b for b in trunk}, f"{head}.part{i}": _HEADS}
+            found |= {**{f"{b}.part": b for b in trunk}, f"{head}.part{i}": _OWN}
         elif home == OWN_HOME:
             found |= {own_block(block, i): block for block in trunk}
-            found[own_block(head, i)] = _HEADS
+            found[own_block(head, i)] = _OWN
     return found
 
 
-def _memory(plan: Plan, rig: Rig) -> list[Figure]:
+def _memory(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
     """Of the worker processes of all deployments, after they have worked."""
     *trunk, head = plan.trunk.blocks
     whole = plan.whole.blocks[0]
@@ -338,19 +358,20 @@ def _memory(plan: Plan, rig: Rig) -> list[Figure]:
     out: list[Figure] = []
     pss: dict[str, float] = {}
     weights: dict[str, float] = {}
-    for home, (names, stored) in inhabitants.items():
+    for home in dict.fromkeys(HOMES[arm] for arm in ARMS[experiment]):
+        names, stored = inhabitants[home]
         pids = [w["pid"] for w in workers if w["worker"] in names and w["pid"] is not None]
         state = sum(repository.info(b).state_bytes for b in stored)
         found = measure_memory(pids, state)
         sizes = {"weights": found.state, "uss": found.uss, "pss": found.pss}
         for kind, size in sizes.items():
-            labels = {"experiment": SHARED, "kind": kind}
+            labels = {"experiment": experiment, "kind": kind}
             mib = size / 2**20
             out.append(Figure(MEMORY, home, None, None, None, mib, "MiB", len(pids), labels=labels))
         pss[home], weights[home] = float(found.pss), float(found.state)
     value = pss[SHARED_HOME] / pss[FULL_HOME]
     ratio = Interval(value, value, value, 1)
-    labels = {"experiment": SHARED}
+    labels = {"experiment": experiment}
     out.append(ratio_figure(MEMORY_RATIO, SHARED_HOME, FULL_HOME, ratio, labels, goal=MEMORY_GOAL))
     floor = weights[SHARED_HOME] / weights[FULL_HOME]
     text = (
@@ -358,7 +379,7 @@ def _memory(plan: Plan, rig: Rig) -> list[Figure]:
         f"the model's {repository.info(whole).state_bytes / 2**20:.0f} MiB of weights, so the "
         f"weights of the shared deployment are {floor:.2f} of the full models'"
     )
-    return [*out, *(note(SHARED, line) for line in (text, *weight_lines(plan)))]
+    return [*out, *(note(experiment, line) for line in (text, *weight_lines(plan)))]
 
 
 def _mix(plan: Plan, arm: str) -> Mix:
