@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from blockflow.bench.profiling.plan import Effort
@@ -171,6 +171,7 @@ class Plan:
         trunk, late, whole: the shared trunk with its head, the same model with but a classifier for
             a head, and as one block.
         tasks: that share the trunk.
+        together: how many of them have their requests in one batch of it.
         parting: submodules where tasks could part, whose weights are told.
         repeats: visits of every arm at every load, in rotating order.
         stretch: where that decides nothing, at most so many times as many visits...
@@ -211,6 +212,17 @@ class Plan:
     rate_limit: float = 500.0
     parting: tuple[str, ...] = ("layer4", "layer4.2", "fc")
     simulated: int = 10_000
+    together: int = 8
+
+    @property
+    def trunk_rows(self) -> int:
+        """Of a full batch of the shared trunk."""
+        return PER_TASK * self.together
+
+    def parted_late(self) -> Plan:
+        """The same for tasks that have but a classifier of their own. Batches are half as large:
+        nearly all the memory is that of activations then, and grows with the rows."""
+        return replace(self, trunk=self.late, together=max(1, self.together // 2))
 
     def probe_seconds(self, bound_ms: float) -> float:
         """Of a probe whose answers may take ``bound_ms``."""
@@ -303,4 +315,5 @@ TINY = Plan(
     rate_limit=100.0,
     parting=("head",),
     simulated=60,
+    together=2,
 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.bench.batching.blocks import ENGINE, PRECISION
@@ -119,7 +119,7 @@ def topology(plan: Plan, policy: Policy, homes: Collection[str]) -> dict[str, An
     return {
         "blocks": list(blocks.values()),
         "tasks": tasks,
-        "limits": {"max_rows": PER_TASK * plan.tasks},
+        "limits": {"max_rows": plan.trunk_rows},
         "oversubscribe": True,  # by deployments that rest while another one works
     }
 
@@ -130,7 +130,7 @@ def own_block(block: str, task: int) -> str:
 
 
 def window(plan: Plan) -> dict[str, Any]:
-    return {"policy": "window", "max_rows": PER_TASK * plan.tasks}
+    return {"policy": "window", "max_rows": plan.trunk_rows}
 
 
 def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
@@ -141,7 +141,7 @@ def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
         experiment: whose arms: ``shared``, or ``heads`` with the plan's late parting.
     """
     if experiment == HEADS:
-        plan = replace(plan, trunk=plan.late)
+        plan = plan.parted_late()
     homes = {HOMES[arm] for arm in ARMS[experiment]}
     together = topology(plan, window(plan), homes)
     topologies = dict.fromkeys(ARMS[experiment], together)
@@ -186,18 +186,18 @@ class _Bound:
             chain = Chain(rig.folder, tuple(blocks), ENGINE, PRECISION)
             return [stack.enter_context(InProcess(chain)) for _ in range(self.width)]
 
-        self._tasks = plan.tasks
+        self._together = plan.together
         self._seconds = plan.seconds / 2
         with rig.step("shared: starting the bound"):
             self._trunks, self._heads = start(trunk), start([head])
 
     def rate(self, tasks: int | None = None) -> float:
         """Requests per second with ``PER_TASK`` of each task in a batch of its head, and of so many
-        tasks (all by default) in one of the trunk.
+        tasks (the plan's by default) in one of the trunk.
 
         Each half is timed on all cores at once; a request needs both, one after the other.
         """
-        trunk = self._side_by_side(self._trunks, PER_TASK * (tasks or self._tasks))
+        trunk = self._side_by_side(self._trunks, PER_TASK * (tasks or self._together))
         head = self._side_by_side(self._heads, PER_TASK)
         return 1 / (1 / trunk + 1 / head)
 
@@ -263,7 +263,7 @@ def _saturated(
     for arm in topologies:
         text = batch_line(arm, [(v.before, v.after) for v in visits[arm]])
         if text:
-            own = f"the bound computes {PER_TASK * plan.tasks} and, in each head, {PER_TASK}"
+            own = f"the bound computes {plan.trunk_rows} and, in each head, {PER_TASK}"
             out.append(note(experiment, f"{text}; {own}"))
     return out, rates
 
