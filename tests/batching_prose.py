@@ -15,6 +15,7 @@ from blockflow.bench.batching import plan
 from blockflow.bench.batching.lbci import STRETCHED
 from blockflow.bench.batching.plan import (
     DVABATCH,
+    HEADS,
     INPUT,
     LBCI,
     LBCI_ARM,
@@ -143,8 +144,26 @@ def alexnet(s: Stored) -> str:
 
 
 def trunk_memory(s: Stored) -> str:
-    share = s.value(f.MEMORY_RATIO, "shared trunk", experiment=SHARED)
-    return f"*A shared trunk* took {share:.1f} of the full models' memory."
+    stage, classifier = (
+        s.value(f.MEMORY_RATIO, "shared trunk", experiment=name) for name in (SHARED, HEADS)
+    )
+    return (
+        f"*A shared trunk* took {stage:.2f} of the full models' memory where the tasks part at the "
+        f"last stage, and {classifier:.2f} where each has but a classifier of its own;"
+    )
+
+
+def trunk_rates(s: Stored) -> str:
+    both = (SHARED, HEADS)
+    rates = [s.value(f.OF_BOUND, "batched", experiment=name) for name in both]
+    peaks = [
+        s.one(f.PEAK_RATIO, "batched", experiment=name, base="full models").value for name in both
+    ]
+    served, peak = (" and ".join(f"{value:.2f}" for value in them) for them in (rates, peaks))
+    return (
+        f"it served {served} of what computing alone would, and its peak within the latency bound "
+        f"was {peak} times the full models'."
+    )
 
 
 def trunk_peak(s: Stored) -> str:
@@ -335,6 +354,7 @@ FRAGMENTS: Mapping[str, Fragment] = {
     "ResNet-18 beside a delay": delay,
     "AlexNet beside the window": alexnet,
     "shared trunk, memory": trunk_memory,
+    "shared trunk, rates": trunk_rates,
     "shared trunk, peak": trunk_peak,
     "served to profiled": served,
     "ResNet-18, best policy": resnet_best,
