@@ -294,11 +294,13 @@ class ClientCore:
 
     def _arm(self, request_id: bytes, due_ns: int) -> None:
         heapq.heappush(self._timers, (due_ns, request_id))
-        # Timers of answered requests stay behind until they are due: swept when they are the most.
-        if len(self._timers) > 4 * len(self._pending) + 256:
-            live = (self._pending, self._catalog)
-            self._timers = [t for t in self._timers if any(t[1] in table for table in live)]
+        # What has ended stays behind until it is due, or could be sent: swept when it is the most.
+        pending, many = self._pending, 4 * len(self._pending) + 256
+        if len(self._timers) > many:
+            self._timers = [t for t in self._timers if t[1] in pending or t[1] in self._catalog]
             heapq.heapify(self._timers)
+        if len(self._outbox) > many:
+            self._outbox = deque([rid for rid in self._outbox if rid in pending])
 
     def _due(self, p: Pending) -> int:
         if p.sent:
@@ -351,12 +353,8 @@ class ClientCore:
         self._count_results(results, now_ns)
         rest = iter(frames)
         aligned = tuple([r.place or (None if r.tensor is None else next(rest)) for r in results])
-        by_slot = p.upload is not None
-        return [
-            Answered(
-                p.request_id, msg.epoch, results, aligned, p.submitted_ns, msg.received_ns, by_slot
-            )
-        ]
+        rid, by_slot, received_ns = p.request_id, p.upload is not None, msg.received_ns
+        return [Answered(rid, msg.epoch, results, aligned, p.submitted_ns, received_ns, by_slot)]
 
     def _send_again(self, p: Pending, results: Sequence[TaskResult]) -> bool:
         """The Dispatcher did not find our slot, so that nothing has run: now in a message."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, WireError
+from blockflow.tensormq.forks import in_child
 from blockflow.tensormq.grants_memory import Segment
 from blockflow.wire.client import Place
 from blockflow.wire.grants import (
@@ -54,6 +55,7 @@ class SideConnection:
             return
         try:
             self._socket = socket.socket(socket.AF_UNIX, kind)
+            in_child(self._socket, socket.socket.close)  # its end ends what is granted
             self._socket.setblocking(False)
             self._socket.connect(path)
         except OSError as exc:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from blockflow.core.errors import WireError
+from blockflow.tensormq.forks import in_child
 from blockflow.tensormq.grants import HEADER_BYTES, segment_bytes
 
 _STRICT = "2"
@@ -66,7 +70,9 @@ class Segment:
     def adopt(cls, fd: int, slot_bytes: int, slots: int) -> Segment:
         """Map what came over the side connection, and close the descriptor.
 
-        A forked child does not inherit the mapping: it would see slots that are used again.
+        A forked child cannot touch it: it would see slots that are used again. Its addresses stay
+        taken there (MADV_DONTFORK would give them to the child's own memory, which would then go
+        with the last reference to this mapping).
 
         Raises:
             WireError: MALFORMED_MESSAGE: not a sealed file of that size.
@@ -82,7 +88,7 @@ class Segment:
             mapping = mmap.mmap(fd, nbytes, mmap.MAP_SHARED)
         finally:
             os.close(fd)
-        mapping.madvise(mmap.MADV_DONTFORK)
+        in_child(mapping, partial(_forbid, _mprotect()))
         return cls(mapping, slot_bytes, slots)
 
     def slot(self, index: int, nbytes: int) -> memoryview:
@@ -99,3 +105,18 @@ class Segment:
     def close(self) -> None:
         """Let go of the mapping: the memory goes with the last view. Idempotent."""
         self.marks = self._data = memoryview(b"")
+
+
+def _mprotect() -> Callable[..., Any]:
+    """The C library's; looked up before a fork, since that takes the loader's lock."""
+    import ctypes
+
+    return ctypes.CDLL(None).mprotect
+
+
+def _forbid(mprotect: Callable[..., Any], mapping: mmap.mmap) -> None:
+    """In a forked child: any access ends it (SIGSEGV)."""
+    import ctypes
+
+    start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    mprotect(ctypes.c_void_p(start), ctypes.c_size_t(len(mapping)), 0)  # PROT_NONE

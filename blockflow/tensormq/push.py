@@ -65,10 +65,10 @@ class PushCache:
     """One PUSH socket per endpoint. Used from one thread, which never blocks here.
 
     Args:
-        ctx: this process's context. poller: the loop's poller; sockets with waiting messages are
-        registered in it for POLLOUT, and
-            taken out again when their queue is empty. The loop calls :meth:`flush` when one fires.
-            Without it, poll :meth:`sockets_waiting` or flush on a tick.
+        ctx: this process's context.
+        poller: the loop's poller; sockets with waiting messages are registered in it for POLLOUT,
+            and taken out again when their queue is empty. The loop calls :meth:`flush` when one
+            fires. Without it, poll :meth:`sockets_waiting` or flush on a tick.
         max_pending: messages that may wait per endpoint.
         hwm: messages that ZeroMQ may queue per endpoint.
         protect: sets CURVE up towards tcp endpoints.
@@ -97,8 +97,8 @@ class PushCache:
 
         Args:
             frames: the header, and a tensor's elements where they travel along. Frames of 64 KiB
-            and
-                more are sent from the caller's memory unless ``copy``: it must not change any more.
+                and more are sent from the caller's memory unless ``copy``: it must not change any
+                more.
             tag: comes back in :class:`Unsent` if the message never leaves.
 
         Returns:

@@ -354,3 +354,17 @@ def test_timers_do_not_pile_up() -> None:
         send_all(core)
         core.on_message(reply(n), 0)
     assert len(core._timers) < 600
+
+
+def test_what_was_never_sent_does_not_pile_up_either() -> None:
+    """A caller goes on and on while there is no Dispatcher."""
+    core = new_core()
+    for n in range(1, 5000):
+        submit(core, n, now=n * MS, deadline_ms=1)
+        assert only(core.on_tick((n + 1) * MS)).error.code == "DEADLINE_EXCEEDED"
+    assert len(core._outbox) < 600
+    submit(core, 5000, now=5000 * MS)
+    core.cancel(rid(5000))
+    submit(core, 5001, now=5000 * MS)
+    core.on_connected()
+    assert [r.request_id for r in send_all(core, 5000 * MS)] == [rid(5001)]

@@ -1,0 +1,102 @@
+"""What a process has that was forked from one with a client: nothing of the client's."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from blockflow.client.side import SideConnection
+from blockflow.tensormq.grants import segment_bytes
+from blockflow.tensormq.grants_memory import Segment, unsupported
+
+pytestmark = pytest.mark.skipif(bool(unsupported()), reason=unsupported())
+
+WAIT_S = 20.0
+SLOT_BYTES, SLOTS = 4096, 4
+
+
+def status_of(child: Callable[[], object]) -> int:
+    """What ``child`` ends with in a forked process: 0, or minus the signal that has ended it."""
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()  # what a test wants to see is not to be told as an accident
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        try:
+            child()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@contextmanager
+def granted() -> Iterator[list[Segment]]:
+    """A segment as a client has it; the only reference to it."""
+    mine, fd = Segment.create(SLOT_BYTES, SLOTS)
+    mine.slot(0, 1)[0] = 7
+    held = [Segment.adopt(fd, SLOT_BYTES, SLOTS)]
+    try:
+        assert held[0].slot(0, 1)[0] == 7
+        yield held
+    finally:
+        for segment in (mine, *held):
+            segment.close()
+
+
+def test_granted_memory_is_out_of_reach() -> None:
+    with granted() as held:
+        assert status_of(lambda: bytes(held[0].slot(0, 1))) == -signal.SIGSEGV
+        assert bytes(held[0].slot(0, 1)) == b"\x07", "the parent reads on"
+
+
+def test_what_a_child_maps_is_its_own_to_the_end() -> None:
+    """Letting go of what was the parent's takes nothing of the child's along."""
+    nbytes = segment_bytes(SLOT_BYTES, SLOTS)
+
+    def child() -> None:
+        own = [mmap.mmap(-1, nbytes) for _ in range(64)]
+        for one in own:
+            one[:8] = b"the own!"
+        held[0].close()
+        gc.collect()
+        assert all(one[:8] == b"the own!" for one in own)
+
+    with granted() as held:
+        assert status_of(child) == 0
+
+
+def test_a_child_does_not_keep_the_side_connection(tmp_path: Path) -> None:
+    """Its end is what gives the slots back, also while a child of the dead client lives on."""
+    path = str(tmp_path / "side")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        side = SideConnection()
+        side.connect(path)
+        theirs, _ = listener.accept()
+        stay, end = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(end)
+            os.read(stay, 1)  # until the test lets go
+            os._exit(0)
+        try:
+            side.close()
+            with theirs:
+                assert select.select([theirs], [], [], WAIT_S)[0], "held open by the child"
+                assert theirs.recv(1) == b""
+        finally:
+            os.close(end)
+            os.close(stay)
+            os.waitpid(pid, 0)
