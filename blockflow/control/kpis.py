@@ -33,6 +33,7 @@ SUMS = (
     "elements_in",
     "elements_padded",
 )
+TIMES = ("wait", "overhead", "compute")
 PROCESS_SUMS = (
     "cpu_percent",
     "rss",
@@ -124,8 +125,10 @@ def aggregate(kpis: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {name: sum(_number(k.get(name)) for k in found) for name in SUMS}
     out["rho"] = out["lam"] / out["mu"] if out["mu"] else 0.0
     out["mean_batch_rows"] = out["rows"] / out["batches"] if out["batches"] else 0.0
-    for part in ("wait", "overhead", "compute"):
+    for part in TIMES:
         out[part] = _merge([k[part] for k in found if isinstance(k.get(part), dict)])
+    on_device = [k["device"] for k in found if isinstance(k.get("device"), dict) and k["device"]]
+    out["device"] = _merge(on_device) if on_device else {}
     return out
 
 

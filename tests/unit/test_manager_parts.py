@@ -217,6 +217,13 @@ class TestFigures:
         assert out["wait"]["p50_ms"] == 8.0
         assert out["wait"]["max_ms"] == 20.0
 
+    def test_time_on_a_device_is_of_those_that_have_one(self) -> None:
+        assert aggregate([self.stage(device={})])["device"] == {}
+        some = {"count": 4, "sum_ms": 8.0, "p50_ms": 2.0, "max_ms": 4.0}
+        more = {"count": 12, "sum_ms": 120.0, "p50_ms": 10.0, "max_ms": 20.0}
+        out = aggregate([self.stage(device=d) for d in (some, {}, more)])["device"]
+        assert (out["count"], out["mean_ms"], out["p50_ms"], out["max_ms"]) == (16, 8.0, 8.0, 20.0)
+
     def test_nothing_and_nonsense(self) -> None:
         assert aggregate([]) == {}
         out = aggregate([{"lam": "x", "mu": math.nan, "wait": {"count": None}}])

@@ -164,6 +164,11 @@ def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: 
     found = document(capsys, *again, "--cores", "2")
     assert [w["lanes"] for w in found["experiment"]["system"]["workers"]] == [2]
     assert refused(capsys, *where, "--task", "v")["message"] == "task 'v' is not in the topology"
+    # What cannot work is told where it stands.
+    late = {"name": "x", "block": "a", "batching": {"policy": "lbci", "t_opt_ms": 0.001}}
+    topology.write_text(json.dumps({"blocks": ["b", late], "tasks": {"t": ["x", "b"]}}))
+    (problem,) = refused(capsys, *where)["problems"]
+    assert problem["path"].startswith("$.blocks[1].batching")
     # So are the tasks' shares: what --share says of a task stands in the place of the topology's.
     asked = {"weight": 2.0, "priority": 3, "max_batch_rows": 4}
     tasks = {"t": {"path": ["x", "b"], **asked}, "u": {"path": ["b"], "priority": 1}}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockflow.batching.registry import policy_problems, with_overlap
+from blockflow.batching.registry import policy_problems, ways_through, with_overlap
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.sliced import slicing_problems
 from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel, WorkerModel
@@ -228,7 +228,7 @@ def topology_system(
             for s in spec.stages
         )
         workers.append(WorkerModel(spec.name, stages, threads, spec.slots, spec.replicas, lanes))
-    _check_slicing(topology, workers)
+    _check_policies(topology, workers)
     known = {n: tuple(t.path) for n, t in topology.tasks.items()}
     for task in chosen:
         if task.path or task.name not in known:
@@ -244,7 +244,8 @@ def topology_system(
     return _checked(tuple(workers), models, costs)
 
 
-def _check_slicing(topology: Topology, workers: Sequence[WorkerModel]) -> None:
+def _check_policies(topology: Topology, workers: Sequence[WorkerModel]) -> None:
+    """Whether each can work at its blocks; findings have the topology's JSON paths."""
     places = {name: i for i, name in enumerate(topology.blocks)}
     ways = {name: task.paths for name, task in topology.tasks.items()}
     problems: list[Problem] = []
@@ -252,9 +253,11 @@ def _check_slicing(topology: Topology, workers: Sequence[WorkerModel]) -> None:
         for policy, members in worker.groups():
             blocks = [m.block for m in members]
             path = f"$.blocks[{places[blocks[0]]}].batching"
+            facts = [m.facts(worker.threads) for m in members]
+            problems += policy_problems(policy, path, facts, ways_through(blocks, ways))
             problems += slicing_problems(policy, blocks, ways, path)
     if problems:
-        raise TopologyError("INVALID_TOPOLOGY", "a slicing does not fit", problems=problems)
+        raise TopologyError("INVALID_TOPOLOGY", "a policy does not fit", problems=problems)
 
 
 def _models(

@@ -3,7 +3,7 @@ the Dispatcher as ``dispatcher/stats.py`` and its gauges make them."""
 
 from __future__ import annotations
 
-from blockflow.control.kpis import PROCESS_SUMS, SUMS
+from blockflow.control.kpis import PROCESS_SUMS, SUMS, TIMES
 from blockflow.control.rest.shapes import (
     COUNT,
     Schema,
@@ -21,7 +21,7 @@ from blockflow.control.rest.shapes import (
 from blockflow.core.metrics import ProcessKpi, StageKpi
 
 _TIMES = ref("TimeSummary")
-_OF_BLOCK = (*SUMS, "rho", "mean_batch_rows", "wait", "overhead", "compute")
+_OF_BLOCK = (*SUMS, "rho", "mean_batch_rows", *TIMES, "device")
 """What is told of a block over its replicas."""
 
 
