@@ -157,6 +157,11 @@ class AtWork:
         words[word + 2] = len(items)
         words[word] = time.monotonic_ns()
 
+    def renew(self, lane: int) -> None:
+        """All who are named stay at work, and have the time of a forward once more."""
+        if lane != NO_LANE:
+            self._words[(HEADER_WORDS * 8 + lane * self._stride) // 8] = time.monotonic_ns()
+
     def end(self, lane: int) -> None:
         """The forward is over."""
         if lane != NO_LANE:

@@ -269,8 +269,11 @@ class Runner:
                 batch.errors[ticket.key] = RequestError("DEADLINE_EXCEEDED", late)
                 results.append(None)
                 continue
-            if self._at_work is not None and not on_device:
-                self._at_work.restart(lane, batch.stage, [ticket.item])
+            if self._at_work is not None:
+                if on_device:
+                    self._at_work.renew(lane)
+                else:
+                    self._at_work.restart(lane, batch.stage, [ticket.item])
             try:
                 self._forward(stage, batch, (ticket,), part)
                 results.append(batch.result)

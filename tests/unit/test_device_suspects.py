@@ -46,6 +46,9 @@ class Ordering(Engine):
     def run(self, x: Any, out: Any | None = None) -> Any:
         gate = threading.Event()
         self.gates.append(gate)
+        self.saw()
+        if bool((x == 17).any()):
+            raise ValueError("17")  # before anything is ordered
         bad = bool((x == 13).any())
 
         def kernel() -> None:
@@ -59,6 +62,7 @@ class Ordering(Engine):
     def on(self, device: CudaDevice, api: FakeCuda) -> Ordering:
         self.api, self.stream = api, device.stream
         self.gates: list[threading.Event] = []
+        self.saw: Callable[[], object] = lambda: None
         return self
 
     @property
@@ -177,6 +181,16 @@ def test_who_is_run_alone_has_the_device_for_itself(worker: Worker) -> None:
     thread.join(WAIT_S)
     assert not suspects and isinstance(raised[0], CudaError), "it was waited for"
     assert worker.at_work() == [work]
+
+
+def test_whoever_is_run_again_by_itself_has_the_time_of_a_forward(worker: Worker) -> None:
+    """The device may still be at what was ordered before, so that all of the batch stay named."""
+    seen = []
+    worker.engine.saw = lambda: seen.extend(worker.look.read())
+    items = worker.compute(1.0, 17.0, 2.0)
+    assert [work.records for work in seen] == names(items) * 4
+    starts = [work.started_ns for work in seen]
+    assert starts == sorted(set(starts)), "each later than the one before"
 
 
 def test_a_batch_that_the_file_has_no_room_for_waits(tmp_path: Path) -> None:
