@@ -20,7 +20,7 @@ import pytest
 from control_rig import SPEC, echo_repository
 from up_rig import family, up
 
-from blockflow.client.sync import Client
+from blockflow.client.sync import Client, PendingRequest
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError, TopologyError
 from blockflow.core.model import Contract, TensorSpec
@@ -31,6 +31,8 @@ from tests.system_rig import own_template, served
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 WAIT_S = 60.0
+SUSPENDED_S = 11.0
+"""Ten seconds are the longest that anybody waits for somebody who is stopped."""
 PACE_S = 0.01
 """Between requests, so that they are not all that the cores do."""
 NAMES = ("plain", "spinning", "frozen", "stalling")
@@ -100,6 +102,15 @@ def serves_for(seconds: float, client: Client) -> None:
     while time.monotonic() < end:
         assert np.array_equal(client.infer("t", X, deadline_s=30).value, X)
         time.sleep(PACE_S)
+
+
+def end_of(request: PendingRequest) -> str:
+    """'' with its result, else the error's code."""
+    try:
+        assert np.array_equal(request.result(WAIT_S).value, X)
+    except BlockFlowError as e:
+        return e.code
+    return ""
 
 
 def test_a_stopped_worker_is_replaced(system: System) -> None:
@@ -202,6 +213,20 @@ def test_a_stopped_manager_stops_nobody_and_a_dead_one_leaves_nobody(tmp_path: P
             assert incarnations() == before
             serves_for(1.0, client)
             assert incarnations() == before
+            # Nor do all of them together, for longer than anybody's patience: a suspended machine.
+            everybody = [process.pid, *(p.pid for p in family(process.pid))]
+            under_way = [client.submit("t", X, deadline_s=60) for _ in range(8)]
+            for pid in everybody:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(SUSPENDED_S)
+            for pid in everybody:
+                os.kill(pid, signal.SIGCONT)
+            assert {end_of(request) for request in under_way} <= {"", "CONNECTION_LOST"}
+            client.wait_ready("t", timeout_s=WAIT_S)
+            serves_for(2.0, client)
+            assert incarnations() == before
+            after = plain_http.get(ready["rest"] + "/v1/status", timeout=WAIT_S).json()["manager"]
+            assert (after["pid"], after["restarts"]) == (manager, 0)
         children = family(process.pid)
         (template,) = [c for c in children if c.name() == "bf:template"]
         template.kill()
