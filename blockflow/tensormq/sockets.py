@@ -191,7 +191,8 @@ def _socket(
 def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
     """What an endpoint asks for before the socket is bound or connected to it.
 
-    TCP does not notice a peer that vanished without a word; a unix socket always does.
+    TCP does not notice a peer that vanished without a word. A unix socket does, unless a child that
+    the peer has forked holds it open.
     """
     if _is_tcp(endpoint):
         port = endpoint.rpartition(":")[2]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 
 import numpy as np
 import pytest
 
 from blockflow.core.errors import WireError
 from blockflow.tensormq import grants_memory
+from blockflow.tensormq.forks import in_child
 from blockflow.tensormq.grants import HEADER_BYTES, MIN_SLOT_BYTES
 from blockflow.tensormq.grants_memory import Segment, unsupported
 
@@ -89,6 +91,22 @@ def test_a_forked_child_does_not_see_the_clients_mapping() -> None:
         bytes(memory)
         os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+def test_what_a_fork_does_reaches_the_child_alone_and_only_the_living() -> None:
+    first, second = socket.socketpair()
+    with first, second:
+        in_child(first, socket.socket.close)
+        gone = socket.socket()
+        in_child(gone, lambda sock: os._exit(9))
+        gone.close()
+        del gone
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if first.fileno() == -1 and second.fileno() >= 0 else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        first.send(b"the parent's is open")
+        assert second.recv(100) == b"the parent's is open"
 
 
 def test_machines_without_it_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
