@@ -18,6 +18,7 @@ from blockflow.bench.batching.plan import (
     COST,
     DELAYBATCH,
     DVABATCH,
+    HEADS,
     LBCI,
     LBCI_ARM,
     LOAD,
@@ -276,12 +277,14 @@ def everything() -> list[Figure]:
     out.append(Figure(f.CANDIDATE, DELAYBATCH, None, None, None, 20.0, "ms", 9, labels=tried))
     served = {"experiment": LOAD}
     out.append(Figure(f.SERVED, "served", 1, None, None, 1.2, "x", 1, labels=served))
-    home = {"experiment": SHARED, "home": "shared trunk"}
-    out.append(Figure(f.SATURATED, "batched", 1, None, None, 20.0, "1/s", 3, labels=home))
-    out.append(f.ratio_figure(f.OF_BOUND, "batched", "in process", one, home, goal=0.9))
-    for kind in ("weights", "uss", "pss"):
-        labels = {"experiment": SHARED, "kind": kind}
-        out.append(Figure(f.MEMORY, "shared trunk", None, None, None, 9.0, "MiB", 4, labels=labels))
+    for experiment in (SHARED, HEADS):
+        home = {"experiment": experiment, "home": "shared trunk"}
+        out.append(Figure(f.SATURATED, "batched", 1, None, None, 20.0, "1/s", 3, labels=home))
+        out.append(f.ratio_figure(f.OF_BOUND, "batched", "in process", one, home, goal=0.9))
+        for kind in ("weights", "uss", "pss"):
+            labels = {"experiment": experiment, "kind": kind}
+            size = Figure(f.MEMORY, "shared trunk", None, None, None, 9.0, "MiB", 4, labels=labels)
+            out.append(size)
     cost = {"experiment": COST}
     told = {**cost, "verdict": "met", "goal": 50.0}
     out += [
@@ -309,7 +312,8 @@ def test_every_table_shows_what_was_measured() -> None:
         f"LBCI: {f.TEST_RATIO} small {SERIAL}",
         f"LBCI: {f.OVER} 3, %",
         f"DVABatch: {f.PEAK_RATIO} {LOAD} {ZEROBATCH}",
-        "batched: saturated, of the bound",
+        f"batched: saturated, of the bound {SHARED}",
+        f"batched: saturated, of the bound {HEADS}",
         "window: decision, us",
         "window: turn, us",
         "window: time alone to none",
