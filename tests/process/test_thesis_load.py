@@ -240,15 +240,17 @@ def test_a_worker_that_is_killed_in_mid_visit_leaves_what_was_found(
         def advance() -> None:
             rounds.append(0.0)
             if len(rounds) == 2:
+                pids.extend(w["pid"] for arm in ARMS for w in replicas(running[0], arm))
                 timer.start()
 
         yield advance
 
     def kill() -> None:
-        for worker in (w for arm in ARMS for w in replicas(running[0], arm)):
-            os.kill(worker["pid"], signal.SIGKILL)
+        for pid in pids:  # all at once: whichever is visited, its workers die in mid-visit
+            os.kill(pid, signal.SIGKILL)
 
     timer = threading.Timer(0.1, kill)
+    pids: list[int] = []
     running: list[System] = []
     begun = context.system
 
