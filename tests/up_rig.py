@@ -12,9 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
+from blockflow.client.sync import PendingRequest
+from blockflow.core.errors import BlockFlowError
+
 GONE_S = 10.0
+ANSWER_S = 60.0
 
 
 def command(root: Path, *more: str) -> list[str]:
@@ -68,3 +73,12 @@ def gone(processes: list[psutil.Process], run_dir: Path) -> bool:
     while run_dir.exists() and time.monotonic() < end:
         time.sleep(0.02)
     return not alive and not run_dir.exists()
+
+
+def outcome(request: PendingRequest[Any], right: Any) -> str:
+    """``OK`` with the ``right`` value, else the code."""
+    try:
+        assert np.array_equal(request.result(ANSWER_S).value, right)
+    except BlockFlowError as e:
+        return e.code
+    return "OK"

@@ -5,58 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from client_faces import AsyncFace, SyncFace
 from fake_dispatcher import TASKS, FakeDispatcher
 
 from blockflow.client import AsyncClient
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import RequestError
 from blockflow.wire.client import Reply, encode_to_client
+from tests import client_suite
+from tests.client_suite import Make, X, code_of
 
-X = np.arange(12, dtype=np.float32).reshape(3, 4)
-
-
-Make = Callable[..., Any]
-
-
-@pytest.fixture(params=["off", "auto"], ids=["messages", "slots"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """In the one way the suite's small tensors go through granted memory as large ones would."""
-    if request.param == "auto":
-        for module in ("client.core", "client.sharing", "dispatcher.grants"):
-            monkeypatch.setattr(f"blockflow.{module}.MIN_TENSOR_BYTES", 1)
-    return str(request.param)
-
-
-@pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])
-def make(request: pytest.FixtureRequest, way: str) -> Iterator[Make]:
-    made: list[Any] = []
-
-    def build(address: str, **kw: Any) -> Any:
-        made.append(request.param(address, shared_memory=way, **kw))
-        return made[-1]
-
-    yield build
-    for client in made:
-        client.close()
-    names = [t.name for t in threading.enumerate()]
-    assert "blockflow-client" not in names
-
-
-@pytest.fixture
-def dispatcher() -> Iterator[FakeDispatcher]:
-    with FakeDispatcher() as fake:
-        yield fake
-
-
-def code_of(call: Callable[[], Any]) -> str:
-    with pytest.raises(BlockFlowError) as info:
-        call()
-    return info.value.code
+way, make, dispatcher = client_suite.way, client_suite.make, client_suite.dispatcher
 
 
 def test_one_task_gives_a_result_with_its_times(make: Make, dispatcher: FakeDispatcher) -> None:
@@ -265,58 +226,9 @@ def test_wait_ready_waits_for_the_named_tasks(make: Make, dispatcher: FakeDispat
     assert "echo" in done[0]
 
 
-def test_nobody_there_is_an_error_within_the_connect_timeout(make: Make, tmp_path: Any) -> None:
-    client = make(f"ipc://{tmp_path}/none.sock", connect_timeout_s=0.3)
-    start = time.monotonic()
-    assert code_of(lambda: client.infer("echo", X)) == "NOT_RUNNING"
-    assert code_of(lambda: client.tasks()) == "NOT_RUNNING"
-    assert code_of(lambda: client.wait_ready(timeout_s=0.2)) == "NOT_RUNNING"
-    assert time.monotonic() - start < 3
-
-
 @pytest.mark.parametrize("address", ["nonsense", "tcp://", "tcp://127.0.0.1:99999", "http://x"])
 def test_a_bad_address_is_an_error(make: Make, address: str) -> None:
     assert code_of(lambda: make(address)) == "INVALID_REQUEST"
-
-
-def test_requests_wait_for_a_dispatcher_that_starts_late(make: Make, tmp_path: Any) -> None:
-    address = f"ipc://{tmp_path}/late.sock"
-    client = make(address)
-    pending = client.submit("echo", X)
-    with FakeDispatcher(address):
-        assert np.array_equal(pending.result(10).value, X)
-
-
-def test_a_dead_dispatcher_loses_what_is_in_flight_and_no_more(make: Make, tmp_path: Any) -> None:
-    address = f"ipc://{tmp_path}/d.sock"
-    first = FakeDispatcher(address)
-    client = make(address)
-    in_flight = client.submit("held", X)
-    first.wait_for(lambda: len(first.requests) == 1)
-    first.stop()
-    assert code_of(lambda: in_flight.result(5)) == "CONNECTION_LOST"
-    waiting = client.submit("echo", X)
-    with FakeDispatcher(address):
-        assert np.array_equal(waiting.result(10).value, X)
-        assert np.array_equal(client.infer("echo", X).value, X)
-        assert client.counters().disconnects == 1
-
-
-def test_a_request_with_retries_goes_to_the_next_dispatcher(make: Make, tmp_path: Any) -> None:
-    address = f"ipc://{tmp_path}/d.sock"
-    first = FakeDispatcher(address)
-    client = make(address, connect_timeout_s=20)
-    in_flight = client.submit("held", X, retries=1, deadline_s=60)
-    first.wait_for(lambda: len(first.requests) == 1)
-    first.stop()
-    with FakeDispatcher(address) as second:
-        second.wait_for(lambda: len(second.requests) == 1)
-        (before,), (again,) = first.requests, second.requests
-        assert (before.tries, again.tries) == (1, 2)
-        assert (before.request_id, before.tasks) == (again.request_id, again.tasks)
-        second.release()
-        assert np.array_equal(in_flight.result(20).value, X)
-    assert client.counters().retries == 1
 
 
 @pytest.mark.parametrize("retries", [-1, 255, 1.0, None])
@@ -325,15 +237,6 @@ def test_impossible_retries_are_refused(
 ) -> None:
     client = make(dispatcher.endpoint)
     assert code_of(lambda: client.infer("echo", X, retries=retries)) == "INVALID_REQUEST"
-
-
-def test_a_dispatcher_that_stays_away_is_connection_lost(make: Make, tmp_path: Any) -> None:
-    address = f"ipc://{tmp_path}/d.sock"
-    first = FakeDispatcher(address)
-    client = make(address, connect_timeout_s=0.3)
-    client.infer("echo", X)
-    first.stop()
-    assert code_of(lambda: client.infer("echo", X)) == "CONNECTION_LOST"
 
 
 def test_close_ends_what_is_in_flight(make: Make, dispatcher: FakeDispatcher) -> None:

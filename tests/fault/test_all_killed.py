@@ -12,11 +12,9 @@ import psutil
 import pytest
 from control_rig import SPEC
 from dispatcher_rig import wait_until
-from up_rig import family, up
+from up_rig import family, outcome, up
 
 from blockflow.client import Client
-from blockflow.client.pending import PendingRequest
-from blockflow.core.errors import BlockFlowError
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
@@ -28,15 +26,6 @@ BODY = {
 }
 
 
-def outcome(future: PendingRequest) -> str:
-    """``OK`` with the right value, else the code."""
-    try:
-        assert np.array_equal(future.result(PATIENCE_S).value, X)
-    except BlockFlowError as e:
-        return e.code
-    return "OK"
-
-
 @pytest.mark.timeout(400)  # on a machine that others share
 def test_everything_is_killed_at_once(tmp_path: Path) -> None:
     repository = BlockRepository(tmp_path / "blocks")
@@ -46,7 +35,7 @@ def test_everything_is_killed_at_once(tmp_path: Path) -> None:
     with up(tmp_path, "--topology", str(tmp_path / "topology.json")) as (process, ready):
         first = Path(ready["run_dir"])
         with Client(ready["clients"][0], connect_timeout_s=PATIENCE_S) as client:
-            assert outcome(client.submit("q", X, deadline_s=PATIENCE_S)) == "OK"
+            assert outcome(client.submit("q", X, deadline_s=PATIENCE_S), X) == "OK"
             asked = [client.submit("t", X, deadline_s=PATIENCE_S) for _ in range(100)]
             wait_until(lambda: asked[0].done())  # the others are queued, computed, on their way
             alive = [psutil.Process(process.pid), *family(process.pid)]
@@ -56,7 +45,7 @@ def test_everything_is_killed_at_once(tmp_path: Path) -> None:
                     with suppress(psutil.NoSuchProcess):  # it has followed one killed before it
                         one.send_signal(number)
             process.wait(PATIENCE_S)
-            outcomes = [outcome(future) for future in asked]
+            outcomes = [outcome(future, X) for future in asked]
             assert {"OK", "CONNECTION_LOST"} <= set(outcomes)
             assert set(outcomes) <= {"OK", "CONNECTION_LOST", "OVERLOADED"}
             counters, lost = client.counters(), outcomes.count("CONNECTION_LOST")
@@ -69,6 +58,6 @@ def test_everything_is_killed_at_once(tmp_path: Path) -> None:
         assert ready["epoch"] == 1
         assert not first.exists()
         with Client(ready["clients"][0]) as client:
-            assert outcome(client.submit("t", X, deadline_s=PATIENCE_S)) == "OK"
+            assert outcome(client.submit("t", X, deadline_s=PATIENCE_S), X) == "OK"
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
