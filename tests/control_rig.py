@@ -200,6 +200,14 @@ class World:
         life.on(LifeEvent.PROVED)
         life.endpoint, life.ready_ns = f"ipc:///run/d{life.incarnation}.sock", self.now
 
+    def flip(self) -> None:
+        """The Dispatcher, mute so far, takes the routes that it was sent meanwhile."""
+        self.mute.discard("dispatcher")
+        i, version = self.incarnation("dispatcher"), self.brain.realm.version
+        self._events.append(Received(i, RoutesApplied(i, version)))
+        self._events.append(Received(i, Drained(i, version)))
+        self.settle()
+
     def let_drain(self) -> None:
         self.busy = False
         dispatcher = self.incarnation("dispatcher")

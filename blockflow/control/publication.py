@@ -25,6 +25,7 @@ class Publication:
     Attributes:
         version: the latest version handed in, 0 = none.
         flipped: the version that the Dispatcher works with.
+        in_force: its table, None while there is no Dispatcher that has one of ours.
         drained: no request admitted under a version below this one is in flight.
         late: workers that did not acknowledge in time, ever; a count for people.
     """
@@ -33,6 +34,7 @@ class Publication:
     flip_ns: int
     version: int = 0
     flipped: int = 0
+    in_force: RouteTable | None = None
     drained: int = 0
     late: int = 0
     _waiting: set[int] = field(default_factory=set)
@@ -74,7 +76,7 @@ class Publication:
             return []
         if incarnation == self._dispatcher:
             if self._sent:
-                self.flipped = version
+                self.flipped, self.in_force = version, self._admission
                 self._deadline_ns = None
             return []
         self._waiting.discard(incarnation)
@@ -89,7 +91,7 @@ class Publication:
         """A process died. With the Dispatcher die the requests in flight: nothing is left to drain,
         and its successor gets a publication of its own."""
         if incarnation == self._dispatcher:
-            self._dispatcher = None
+            self._dispatcher = self.in_force = None
             self._deadline_ns = None
             self._waiting.clear()
             self.drained = self.version

@@ -19,6 +19,7 @@ from blockflow.core.errors import BlockFlowError, RepositoryError, TopologyError
 from blockflow.core.lifecycle import Event, State
 from blockflow.core.placement import desired_workers, oversubscription, plan_workers
 from blockflow.core.plan import Plan, diff
+from blockflow.core.routing import RouteTable
 from blockflow.core.topology import Topology
 from blockflow.wire.control import Undrain
 
@@ -186,7 +187,11 @@ class Realm:
         )
 
     def reasons_not_ready(self) -> list[str]:
-        """Why not every block of the topology can work, and perhaps a task; empty when all can."""
+        """Why not every block of the topology can work, and perhaps a task; empty when all can.
+
+        What serves is what the Dispatcher's routes name. While newer ones are being published the
+        former still do, so that an update under which every task goes on makes nothing unready.
+        """
         out = []
         if not self.crew.dispatcher_ready:
             out.append("the dispatcher is not ready")
@@ -198,12 +203,31 @@ class Realm:
         if self.topology is None:
             out.append("no topology is in force: post a system update")
             return out
+        routes = self.publication.in_force
+        served = self._served(routes)
         for block in self.topology.blocks:
             if block in self.closed:
                 out.append(f"block {block} is closed ({self.closed[block]})")
-            elif not any(r.life.state is State.READY for r in self.crew.fleet.hosting(block)):
+            elif block not in served and not self._hosted(block):
                 states = {r.state for r in self.crew.fleet.hosting(block)} or {"missing"}
                 out.append(f"block {block} has no ready worker ({', '.join(sorted(states))})")
-        if not out and self.publication.flipped < self.version:
+        known = routes.tasks if routes is not None else {}
+        if not out and not (
+            served.issuperset(self.topology.blocks) and known.keys() >= self.topology.tasks.keys()
+        ):
             out.append("the routes are being published")
         return out
+
+    def _served(self, routes: RouteTable | None) -> set[str]:
+        """Blocks that ``routes`` give to a ready worker."""
+        ready = {
+            (life.incarnation, stage)
+            for replica in self.crew.fleet.replicas
+            if (life := replica.life).state is State.READY
+            for stage in life.stages.values()
+        }
+        stages = routes.stages.values() if routes is not None else ()
+        return {s.block for s in stages if (s.incarnation, s.stage) in ready}
+
+    def _hosted(self, block: str) -> bool:
+        return any(r.life.state is State.READY for r in self.crew.fleet.hosting(block))

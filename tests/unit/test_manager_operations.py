@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import control_rig
 import pytest
 from control_rig import AB, World, topology
@@ -123,6 +125,39 @@ def test_what_runs_in_the_place_of_the_stored_is_meant_once_it_is_applied(world:
     assert world.apply(*AB).phase is Phase.DONE
     assert (world.brain.realm.epoch, world.brain.realm.notes) == (8, ())
     assert world.apply(*AB).phase is Phase.UNCHANGED
+
+
+def test_an_update_makes_nothing_unready_that_is_served(world: World) -> None:
+    """While its routes are on their way the former ones are in force, with workers that live."""
+    world.apply(*AB)
+    realm = world.brain.realm
+    world.mute.add("dispatcher")
+    restart = world.do(lambda now: world.brain.restart("a", now))
+    assert restart.phase is Phase.PUBLISHING and realm.publication.flipped < realm.version
+    assert realm.reasons_not_ready() == []
+    assert Views(world.brain, KpiBook(), {}, world.now).state() == "ready"
+    world.die("a#0")
+    assert realm.reasons_not_ready() == ["the routes are being published"]
+    world.flip()
+    assert restart.phase is Phase.DONE and realm.reasons_not_ready() == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param((["a", "b", "c"], {"t": ["a", "b"], "u": ["a", "c"]}), id="new block"),
+        pytest.param((["a", "b"], {"t": ["a", "b"], "u": ["a"]}), id="new task"),
+    ],
+)
+def test_what_is_new_is_ready_when_requests_are_admitted(world: World, target: Any) -> None:
+    world.apply(*AB)
+    world.mute.add("dispatcher")
+    update = world.apply(*target)
+    assert update.phase is Phase.PUBLISHING
+    assert world.brain.realm.reasons_not_ready() == ["the routes are being published"]
+    world.flip()
+    assert update.phase is Phase.DONE
+    assert world.brain.realm.reasons_not_ready() == []
 
 
 def test_restore_serves_what_it_can(world: World) -> None:
