@@ -31,6 +31,7 @@ from blockflow.worker import failpoints
 from blockflow.worker.copies import InputCopies
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.parting import targets
+from blockflow.worker.scratch import Scratch
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import FILL, Batch, Ticket
 
@@ -71,6 +72,7 @@ class Runner:
         self._at_work = at_work
         self._stages = stages
         self._failpoints = points
+        self._scratch = Scratch()
         self.copied = {number: InputCopies() for number in stages}
         self.threads = max((s.engine.options.threads for s in stages.values()), default=1)
 
@@ -214,21 +216,26 @@ class Runner:
     ) -> None:
         """One forward of ``tickets``; the result is in ``out``, or in ``batch.result`` without."""
         value = 0 if stage.padding is None else stage.padding.value
-        x, joined = _input(tickets, batch.pad_to, value)
+        x, joined = _input(tickets, batch.pad_to, value, self._scratch)
         engine = stage.engine
         if not batch.probe:
             self.copied[stage.number].add(joined, x.nbytes)
             self._failpoints.hit("before_forward", stage.name)
+        place = out
+        if engine.copies_out:
+            place = None
+        elif out is None and not x.is_cuda:
+            dims = stage.output_dims(tickets[0].source.dtype, x.shape)
+            place = self._scratch.take(dims, getattr(torch, stage.contract.output.dtype))
         if not batch.compute_from_ns:
             batch.compute_from_ns = time.monotonic_ns()
-        written = out is not None and engine.copies_out == 0
-        y = engine.run(x, out) if written else engine.run(x)
+        y = engine.run(x, place)
         batch.compute_to_ns = time.monotonic_ns()
         made = engine.copied
         if not batch.probe:
             self.copied[stage.number].add(made.inputs, x.nbytes)
         batch.copies += made.outputs
-        if out is None or written:
+        if out is None or place is not None:
             batch.result = y
             return
         # Copied here and not by the engine, so that the copy is accounted as overhead.
@@ -312,7 +319,7 @@ def _joined(tickets: Sequence[Ticket], results: Sequence[torch.Tensor | None]) -
 
 
 def _input(
-    tickets: Sequence[Ticket], pad_to: tuple[int, ...], value: float
+    tickets: Sequence[Ticket], pad_to: tuple[int, ...], value: float, scratch: Scratch
 ) -> tuple[torch.Tensor, int]:
     """The tickets' rows as one contiguous tensor, and how often they were copied for that: 0 or 1.
 
@@ -337,7 +344,9 @@ def _input(
     if pad_to and any(part.shape[1:] != pad_to for part in parts):
         return padded(parts, pad_to, value), 1
     if len(parts) > 1:
-        return torch.cat(parts), 1
+        dims = (sum(len(p) for p in parts), *parts[0].shape[1:])
+        place = None if parts[0].is_cuda else scratch.take(dims, parts[0].dtype)
+        return torch.cat(parts, out=place), 1
     (x,) = parts
     return (x, 0) if x.is_contiguous() else (x.contiguous(), 1)
 

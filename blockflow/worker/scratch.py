@@ -1,0 +1,85 @@
+"""Scratch: memory of a worker for tensors that stay in it, used again and again.
+
+Results between blocks of one worker, and inputs that are put together, come and go with each
+batch. Asked of the C library's heap each time, a tensor seldom finds the place of the one before it
+free as a whole: small things lie in the gaps that its alignment has left. So the heap grows for
+seconds, page fault by page fault, and keeps several times what is in use.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Sequence
+from math import prod
+from threading import Lock
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+LEAST = 64 * 1024
+"""Bytes of what is worth a place of its own; the heap finds room for less without growing."""
+_STEPS = 8
+"""Sizes between two powers of two: who grows step by step does not need another place each time."""
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+class Scratch:
+    """Places for tensors on the CPU; each is free again when nothing refers to its tensor, nor to a
+    view of it, any more.
+
+    There are never more places than tensors were alive at once, and none is larger than the largest
+    of them by more than an eighth. Any thread may ask, and any may let go.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._free: list[mmap.mmap] = []  # by size
+        # Letting go may happen anywhere, in the collector too, while this thread holds the lock.
+        self._back: deque[mmap.mmap] = deque()
+
+    def take(self, dims: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """A contiguous tensor of any content; None if the heap may as well give it."""
+        nbytes = prod(dims) * dtype.itemsize
+        if nbytes < LEAST:
+            return None
+        with self._lock:
+            place = self._place(nbytes)
+        if place is None:
+            return None
+        # The tensor's storage holds the view, and lives as long as any tensor on it.
+        view = memoryview(place)[:nbytes]
+        finalize(view, self._back.append, place).atexit = False
+        return torch.frombuffer(view, dtype=torch.uint8).view(dtype).view(*dims)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all places that are free."""
+        with self._lock:
+            self._collect()
+            return sum(len(p) for p in self._free)
+
+    def _collect(self) -> None:
+        while self._back:
+            self._free.append(self._back.popleft())
+        self._free.sort(key=len)
+
+    def _place(self, nbytes: int) -> mmap.mmap | None:
+        """The smallest free one that is large enough, or another in the largest one's stead."""
+        self._collect()
+        for i, place in enumerate(self._free):
+            if len(place) >= nbytes:
+                return self._free.pop(i)
+        if self._free:
+            self._free.pop()
+        try:
+            return mmap.mmap(-1, _rounded(nbytes), flags=_FLAGS)
+        except OSError:  # no memory: whoever asks the heap says so
+            return None
+
+
+def _rounded(nbytes: int) -> int:
+    """Up to the next of some sizes between two powers of two."""
+    step = max(mmap.PAGESIZE, (1 << (nbytes.bit_length() - 1)) // _STEPS)
+    return -(-nbytes // step) * step
