@@ -24,16 +24,19 @@ _NO_RANGE = 64
 """The longest that is tried where the contract sets no bound."""
 
 
-def padded(parts: Sequence[Tensor], shape: Sequence[int], value: float) -> Tensor:
+def padded(
+    parts: Sequence[Tensor], shape: Sequence[int], value: float, out: Tensor | None = None
+) -> Tensor:
     """The rows of ``parts`` as one tensor, lengthened at the far ends with ``value``.
 
     Args:
         parts: of one dtype, device and rank.
         shape: dims after the rows; no part is larger in any of them.
         value: of the elements that are added.
+        out: where the tensor shall be, of its dims; None takes new memory.
     """
     rows = sum(p.shape[0] for p in parts)
-    whole = parts[0].new_full((rows, *shape), value)
+    whole = parts[0].new_full((rows, *shape), value) if out is None else out.fill_(value)
     row = 0
     for part in parts:
         cut(whole[row : row + part.shape[0]], part.shape[1:]).copy_(part)

@@ -341,12 +341,12 @@ def _input(
         x: torch.Tensor = source.tensor()
         part = x if stop - start == x.shape[0] else x[start:stop]
         parts.append(part if as_it_is or cut_to is None else cut(part, cut_to))
-    if pad_to and any(part.shape[1:] != pad_to for part in parts):
-        return padded(parts, pad_to, value), 1
-    if len(parts) > 1:
-        dims = (sum(len(p) for p in parts), *parts[0].shape[1:])
-        place = None if parts[0].is_cuda else scratch.take(dims, parts[0].dtype)
-        return torch.cat(parts, out=place), 1
+    fill = bool(pad_to) and any(part.shape[1:] != pad_to for part in parts)
+    if fill or len(parts) > 1:
+        like = parts[0]
+        dims = (sum(len(p) for p in parts), *(pad_to if fill else like.shape[1:]))
+        place = None if like.is_cuda else scratch.take(dims, like.dtype)
+        return (padded(parts, pad_to, value, place) if fill else torch.cat(parts, out=place)), 1
     (x,) = parts
     return (x, 0) if x.is_contiguous() else (x.contiguous(), 1)
 

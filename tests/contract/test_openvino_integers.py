@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from blockflow.core.model import TensorSpec
-from blockflow.engine.frameworks import onnxruntime, openvino_core
+from blockflow.engine.frameworks import onnxruntime, openvino_core, openvino_lacks
 from blockflow.engine.integers import EXACT, NONE_HELD, integers_held
 
 onnx: Any = pytest.importorskip("onnx")
@@ -25,7 +25,9 @@ COLUMNS = 8
 SPEC = TensorSpec("int64", ("rows", COLUMNS))
 FULL = (-(2**31), 2**31 - 1)
 F32 = (-(2**24), 2**24)
-PLAIN = {"INFERENCE_PRECISION_HINT": "f32"}
+HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+"""What it computes floats in: integers are to be the same."""
+PLAIN = {"INFERENCE_PRECISION_HINT": HINTS["fp32"]}
 
 
 @dataclass
@@ -125,15 +127,22 @@ def model_of(op: Op) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
+@pytest.fixture(params=HINTS)
+def hint(request: pytest.FixtureRequest) -> dict[str, str]:
+    if openvino_lacks(request.param):
+        pytest.skip(f"this CPU does not compute in {request.param}")
+    return {"INFERENCE_PRECISION_HINT": HINTS[request.param]}
+
+
 @pytest.mark.parametrize("op", CASES, ids=str)
-def test_what_is_within_the_span_is_computed_right(op: Op) -> None:
+def test_what_is_within_the_span_is_computed_right(op: Op, hint: dict[str, str]) -> None:
     model = model_of(op)
     low, high = map(int, integers_held(model, TensorSpec(op.dtype, ("rows", *op.shape))).split())
     assert (low, high) == op.span
     raw = model.SerializeToString()
     core = openvino_core()
     session = onnxruntime().InferenceSession(raw, providers=["CPUExecutionProvider"])
-    compiled = core.compile_model(core.read_model(raw), "CPU", PLAIN)
+    compiled = core.compile_model(core.read_model(raw), "CPU", hint)
     random = np.random.default_rng(0)
     for rows in (1, 5):
         x = random.integers(low, high + 1, (rows, *op.shape)).astype(op.dtype)
@@ -141,6 +150,41 @@ def test_what_is_within_the_span_is_computed_right(op: Op) -> None:
             (expected,) = session.run(["y"], {"x": ends})
             got = compiled(ends)[compiled.output(0)]
             np.testing.assert_array_equal(got, expected)
+
+
+def test_integers_between_floats_stay_integers(hint: dict[str, str]) -> None:
+    """An index that is computed, of what was a float, and a table of floats: one block, in which
+    only the floats may lose digits."""
+    helper, kind = onnx.helper, onnx.TensorProto
+    table = np.arange(4096, dtype=np.float32)  # below 256 bf16 has each of them, beyond it has not
+    constants = {"three": SCALAR(3), "many": SCALAR(4096), "zero": np.float32(0), "table": table}
+    nodes = [
+        helper.make_node("Add", ["x", "zero"], ["same"]),
+        helper.make_node("Cast", ["same"], ["whole"], to=kind.INT64),
+        helper.make_node("Mul", ["whole", "three"], ["more"]),
+        helper.make_node("Mod", ["more", "many"], ["index"]),
+        helper.make_node("Gather", ["table", "index"], ["found"]),
+        helper.make_node("Cast", ["index"], ["y"], to=kind.INT64),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind.FLOAT, ["r", COLUMNS])],
+        [
+            helper.make_tensor_value_info("y", kind.INT64, None),
+            helper.make_tensor_value_info("found", kind.FLOAT, None),
+        ],
+        [onnx.numpy_helper.from_array(np.asarray(c), n) for n, c in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    core = openvino_core()
+    compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", hint)
+    # Of eight bits at most, so that no precision changes what comes in.
+    x = (np.arange(32 * COLUMNS, dtype=np.float32) * 8).reshape(32, COLUMNS)
+    expected = x.astype(np.int64) * 3 % 4096
+    got = compiled(x)
+    np.testing.assert_array_equal(got[compiled.output("y")], expected)
+    np.testing.assert_allclose(got[compiled.output("found")], expected, rtol=2**-8)
 
 
 def test_every_operator_that_counts_as_exact_is_tried() -> None:

@@ -59,6 +59,10 @@ def test_what_was_padded_is_cut_back(
     assert not (whole == -7).any()
     assert (whole == 5).sum() == whole.numel() - sum(t.numel() for t in tensors)
 
+    place = torch.full_like(whole, 9)  # what a former tensor has left there is not to be seen
+    assert padded(tensors, shape, -7, place) is place
+    assert torch.equal(place, padded(tensors, shape, -7))
+
 
 class Adds(Engine):
     """x + 1, so that positions of padding do not stay what they were."""
