@@ -50,7 +50,16 @@ class Place:
         self.clients = ready["clients"][0]
 
     def get(self, path: str) -> Any:
-        answer = plain_http.get(self.rest + path, timeout=PATIENCE_S)
+        """As often as it takes: in a flood of connections a new one may be turned away, too."""
+        answers: list[httpx.Response] = []
+
+        def answered() -> bool:
+            with suppress(httpx.RemoteProtocolError, httpx.ReadError):
+                answers.append(plain_http.get(self.rest + path, timeout=PATIENCE_S))
+            return bool(answers)
+
+        wait_until(answered, PATIENCE_S)
+        (answer,) = answers
         assert answer.is_success, answer.text
         return answer.json()
 
