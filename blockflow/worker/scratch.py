@@ -3,7 +3,7 @@
 Results between blocks of one worker, and inputs that are put together, come and go with each
 batch. Asked of the C library's heap each time, a tensor seldom finds the place of the one before it
 free as a whole: small things lie in the gaps that its alignment has left. So the heap grows for
-seconds, page fault by page fault, and keeps several times what is in use.
+seconds, page fault by page fault, and keeps more than is in use.
 """
 
 from __future__ import annotations
