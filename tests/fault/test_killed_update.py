@@ -19,6 +19,7 @@ from control_rig import SPEC
 from up_rig import family, gone, up
 
 from blockflow.client.sync import Client
+from blockflow.control.store import PENDING
 from blockflow.core.errors import BlockFlowError
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -58,6 +59,14 @@ def until(rest: str, state: str) -> None:
     raise AssertionError(update)
 
 
+def noted(root: Path) -> None:
+    """Until it is on the disk that an update is under way; the update does not wait for that."""
+    end = time.monotonic() + PATIENCE_S
+    while not any(root.rglob(PENDING)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def answer(ready: dict[str, Any]) -> tuple[int, float, list[str]]:
     """Epoch, what is added to the input, and the warnings, of a system that has come up."""
     with Client(ready["clients"][0]) as client:
@@ -79,6 +88,7 @@ def test_it_comes_back_with_the_old_epoch_or_the_new_one(root: Path) -> None:
     with up(root, "--topology", str(root / "topology.json"), env=armed) as (process, ready):
         post(ready["rest"], NEW)
         until(ready["rest"], "preparing")
+        noted(root)
         kill(process, ready)
 
     with up(root) as (process, ready):
@@ -94,6 +104,7 @@ def test_it_comes_back_with_the_old_epoch_or_the_new_one(root: Path) -> None:
         # a request on the old routes keeps the update from its end
         post(ready["rest"], NEW)
         until(ready["rest"], "draining")
+        noted(root)
         kill(process, ready)
         asking.join(PATIENCE_S)
         assert not asking.is_alive()
