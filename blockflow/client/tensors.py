@@ -100,7 +100,7 @@ def _from_torch(torch: Any, x: Any) -> tuple[Any, str]:
         if name == "bfloat16":
             return x.contiguous().view(torch.int16).numpy(), name
         return x.numpy(), name
-    except (TypeError, RuntimeError) as exc:  # NotImplementedError is one of the latter
+    except (TypeError, RuntimeError) as exc:  # what torch lacks is the latter
         raise _mismatch(f"dtype {name} cannot travel: {exc}", "convert it first") from exc
 
 

@@ -206,28 +206,23 @@ class Realm:
         routes = self.publication.in_force
         served = self._served(routes)
         for block in self.topology.blocks:
+            hosts = self.crew.fleet.hosting(block)
             if block in self.closed:
                 out.append(f"block {block} is closed ({self.closed[block]})")
-            elif block not in served and not self._hosted(block):
-                states = {r.state for r in self.crew.fleet.hosting(block)} or {"missing"}
+            elif block not in served and all(r.life.state is not State.READY for r in hosts):
+                states = {r.state for r in hosts} or {"missing"}
                 out.append(f"block {block} has no ready worker ({', '.join(sorted(states))})")
-        known = routes.tasks if routes is not None else {}
+        known = set(routes.tasks) if routes is not None else set()
         if not out and not (
-            served.issuperset(self.topology.blocks) and known.keys() >= self.topology.tasks.keys()
+            served.issuperset(self.topology.blocks) and known.issuperset(self.topology.tasks)
         ):
             out.append("the routes are being published")
         return out
 
     def _served(self, routes: RouteTable | None) -> set[str]:
         """Blocks that ``routes`` give to a ready worker."""
-        ready = {
-            (life.incarnation, stage)
-            for replica in self.crew.fleet.replicas
-            if (life := replica.life).state is State.READY
-            for stage in life.stages.values()
-        }
-        stages = routes.stages.values() if routes is not None else ()
-        return {s.block for s in stages if (s.incarnation, s.stage) in ready}
-
-    def _hosted(self, block: str) -> bool:
-        return any(r.life.state is State.READY for r in self.crew.fleet.hosting(block))
+        if routes is None:
+            return set()
+        lives = (r.life for r in self.crew.fleet.replicas)
+        ready = {n for life in lives if life.state is State.READY for n in life.stages.values()}
+        return {route.block for n, route in routes.stages.items() if n in ready}

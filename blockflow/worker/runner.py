@@ -28,10 +28,10 @@ from blockflow.tensormq.atwork import NO_LANE, AtWork
 from blockflow.tensormq.cuda_device import DeviceQueue
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.worker import failpoints
+from blockflow.worker.buffer_pool import BufferPool
 from blockflow.worker.copies import InputCopies
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.parting import targets
-from blockflow.worker.scratch import Scratch
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import FILL, Batch, Ticket
 
@@ -72,7 +72,7 @@ class Runner:
         self._at_work = at_work
         self._stages = stages
         self._failpoints = points
-        self._scratch = Scratch()
+        self._pool = BufferPool()
         self.copied = {number: InputCopies() for number in stages}
         self.threads = max((s.engine.options.threads for s in stages.values()), default=1)
 
@@ -216,7 +216,7 @@ class Runner:
     ) -> None:
         """One forward of ``tickets``; the result is in ``out``, or in ``batch.result`` without."""
         value = 0 if stage.padding is None else stage.padding.value
-        x, joined = _input(tickets, batch.pad_to, value, self._scratch)
+        x, joined = _input(tickets, batch.pad_to, value, self._pool)
         engine = stage.engine
         if not batch.probe:
             self.copied[stage.number].add(joined, x.nbytes)
@@ -226,7 +226,7 @@ class Runner:
             place = None
         elif out is None and not x.is_cuda:
             dims = stage.output_dims(tickets[0].source.dtype, x.shape)
-            place = self._scratch.take(dims, getattr(torch, stage.contract.output.dtype))
+            place = self._pool.take(dims, getattr(torch, stage.contract.output.dtype))
         if not batch.compute_from_ns:
             batch.compute_from_ns = time.monotonic_ns()
         y = engine.run(x, place)
@@ -319,7 +319,7 @@ def _joined(tickets: Sequence[Ticket], results: Sequence[torch.Tensor | None]) -
 
 
 def _input(
-    tickets: Sequence[Ticket], pad_to: tuple[int, ...], value: float, scratch: Scratch
+    tickets: Sequence[Ticket], pad_to: tuple[int, ...], value: float, pool: BufferPool
 ) -> tuple[torch.Tensor, int]:
     """The tickets' rows as one contiguous tensor, and how often they were copied for that: 0 or 1.
 
@@ -345,7 +345,7 @@ def _input(
     if fill or len(parts) > 1:
         like = parts[0]
         dims = (sum(len(p) for p in parts), *(pad_to if fill else like.shape[1:]))
-        place = None if like.is_cuda else scratch.take(dims, like.dtype)
+        place = None if like.is_cuda else pool.take(dims, like.dtype)
         return (padded(parts, pad_to, value, place) if fill else torch.cat(parts, out=place)), 1
     (x,) = parts
     return (x, 0) if x.is_contiguous() else (x.contiguous(), 1)

@@ -16,6 +16,7 @@ import numpy as np
 import plain_http
 import pytest
 from control_rig import SPEC
+from dispatcher_rig import wait_until
 from up_rig import family, gone, up
 
 from blockflow.client.sync import Client
@@ -61,10 +62,7 @@ def until(rest: str, state: str) -> None:
 
 def noted(root: Path) -> None:
     """Until it is on the disk that an update is under way; the update does not wait for that."""
-    end = time.monotonic() + PATIENCE_S
-    while not any(root.rglob(PENDING)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: any(root.rglob(PENDING)), PATIENCE_S)
 
 
 def answer(ready: dict[str, Any]) -> tuple[int, float, list[str]]:

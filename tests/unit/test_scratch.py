@@ -1,183 +1,138 @@
-"""Memory for tensors that stay in a worker: used again, and never twice at once."""
+"""Scratch folders: gone when they are not needed any more, also when their owner was killed."""
 
 from __future__ import annotations
 
-import mmap
-import random
-from threading import Thread
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from blockflow.core.launchspec import StageSpec
-from blockflow.core.model import BlockInfo, Contract, TensorSpec
-from blockflow.core.routing import merge_paths
-from blockflow.engine.base import Engine, EngineOptions
-from blockflow.wire.data import Item
-from blockflow.worker.failpoints import FailPoints
-from blockflow.worker.runner import Runner
-from blockflow.worker.scratch import LEAST, Scratch
-from blockflow.worker.stage import Stage
-from blockflow.worker.ticket import Batch, Source, Ticket
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.scratch import scratch, sweep
 
-KIB = 1024
-
-
-def taken(scratch: Scratch, kib: int) -> torch.Tensor:
-    found = scratch.take((kib, KIB), torch.uint8)
-    assert found is not None
-    return found
+OWNER = """
+import sys
+from blockflow.repository.scratch import scratch
+with scratch() as folder:
+    (folder / "large").write_bytes(bytes(1000))
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
 
 
-def test_what_was_let_go_is_used_again() -> None:
-    scratch = Scratch()
-    first = taken(scratch, 256)
-    at = first.data_ptr()
-    second = taken(scratch, 256)
-    assert second.data_ptr() != at
-    del first
-    assert taken(scratch, 256).data_ptr() == at
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where they lie."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
-def test_a_view_keeps_its_place() -> None:
-    scratch = Scratch()
-    whole = taken(scratch, 256).fill_(7)
-    at, rows = whole.data_ptr(), whole[10:12]
-    del whole
-    assert taken(scratch, 256).fill_(1).data_ptr() != at
-    assert (rows == 7).all()
-    del rows
-    assert scratch.nbytes == 2 * 256 * KIB
+@contextmanager
+def owner(base: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process with a scratch folder."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        env={**os.environ, "TMPDIR": str(base)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
 
 
-@pytest.mark.parametrize(
-    ("dims", "dtype"),
-    [((3, 128, KIB), torch.float32), ((70_001,), torch.bool), ((5, 1, 20_000), torch.bfloat16)],
-)
-def test_tensors_are_what_was_asked_for(dims: tuple[int, ...], dtype: torch.dtype) -> None:
-    scratch = Scratch()
-    made = scratch.take(dims, dtype)
-    assert made is not None and made.shape == dims and made.dtype is dtype
-    assert made.is_contiguous() and made.data_ptr() % mmap.PAGESIZE == 0
-    made.zero_()
-    assert made.untyped_storage().nbytes() == made.nbytes
-
-
-def test_little_is_left_to_the_heap() -> None:
-    scratch = Scratch()
-    assert scratch.take((LEAST - 1,), torch.uint8) is None
-    assert scratch.take((LEAST,), torch.uint8) is not None
-    assert scratch.take((0, 4), torch.float32) is None
-
-
-def test_one_that_is_too_small_makes_way() -> None:
-    """Tensors that grow would otherwise leave a place of each size behind."""
-    scratch = Scratch()
-    for kib in range(100, 4000, 100):
-        del_me = taken(scratch, kib)
-        assert scratch.nbytes == 0
-        del del_me
-        assert kib * KIB <= scratch.nbytes <= kib * KIB * 9 // 8 + mmap.PAGESIZE
-
-
-def test_a_machine_without_memory_says_so_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(*_args: Any, **_kw: Any) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
-    scratch = Scratch()
-    monkeypatch.setattr(mmap, "mmap", none_left)
-    assert scratch.take((LEAST,), torch.uint8) is None
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_tensors_that_live_at_once_never_share(seed: int) -> None:
-    rng, scratch = random.Random(seed), Scratch()
-    alive: list[tuple[int, torch.Tensor]] = []
-    most = 0
-    for turn in range(400):
-        if alive and rng.random() < 0.5:
-            mark, tensor = alive.pop(rng.randrange(len(alive)))
-            assert (tensor == mark).all()
-        else:
-            tensor = taken(scratch, rng.choice((64, 65, 200, 1000))).fill_(turn % 251)
-            # As a batch is: one of its rows may outlive it.
-            alive.append((turn % 251, tensor if rng.random() < 0.5 else tensor[3:5]))
-        most = max(most, len(alive))
-    assert all((tensor == mark).all() for mark, tensor in alive)
-    alive.clear()
-    del tensor
-    # and the last one that the loop has had in hand
-    assert scratch.nbytes <= (most + 1) * (1000 * KIB * 9 // 8 + mmap.PAGESIZE)
-
-
-def test_any_thread_may_ask_and_let_go() -> None:
-    scratch = Scratch()
-    wrong: list[int] = []
-
-    def lane(mark: int) -> None:
-        for _ in range(200):
-            tensor = taken(scratch, 64 + mark).fill_(mark)
-            if not (tensor == mark).all():
-                wrong.append(mark)
-
-    lanes = [Thread(target=lane, args=(n,)) for n in range(4)]
-    for thread in lanes:
-        thread.start()
-    for thread in lanes:
-        thread.join()
-    assert not wrong
-    # The former tensor of a lane is alive while it asks for the next.
-    assert scratch.nbytes <= 4 * 2 * (68 * KIB * 9 // 8 + mmap.PAGESIZE)
-
-
-SPEC = TensorSpec("float32", ("rows", 64 * KIB))
-INFO = BlockInfo("more", "1", "0" * 64, "test", Contract(SPEC, SPEC), 0, 0)
-
-
-class More(Engine):
-    """x + 1, into a place where it is given one."""
-
-    def load(self, artifact: Any) -> None:
-        self.given: list[int] = []
-        self.seen: list[int] = []
-
-    def run(self, x: Any, out: Any | None = None) -> Any:
-        self.seen.append(x.data_ptr())
-        self.given.append(0 if out is None else out.data_ptr())
-        return torch.add(x, 1, out=out)
-
-    @property
-    def copies_out(self) -> int:
-        return 0
-
-    def close(self) -> None:
+@pytest.mark.parametrize("end", [None, ValueError, KeyboardInterrupt])
+def test_a_folder_is_gone_at_the_end(base: Path, end: type[BaseException] | None) -> None:
+    try:
+        with scratch() as folder:
+            assert folder.parent == base and folder.stat().st_mode & 0o077 == 0
+            (folder / "deep").mkdir()
+            (folder / "deep" / "file").touch()
+            if end is not None:
+                raise end
+    except (ValueError, KeyboardInterrupt):
         pass
+    assert list(base.iterdir()) == []
 
 
-def test_results_that_stay_and_inputs_put_together_have_such_places() -> None:
-    engine = More(INFO, EngineOptions())
-    engine.load(None)
-    runner = Runner({1: Stage(StageSpec(1, INFO), engine)}, FailPoints("", None))  # type: ignore[arg-type]
+def test_what_a_killed_one_leaves_the_next_one_removes(base: Path) -> None:
+    with owner(base) as (living, kept), owner(base) as (process, left):
+        process.kill()
+        process.wait()
+        assert (left / "large").exists()
+        with scratch() as folder:
+            assert set(base.iterdir()) == {kept, folder}
+        assert (kept / "large").exists()
+        living.communicate("")
+    assert list(base.iterdir()) == []
 
-    def computed(*values: float) -> torch.Tensor:
-        tickets = []
-        for key, value in enumerate(values):
-            item = Item(bytes(16), 1, 1, merge_paths([[1]])[0], 0, 1, 1000)
-            x = torch.full((1, 64 * KIB), value)
-            source = Source("float32", (64 * KIB,), 1, tensor=x)
-            tickets.append(Ticket(key, item, 1, source, 0, 0, 0, 0, 2**62, 0))
-        batch = Batch(1, tuple(tickets))
-        with torch.inference_mode():
-            runner.compute(batch)
-        assert not batch.errors
-        result: torch.Tensor = batch.result
-        return result
 
-    held = computed(1.0)
-    assert engine.given[0] == held.data_ptr()
-    for turn in range(3):
-        assert computed(4.0, 5.0)[:, 0].tolist() == [5.0, 6.0], turn
-    assert 0 not in engine.given and held.data_ptr() not in engine.given[1:]
-    assert len(set(engine.given[1:])) <= 2 and len(set(engine.seen[1:])) <= 2
-    assert (held == 2.0).all()
+def test_what_is_not_ours_is_left_alone(base: Path) -> None:
+    target = base / "target"
+    (base / "blockflow-scratch-").mkdir()
+    (base / "blockflow-scratch-abcdefgh-2").mkdir()
+    (base / "blockflow-scratch-file1234").touch()
+    target.mkdir()
+    (base / "blockflow-scratch-link1234").symlink_to(target)
+    before = set(base.iterdir())
+    assert sweep(base) == []
+    assert set(base.iterdir()) == before
+    (base / "blockflow-scratch-abcdefgh").mkdir()
+    assert sweep(base) == [base / "blockflow-scratch-abcdefgh"]
+
+
+@pytest.mark.parametrize("moment", ["tempfile.mkdtemp", "fcntl.flock"])
+def test_a_folder_that_was_swept_before_it_was_held_is_not_used(
+    base: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    module = importlib.import_module(moment.partition(".")[0])
+    name = moment.partition(".")[2]
+    real = getattr(module, name)
+    times = []
+
+    def swept(*args: Any, **more: Any) -> Any:
+        found = real(*args, **more)
+        times.append(found)
+        if len(times) == 1:
+            for folder in base.iterdir():
+                folder.rmdir()
+        return found
+
+    monkeypatch.setattr(module, name, swept)
+    with scratch() as folder:
+        assert folder.exists()
+        assert len(times) == 2
+
+
+# --- in the repository ----------------------------------------------------------------------------
+
+
+def test_what_killed_writers_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    repository = BlockRepository(tmp_path)
+    repository.sweep()
+    for name in ("one", "two"):
+        save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
+    (tmp_path / "first").mkdir()  # nothing of it was ever stored
+    before = set(tmp_path.rglob("*"))
+    left = [".artifact.123", ".manifest.4"]
+    for folder in ("one", "two", "first"):
+        for name in (*left, ".artifact.x", "profile.json"):
+            (tmp_path / folder / name).touch()
+    with repository._locked("two"):  # by who is writing there now
+        repository.sweep()
+    found = {p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p not in before}
+    kept = {Path(f, n) for f in ("one", "two", "first") for n in (".artifact.x", "profile.json")}
+    assert found == kept | {Path("two", n) for n in left}
+    assert repository.verify("one").name == "one"

@@ -1,4 +1,4 @@
-"""Scratch: memory of a worker for tensors that stay in it, used again and again.
+"""BufferPool: memory of a worker for tensors that stay in it, used again and again.
 
 Results between blocks of one worker, and inputs that are put together, come and go with each
 batch. Asked of the C library's heap each time, a tensor seldom finds the place of the one before it
@@ -9,6 +9,7 @@ seconds, page fault by page fault, and keeps more than is in use.
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from math import prod
@@ -19,18 +20,18 @@ import torch
 from torch import Tensor
 
 LEAST = 64 * 1024
-"""Bytes of what is worth a place of its own; the heap finds room for less without growing."""
+"""Bytes of what is worth a buffer; the heap finds room for less without growing."""
 _STEPS = 8
-"""Sizes between two powers of two: who grows step by step does not need another place each time."""
+"""Sizes between two powers of two: who grows step by step does not need another one each time."""
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
-class Scratch:
-    """Places for tensors on the CPU; each is free again when nothing refers to its tensor, nor to a
-    view of it, any more.
+class BufferPool:
+    """Buffers for tensors on the CPU; each is free again when nothing refers to its tensor any
+    more, nor to a view of it.
 
-    There are never more places than tensors were alive at once, and none is larger than the largest
-    of them by more than an eighth. Any thread may ask, and any may let go.
+    There are never more buffers than tensors were alive at once, and none is larger than the
+    largest of them by more than an eighth. Any thread may ask, and any may let go.
     """
 
     def __init__(self) -> None:
@@ -45,32 +46,21 @@ class Scratch:
         if nbytes < LEAST:
             return None
         with self._lock:
-            place = self._place(nbytes)
-        if place is None:
+            buffer = self._buffer(nbytes)
+        if buffer is None:
             return None
         # The tensor's storage holds the view, and lives as long as any tensor on it.
-        view = memoryview(place)[:nbytes]
-        finalize(view, self._back.append, place).atexit = False
+        view = memoryview(buffer)[:nbytes]
+        finalize(view, self._back.append, buffer).atexit = False
         return torch.frombuffer(view, dtype=torch.uint8).view(dtype).view(*dims)
 
-    @property
-    def nbytes(self) -> int:
-        """Of all places that are free."""
-        with self._lock:
-            self._collect()
-            return sum(len(p) for p in self._free)
-
-    def _collect(self) -> None:
-        while self._back:
-            self._free.append(self._back.popleft())
-        self._free.sort(key=len)
-
-    def _place(self, nbytes: int) -> mmap.mmap | None:
+    def _buffer(self, nbytes: int) -> mmap.mmap | None:
         """The smallest free one that is large enough, or another in the largest one's stead."""
-        self._collect()
-        for i, place in enumerate(self._free):
-            if len(place) >= nbytes:
-                return self._free.pop(i)
+        while self._back:
+            insort(self._free, self._back.popleft(), key=len)
+        at = bisect_left(self._free, nbytes, key=len)
+        if at < len(self._free):
+            return self._free.pop(at)
         if self._free:
             self._free.pop()
         try:
