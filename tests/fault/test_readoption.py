@@ -21,6 +21,7 @@ import numpy as np
 import plain_http
 import psutil
 import pytest
+from dispatcher_rig import wait_until
 from takeover_rig import AB, AC, PATIENCE_S, Load, Relay, X, furnish, members, started
 from template_gate import Gate
 from up_rig import command, family, gone
@@ -205,8 +206,9 @@ def test_killed_in_the_middle_of_an_update(root: Path) -> None:
         assert any("had been stored" in w for w in done["warnings"]) or not unfinished
 
         # With the guardian everything ends.
+        # Manager, template, dispatcher, two workers; who has just ended is still to be reaped.
+        wait_until(lambda: len(family(it.process.pid)) == 5, PATIENCE_S)
         children = family(it.process.pid)
-        assert len(children) == 5  # manager, template, dispatcher, two workers
         it.process.kill()
         it.process.wait(30)
         assert gone(children, Path(it.ready["run_dir"]))

@@ -16,6 +16,7 @@ import pytest
 import zmq
 from dispatcher_rig import PATIENCE_S, FakeWorker, RawClient, launch_spec, task, wait_until
 
+from blockflow.core.errors import SystemError_
 from blockflow.core.routing import RouteTable, StageRoute
 from blockflow.tensormq.agent import LIFELINE_ENV, ORPHAN_STATUS
 from blockflow.tensormq.janitor import RunDir, run_root
@@ -226,9 +227,17 @@ def test_a_silent_controller_stops_nothing(controller: Controller) -> None:
     controller.socket.close(0)
     client = RawClient(controller.context, ready.endpoints[0])
     np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
-    controller.socket, _ = bind_router(
-        controller.context, [f"ipc://{controller.run_dir}/control.sock"]
-    )
+
+    def bound() -> bool:
+        address = f"ipc://{controller.run_dir}/control.sock"
+        try:
+            controller.socket, _ = bind_router(controller.context, [address])
+        except SystemError_ as exc:  # the closed one leaves it in ZeroMQ's own time
+            assert exc.code == "PORT_IN_USE"
+            return False
+        return True
+
+    assert wait_until(bound)
 
     def answered() -> bool:
         try:
