@@ -232,8 +232,9 @@ def test_a_silent_controller_stops_nothing(controller: Controller) -> None:
         address = f"ipc://{controller.run_dir}/control.sock"
         try:
             controller.socket, _ = bind_router(controller.context, [address])
-        except SystemError_ as exc:  # the closed one leaves it in ZeroMQ's own time
-            assert exc.code == "PORT_IN_USE"
+        except SystemError_ as exc:
+            if exc.code != "PORT_IN_USE":  # the closed one leaves it in ZeroMQ's own time
+                raise
             return False
         return True
 
