@@ -74,6 +74,8 @@ _PAST = 3
 """Requests under way past saturation, as a multiple of what saturates."""
 _KPI_S = 1.0
 _WARM_UP = 2
+_FEWEST = 10
+"""Latencies of which a p90 can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,16 @@ class Plan:
     client_s: float
     load_s: float
     load_rounds: int
+
+    def shortened(self, effort: float) -> Plan:
+        """The same, in this share of the time: as many loads, each shorter, and fewer latencies."""
+        batches = {
+            batch: max(min(rounds, _FEWEST), round(effort * rounds))
+            for batch, rounds in self.batches.items()
+        }
+        return replace(
+            self, batches=batches, client_s=effort * self.client_s, load_s=effort * self.load_s
+        )
 
 
 FULL = Plan({1: 200, 2: 100, 4: 100, 8: 60, 16: 40, 32: 30}, tuple(range(1, 11)), 5.0, 10.0, 5)
@@ -277,12 +289,26 @@ def measure(plan: Plan, api: CudaApi, console: Console) -> list[Figure]:
     return [*found, *calibration_figures(compare(begin, calibrate()))]
 
 
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 1:
+        raise argparse.ArgumentTypeError("must lie within 0.1 and 1")
+    return value
+
+
 @orderly
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, print its tables, write its figures; status 2 without a GPU."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="is everything sound?")
+    parser.add_argument(
+        "--effort",
+        type=_share,
+        default=1.0,
+        metavar="SHARE",
+        help="share of the full length, 0.1 to 1, for a device that is lent by the minute",
+    )
     parser.add_argument("--json", help="file for the figures (default results/gpu.jsonl)")
     args = parser.parse_args(arguments)
     console = Console()
@@ -293,7 +319,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_NO_GPU
     with closing(api):
         facts = api.facts()
-        found = measure(QUICK if args.quick else FULL, api, console)
+        plan = QUICK if args.quick else FULL.shortened(args.effort)
+        found = measure(plan, api, console)
     for grid in (latency_grid(found), client_grid(found), load_grid(found), aim_grid(found)):
         console.print(grid.rich())
     labels = {"gpu": facts.name, "gpu_gib": round(facts.total_bytes / 2**30, 1)}

@@ -337,6 +337,26 @@ def test_figures_are_stored_with_their_gpu_and_a_quick_run_beside_a_real_one(
     assert run.machine["gpu"] and run.machine["gpu_gib"] > 0
 
 
+def test_a_shorter_run_has_as_many_loads_and_enough_latencies() -> None:
+    half, least = gpu.FULL.shortened(0.5), gpu.FULL.shortened(0.1)
+    assert (half.client_s, half.load_s) == (gpu.FULL.client_s / 2, gpu.FULL.load_s / 2)
+    assert half.batches[1] == gpu.FULL.batches[1] / 2
+    assert (half.load_rounds, half.clients) == (gpu.FULL.load_rounds, gpu.FULL.clients)
+    assert set(least.batches) == set(gpu.FULL.batches)
+    assert min(least.batches.values()) == 10
+    assert gpu.FULL.shortened(1.0) == gpu.FULL
+
+
+@pytest.mark.parametrize("effort", ["0", "1.5", "nan", "much"])
+def test_an_effort_that_is_no_share_is_refused(
+    capsys: pytest.CaptureFixture[str], effort: str
+) -> None:
+    with pytest.raises(SystemExit) as found:
+        gpu.main(["--effort", effort])
+    assert found.value.code == 2
+    assert "--effort" in capsys.readouterr().err
+
+
 def test_the_topology_names_both_ways_over_the_same_artifacts(tmp_path: Path) -> None:
     chain = replace(gpu.MODEL.chain(gpu.CONTENDER, tmp_path), device="cuda:0")
     made = topology(chain, WAYS)
