@@ -81,7 +81,8 @@ class Replay:
         try:
             made = self._prepare(self._plain, x)
         except Exception as e:
-            _LOG.warning("%s failed for %s, runs eagerly: %s", self._what, list(x.shape), e)
+            # As text: a record that is kept would keep the failed preparation's tensors.
+            _LOG.warning("%s failed for %s, runs eagerly: %s", self._what, list(x.shape), str(e))
             made = self._plain
             self._failed[key] += 1
             if self._failed[key] < self._tries:

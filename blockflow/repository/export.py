@@ -28,6 +28,7 @@ from blockflow.repository.tree import connected, in_order, observe, paths_of
 DEFAULT_FORMAT = "pt2"
 
 
+@torch.inference_mode(False)
 def export_model(
     loaded: LoadedModel,
     repository: BlockRepository,
@@ -61,6 +62,7 @@ def export_model(
         ExportError: NOT_SPLITTABLE, EXPORT_FAILED, EXPORT_MISMATCH or VERSION_EXISTS, each with its
             reason.
     """
+    loaded = loaded.outside_inference()
     if cuts and parts > 1:
         raise ExportError("NOT_SPLITTABLE", "give either cuts or a number of parts, not both")
     count = len(cuts) + 1 if cuts else parts
@@ -101,6 +103,7 @@ def export_model(
     )
 
 
+@torch.inference_mode(False)
 def export_tree(
     loaded: LoadedModel,
     repository: BlockRepository,
@@ -127,6 +130,7 @@ def export_tree(
             neither the model's input nor a named block gives, or that is written to in between;
             EXPORT_FAILED, EXPORT_MISMATCH, VERSION_EXISTS.
     """
+    loaded = loaded.outside_inference()
     _names(list(blocks), "", len(blocks))
     if not replace_stored:
         repository.refuse_stored(list(blocks), version)

@@ -6,12 +6,13 @@ unpickled into code.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,36 @@ class LoadedModel:
     weights_sha256: str | None = None
     int_below: int = 2
     padding: Padding | None = None
+
+    def outside_inference(self) -> LoadedModel:
+        """The same with ordinary tensors: those made in ``torch.inference_mode()`` know neither
+        versions nor gradients, which torch's exporters ask for. Such a model is copied.
+
+        Raises:
+            ExportError: EXPORT_FAILED: it cannot be copied.
+        """
+        state = (*self.module.parameters(), *self.module.buffers())
+        if not any(t.is_inference() for t in state):
+            return self
+        plain = {id(t): _plain(t) for t in state}
+        try:
+            return replace(self, module=copy.deepcopy(self.module, dict[int, Any](plain)))
+        except Exception as e:  # a model may hold anything
+            raise ExportError(
+                "EXPORT_FAILED",
+                "the model was made in torch.inference_mode() and cannot be copied out of it: "
+                f"{type(e).__name__}: {str(e)[:200]}",
+                where=self.label,
+                hint="build it outside, or under torch.no_grad()",
+            ) from e
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if not tensor.is_inference():
+        return tensor
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(tensor.clone(), requires_grad=False)
+    return tensor.clone()
 
 
 def load_model(

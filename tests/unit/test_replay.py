@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -68,6 +69,21 @@ def test_a_failed_preparation_runs_plainly_and_is_not_tried_again(
     assert len(caplog.records) == 1 and "stream is capturing" in caplog.text
     run(torch.ones(1, 2))
     assert recorder.replays == 1
+
+
+def test_a_failed_preparation_leaves_none_of_its_tensors(caplog: pytest.LogCaptureFixture) -> None:
+    """On a GPU they are megabytes; whoever handles the log may keep its records."""
+    seen: list[weakref.ref[Tensor]] = []
+
+    def fails(forward: Forward, example: Tensor) -> Forward:
+        given = example.clone()
+        seen.append(weakref.ref(given))
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    run = Replay("test", lambda x: x * 2, fails, lambda x: tuple(x.shape), 3)
+    with caplog.at_level(logging.WARNING, "blockflow.engine"):
+        run(torch.ones(2, 2))
+    assert caplog.records and [kept() for kept in seen] == [None]
 
 
 def test_what_may_have_been_chance_is_tried_again() -> None:
