@@ -4,6 +4,7 @@ kind, in one process."""
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from blockflow.tensormq.arena import Arena
+from blockflow.tensormq.channel import OutBuffer
 from blockflow.tensormq.cuda import CudaProducer
 from blockflow.tensormq.cuda_book import make_book
 from blockflow.tensormq.cuda_consumer import CudaConsumer
@@ -104,6 +106,14 @@ def rig(run_dir: Path) -> Iterator[Rig]:
     made.close()
 
 
+def finish(buffer: OutBuffer) -> bool:
+    """The engine's last order, and whatever has to land has landed; whether anything had to."""
+    there = threading.Event()
+    landing = buffer.finish(lambda ns: there.set())
+    assert not landing or there.wait(10)
+    return landing
+
+
 def is_right(tensor: torch.Tensor) -> bool:
     return bool((tensor == torch.arange(32.0).view(DIMS)).all())
 
@@ -120,6 +130,6 @@ def chosen(producer: MixedProducer, consumer: int) -> str:
 def send(rig: Rig, consumer: int) -> TensorDesc:
     """A tensor on its way to this consumer."""
     buffer = rig.computed(consumer)
-    buffer.finish()
+    finish(buffer)
     (payload,) = rig.producer.publish(buffer, [consumer])
     return payload.desc

@@ -9,7 +9,7 @@ for all. None of them sends anything: sockets are the caller's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,10 @@ from blockflow.wire.tensor import TensorDesc
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Landed = Callable[[int], None]
+"""``landed(ns)``: a result has come from the device to the host, and the copy itself took so long:
+overhead, not compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +93,16 @@ class OutBuffer(ABC):
         """What the engine writes into; asked for once, in the engine thread."""
         return as_torch(self.memory, self.dtype, self.dims)
 
-    def finish(self) -> int:
+    def finish(self, landed: Landed) -> bool:
         """The engine has given its last order for this tensor; to be called in the engine thread,
         before it is published.
 
         Returns:
-            Nanoseconds that the result's way from the device to the host took at the end of this
-            call: overhead, not compute. 0 where there was no such way.
+            False when its messages may leave. True while its bytes are on their way to the host:
+            they may leave when ``landed`` is called, once and in another thread. It never is if the
+            device is lost before.
         """
-        return 0
+        return False
 
 
 class InBuffer(ABC):

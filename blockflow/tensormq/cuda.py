@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockflow.core.model import tensor_bytes
-from blockflow.tensormq.channel import OutBuffer, Payload
+from blockflow.tensormq.channel import Landed, OutBuffer, Payload
 from blockflow.tensormq.cuda_api import CudaError, EventKind
 from blockflow.tensormq.cuda_book import Export, await_closed, make_book, write_export
 from blockflow.tensormq.cuda_device import CudaDevice
@@ -90,9 +90,9 @@ class CudaOutBuffer(ShmOutBuffer):
         raw = self._producer.bytes_tensor()[start : start + self.nbytes]
         return typed(raw, self.dtype, self.dims)
 
-    def finish(self) -> int:
+    def finish(self, landed: Landed) -> bool:
         self._producer.record(self.lease.slot)
-        return 0
+        return False
 
     def put_on_device(self) -> None:
         """Bring what was written to ``memory`` to the device, once."""
@@ -101,7 +101,7 @@ class CudaOutBuffer(ShmOutBuffer):
             device = self._producer.device
             if not device.upload(self.pointer, self._host):
                 device.keep(self._host)
-            self.finish()
+            self._producer.record(self.lease.slot)
 
 
 class CudaProducer(ShmProducer):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from blockflow.tensormq.channel import Landed
 from blockflow.tensormq.cuda_api import CudaApi, CudaError, DeviceFacts, EventKind
 from blockflow.tensormq.cuda_host import SMALL_BYTES, Pins, Staging, address_of
 
@@ -256,8 +257,7 @@ class CudaDevice:
         self.pins = Pins(api, self.stream)
         self.staging = Staging(api, self.stream)
         self.queue = DeviceQueue(api, self.stream, self.completions)
-        self._clock: tuple[int, int] | None = None
-        self._clock_lock = threading.Lock()
+        self._clocks: deque[tuple[int, int]] = deque()
 
     def _break(self, why: str) -> None:
         if not self.broken:
@@ -302,29 +302,37 @@ class CudaDevice:
         """Keep these alive until the stream is past what it holds now."""
         self.completions.after(self.stream, lambda: _let_go(things))
 
-    def download(self, memory: memoryview, source: int) -> int:
-        """Copy to host memory and wait for it; returns the nanoseconds that the copy itself took.
+    def download(self, memory: memoryview, source: int) -> None:
+        """Copy to host memory, and wait for it and for all that the stream held before."""
+        self._copy_down(memory, source)
+        self.api.stream_synchronize(self.stream)
 
-        What the stream held before is waited for as well, and not counted.
-        """
-        if not memory.nbytes:
-            self.api.stream_synchronize(self.stream)
-            return 0
+    def fetch(self, memory: memoryview, source: int, landed: Landed) -> None:
+        """Queue a copy to host memory; in the engine thread. ``landed`` is called in the
+        completions' thread when it is there, and not if the device is lost before."""
         api = self.api
-        with self._clock_lock:
-            if self._clock is None:
-                self._clock = (
-                    api.event_create(EventKind.CLOCK),
-                    api.event_create(EventKind.CLOCK),
-                )
-            start, stop = self._clock
-            api.event_record(start, self.stream)
-            api.copy_d2h(address_of(memory), source, memory.nbytes, self.stream)
-            api.event_record(stop, self.stream)
-            api.event_synchronize(stop)
+        start, stop = pair = (
+            self._clocks.popleft()
+            if self._clocks
+            else (api.event_create(EventKind.CLOCK), api.event_create(EventKind.CLOCK))
+        )
+        api.event_record(start, self.stream)
+        self._copy_down(memory, source)
+        api.event_record(stop, self.stream)
+
+        def there() -> None:
+            if not self.completions.lost:
+                took_ns = max(0, api.event_elapsed_ns(start, stop))
+                self._clocks.append(pair)
+                landed(took_ns)
+
+        self.completions.when(stop, there)
+
+    def _copy_down(self, memory: memoryview, source: int) -> None:
+        if memory.nbytes:
+            self.api.copy_d2h(address_of(memory), source, memory.nbytes, self.stream)
             self.copies.d2h_copies += 1
             self.copies.d2h_bytes += memory.nbytes
-            return max(0, api.event_elapsed_ns(start, stop))
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Free what was made here; False when the device still works on something after that time.
@@ -339,8 +347,9 @@ class CudaDevice:
         if not self.completions.close(max(0.0, end - time.monotonic()) + 2 * _TEND_S):
             return False
         self.queue.close()
-        for event in self._clock or ():
-            self.api.event_destroy(event)
+        for pair in self._clocks:
+            for event in pair:
+                self.api.event_destroy(event)
         with suppress(CudaError):
             self.api.stream_destroy(self.stream)
             self.api.close()

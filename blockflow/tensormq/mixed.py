@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import tensor_bytes
 from blockflow.tensormq.arena import DEVICE_BIT
-from blockflow.tensormq.channel import Consumer, InBuffer, OutBuffer, Payload, Producer, Usage
+from blockflow.tensormq.channel import (
+    Consumer,
+    InBuffer,
+    Landed,
+    OutBuffer,
+    Payload,
+    Producer,
+    Usage,
+)
 from blockflow.tensormq.cuda import CudaOutBuffer, CudaProducer
 from blockflow.tensormq.cuda_consumer import CudaConsumer
 from blockflow.tensormq.cuda_device import CudaDevice
@@ -68,21 +76,22 @@ class MixedOutBuffer(OutBuffer):
             self._raw = self._device.api.scratch(self.nbytes)
         return typed(self._raw, self.dtype, self.dims)
 
-    def finish(self) -> int:
-        """Record the slot; wait for the host's copy, since its message says that it is there."""
+    def finish(self, landed: Landed) -> bool:
+        """Record the slot; order the host's copy, whose message says that it is there."""
         if self.slot is not None:
-            self.slot.finish()
+            self.slot.finish(landed)
         if self.host is None:
-            return 0
+            return False
         if self.slot is not None:
             source = self.slot.pointer
         elif self._raw is not None:
             source = int(self._raw.data_ptr())
         else:
-            return 0  # the engine never came to write anything
+            return False  # the engine never came to write anything
         if self._region is not None:
             self._device.pins.cover(self._region(), False)
-        return self._device.download(self.host.memory, source)
+        self._device.fetch(self.host.memory, source, landed)
+        return True
 
 
 class MixedProducer(Producer):

@@ -136,6 +136,12 @@ class Delivery:
             if stage not in self._local and self._by_handle(stage)
         }
 
+    def stays(self, batch: Batch) -> bool:
+        """Whether some of the batch's output goes on within this worker."""
+        return any(
+            stage in self._local for ticket in batch.tickets for stage, _ in targets(ticket.item)
+        )
+
     def replayable(self, stage: int) -> bool:
         """Whether this stage may run a second time on the same request."""
         route = self.routes.stages.get(stage)

@@ -18,7 +18,7 @@ from blockflow.tensormq.channel import OutBuffer, Producer
 from blockflow.worker.delivery import Delivery
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.intake import Intake
-from blockflow.worker.parting import next_item, timing
+from blockflow.worker.parting import next_item
 from blockflow.worker.scheduler import Scheduler
 from blockflow.worker.stage import Stage, StageSnapshot
 from blockflow.worker.ticket import Batch, Source, Ticket
@@ -64,6 +64,7 @@ class Executor:
         self._delivery = delivery
         self._failpoints = failpoints
         self._running: dict[Batch, Producer | None] = {}  # where each output must lie
+        self._landing: dict[Batch, Producer | None] = {}
         self._stalled: Batch | None = None
         self._holding: dict[int, tuple[Stage, Source]] = {}
         self._wait_until_ns: int | None = None
@@ -73,12 +74,12 @@ class Executor:
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
-        return not self._running and self._stalled is None and not len(self._scheduler)
+        return not self.busy and self._stalled is None and not len(self._scheduler)
 
     @property
     def busy(self) -> bool:
-        """Some batch is being computed."""
-        return bool(self._running)
+        """Some batch is being computed, or has not landed yet."""
+        return bool(self._running or self._landing)
 
     @property
     def full(self) -> bool:
@@ -102,8 +103,11 @@ class Executor:
 
     def next_overdue_ns(self) -> int | None:
         """When :meth:`give_up_overdue` has something to do; None = never."""
-        times = [b.overdue_ns for b in self._running if b.overdue_ns is not None]
+        times = [b.overdue_ns for b in self._under_way() if b.overdue_ns is not None]
         return min(times, default=None)
+
+    def _under_way(self) -> Iterable[Batch]:
+        return (*self._running, *self._landing) if self._landing else self._running
 
     def receive(self, header: bytes, frame: Any | None, now: int) -> None:
         """One message from the data socket, received at ``now``."""
@@ -115,22 +119,39 @@ class Executor:
         for ticket in arrival.tickets:
             self._queue(ticket)
 
-    def computed(self, batch: Batch) -> None:
-        """``batch`` is done: release its inputs, send its output."""
-        if batch not in self._running:
-            return  # given up meanwhile: it was answered for
-        producer = self._running.pop(batch)
-        out = batch.out
-        # First: whoever gets the result may send the next input at once, and counts on this room.
+    def ordered(self, batch: Batch) -> None:
+        """A device is at ``batch``, and its output comes to the host: :meth:`computed` ends it. The
+        lane is free for the next one, unless this batch has more to do here when it has landed:
+        policies are told of its end and of its successors at once."""
+        if batch not in self._running or self._delivery.stays(batch):
+            return
+        self._landing[batch] = self._running.pop(batch)
         for ticket in batch.tickets:
             ticket.source.release()
+        self._scheduler.done(batch, time.monotonic_ns())
+
+    def computed(self, batch: Batch) -> None:
+        """``batch`` is done: release its inputs, send its output."""
+        landed = batch in self._landing
+        if not landed and batch not in self._running:
+            return  # given up meanwhile: it was answered for
+        producer = (self._landing if landed else self._running).pop(batch)
+        out = batch.out
+        # First: whoever gets the result may send the next input at once, and counts on this room.
+        if not landed:
+            for ticket in batch.tickets:
+                ticket.source.release()
         # The next hop waits for this; everything below can wait for us.
         stays = self._delivery.deliver(batch, producer)
         now = time.monotonic_ns()
-        self._scheduler.done(batch, now)
+        if landed:
+            for other in self._under_way():  # the device comes to them now, and their time begins
+                other.forward_ns = now
+        else:
+            self._scheduler.done(batch, now)
         stage = self._stages[batch.stage]
         if not batch.probe:
-            self._account(stage, batch, now)
+            stage.meter.account(batch, now)
             if out is not None and producer is not None:
                 stage.meter.bytes_out += out.nbytes
             stage.meter.copies_out += batch.copies
@@ -183,9 +204,10 @@ class Executor:
         due = self.next_overdue_ns()
         if due is None or now < due:
             return False
-        late = [b for b in self._running if b.overdue_ns is not None and b.overdue_ns <= now]
+        late = [b for b in self._under_way() if b.overdue_ns is not None and b.overdue_ns <= now]
         for batch in late:
-            del self._running[batch]
+            self._running.pop(batch, None)
+            self._landing.pop(batch, None)
             stage = self._stages[batch.stage]
             stage.meter.failures += len(batch.tickets)
             limit = stage.spec.timeout_ms
@@ -205,6 +227,7 @@ class Executor:
     def abandon(self) -> None:
         """Nobody waits any more for what is being computed: it is not sent when it is done."""
         self._running.clear()
+        self._landing.clear()
 
     def snapshot(self, now: int) -> dict[int, StageSnapshot]:
         queue = self._scheduler
@@ -372,23 +395,3 @@ class Executor:
         ticket.source.release()
         self._stages[ticket.stage].meter.failures += 1
         self._delivery.fail([ticket.item], error)
-
-    def _account(self, stage: Stage, batch: Batch, now: int) -> None:
-        meter = stage.meter
-        rows = 0
-        for ticket in batch.tickets:
-            if ticket.key in batch.errors:
-                meter.failures += 1
-                continue
-            spent = timing(ticket, batch, now)
-            meter.wait.record(spent.wait)
-            meter.overhead.record(spent.overhead)
-            meter.requests += 1
-            rows += ticket.rows
-        compute = batch.compute_to_ns - batch.compute_from_ns
-        meter.batches += 1
-        meter.given(batch)
-        meter.rows += rows
-        meter.compute.record(compute)
-        meter.served.add(rows, now)
-        meter.busy.add(compute, now)

@@ -20,12 +20,14 @@ from blockflow.tensormq.push import PushCache
 from blockflow.tensormq.sockets import bind_pull
 from blockflow.wire.control import ControlMessage
 from blockflow.worker.delivery import Delivery
+from blockflow.worker.engines import make_engines
 from blockflow.worker.executor import Executor
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.intake import Intake
 from blockflow.worker.monitor import AskKpi, KpiMonitor
-from blockflow.worker.runner import Runner, make_engines
+from blockflow.worker.runner import Runner
 from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.ticket import Batch
 from blockflow.worker.turns import Turns, WatchedSockets
 
 
@@ -111,6 +113,14 @@ def open_parts(
     lanes = min(launch.lanes, len(stages)) if runner.concurrent else 1
     executor = Executor(stages, scheduler, intake, delivery, failpoints, lanes)
     turns = Turns(pull, watched, executor, runner, lambda: mail(Wake()))
+
+    def landed(batch: Batch) -> None:
+        try:
+            turns.landed(batch)
+        except Exception as exc:  # as in the engine thread: it ends the process, not just a batch
+            mail(exc)
+
+    runner.landed = landed
     monitor = KpiMonitor(
         launch.incarnation,
         {n: s.spec for n, s in stages.items()},

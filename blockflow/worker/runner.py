@@ -10,24 +10,19 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError, make_error
-from blockflow.core.launchspec import StageSpec
-from blockflow.engine.base import EngineOptions
-from blockflow.engine.registry import create_engine
 from blockflow.launch.environment import give_memory_back
-from blockflow.repository.machine import fingerprint
 from blockflow.repository.padding import blank, cut, padded
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.atwork import NO_LANE, AtWork
 from blockflow.tensormq.cuda_device import DeviceQueue
 from blockflow.tensormq.memory import TensorMemory
-from blockflow.worker import failpoints
 from blockflow.worker.buffer_pool import BufferPool
 from blockflow.worker.copies import InputCopies
 from blockflow.worker.failpoints import FailPoints
@@ -58,6 +53,7 @@ class Runner:
 
     Attributes:
         threads: the intra-op threads in use, of each lane.
+        landed: called, in another thread, with a batch that :meth:`compute` has left ``landing``.
         copied: by stage, what was copied of its inputs.
     """
 
@@ -73,6 +69,8 @@ class Runner:
         self._stages = stages
         self._failpoints = points
         self._pool = BufferPool()
+        self._device_done_ns = 0
+        self.landed: Callable[[Batch], None] = lambda _: None
         self.copied = {number: InputCopies() for number in stages}
         self.threads = max((s.engine.options.threads for s in stages.values()), default=1)
 
@@ -108,7 +106,9 @@ class Runner:
     def compute(self, batch: Batch) -> None:
         """Fill in the batch's result and times, or its errors.
 
-        On a device the result may not be there yet, but everything that makes it is ordered.
+        On a device the result may not be there yet, but everything that makes it is ordered. One
+        that has to come to the host is ``landing`` then, and lands in another thread: the next
+        batch can be ordered meanwhile.
 
         Raises:
             CudaError: the device is lost; who was at work stays named.
@@ -154,8 +154,17 @@ class Runner:
         if suspect:
             queue.settle()
         if batch.out is not None:
-            copied_ns = batch.out.finish()  # the device's time belongs to the compute, the copy not
-            batch.compute_to_ns = time.monotonic_ns() - copied_ns
+            batch.landing = batch.out.finish(lambda ns: self._land(batch, ns))
+
+    def _land(self, batch: Batch, copied_ns: int) -> None:
+        """The device's time belongs to the compute, the copy not. While the device was at the batch
+        before, this one has waited."""
+        done = time.monotonic_ns() - copied_ns
+        begun = min(max(batch.compute_from_ns, self._device_done_ns), done)
+        batch.started_ns += begun - batch.compute_from_ns
+        batch.compute_from_ns, batch.compute_to_ns = begun, done
+        self._device_done_ns = done
+        self.landed(batch)
 
     def _name(self, batch: Batch) -> int:
         """Write down who is at work from now on."""
@@ -377,21 +386,3 @@ def release_load_memory() -> None:
     gc.collect()
     gc.freeze()
     give_memory_back()
-
-
-def make_engines(specs: Sequence[StageSpec], device: str, threads: int) -> dict[int, Stage]:
-    """The worker's stages with their engines, not loaded yet.
-
-    Raises:
-        RepositoryError: UNSUPPORTED_FORMAT, ARTIFACT_MISSING.
-        BlockError: UNSUPPORTED_ENGINE.
-        SystemError_: MISSING_EXTRA.
-    """
-    stages: dict[int, Stage] = {}
-    for spec in specs:
-        extra = {k: v for k, v in spec.options.items() if k != failpoints.OPTION}
-        options = EngineOptions(device, threads, spec.precision, extra)
-        engine = create_engine(spec.block, options, spec.engine, machine=fingerprint())
-        runs = replace(spec, engine=engine.name, precision=engine.options.precision)
-        stages[spec.stage] = Stage(runs, engine)
-    return stages

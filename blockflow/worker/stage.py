@@ -8,6 +8,7 @@ from math import prod
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.metrics import Histogram, RateMeter, StageKpi
 from blockflow.engine.base import Engine
+from blockflow.worker.parting import timing
 from blockflow.worker.ticket import Batch
 
 _SHAPES_KEPT = 1024
@@ -51,6 +52,27 @@ class StageMeter:
         self.elements_in += given
         if batch.pad_to:
             self.elements_padded += given - sum([t.rows * prod(t.shape) for t in batch.tickets])
+
+    def account(self, batch: Batch, now: int) -> None:
+        """Count a batch that was computed, and the time of each of its tickets that did not fail;
+        ``now`` is when it was sent."""
+        rows = 0
+        for ticket in batch.tickets:
+            if ticket.key in batch.errors:
+                self.failures += 1
+                continue
+            spent = timing(ticket, batch, now)
+            self.wait.record(spent.wait)
+            self.overhead.record(spent.overhead)
+            self.requests += 1
+            rows += ticket.rows
+        compute = batch.compute_to_ns - batch.compute_from_ns
+        self.batches += 1
+        self.given(batch)
+        self.rows += rows
+        self.compute.record(compute)
+        self.served.add(rows, now)
+        self.busy.add(compute, now)
 
     def snapshot(self, now: int, queued: int, queued_rows: int) -> StageSnapshot:
         """A copy that another thread may turn into KPIs; cheap: it interrupts the data thread."""

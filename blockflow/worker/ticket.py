@@ -145,6 +145,7 @@ class Batch:
         cuts: of a padded batch, by ticket key: the ticket's own dims after the rows in the output.
         alone: one ticket that was to run unbatched; no policy knows of it.
         replayable: its block may run a second time on the same requests.
+        landing: it is computed on a device, and its output is on the way from there to the host.
     """
 
     stage: int
@@ -163,6 +164,7 @@ class Batch:
     cuts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     alone: bool = False
     replayable: bool = True
+    landing: bool = False
 
     @property
     def probe(self) -> bool:

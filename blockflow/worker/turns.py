@@ -7,6 +7,9 @@ engine thread computes, the data thread reads the socket in its stead, so that q
 policies are served meanwhile. It is woken only if something comes: the engine thread arms the data
 thread's epoll, which costs a microsecond, and not the thread.
 
+On a device the engine thread only orders the work, and goes on with the next batch. A result that
+has to come to the host first is sent by the thread that hears of its landing.
+
 A worker with several lanes has a thread for each further one. They never listen: whoever holds the
 lock when something can run beside what runs, gives it to a lane that rests, and wakes it. Who has
 computed goes on with the next batch itself.
@@ -145,7 +148,10 @@ class Turns:
         if (executor.next_wake_ns() or NEVER_NS) < self._data_until_ns:
             self._wake()
         self._aside(lambda: run(batch))
-        executor.computed(batch)
+        if batch.landing:
+            executor.ordered(batch)  # unless it has landed already
+        else:
+            executor.computed(batch)
         if self.attentive:
             self._wake()
 
@@ -238,6 +244,21 @@ class Turns:
             self._data_hears = True
             self._data.modify(self._fd, select.EPOLLIN)
             self._wake()  # ZeroMQ has signalled what waits there before
+
+    # --- the device's thread ---------------------------------------------------------------------
+
+    def landed(self, batch: Batch) -> None:
+        """Send what a device has computed and copied to the host, in the thread that was told so:
+        another one would first have to be woken."""
+        with self.lock:
+            if self._closing:
+                return
+            self._executor.computed(batch)
+            if self.attentive:
+                self._wake()
+            self._read_on()
+            self._spread()
+            self._hand_over()
 
     # --- all, with the lock ----------------------------------------------------------------------
 

@@ -125,9 +125,9 @@ def test_copies_are_made_and_counted(device: CudaDevice, api: FakeCuda) -> None:
     pointer = api.mem_alloc(64)
     source, back = bytearray(b"0123456789"), bytearray(10)
     device.upload(pointer, memoryview(source))
-    assert device.download(memoryview(back), pointer) >= 0
+    device.download(memoryview(back), pointer)
     assert back == source
-    assert device.download(memoryview(b""), pointer) == 0
+    device.download(memoryview(b""), pointer)
     device.upload(pointer, memoryview(b""))
     copies = device.copies
     assert (copies.h2d_copies, copies.h2d_bytes) == (1, 10)

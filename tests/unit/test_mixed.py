@@ -17,7 +17,7 @@ from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.leases import LeaseError
 from blockflow.wire.tensor import Handle
 from tests import cuda_rig, mixed_rig
-from tests.mixed_rig import DIMS, HOST, MIB, NEAR, OWNER, PEER, Rig, chosen, is_right
+from tests.mixed_rig import DIMS, HOST, MIB, NEAR, OWNER, PEER, Rig, chosen, finish, is_right
 
 rig, run_dir = mixed_rig.rig, mixed_rig.run_dir
 
@@ -25,7 +25,7 @@ rig, run_dir = mixed_rig.rig, mixed_rig.run_dir
 def test_between_devices_nothing_is_copied(rig: Rig) -> None:
     buffer = rig.computed(NEAR)
     assert (buffer.slot is not None, buffer.host) == (True, None)
-    assert buffer.finish() == 0
+    assert not finish(buffer)
     (payload,) = rig.producer.publish(buffer, [NEAR])
     handle = payload.desc.handle
     assert handle is not None and handle.incarnation == OWNER | DEVICE_BIT
@@ -39,7 +39,7 @@ def test_between_devices_nothing_is_copied(rig: Rig) -> None:
 
 def test_to_a_peer_the_reader_copies_once(rig: Rig) -> None:
     buffer = rig.computed(PEER)
-    buffer.finish()
+    finish(buffer)
     (payload,) = rig.producer.publish(buffer, [PEER])
     got = rig.peer.open(payload.desc, None)
     assert is_right(got.tensor())
@@ -53,7 +53,7 @@ def test_to_a_peer_the_reader_copies_once(rig: Rig) -> None:
 def test_to_the_host_there_is_one_copy(rig: Rig) -> None:
     buffer = rig.computed(HOST)
     assert (buffer.slot, buffer.host is not None) == (None, True)
-    buffer.finish()
+    finish(buffer)
     (payload,) = rig.producer.publish(buffer, [HOST])
     got = rig.far.open(payload.desc, None)
     assert is_right(got.tensor())
@@ -67,7 +67,7 @@ def test_to_the_host_there_is_one_copy(rig: Rig) -> None:
 def test_both_kinds_of_consumers_get_theirs(rig: Rig) -> None:
     buffer = rig.computed(NEAR, HOST, PEER)
     assert buffer.slot is not None and buffer.host is not None
-    buffer.finish()
+    finish(buffer)
     payloads = rig.producer.publish(buffer, [HOST, NEAR, PEER, HOST])
     on_device = [bool(p.desc.handle and p.desc.handle.incarnation & DEVICE_BIT) for p in payloads]
     assert on_device == [False, True, True, False]
@@ -87,7 +87,7 @@ def test_messages_may_be_made_before_the_result(rig: Rig) -> None:
     rig.producer.hold(buffer)
     payloads = rig.producer.publish(buffer, [NEAR, HOST])
     buffer.tensor().copy_(torch.arange(32.0).view(DIMS))
-    buffer.finish()
+    finish(buffer)
     rig.producer.unhold(buffer)
     for end, payload in zip((rig.near, rig.far), payloads, strict=True):
         got = end.open(payload.desc, None)
@@ -101,7 +101,7 @@ def test_messages_may_be_made_before_the_result(rig: Rig) -> None:
 @pytest.mark.parametrize("consumer", [NEAR, HOST])
 def test_the_half_that_nobody_was_given_is_free(rig: Rig, held: bool, consumer: int) -> None:
     buffer = rig.computed(NEAR, HOST)
-    buffer.finish()
+    finish(buffer)
     if held:
         rig.producer.hold(buffer)
     (payload,) = rig.producer.publish(buffer, [consumer])
@@ -141,7 +141,7 @@ def test_a_buffer_reaches_whom_it_was_reserved_for(rig: Rig) -> None:
     assert (reaches(host, NEAR), reaches(host, HOST)) == (True, True)
     with pytest.raises(LeaseError, match="cannot open a slab"):
         rig.producer.publish(near, [HOST])
-    near.finish()
+    finish(near)
     assert bytes(near.memory) == torch.arange(32.0).numpy().tobytes(), "a whole tensor instead"
     rig.producer.discard(near)
     rig.producer.discard(host)
@@ -167,7 +167,7 @@ def test_half_a_reservation_is_given_back(rig: Rig, scarce: str) -> None:
 
 def test_a_dead_consumer_gives_back_both_halves(rig: Rig) -> None:
     buffer = rig.computed(NEAR, HOST)
-    buffer.finish()
+    finish(buffer)
     rig.producer.publish(buffer, [NEAR, HOST])
     assert rig.producer.peer_gone(NEAR) == 1
     assert rig.producer.peer_gone(HOST) == 1
@@ -177,7 +177,7 @@ def test_a_dead_consumer_gives_back_both_halves(rig: Rig) -> None:
 
 def test_a_dead_owners_tensors_are_lost_and_its_memory_is_let_go(rig: Rig) -> None:
     buffer = rig.computed(NEAR)
-    buffer.finish()
+    finish(buffer)
     (payload,) = rig.producer.publish(buffer, [NEAR])
     got = rig.near.open(payload.desc, None)
     rig.near.peer_gone(OWNER)
@@ -200,7 +200,7 @@ def test_a_death_between_the_look_and_the_wait_is_watched(
     buffer = rig.computed(NEAR)
     assert buffer.slot is not None
     rig.device.api.launch(rig.device.stream, lambda: done.wait(30), writes=[])
-    buffer.finish()
+    finish(buffer)
     (payload,) = rig.producer.publish(buffer, [NEAR])
     got = rig.near.open(payload.desc, None)
     real = CudaMapping.order_behind
@@ -221,7 +221,7 @@ def test_a_death_between_the_look_and_the_wait_is_watched(
 
 def test_an_owner_waits_for_its_importers_to_close(rig: Rig) -> None:
     buffer = rig.computed(NEAR)
-    buffer.finish()
+    finish(buffer)
     (payload,) = rig.producer.publish(buffer, [NEAR])
     rig.near.open(payload.desc, None).release()
     rig.producer.close()  # the near consumer notices by itself; nothing is broken, nothing is left
@@ -234,7 +234,7 @@ def test_an_importer_that_does_not_close_is_not_freed_under(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     buffer = rig.computed(NEAR)
-    buffer.finish()
+    finish(buffer)
     (payload,) = rig.producer.publish(buffer, [NEAR])
     got = rig.near.open(payload.desc, None)
     tensor = got.tensor()
@@ -272,7 +272,7 @@ def test_the_reader_waits_on_the_device_and_marks_when_done(run_dir: Path) -> No
         target.fill_(9)
 
     mine.launch(owner.stream, kernel, writes=[(source, 64)])
-    buffer.finish()
+    finish(buffer)
     (payload,) = producer.publish(buffer, [NEAR])
     got = consumer.open(payload.desc, None)
     tensor, seen = got.tensor(), []

@@ -19,7 +19,7 @@ from blockflow.tensormq.memory import TensorMemory, open_memory
 from blockflow.tensormq.mixed import MixedProducer
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from tests import cuda_rig, mixed_rig
-from tests.mixed_rig import DIMS, HOST, MIB, NEAR, OWNER, PEER, Rig, chosen, is_right, send
+from tests.mixed_rig import DIMS, HOST, MIB, NEAR, OWNER, PEER, Rig, chosen, finish, is_right, send
 
 rig, run_dir = mixed_rig.rig, mixed_rig.run_dir
 
@@ -104,7 +104,7 @@ def test_a_buffer_that_was_reserved_before_the_refusal_goes_as_a_whole(rig: Rig)
     assert rig.producer.reaches(buffer, NEAR), "a buffer's consumers change between two only"
     assert chosen(rig.producer, NEAR) == "host"
     assert not rig.producer.reaches(buffer, NEAR)
-    buffer.finish()
+    finish(buffer)
     assert bytes(buffer.memory) == torch.arange(32.0).numpy().tobytes()
     rig.producer.discard(buffer)
 
@@ -181,7 +181,7 @@ def test_frames_of_a_worker_on_a_device(run_dir: Path, double: Path) -> None:
     buffer = made.frames.reserve("float32", DIMS)
     assert buffer is not None
     buffer.tensor().copy_(torch.arange(32.0).view(DIMS))
-    buffer.finish()
+    finish(buffer)
     (payload,) = made.frames.publish(buffer, [NEAR])
     got = made.consumer.open(payload.desc, payload.frame)
     assert is_right(got.tensor())

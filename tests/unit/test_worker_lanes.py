@@ -80,6 +80,9 @@ class Sink:
     def replayable(self, stage: int) -> bool:
         return True
 
+    def stays(self, batch: Batch) -> bool:
+        return bool(plan_parts(batch, self.local)[1])
+
     def prepare(self, batch: Batch, producer: Any) -> None:
         pass
 

@@ -24,8 +24,9 @@ from blockflow.tensormq.views import as_torch
 from blockflow.wire.data import PROBE_EPOCH, Item
 from blockflow.worker import runner
 from blockflow.worker.copies import InputCopies
+from blockflow.worker.engines import make_engines
 from blockflow.worker.failpoints import ENV, FailPoints
-from blockflow.worker.runner import Runner, make_engines
+from blockflow.worker.runner import Runner
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Batch, Source, Ticket
 

@@ -22,8 +22,9 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.repository.probe import example_input
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.verdict import relative_error
+from blockflow.worker.engines import make_engines
 from blockflow.worker.failpoints import FailPoints
-from blockflow.worker.runner import Runner, make_engines
+from blockflow.worker.runner import Runner
 from blockflow.worker.stage import Stage
 
 _MOST_WARM_RUNS = 30
