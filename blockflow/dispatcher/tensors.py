@@ -139,8 +139,7 @@ class TensorDesk:
         if buffer is None:
             return None
         try:
-            buffer.memory[:] = source
-            check_values(tensor, buffer.memory, check_finite)
+            check_values(tensor, buffer.memory, check_finite, source)
         except BaseException:
             self._producer.discard(buffer)
             raise
