@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class CudaMapping:
         owner: incarnation. users: buffers that are open. gone: the owner is proven dead.
         closed: by this process. slots: of the slab.
         waits: handles whose event this device was told to wait for, each with its wait's number,
-            until it is past them.
+            until it is past the batch that they are in.
 
     Raises:
         RequestError: WORKER_LOST: the owner is gone, about to go, or has exported nothing.
@@ -94,15 +95,23 @@ class CudaMapping:
         wait = self._events.order_behind(key, self._handles[handle.slot])
         if wait:
             self.waits[handle] = wait
-            # Not with the release: that comes behind this worker's own work on the tensor, which
-            # may take long after an owner has died, and needs nothing more of it.
-            self.device.completions.after(self.device.stream, lambda: self._passed(handle))
+            self.device.queue.within(lambda: self._passed(handle))
 
     def _passed(self, handle: Handle) -> None:
         """The owner's work came, and the device is past the wait for it."""
         wait = self.waits.pop(handle, 0)
         if wait:
             self._events.passed((self.owner, handle.slot), wait)
+
+    def stuck(self, waits: Mapping[Handle, int]) -> bool:
+        """Whether the device still waits for any of these. A wait is kept here for as long as the
+        batch that has it: this worker's own work may take long after an owner has died, and needs
+        nothing more of it."""
+        return any(
+            self.waits.get(handle) == wait
+            and not self._events.is_past((self.owner, handle.slot), wait)
+            for handle, wait in waits.items()
+        )
 
     def bytes_at(self, offset: int, nbytes: int) -> Tensor:
         """The slab's bytes on this device: a view, or a copy queued in the stream."""
@@ -275,7 +284,7 @@ class CudaConsumer(Consumer):
                 self._close_if_idle(mapping)
 
         if used:
-            self._device.completions.after(self._device.stream, mark)
+            self._device.queue.behind(mark)
         else:
             mark()
 
@@ -305,10 +314,10 @@ class CudaConsumer(Consumer):
 
         Called once ``gone`` is set *and* once a wait is noted, whichever thread comes last.
         """
-        before = set(mapping.waits)
+        before = dict(mapping.waits)
         if before:
             why = f"it waits for work of incarnation {mapping.owner}, which is dead"
-            self._device.watch(DEATH_GRACE_S, lambda: bool(before & set(mapping.waits)), why)
+            self._device.watch(DEATH_GRACE_S, lambda: mapping.stuck(before), why)
 
     def close(self) -> None:
         """Close all slabs once this worker's own work is done; after a time-out leave them.
@@ -319,9 +328,12 @@ class CudaConsumer(Consumer):
             mappings, self._mappings = list(self._mappings.values()), {}
         if mappings:
             self._device.keep(mappings)
-            if self._device.completions.wait_idle(_CLOSE_S):
-                for mapping in mappings:
-                    mapping.close()
+            if not self._device.completions.wait_idle(_CLOSE_S):
+                return
+            for mapping in mappings:
+                mapping.close()
+        with suppress(CudaError):
+            self._events.close()
 
 
 def _bad(desc: TensorDesc, why: str) -> WireError:

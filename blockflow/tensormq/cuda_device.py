@@ -8,20 +8,19 @@ measured duration) is given to :class:`Completions`, whose thread sleeps in the 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from blockflow.tensormq.channel import Landed
 from blockflow.tensormq.cuda_api import CudaApi, CudaError, DeviceFacts, EventKind
+from blockflow.tensormq.cuda_completions import TEND_S, Completions, DeviceQueue
 from blockflow.tensormq.cuda_host import SMALL_BYTES, Pins, Staging, address_of
 
 _LOG = logging.getLogger("blockflow.cuda")
-_TEND_S = 0.2
 
 
 @dataclass(slots=True)
@@ -46,189 +45,6 @@ class UploadWays:
     h2d_staged_bytes: int = 0
     h2d_pageable_copies: int = 0
     h2d_pageable_bytes: int = 0
-
-
-class Completions:
-    """Calls functions when the device has come to a point of a stream.
-
-    Args:
-        tend: called a few times per second while nothing else is to do.
-        broken: called with the reason when the device will not come to any point any more.
-
-    Attributes:
-        lost: it will not. What is called from then on says nothing of what the device has done.
-    """
-
-    def __init__(
-        self, api: CudaApi, tend: Callable[[], None], broken: Callable[[str], None]
-    ) -> None:
-        self._api = api
-        self._tend = tend
-        self._broken = broken
-        self.lost = False
-        self._queue: queue.SimpleQueue[tuple[int, bool, Callable[[], None]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._spare: deque[int] = deque()
-        self._lock = threading.Lock()
-        self._pending = 0
-        self._idle = threading.Condition(self._lock)
-        self._thread = threading.Thread(target=self._run, name="bf-device", daemon=True)
-        self._thread.start()
-
-    @property
-    def pending(self) -> int:
-        """Functions that have not been called yet."""
-        return self._pending
-
-    def after(self, stream: int, call: Callable[[], None]) -> None:
-        """``call()`` when all that ``stream`` holds now is done; in the thread of this object."""
-        try:
-            event = self._spare.popleft()
-        except IndexError:
-            event = self._api.event_create(EventKind.DONE)
-        self._api.event_record(event, stream)
-        self._put(event, True, call)
-
-    def when(self, event: int, call: Callable[[], None]) -> None:
-        """``call()`` when ``event`` (the caller's) has come."""
-        self._put(event, False, call)
-
-    def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Whether everything was called within this time; None: however long it takes."""
-        with self._idle:
-            return self._idle.wait_for(lambda: not self._pending, timeout_s)
-
-    def close(self, timeout_s: float) -> bool:
-        """End the thread and free the events; False when the device does not come along."""
-        self._queue.put(None)
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            return False
-        while self._spare:
-            self._api.event_destroy(self._spare.popleft())
-        return True
-
-    def _put(self, event: int, own: bool, call: Callable[[], None]) -> None:
-        with self._lock:
-            self._pending += 1
-        self._queue.put((event, own, call))
-
-    def _run(self) -> None:
-        tended = time.monotonic()
-        while True:
-            if time.monotonic() - tended >= _TEND_S:
-                self._guarded(self._tend)
-                tended = time.monotonic()
-            try:
-                job = self._queue.get(timeout=_TEND_S)
-            except queue.Empty:
-                continue
-            if job is None:
-                return
-            event, own, call = job
-            try:
-                self._api.event_synchronize(event)
-            except CudaError as exc:  # the context is lost, and every later call says the same
-                self.lost = True
-                self._broken(str(exc))
-            self._guarded(call)
-            if own:
-                self._spare.append(event)
-            with self._idle:
-                self._pending -= 1
-                if not self._pending:
-                    self._idle.notify_all()
-
-    def _guarded(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:  # a defect there must not end the thread: slots would never come back
-            _LOG.exception("work after the device's failed")
-
-
-class DeviceQueue:
-    """Bounds what the engine thread may put into the stream ahead of the device, and times it.
-
-    Without it a worker would take batch after batch from its queue as fast as it can *order* them:
-    they would wait on the device, where no policy can join them any more.
-
-    Args:
-        depth: batches ordered and not done: two keep the device busy from one to the next.
-    """
-
-    def __init__(self, api: CudaApi, stream: int, completions: Completions, depth: int = 2) -> None:
-        self._api = api
-        self._stream = stream
-        self._completions = completions
-        self.depth = depth
-        self._open: deque[tuple[int, int]] = deque()
-        self._done: deque[tuple[int, int]] = deque()  # filled by the completions' thread
-        self._spare: deque[tuple[int, int]] = deque()
-
-    @contextmanager
-    def batch(self, record: Callable[[int], None]) -> Iterator[None]:
-        """Around the ordering of one batch, in the engine thread.
-
-        Waits first until fewer than ``depth`` are under way. ``record(ns)`` gets the batch's time
-        on the device when it is done, in the completions' thread; never if the device is lost
-        before, which errors of its kernels are told by.
-
-        Raises:
-            CudaError: the device is lost, by this batch or by one before it.
-        """
-        start, stop = pair = self._begin()
-        try:
-            yield
-        finally:
-            self._api.event_record(stop, self._stream)
-
-            def done() -> None:
-                if self._completions.lost:
-                    return
-                record(self._api.event_elapsed_ns(start, stop))
-                self._done.append(pair)
-
-            self._completions.when(stop, done)
-
-    def settle(self) -> None:
-        """Wait until the device has done all batches, and whoever asked has been told.
-
-        Raises:
-            CudaError: the device is lost.
-        """
-        for _, stop in tuple(self._open):
-            self._api.event_synchronize(stop)
-        self._completions.wait_idle()
-
-    def _begin(self) -> tuple[int, int]:
-        self._recycle()
-        while len(self._open) >= self.depth:
-            self._api.event_synchronize(self._open.popleft()[1])
-        if self._spare:
-            pair = self._spare.popleft()
-        else:
-            create = self._api.event_create
-            pair = create(EventKind.CLOCK), create(EventKind.CLOCK)
-        self._api.event_record(pair[0], self._stream)
-        self._open.append(pair)
-        return pair
-
-    def _recycle(self) -> None:
-        """What is done is under way no more: recorded anew while it counts as that, it would be
-        waited for as the younger batch that it then belongs to."""
-        while self._done:
-            pair = self._done.popleft()
-            if pair in self._open:
-                self._open.remove(pair)
-            self._spare.append(pair)
-
-    def close(self) -> None:
-        self._recycle()
-        for pair in self._spare:
-            for event in pair:
-                self._api.event_destroy(event)
-        self._spare.clear()
 
 
 class CudaDevice:
@@ -344,7 +160,7 @@ class CudaDevice:
             return False
         self.pins.close()
         self.staging.close()
-        if not self.completions.close(max(0.0, end - time.monotonic()) + 2 * _TEND_S):
+        if not self.completions.close(max(0.0, end - time.monotonic()) + 2 * TEND_S):
             return False
         self.queue.close()
         for pair in self._clocks:

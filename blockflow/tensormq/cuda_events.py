@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from itertools import islice
 
-from blockflow.tensormq.cuda_api import CudaApi, CudaError
+from blockflow.tensormq.cuda_api import CudaApi, CudaError, EventKind
 
 MAX_IMPORTED = 384
 """With the events that a worker makes itself, one per slot (``cuda.MAX_SLOTS``) and a few more,
@@ -34,7 +34,8 @@ class ImportedEvents:
         self._stream = stream
         self._most = most
         self._open: OrderedDict[Key, int] = OrderedDict()  # the longest unused first
-        self._waits: dict[Key, set[int]] = {}
+        self._waits: dict[Key, dict[int, int]] = {}  # by number: an event of our own behind it
+        self._spare: list[int] = []
         self._last_wait = 0
         self._lock = threading.Lock()
 
@@ -58,16 +59,26 @@ class ImportedEvents:
             if self._api.event_query(event):
                 return 0
             self._api.stream_wait(self._stream, event)
+            behind = self._spare.pop() if self._spare else self._api.event_create(EventKind.DONE)
+            self._api.event_record(behind, self._stream)
             self._last_wait += 1
-            self._waits.setdefault(key, set()).add(self._last_wait)
+            self._waits.setdefault(key, {})[self._last_wait] = behind
             return self._last_wait
 
+    def is_past(self, key: Key, wait: int) -> bool:
+        """Whether the device is past a wait. Raises CudaError."""
+        with self._lock:
+            behind = self._waits.get(key, {}).get(wait)
+            return behind is None or self._api.event_query(behind)
+
     def passed(self, key: Key, wait: int) -> None:
-        """The device is past a wait."""
+        """The device is past a wait, and nobody will ask for it again."""
         with self._lock:
             waits = self._waits.get(key)
             if waits is not None:
-                waits.discard(wait)
+                behind = waits.pop(wait, None)
+                if behind is not None:
+                    self._spare.append(behind)
                 if not waits:
                     del self._waits[key]
 
@@ -77,11 +88,18 @@ class ImportedEvents:
             for key in [key for key in self._open if key[0] == owner]:
                 self._close(key)
 
+    def close(self) -> None:
+        """All owners are closed. Raises CudaError."""
+        with self._lock:
+            while self._spare:
+                self._api.event_destroy(self._spare.pop())
+
     def _import(self, handle: bytes) -> int:
         if len(self._open) >= self._most and not self._close_idle(len(self._open) + 1 - self._most):
             # As many tensors as that are under way at once: let the device catch up.
             self._api.stream_synchronize(self._stream)
-            self._waits.clear()
+            for waited in list(self._waits):
+                self._forget(waited)
             self._close_idle(1)
         try:
             return self._api.event_import(handle)
@@ -98,6 +116,9 @@ class ImportedEvents:
             self._close(key)
         return len(idle)
 
+    def _forget(self, key: Key) -> None:
+        self._spare.extend(self._waits.pop(key, {}).values())
+
     def _close(self, key: Key) -> None:
-        self._waits.pop(key, None)
+        self._forget(key)
         self._api.event_destroy(self._open.pop(key))

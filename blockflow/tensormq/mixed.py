@@ -300,7 +300,7 @@ class UploadedInBuffer(InBuffer):
             return
         self.memory = memoryview(b"")
         if self._used:
-            self._device.completions.after(self._device.stream, host.release)
+            self._device.queue.behind(host.release)
         else:
             host.release()
 

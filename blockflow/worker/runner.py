@@ -21,7 +21,7 @@ from blockflow.launch.environment import give_memory_back
 from blockflow.repository.padding import blank, cut, padded
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.atwork import NO_LANE, AtWork
-from blockflow.tensormq.cuda_device import DeviceQueue
+from blockflow.tensormq.cuda_completions import DeviceQueue
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.worker.buffer_pool import BufferPool
 from blockflow.worker.copies import InputCopies

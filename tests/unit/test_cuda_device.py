@@ -121,6 +121,65 @@ def test_a_batch_that_fails_is_closed_too(device: CudaDevice) -> None:
     assert len(times) == 5
 
 
+def test_what_follows_a_batch_shares_its_event(device: CudaDevice, api: FakeCuda) -> None:
+    gate, done = threading.Event(), list[str]()
+    with device.queue.batch(lambda ns: done.append("batch")):
+        api.launch(device.stream, lambda: gate.wait(10) and None)
+        device.queue.within(lambda: done.append("within"))
+        device.queue.within(lambda: [][1])  # a defect, which costs the others nothing
+    device.queue.behind(lambda: done.append("behind"))
+    assert (done, device.completions.pending) == ([], 1)
+    gate.set()
+    assert device.completions.wait_idle(10)
+    assert done == ["batch", "within", "behind"]
+    device.queue.behind(lambda: done.append("late"))
+    assert device.completions.wait_idle(10)
+    assert done[-1] == "late"
+
+
+def test_what_is_ordered_between_two_batches_has_an_event_of_its_own(
+    device: CudaDevice, api: FakeCuda
+) -> None:
+    first, second, done = threading.Event(), threading.Event(), list[str]()
+    with device.queue.batch(lambda ns: done.append("batch")):
+        api.launch(device.stream, lambda: first.wait(10) and None)
+    api.launch(device.stream, lambda: second.wait(10) and None)
+    device.queue.within(lambda: done.append("within"))
+    first.set()
+    deadline = time.monotonic() + 10
+    while not done:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert done == ["batch"] and not device.completions.wait_idle(0.05)
+    second.set()
+    assert device.completions.wait_idle(10)
+    assert done == ["batch", "within"]
+
+
+def test_a_copy_to_the_host_lands_when_it_is_there(device: CudaDevice, api: FakeCuda) -> None:
+    pointer, back, gate = api.mem_alloc(64), bytearray(10), threading.Event()
+    device.upload(pointer, memoryview(bytearray(b"0123456789")))
+    for n in range(3):
+        gate.clear()
+        landed = list[tuple[int, bytes]]()
+        api.launch(device.stream, lambda: gate.wait(10) and None)
+        device.fetch(
+            memoryview(back),
+            pointer,
+            lambda ns, landed=landed: landed.append((ns, bytes(back))),  # type: ignore[misc]
+        )
+        assert landed == [], "the host goes on meanwhile"
+        gate.set()
+        assert device.completions.wait_idle(10)
+        ((took_ns, seen),) = landed
+        assert took_ns >= 0 and seen == b"0123456789"
+        assert device.copies.d2h_copies == n + 1
+    device.fetch(memoryview(b""), pointer, lambda ns: landed.append((ns, b"")))
+    assert device.completions.wait_idle(10) and len(landed) == 2
+    assert device.copies.d2h_copies == 3
+    api.mem_free(pointer)
+
+
 def test_copies_are_made_and_counted(device: CudaDevice, api: FakeCuda) -> None:
     pointer = api.mem_alloc(64)
     source, back = bytearray(b"0123456789"), bytearray(10)

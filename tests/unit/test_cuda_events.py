@@ -38,13 +38,16 @@ class Scene:
 
     @property
     def open(self) -> int:
-        """What the driver has to keep for the reader."""
-        return self.theirs.counts()["events"]
+        """What the driver has to keep for the reader, but for the reader's own events."""
+        own = len(self.events._spare) + sum(map(len, self.events._waits.values()))
+        return self.theirs.counts()["events"] - own
 
     def close(self) -> None:
         for owner in {owner for owner, _ in self.made}:
             self.events.close_owner(owner)
         assert self.open == len(self.events) == 0
+        self.events.close()
+        assert self.theirs.counts()["events"] == 0, "its own are gone as well"
         for event in self.made.values():
             self.mine.event_destroy(event)
         assert self.mine.world.broken_rules() == []
@@ -99,7 +102,7 @@ def test_an_event_that_is_waited_for_is_not_closed(scene: Scene) -> None:
     scene.mine.launch(scene.writing, lambda: gate.wait(10) and None)
     scene.record(1, 0)
     wait = scene.order(1, 0)
-    assert wait
+    assert wait and not scene.events.is_past((1, 0), wait)
     waited = scene.events._open[1, 0]
     done = scene.mine.stream_create()
     for slot in range(1, 8):
@@ -110,7 +113,9 @@ def test_an_event_that_is_waited_for_is_not_closed(scene: Scene) -> None:
         assert scene.events._open[1, 0] == waited, "the oldest of all, and still there"
     gate.set()
     scene.theirs.stream_synchronize(scene.reading)
+    assert scene.events.is_past((1, 0), wait)
     scene.events.passed((1, 0), wait)
+    assert scene.events.is_past((1, 0), wait), "it is known no more"
     scene.record(1, 8)
     scene.mine.stream_synchronize(scene.writing)
     scene.order(1, 8)
