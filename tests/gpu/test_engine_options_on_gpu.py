@@ -35,6 +35,9 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "compile": {"compile": True},
     "both": {"cuda_graph": True, "compile": True},
 }
+SEGMENT = 2 << 20
+"""Bytes: the least that torch's allocator takes from the driver."""
+
 TOLERANCE = 1e-4
 """A GPU sums in another order; TF32, which it does not use, would be off by more."""
 
@@ -53,9 +56,12 @@ def device() -> Iterator[CudaDevice]:
 
 
 @pytest.fixture
-def engine(options: dict[str, Any], device: CudaDevice, tmp_path: Path) -> Iterator[Engine]:
+def engine(
+    options: dict[str, Any], device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
     """As a worker has it: loaded and run in its own stream, while another thread waits for the
-    device (which a capture must bear)."""
+    device (which a capture must bear), and without a pool of processes to compile in."""
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     repo = BlockRepository(tmp_path)
     export_model(LoadedModel(model(), "conv", SPEC), repo, names=["conv"])
     made = create_engine(repo.info("conv"), EngineOptions("cuda:0", 1, "fp32", options), "exported")
@@ -145,7 +151,8 @@ def test_what_cannot_be_captured_runs_on_in_its_stream(
         assert torch.cuda.current_stream() == own
     assert "runs eagerly" in caplog.text
     del x
-    assert reserved() <= before, "no pool is kept for captures that failed"
+    # Five were tried. What stays is a segment of the smallest size: the graphs' own counters.
+    assert reserved() - before <= SEGMENT, "no pool is kept for captures that failed"
     # and the next that can be is captured
     doubled = graphed(lambda x: x * 2, copied := RunCopies())
     x = torch.ones(2, 2, device="cuda:0")
