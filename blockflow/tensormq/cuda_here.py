@@ -19,6 +19,7 @@ DOUBLE_ENV = "BLOCKFLOW_CUDA_DOUBLE"
 DOUBLE_DEVICES = 2
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 _NODE = re.compile(r"nvidia[0-9]+")
 
 
@@ -67,6 +68,13 @@ def devices_here(
     if visible is not None:
         return Devices(_left(visible, known), f"{_VISIBLE}={visible[:100]} leaves")
     return None if known is None else Devices(known, "this machine has")
+
+
+def has_mps(environment: Mapping[str, str]) -> bool:
+    """Whether processes with this ``environment`` find the control daemon of NVIDIA's multi-process
+    service: then their kernels run side by side; without it the device switches between them."""
+    folder = environment.get(_MPS_PIPES) or "/tmp/nvidia-mps"
+    return (Path(folder) / "control").is_socket()
 
 
 def _built_in(root: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from blockflow.control.engines import engine_check
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.specs import BlockSpec
 from blockflow.repository.repository import BlockRepository
-from blockflow.tensormq.cuda_here import DOUBLE_ENV, Devices, devices_here
+from blockflow.tensormq.cuda_here import DOUBLE_ENV, Devices, devices_here, has_mps
 
 SPEC = TensorSpec("float32", ("rows", 2))
 BLOCK = BlockInfo("b", "1", "0" * 64, "pt2", Contract(SPEC, SPEC), 0, 0)
@@ -92,3 +93,12 @@ def test_an_update_is_refused_at_the_device(
     ((path, message),) = said("cuda:0")
     assert path == "$.device" and "no CUDA device" in message
     assert said("cpu") == []
+
+
+def test_the_multi_process_service_is_where_its_variable_says(tmp_path: Path) -> None:
+    there = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    assert not has_mps(there)
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "control"))
+        assert has_mps(there)
+    assert not has_mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "elsewhere")})

@@ -64,6 +64,7 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"memory_limit": GIB // 2}, "memory", Level.WARNING, "512 MiB"),
     ({"quota": 1.5}, "cores", Level.WARNING, "1.5"),
     ({"cores": 1}, "cores", Level.NOTE, "one core"),
+    ({"gpus": 2}, "GPUs", Level.NOTE, "multi-process service"),
     ({"fds_soft": 64}, "descriptors", Level.ERROR, "64"),
     ({"fds_soft": 512}, "descriptors", Level.WARNING, "512"),
     ({"clocksource": "hpet"}, "clock", Level.WARNING, "hpet"),
@@ -101,6 +102,8 @@ def test_a_sound_machine_has_nothing_to_mend() -> None:
     assert {f.level for f in findings} == {Level.OK}
     assert worst(findings) is Level.OK
     assert summary(findings)["worst"] == "ok"
+    (gpus,) = (f for f in examine(replace(GOOD, gpus=2, mps=True)) if f.check == "GPUs")
+    assert (gpus.level, gpus.text[0]) == (Level.OK, "2")
 
 
 @pytest.mark.parametrize(("fault", "check", "level", "word"), PLANTED, ids=lambda v: str(v)[:40])

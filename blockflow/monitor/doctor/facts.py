@@ -89,6 +89,7 @@ class Facts:
         quota: cores' worth of time that the control group allows, 0 = no limit.
         memory_limit: of the control group, 0 = none.
         counted: whether the kernel tells how many bytes a TCP connection has brought.
+        gpus: NVIDIA devices that are known to be here. mps: their multi-process service is.
         hashed: whether the artifacts were read as a whole.
         keys: why the folder of keys cannot be used, '' = it can, or there is none.
         stored: what is wrong with the stored state, '' = nothing, or nothing was stored.
@@ -122,6 +123,8 @@ class Facts:
     cores: int = 4
     cpus: int = 4
     quota: float = 0.0
+    gpus: int = 0
+    mps: bool = False
     memory: int = 16 * GIB
     memory_limit: int = 0
     keys: str = ""

@@ -38,6 +38,7 @@ from blockflow.dispatcher.descriptors import bytes_received
 from blockflow.monitor.doctor.facts import MIB, BlockFacts, Facts, Folder, Leftover, Port
 from blockflow.repository.machine import ENGINE_PACKAGES, fingerprint, version_of
 from blockflow.repository.repository import BlockRepository
+from blockflow.tensormq.cuda_here import DOUBLE_ENV, devices_here, has_mps
 from blockflow.tensormq.janitor import LOCK_NAME
 from blockflow.tensormq.keys import Keyring
 
@@ -100,12 +101,21 @@ def gather(
         cores=len(os.sched_getaffinity(0)),
         cpus=os.cpu_count() or 1,
         quota=_quota(),
+        gpus=_gpus(),
+        mps=has_mps(os.environ),
         memory=psutil.virtual_memory().total,
         memory_limit=_memory_limit(),
         keys=_keys(keys),
         stored=stored,
         stored_usable=usable,
     )
+
+
+def _gpus() -> int:
+    if os.environ.get(DOUBLE_ENV):
+        return 0
+    devices = devices_here(os.environ)
+    return 0 if devices is None else devices.count
 
 
 def look_into(path: Path) -> Folder:
