@@ -2,8 +2,9 @@
 
 ResNet-50 in four blocks: in one process, and in four worker processes with handles to device memory
 (``tensormq``) and with whole tensors over the host (``zeromq``), all on one GPU and interleaved.
-Latency by batch size with one client, by number of clients, throughput at saturation, GPU memory
-beyond it, energy, and copies between host and device, which are counted and not estimated.
+What the device itself takes from one process to the next; latency by batch size with one client,
+by number of clients; throughput at saturation, GPU memory beyond it, energy; and copies between
+host and device, which are counted and not estimated.
 
 The in-process run takes no detour that the workers are spared: it is a process of its own, its
 input and its result lie in pinned memory, and under load it has several inferences under way.
@@ -50,6 +51,7 @@ from blockflow.bench.gpu_figures import (
     load_figures,
     load_grid,
 )
+from blockflow.bench.gpu_floor import Floor, floor_figures, floor_grid
 from blockflow.bench.gpu_load import Energy, flood, images, once
 from blockflow.bench.in_process import InProcess
 from blockflow.bench.interrupts import orderly
@@ -62,6 +64,7 @@ from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.gpu_kpi import GpuProbe
 from blockflow.tensormq.cuda_api import CudaApi
+from blockflow.tensormq.cuda_here import has_mps
 from blockflow.tensormq.cuda_preflight import preflight
 from blockflow.tensormq.memory import open_device
 
@@ -80,13 +83,15 @@ _FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: batch -> rounds, numbers of clients, seconds and rounds of load."""
+    """How much is measured: batch -> rounds, numbers of clients, seconds and rounds of load, and
+    rounds and repeats of the device's floor."""
 
     batches: Mapping[int, int]
     clients: tuple[int, ...]
     client_s: float
     load_s: float
     load_rounds: int
+    floor: tuple[int, int] = (20, 15)
 
     def shortened(self, effort: float) -> Plan:
         """The same, in this share of the time: as many loads, each shorter, and fewer latencies."""
@@ -100,7 +105,7 @@ class Plan:
 
 
 FULL = Plan({1: 200, 2: 100, 4: 100, 8: 60, 16: 40, 32: 30}, tuple(range(1, 11)), 5.0, 10.0, 5)
-QUICK = Plan({1: 5, 2: 5}, (1, 2), 0.5, 1.0, 2)
+QUICK = Plan({1: 5, 2: 5}, (1, 2), 0.5, 1.0, 2, (5, 2))
 
 
 class Bench:
@@ -274,6 +279,8 @@ def measure(plan: Plan, api: CudaApi, console: Console) -> list[Figure]:
         problem = prepare_apart(MODEL, CONTENDER, root / "blocks")
         if problem is not None:
             raise problem
+        with closing(Floor(api, "cuda:0")) as floor:
+            floors = floor_figures(floor.measure(*plan.floor))
         chain = MODEL.chain(CONTENDER, root / "blocks")
         with ExitStack() as stack:
             mine = replace(chain, device=api.torch_device)
@@ -286,7 +293,7 @@ def measure(plan: Plan, api: CudaApi, console: Console) -> list[Figure]:
             progress.remove_task(bar)
             energy = Energy(GpuProbe("cuda:0", api.facts().uuid))
             found = Bench(plan, system, others, energy, progress).run()
-    return [*found, *calibration_figures(compare(begin, calibrate()))]
+    return [*floors, *found, *calibration_figures(compare(begin, calibrate()))]
 
 
 def _share(text: str) -> float:
@@ -321,9 +328,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         facts = api.facts()
         plan = QUICK if args.quick else FULL.shortened(args.effort)
         found = measure(plan, api, console)
-    for grid in (latency_grid(found), client_grid(found), load_grid(found), aim_grid(found)):
-        console.print(grid.rich())
-    labels = {"gpu": facts.name, "gpu_gib": round(facts.total_bytes / 2**30, 1)}
+    for grid in (floor_grid, latency_grid, client_grid, load_grid, aim_grid):
+        console.print(grid(found).rich())
+    gib, mps = round(facts.total_bytes / 2**30, 1), has_mps(os.environ)
+    labels = {"gpu": facts.name, "gpu_gib": gib, "mps": mps}
     # A quick run must not take the place of a real one.
     path = Path(args.json or f"results/gpu{'-quick' * args.quick}.jsonl")
     target = ResultFile(path, "gpu", make_command("bench-gpu", arguments))

@@ -327,6 +327,7 @@ def test_figures_are_stored_with_their_gpu_and_a_quick_run_beside_a_real_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(DOUBLE_ENV, raising=False)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gpu, "find_device", lambda: FakeCuda(tmp_path / "device"))
     found = latency_figures(samples(0.1, 2.0)) + load_figures(loads())
@@ -334,7 +335,7 @@ def test_figures_are_stored_with_their_gpu_and_a_quick_run_beside_a_real_one(
     assert gpu.main(arguments) == 0
     (run,) = ResultFile(tmp_path / "results" / name, "gpu").runs()
     assert (run.command, len(run.figures)) == (command, len(found))
-    assert run.machine["gpu"] and run.machine["gpu_gib"] > 0
+    assert run.machine["gpu"] and run.machine["gpu_gib"] > 0 and run.machine["mps"] is False
 
 
 def test_a_shorter_run_has_as_many_loads_and_enough_latencies() -> None:
