@@ -118,13 +118,7 @@ def write_artifact(
         ExportError: EXPORT_FAILED with the exporter's reason.
         SystemError_: NO_SPACE when the disk of ``path`` is full.
     """
-    writer = FORMATS.get(format_)
-    if writer is None:
-        raise ExportError(
-            "EXPORT_FAILED",
-            f"unknown format {format_!r}",
-            hint=f"known formats: {', '.join(FORMATS)}",
-        )
+    writer = FORMATS[format_]
     try:
         with torch.no_grad(), warnings.catch_warnings(record=True) as said:
             # TorchScript's deprecation is told once, in the docs and by the command
@@ -237,6 +231,17 @@ FORMATS: Mapping[str, Writer] = {
     "torchscript-traced": _write_traced,
 }
 """Format -> writer. An engine of the same format must exist (docs/engines.md)."""
+
+
+def refuse_format(format_: str) -> None:
+    """Raises ExportError: EXPORT_FAILED: there is no such format."""
+    if format_ not in FORMATS:
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"unknown format {format_!r}",
+            hint=f"known formats: {', '.join(FORMATS)}",
+        )
+
 
 _CAUSES: Sequence[tuple[str, str]] = (
     (

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.core.model import Contract, TensorSpec
+from blockflow.repository.artifact import refuse_format
 from blockflow.repository.balance import split_evenly
 from blockflow.repository.job import Job, Piece, Serving
-from blockflow.repository.manifest import is_block_name
+from blockflow.repository.manifest import is_block_name, is_version
 from blockflow.repository.padding import promised
 from blockflow.repository.pieces import store_pieces
 from blockflow.repository.probe import example_input, infer_spec, probe_bindings
@@ -62,6 +63,7 @@ def export_model(
         ExportError: NOT_SPLITTABLE, EXPORT_FAILED, EXPORT_MISMATCH or VERSION_EXISTS, each with its
             reason.
     """
+    _check(version, format)
     loaded = loaded.outside_inference()
     if cuts and parts > 1:
         raise ExportError("NOT_SPLITTABLE", "give either cuts or a number of parts, not both")
@@ -130,6 +132,7 @@ def export_tree(
             neither the model's input nor a named block gives, or that is written to in between;
             EXPORT_FAILED, EXPORT_MISMATCH, VERSION_EXISTS.
     """
+    _check(version, format)
     loaded = loaded.outside_inference()
     _names(list(blocks), "", len(blocks))
     if not replace_stored:
@@ -225,6 +228,16 @@ def _chain(
         )
         taken, tensors = given, results
     return pieces
+
+
+def _check(version: str, format_: str) -> None:
+    if not is_version(version):
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"{version[:80]!r} is not a version",
+            hint="it starts with a letter or digit; letters, digits, '_', '.', '+' and '-' follow",
+        )
+    refuse_format(format_)
 
 
 def _names(names: Sequence[str], prefix: str, count: int) -> list[str]:

@@ -143,7 +143,7 @@ def load_model(
     for parameter in module.parameters():  # a scripted module has no requires_grad_() of its own
         parameter.requires_grad = False
     return LoadedModel(
-        module.eval(),
+        _in_eval(module),
         ref,
         spec,
         None if weights else seed,
@@ -174,6 +174,8 @@ def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
 
 def in_train_mode(module: nn.Module) -> str:
     """A hint if parts of ``module`` train: dropout draws, normalisation mixes rows; else ''."""
+    if isinstance(module, torch.fx.GraphModule):  # as torch.export gives it: the flag says nothing
+        return ""
     names = [name for name, part in module.named_modules() if part.training]
     if not names:
         return ""
@@ -222,7 +224,23 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
             "let the factory call the model once on an example, or give the sizes (nn.Linear "
             "instead of nn.LazyLinear)",
         )
+    meta = [name for name, t in tensors if t.is_meta]
+    if meta:
+        raise failed(
+            f"the model is not finished: {', '.join(meta[:_SHOWN])} are on the device meta, which "
+            "holds no values",
+            "make it on the CPU; or let the factory give it memory (to_empty) and values",
+        )
     return _unwrapped(model)
+
+
+def _in_eval(module: nn.Module) -> nn.Module:
+    """In eval mode. What ``torch.export`` gives back knows no modes: it is in the one that it was
+    exported in."""
+    try:
+        return module.eval()
+    except NotImplementedError:
+        return module
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from blockflow.core.model import Padding, TensorSpec
+from blockflow.core.model import ROWS, Padding, TensorSpec
 
 _SPEC = re.compile(r"\s*([a-z0-9]+)\s*\[([^\]]*)\]\s*", re.ASCII)
 _RANGE = re.compile(r"\s*(\w+)\s*=\s*(\d{1,10})\s*\.\.\s*(\d{1,10})\s*", re.ASCII)
@@ -27,6 +27,8 @@ def parse_spec(text: str, ranges: Mapping[str, tuple[int, int]] | None = None) -
             dims.append(part)
         else:
             raise ValueError(f"{part!r} in {text!r} is neither a number nor a name")
+    if ROWS in (ranges or {}):
+        raise ValueError(f"{ROWS!r} has no range: how many a request may have, the topology says")
     return TensorSpec(match[1], tuple(dims), dict(ranges or {}))
 
 

@@ -66,6 +66,7 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
     """
     errors: dict[str, float] = {}
     bindings = check_bindings(job.loaded.input)
+    coarse = _coarse(job)
     most = max(binding[ROWS] for binding in bindings)
     with torch.no_grad():
         widest = next(_inputs(job, next(b for b in bindings if b[ROWS] == most)))
@@ -82,7 +83,8 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
                     _check_repeats(job, runners, x, made, expected)
                 for path in job.paths:
                     _, y = made[path[-1]]
-                    error = _difference(job, path, y, expected[path[-1]], least[path[-1]])
+                    last = path[-1]
+                    error = _difference(job, path, y, expected[last], least[last], coarse)
                     errors[dims] = max(errors.get(dims, 0.0), error)
                 # the more rows, the likelier is a branch on all of them to go another way for one
                 if binding[ROWS] == most and not i:
@@ -99,7 +101,7 @@ def verify_served(
     Raises:
         ExportError: EXPORT_MISMATCH.
     """
-    spec = job.loaded.input
+    spec, coarse = job.loaded.input, _coarse(job)
     with torch.no_grad():
         inputs = [next(_inputs(job, binding)) for binding in check_bindings(spec, rows=(1, 3))]
         walks = [_walk(job, runners, x) for x in inputs]
@@ -108,7 +110,7 @@ def verify_served(
             for made, run in product(walks, served.values()):
                 x, y = made[piece.name]
                 try:
-                    error, allowed = _changed(run(x.contiguous()), y, _least([y]))
+                    error, allowed = _changed(run(x.contiguous()), y, _least([y]), coarse)
                 except BlockFlowError as e:
                     why = f"fails on {list(x.shape)}: {e.message}"
                     raise _not_served(piece, why) from e
@@ -150,6 +152,7 @@ def verify_padding(job: Job, runners: Mapping[str, Runner]) -> dict[str, Padding
     model = job.loaded
     if model.padding is None:
         return {}
+    coarse = _coarse(job)
     inputs = length_inputs(model.input, model.padding, int_below=model.int_below)
     with torch.no_grad():
         walks = [_walk(job, runners, x) for x in inputs]
@@ -158,7 +161,7 @@ def verify_padding(job: Job, runners: Mapping[str, Runner]) -> dict[str, Padding
         padding = piece.padding
         if padding is None:
             continue
-        allowed = _TOLERANCE.get(piece.contract.output.dtype, 0.0)
+        allowed = _allowed(piece.contract.output.dtype, coarse)
 
         def run(x: Tensor, name: str = piece.name) -> Tensor:
             return _step(job, runners[name], name, x)
@@ -235,16 +238,21 @@ def _check_repeats(
     Both are asked: a block may count its calls in step with the model, and what Python computes
     goes on in the model alone.
     """
+
+    def repeated(who: str, where: str, module: nn.Module, before: Tensor, again: Tensor) -> None:
+        found = _changed(again, before, _least([before]), coarse)
+        _refuse_change(who, where, module, *found)
+
+    coarse = _coarse(job)
     for piece in job.pieces:
         taken, before = made[piece.name]
         again = _step(job, runners[piece.name], piece.name, taken)
-        _repeated("the stored block", piece.name, piece.stage, before, again)
+        repeated("the stored block", piece.name, piece.stage, before, again)
     for name, again in _model(job, x).items():
-        _repeated("the model", job.loaded.label, job.loaded.module, expected[name], again)
+        repeated("the model", job.loaded.label, job.loaded.module, expected[name], again)
 
 
-def _repeated(who: str, where: str, module: nn.Module, before: Tensor, again: Tensor) -> None:
-    error, allowed = _changed(again, before, _least([before]))
+def _refuse_change(who: str, where: str, module: nn.Module, error: float, allowed: float) -> None:
     if not error <= allowed:
         raise ExportError(
             "EXPORT_MISMATCH",
@@ -260,6 +268,7 @@ def _repeated(who: str, where: str, module: nn.Module, before: Tensor, again: Te
 def _check_rows(job: Job, runners: Mapping[str, Runner], made: Made) -> None:
     """Each row of a batch, alone, gives what it gave beside the others; and that stays as it is: a
     worker may still hold one result when it computes the next."""
+    coarse = _coarse(job)
     for piece in job.pieces:
         x, y = made[piece.name]
         rows, least = len(x), _least([y])
@@ -267,7 +276,7 @@ def _check_rows(job: Job, runners: Mapping[str, Runner], made: Made) -> None:
         for row in range(rows):
             alone = _step(job, runners[piece.name], piece.name, x[row : row + 1].contiguous())
             held.append((alone, alone.clone()))
-            error, allowed = _changed(y[row : row + 1], alone, least)
+            error, allowed = _changed(y[row : row + 1], alone, least, coarse)
             if not error <= allowed:
                 raise ExportError(
                     "EXPORT_MISMATCH",
@@ -306,11 +315,23 @@ def _largest(y: Tensor) -> float:
     return float(y.double().abs().nan_to_num(0.0, posinf=0.0).max())
 
 
-def _changed(y: Tensor, reference: Tensor, least: float) -> tuple[float, float]:
+def _coarse(job: Job) -> float:
+    """What the least exact dtype allows that the model computes with, of its input and its weights:
+    a result may be of a finer one, and is no more exact for it (``y.double()``)."""
+    module = job.loaded.module
+    dtypes = {_dtype(t) for t in (*module.parameters(), *module.buffers())}
+    return max(_TOLERANCE.get(d, 0.0) for d in (job.loaded.input.dtype, *dtypes))
+
+
+def _allowed(dtype: str, coarse: float) -> float:
+    return max(_TOLERANCE[dtype], coarse) if dtype in _TOLERANCE else 0.0
+
+
+def _changed(y: Tensor, reference: Tensor, least: float, coarse: float) -> tuple[float, float]:
     """(by how much, what is allowed): of floats as a part of the largest value (at least
     ``least``), of integers the share that differs. Between blocks an infinity (of a mask, say)
     equals itself."""
-    allowed = _TOLERANCE.get(_dtype(reference), _INTEGERS_OFF)
+    allowed = _allowed(_dtype(reference), coarse) or _INTEGERS_OFF
     if y.shape != reference.shape or y.dtype != reference.dtype:
         return float("inf"), allowed
     if not reference.is_floating_point():
@@ -326,7 +347,9 @@ def _scaled(y: Tensor, expected: Tensor, least: float) -> float:
     return float((y.double() - expected.double()).abs().max()) / scale
 
 
-def _difference(job: Job, path: Sequence[str], y: Tensor, expected: Tensor, least: float) -> float:
+def _difference(
+    job: Job, path: Sequence[str], y: Tensor, expected: Tensor, least: float, coarse: float
+) -> float:
     where = " -> ".join(path)
     hint = in_train_mode(job.loaded.module) or _DIFFERS[job.format]
     if y.shape != expected.shape or y.dtype != expected.dtype:
@@ -339,7 +362,7 @@ def _difference(job: Job, path: Sequence[str], y: Tensor, expected: Tensor, leas
         )
     error = float((y.double() - expected.double()).abs().max())
     scale = max(least, float(expected.double().abs().max()))
-    allowed = _TOLERANCE.get(_dtype(y), 0.0) * scale
+    allowed = _allowed(_dtype(y), coarse) * scale
     # a NaN compares false with everything: "not <=" refuses it
     if not error <= allowed:
         raise ExportError(

@@ -146,3 +146,49 @@ def test_a_forward_of_any_number_of_inputs(tmp_path: Path, options: dict[str, An
     assert "any number of inputs (*xs)" in error.message and "wrap" in error.hint
     export_tree(model, repository, blocks={"a": "a", "b": "b"})
     export_model(model, repository, prefix="traced", format="torchscript-traced")
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return plain()
+
+
+def exported() -> nn.Module:
+    """Whose modes cannot be changed, and whose training flag says nothing."""
+    dims = {0: torch.export.Dim("batch", min=1, max=1 << 20)}
+    made = torch.export.export(plain().eval(), (torch.ones(2, 4),), dynamic_shapes=(dims,))
+    return made.module()
+
+
+def for_two_rows() -> nn.Module:
+    return torch.export.export(plain().eval(), (torch.ones(2, 4),)).module()
+
+
+def test_a_model_without_values() -> None:
+    error = refused("FACTORY_FAILED", lambda: made_here("on_meta"))
+    assert "0.weight" in error.message and "meta" in error.message and "to_empty" in error.hint
+
+
+def test_a_model_that_was_exported_before(tmp_path: Path) -> None:
+    repository, model = BlockRepository(tmp_path), made_here("exported")
+    export_model(model, repository, names=["m"])
+    x = torch.ones(3, 4)
+    with repository.artifact("m") as path:
+        assert torch.allclose(read_artifact(path, "pt2")(x), model.module(x))
+    error = refused(
+        "EXPORT_FAILED",
+        lambda: export_model(made_here("for_two_rows"), repository, names=["n"]),
+    )
+    assert "eval" not in error.hint and "any number of rows" in error.hint
+
+
+@pytest.mark.parametrize("version", ["", "a/b", "1\n", "-1", "x" * 65])
+def test_what_is_no_version_is_refused_at_once(tmp_path: Path, version: str) -> None:
+    model, repository = made_here("plain"), BlockRepository(tmp_path)
+    for call in (
+        lambda: export_model(model, repository, names=["m"], version=version),
+        lambda: export_tree(model, repository, blocks={"m": "0"}, version=version),
+    ):
+        error = refused("EXPORT_FAILED", call)
+        assert "is not a version" in error.message
+    assert repository.names() == []

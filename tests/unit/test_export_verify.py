@@ -329,3 +329,20 @@ def test_a_row_close_to_zero_by_chance_is_measured_by_the_batch(repo: BlockRepos
 
     torch.manual_seed(0)
     export_model(LoadedModel(Regression().eval(), "test", ROW), repo, prefix="regression")
+
+
+class Widens(nn.Module):
+    """Computes in float32 and says so in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y.double()
+
+
+def test_a_result_is_as_exact_as_what_it_was_computed_with(repo: BlockRepository) -> None:
+    export_model(LoadedModel(Widens().eval(), "test", ROW), repo, names=["w"])
+    assert repo.info("w").contract.output.dtype == "float64"
