@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blockflow.cli.options import Json, commas, print_json, progress_bar
+from blockflow.cli.streams import complain
 from blockflow.core.engines import VARIANTS
 from blockflow.core.errors import RequestError
 
@@ -109,6 +109,6 @@ def print_variants(made: Sequence[ConvertReport]) -> None:
     Console().print(table)
     for r in made:
         for engine, why in r.refused.items():
-            sys.stderr.write(f"blockflow: {r.block} {r.variant}: not for {engine}: {why}\n")
+            complain(f"{r.block} {r.variant}: not for {engine}: {why}")
         if r.warning:
-            sys.stderr.write(f"blockflow: {r.block} {r.variant}: {r.warning}\n")
+            complain(f"{r.block} {r.variant}: {r.warning}")

@@ -16,6 +16,7 @@ from rich.table import Table
 from blockflow.bench.interrupts import interruptible
 from blockflow.cli.convert import convert_all, print_variants
 from blockflow.cli.options import commas, progress_bar, users_output
+from blockflow.cli.streams import complain
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.model import Padding, TensorSpec
 
@@ -124,7 +125,7 @@ def export(
     except BlockFlowError as e:
         if json_:
             typer.echo(json.dumps({"error": e.to_dict()}))
-        typer.echo(f"blockflow: {e}", err=True)
+        complain(e)
         raise typer.Exit(2) from None
     if json_:
         converted = [r.to_dict() for r in made]

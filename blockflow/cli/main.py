@@ -21,7 +21,7 @@ from blockflow.bench.interrupts import interruptible
 from blockflow.cli import lazy
 from blockflow.cli.exits import ExitCode, exit_code
 from blockflow.cli.lazy import LazyGroup
-from blockflow.cli.streams import open_missing, silence_stdout
+from blockflow.cli.streams import complain, open_missing, silence_stdout
 from blockflow.core.errors import BlockFlowError, make_error
 
 DEBUG_VARIABLE = "BLOCKFLOW_DEBUG"
@@ -180,7 +180,7 @@ def _report(error: BlockFlowError, args: Sequence[str]) -> int:
             sys.stdout.flush()
         except OSError:  # it is told on stderr
             silence_stdout()
-    sys.stderr.write(f"blockflow: {error}\n")
+    complain(error)
     return exit_code(error)
 
 

@@ -13,6 +13,7 @@ import typer
 
 from blockflow.cli.complete import complete_block, complete_task
 from blockflow.cli.exits import exit_code
+from blockflow.cli.streams import complain
 from blockflow.core.errors import BlockFlowError
 
 _STDOUT, _STDERR = 1, 2
@@ -110,7 +111,7 @@ def close_json(document: dict[str, Any], error: BlockFlowError | None) -> None:
         print_json(document)
         return
     print_json({**document, "error": error.to_dict()})
-    sys.stderr.write(f"blockflow: {error}\n")
+    complain(error)
     raise typer.Exit(exit_code(error))
 
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from blockflow.core.text import visible
+
 
 def open_missing() -> None:
     """Open the standard streams that the caller has closed, to nowhere.
@@ -28,6 +30,11 @@ def open_missing() -> None:
 def silence_stdout() -> None:
     """Nothing more can be written; not at exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def complain(what: object) -> None:
+    """A line for a person on the standard error; it may quote anything."""
+    sys.stderr.write(f"blockflow: {visible(str(what))}\n")
 
 
 def say(text: str, lost: Callable[[OSError], None]) -> None:

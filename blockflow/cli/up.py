@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from blockflow.cli.streams import say
+from blockflow.cli.streams import complain, say
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 
@@ -151,7 +151,7 @@ def up(
                 system.apply(body)
             except BlockFlowError as e:
                 # The system is up and can be mended by another update; say what was wrong.
-                sys.stderr.write(f"blockflow: {topology}: {e}\n")
+                complain(f"{topology}: {e}")
         system.serving()
         if first and not system.wait(0):
             _announce(system.announcement(), json_)

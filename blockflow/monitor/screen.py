@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from blockflow.core.text import visible
 from blockflow.monitor.grids import (
     GAP,
     Grid,
@@ -85,7 +86,7 @@ def _head(status: Doc) -> Text:
 
 
 def _notices(status: Doc) -> list[Text]:
-    return [Text(line, style="yellow") for line in notices(status)]
+    return [Text(visible(line), style="yellow") for line in notices(status)]
 
 
 def _spaced(grids: Sequence[Grid], width: int) -> list[Any]:

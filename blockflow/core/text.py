@@ -1,0 +1,21 @@
+"""Text of others on a person's terminal: error messages and log lines quote models, clients and
+files, and an escape sequence in them would act there.
+"""
+
+from __future__ import annotations
+
+_KEPT = "\t\n"
+_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""They change the order in which text around them is shown."""
+
+_SHOWN = {
+    ord(c): f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}"
+    for c in (*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), *_BIDI)
+    if c not in _KEPT
+}
+
+
+def visible(text: str) -> str:
+    """``text`` with its control characters as Python writes them (``\\x1b``), but for tabs and new
+    lines."""
+    return text.translate(_SHOWN)

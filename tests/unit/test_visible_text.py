@@ -1,0 +1,51 @@
+"""What others have written does nothing to a person's terminal."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+from torch import Tensor, nn
+
+from blockflow.cli.main import main
+from blockflow.core.text import visible
+from blockflow.monitor.screen import status_screen
+
+
+class Rude(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("\x1b]0;owned\x07\x1b[2J\u202egone\r")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, ümläut, 漢字, a\ttab\nand a line", "plain, ümläut, 漢字, a\ttab\nand a line"),
+        ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
+        (
+            "bell\x07 back\x08 del\x7f csi\x9b31m \r",
+            "bell\\x07 back\\x08 del\\x7f csi\\x9b31m \\x0d",
+        ),
+        ("\u202etxt.exe", "\\u202etxt.exe"),
+    ],
+)
+def test_control_characters_are_shown(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_a_models_error_is_told_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: object
+) -> None:
+    given = ["--input", "float32[rows,4]", "-r", str(tmp_path)]
+    assert main(["export", f"{__name__}:Rude", "--prefix", "r", *given]) == 2
+    told = capsys.readouterr().err
+    assert "\\x1b]0;owned\\x07" in told and "\\u202egone" in told
+    assert not {"\x1b", "\x07", "\u202e", "\r"} & set(told)
+
+
+def test_a_crashes_log_is_shown_as_it_is() -> None:
+    crash = {"cause": "exit 1", "log": ["\x1b[2Jboo"], "age_s": 1.0}
+    status = {"workers": [{"name": "w#0", "worker": "w", "crash": crash}]}
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(status_screen(status, 120))
+    text = console.export_text()
+    assert "\\x1b[2Jboo" in text and "\x1b[2J" not in text
