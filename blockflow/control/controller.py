@@ -36,11 +36,6 @@ class ControllerCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class _Admit:
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Forget:
     incarnation: int
 
@@ -80,7 +75,7 @@ class Controller:
         except BaseException:
             self._context.term()
             raise
-        self._inbox: Mailbox[_Admit | _Forget | _Deliver | _Echo | None] = Mailbox()
+        self._inbox: Mailbox[_Forget | _Deliver | _Echo | None] = Mailbox()
         self._admitted: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="bf-controller", daemon=True)
 
@@ -88,8 +83,13 @@ class Controller:
         self._thread.start()
 
     def admit(self, incarnation: int) -> None:
-        """Listen to this process from now on; before it is launched."""
-        self._inbox.put(_Admit(incarnation))
+        """Listen to this process from now on; before it is launched.
+
+        At once, and not by the mailbox: with many processes the Controller's thread may be reading
+        what they have sent for longer than it takes to start one, and would know this one's Hello
+        for nobody's.
+        """
+        self._admitted.add(incarnation)
 
     def forget(self, incarnation: int) -> None:
         """The process is dead: what still arrives in its name is dropped."""
@@ -129,8 +129,6 @@ class Controller:
                 for order in self._inbox.drain():
                     if order is None:
                         open_ = False
-                    elif isinstance(order, _Admit):
-                        self._admitted.add(order.incarnation)
                     elif isinstance(order, _Forget):
                         self._admitted.discard(order.incarnation)
                     elif isinstance(order, _Echo):

@@ -1,0 +1,66 @@
+"""Whoever is launched is listened to, however long the Controller's thread has been reading."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import zmq
+
+from blockflow.control.controller import Controller
+from blockflow.control.events import Received
+from blockflow.core import limits
+from blockflow.tensormq.janitor import RunDir
+from blockflow.tensormq.sockets import connect_dealer, new_context
+from blockflow.wire.control import Hello, encode_control
+
+WAIT_S = 10.0
+
+
+def hello(incarnation: int) -> bytes:
+    return encode_control(Hello("worker", f"w#{incarnation}", incarnation, 1, "0"))
+
+
+def test_a_process_that_starts_while_others_are_heard_is_known() -> None:
+    heard: list[int] = []
+    reading, go_on, both = threading.Event(), threading.Event(), threading.Event()
+
+    def deliver(event: Received) -> None:
+        heard.append(event.incarnation)
+        if event.incarnation == 1:
+            reading.set()
+            go_on.wait(WAIT_S)
+        else:
+            both.set()
+
+    context = new_context()
+    with RunDir.create() as run:
+        controller = Controller(f"ipc://{Path(run.path) / 'control.sock'}", deliver)
+        controller.start()
+        try:
+            sockets = [
+                connect_dealer(
+                    context, controller.endpoint, str(n), max_bytes=limits.MAX_CONTROL_BYTES
+                )
+                for n in (1, 2)
+            ]
+            controller.admit(1)
+            sockets[0].send(hello(1))
+            assert reading.wait(WAIT_S)
+            # Its thread is at the first one's message: the second one is launched, and quick.
+            controller.admit(2)
+            sockets[1].send(hello(2))
+            deadline = time.monotonic() + WAIT_S
+            while not controller._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            go_on.set()
+            assert both.wait(WAIT_S), controller.counters
+            assert heard == [1, 2] and controller.counters.unknown == 0
+        finally:
+            go_on.set()
+            for socket in sockets:
+                socket.close(0)
+            controller.close()
+            context.term()
