@@ -139,6 +139,7 @@ def load_model(
     elif zoo is not None and zoo.padding is not None and not zoo.padding.problem(spec):
         padding = zoo.padding
     module = build(zoo.factory if zoo else ref, arguments or {}, seed)
+    _refuse_unfinished(module, ref)
     digest = load_weights(module, weights) if weights else None
     for parameter in module.parameters():  # a scripted module has no requires_grad_() of its own
         parameter.requires_grad = False
@@ -215,23 +216,28 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
         raise failed(f"the factory raised {type(e).__name__}: {e}", "check its arguments") from e
     if not isinstance(model, nn.Module):
         raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    lazy = [name for name, t in tensors if nn.parameter.is_lazy(t)]
-    if lazy:
-        raise failed(
-            f"the model is not finished: {', '.join(lazy[:_SHOWN])} get their sizes from its first "
-            "call",
-            "let the factory call the model once on an example, or give the sizes (nn.Linear "
-            "instead of nn.LazyLinear)",
-        )
-    meta = [name for name, t in tensors if t.is_meta]
-    if meta:
-        raise failed(
-            f"the model is not finished: {', '.join(meta[:_SHOWN])} are on the device meta, which "
-            "holds no values",
-            "make it on the CPU; or let the factory give it memory (to_empty) and values",
-        )
     return _unwrapped(model)
+
+
+def _refuse_unfinished(module: nn.Module, factory: str) -> None:
+    """Raise FACTORY_FAILED for parameters and buffers that have no size or no values yet."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    lazy = [name for name, t in tensors if nn.parameter.is_lazy(t)]
+    meta = [name for name, t in tensors if t.is_meta]
+    if lazy:
+        why = f"{', '.join(lazy[:_SHOWN])} get their sizes from its first call"
+        hint = (
+            "let the factory call the model once on an example, or give the sizes (nn.Linear "
+            "instead of nn.LazyLinear)"
+        )
+    elif meta:
+        why = f"{', '.join(meta[:_SHOWN])} are on the device meta, which holds no values"
+        hint = "make it on the CPU; or let the factory give it memory (to_empty) and values"
+    else:
+        return
+    raise ExportError(
+        "FACTORY_FAILED", f"the model is not finished: {why}", where=factory, hint=hint
+    )
 
 
 def _in_eval(module: nn.Module) -> nn.Module:

@@ -68,6 +68,22 @@ def settled(system: System, name: str, key: str, wanted: int) -> bool:
     return counts(system, name, key) == wanted
 
 
+def test_results_land_while_the_next_batches_are_ordered(
+    system: System, layer: torch.nn.Module
+) -> None:
+    placed = [block("g1", "cuda:0"), block("g2", "cuda:0")]
+    system.apply({"blocks": placed, "tasks": {"t": ["g1", "g2"]}})
+    inputs = [X * factor for factor in range(1, 33)]
+    with Client(system.client_endpoint) as client:
+        pending = [client.submit("t", x) for x in inputs]
+        for x, answer in zip(inputs, pending, strict=True):
+            with torch.inference_mode():
+                wanted = layer(layer(torch.from_numpy(x))).numpy()
+            assert np.allclose(answer.result(WAIT_S).value, wanted, atol=1e-4)
+    assert settled(system, "g2", "d2h_copies", len(inputs))
+    assert settled(system, "g1", "h2d_copies", len(inputs))
+
+
 def test_cpu_and_gpu_blocks_in_one_path(system: System, layer: torch.nn.Module) -> None:
     placed = {"c1": "cpu", "g1": "cuda:0", "c2": "cpu", "g2": "cuda:0", "g3": "cuda:0"}
     system.apply(

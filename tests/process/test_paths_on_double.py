@@ -24,6 +24,9 @@ from tests.gpu import test_paths_on_gpu as suite
 from tests.system_rig import own_template
 
 layer = suite.layer
+test_results_land_while_the_next_batches_are_ordered = (
+    suite.test_results_land_while_the_next_batches_are_ordered
+)
 test_cpu_and_gpu_blocks_in_one_path = suite.test_cpu_and_gpu_blocks_in_one_path
 test_a_trunk_with_heads_on_both = suite.test_a_trunk_with_heads_on_both
 test_blocks_in_one_worker_stay_on_the_device = suite.test_blocks_in_one_worker_stay_on_the_device
