@@ -10,25 +10,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 import zmq
 import zmq.utils.garbage  # at the exit it forgets which arrays are being sent: see IoThread
-from zmq.utils.monitor import recv_monitor_message
 
 from blockflow.client.core import ClientCore
+from blockflow.client.dealer import Dealer, Redial
 from blockflow.client.outcome import Answered, Failed, Outcome
 from blockflow.client.request import Upload
 from blockflow.client.side import SideConnection
 from blockflow.client.tap import Tap
 from blockflow.client.thread import ClientThread
 from blockflow.client.wakeup import WakeUp
-from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.tensormq.curve import Protect
-from blockflow.tensormq.sockets import is_v6
 from blockflow.wire.client import Place
 
 log = logging.getLogger("blockflow.client")
@@ -41,18 +38,6 @@ _CLOSE_LINGER_MS = 200
 _LONGEST_POLL_MS = 3_600_000
 """A caller's patience may be longer than the poller can count."""
 
-# A peer that is gone without a word (cable, partition) counts as lost; generous, because a machine
-# under load must not lose its requests to a late heartbeat.
-_HEARTBEAT_MS = 2000
-_HEARTBEAT_TIMEOUT_MS = 10_000
-
-_EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 _TROUBLES = {
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "what listens there closed during the handshake; "
     "does it ask for keys, or for other ones?",
@@ -88,6 +73,7 @@ class IoThread:
         self._core = core
         self._tap = tap
         self._refused = False
+        self._redial = Redial()
         self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
         self._ends: dict[bytes, End] = {}
         self._lock = threading.RLock()  # a signal's handler may post in the middle of a post
@@ -95,7 +81,7 @@ class IoThread:
         self._closed = False
         self._context = zmq.Context()
         try:
-            self._socket, self._monitor = self._open(core.link.address, protect)
+            self._dealer = Dealer(self._context, core.link.address, protect)
         except (zmq.ZMQError, UnicodeError) as exc:  # the latter: halves of characters
             self._context.destroy(linger=0)
             raise RequestError(
@@ -173,28 +159,6 @@ class IoThread:
 
     # --- the thread ------------------------------------------------------------------------------
 
-    def _open(self, address: str, protect: Protect | None) -> tuple[Any, Any]:
-        s = self._context.socket(zmq.DEALER)
-        if protect is not None:
-            protect(s)
-        s.setsockopt(zmq.IPV6, is_v6(address))
-        s.setsockopt(zmq.LINGER, 0)
-        s.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
-        s.setsockopt(zmq.SNDTIMEO, 0)
-        s.setsockopt(zmq.MAXMSGSIZE, limits.MAX_MESSAGE_BYTES)
-        s.setsockopt(zmq.RECONNECT_IVL, 50)
-        s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        s.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        if address.startswith("tcp://"):  # the kernel tells of the end of a unix socket's peer
-            s.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-            s.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        # A high-water mark and heartbeats together can end this process (tensormq/sockets.py). What
-        # may come is bounded by what was asked for.
-        s.setsockopt(zmq.RCVHWM, 0)
-        monitor = s.get_monitor_socket(_EVENTS)
-        s.connect(address)
-        return s, monitor
-
     def _run(self) -> None:
         try:
             self._loop()
@@ -207,17 +171,15 @@ class IoThread:
                 self._closed = True
             self._end_all(RequestError("CANCELLED", "the client was closed"))
             self.side.close()
-            self._socket.disable_monitor()
-            self._monitor.close(linger=0)
-            self._socket.close(linger=_CLOSE_LINGER_MS)
+            self._dealer.close(_CLOSE_LINGER_MS)
             self._context.term()
             self._wakeup.close()
             atexit.unregister(self.shut_down)
             self.ended.set_result(None)
 
     def _loop(self) -> None:
-        core, sock, monitor, wakeup = self._core, self._socket, self._monitor, self._wakeup
-        poller = self._poller
+        core, dealer, wakeup, poller = self._core, self._dealer, self._wakeup, self._poller
+        sock, monitor = dealer.socket, dealer.monitor
         poller.register(wakeup.fileno(), zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
         poller.register(sock, zmq.POLLIN)
@@ -234,6 +196,8 @@ class IoThread:
                 self._receive()
             if monitor in ready:
                 self._watch()
+            if self._redial.is_due(time.monotonic_ns()):
+                self._dial()
             self._deliver(core.on_tick(time.monotonic_ns()))
             self._share()
             if blocked == self._send():
@@ -241,23 +205,20 @@ class IoThread:
                 poller.modify(sock, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
 
     def _poll_ms(self) -> int | None:
-        due = self._core.next_wakeup()
-        if due is None:
+        dues = [d for d in (self._core.next_wakeup(), self._redial.due_ns) if d is not None]
+        if not dues:
             return None
-        left_ms = -(-(due - time.monotonic_ns()) // 1_000_000)
+        left_ms = -(-(min(dues) - time.monotonic_ns()) // 1_000_000)
         return min(max(0, left_ms), _LONGEST_POLL_MS)
 
-    def _knock_again(self) -> None:
-        """ZeroMQ gives an address up after a refusal; the next call tries anew."""
+    def _dial(self) -> None:
         self._refused = self._core.link.denied = False
-        address = self._core.link.address
-        with suppress(zmq.ZMQError):
-            self._socket.disconnect(address)
-        self._socket.connect(address)
+        self._redial.dialled()
+        self._dealer.dial()
 
     def _take_calls(self) -> None:
-        if self._refused and self._mailbox:
-            self._knock_again()
+        if self._refused and self._mailbox:  # who was refused tries again when asked to
+            self._dial()
         while self._mailbox:
             call, rid, end = self._mailbox.popleft()
             try:
@@ -275,35 +236,36 @@ class IoThread:
             self._deliver(outcomes)
 
     def _receive(self) -> None:
-        now = time.monotonic_ns
-        while True:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        while (frames := self._dealer.receive()) is not None:
             if self._tap is not None:
                 self._tap.received(frames[0].buffer)
-            self._deliver(self._core.on_message([f.buffer for f in frames], now()))
+            messages = [f.buffer for f in frames]
+            self._deliver(self._core.on_message(messages, time.monotonic_ns()))
 
     def _watch(self) -> None:
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
-            kind = int(event["event"])
+        core, tap = self._core, self._tap
+        for kind, value in self._dealer.events():
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._core.on_connected()
-                if self._tap is not None:
-                    self._tap.connected()
-            elif kind == zmq.EVENT_DISCONNECTED:
+                self._redial.succeeded()
+                core.on_connected()
+                if tap is not None:
+                    tap.connected()
+            elif kind == zmq.EVENT_CONNECT_RETRIED:
+                self._redial.failed(time.monotonic_ns())
+            elif kind == zmq.EVENT_DISCONNECTED and core.link.up:
                 self._receive()
-                if self._tap is not None:
-                    self._tap.disconnected()
-                self._deliver(self._core.on_disconnected(time.monotonic_ns()))
+                self._dealer.hang_up()
+                now = time.monotonic_ns()
+                self._redial.failed(now)
+                if tap is not None:
+                    tap.disconnected()
+                self._deliver(core.on_disconnected(now))
                 self.side.close()
             elif kind in _TROUBLES:
-                self._core.link.trouble = _TROUBLES[kind]
+                core.link.trouble = _TROUBLES[kind]
                 self._refused = kind in _REFUSALS
-                if kind == _FAILED_AUTH or int(event["value"]) == _OTHER_MECHANISM:
-                    self._deliver(self._core.on_denied())
+                if kind == _FAILED_AUTH or value == _OTHER_MECHANISM:
+                    self._deliver(core.on_denied())
 
     def _share(self) -> None:
         """Carry out what the core wants of the side connection, and tell it what came of it."""
@@ -332,6 +294,7 @@ class IoThread:
 
     def _send(self) -> bool:
         """Send what the core has; False when the socket takes no more for now."""
+        socket = self._dealer.socket
         while (message := self._core.next_message(time.monotonic_ns())) is not None:
             header, body, rid = message
             try:
@@ -339,12 +302,12 @@ class IoThread:
                     if not body.written:
                         self.side.write(body.slot.grant, body.slot.index, body.body)
                         body.written = True
-                    self._socket.send(header, zmq.NOBLOCK)
+                    socket.send(header, zmq.NOBLOCK)
                 elif body is None:
-                    self._socket.send(header, zmq.NOBLOCK)
+                    socket.send(header, zmq.NOBLOCK)
                 else:
-                    self._socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
-                    self._socket.send(body, zmq.NOBLOCK, copy=body.nbytes < _NO_COPY_BYTES)
+                    socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
+                    socket.send(body, zmq.NOBLOCK, copy=body.nbytes < _NO_COPY_BYTES)
             except zmq.Again:
                 return False
             if self._tap is not None:

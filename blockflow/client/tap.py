@@ -17,7 +17,7 @@ class Tap(Protocol):
         """A connection begins; what was sent on the one before will not be answered on it."""
 
     def disconnected(self) -> None:
-        """It ended. (When the thread was late, the next one may have begun already.)"""
+        """It ended, and with it what had not left; the next one begins later."""
 
     def sent(self, header: bytes) -> None:
         """The socket took this message."""

@@ -19,6 +19,7 @@ from client_faces import AsyncFace, SyncFace
 from dispatcher_rig import FakeWorker, Rig, rig, task, wait_until
 
 from blockflow.client import connection as client_connection
+from blockflow.client import dealer as client_dealer
 from blockflow.client import io as client_io
 from blockflow.client.core import GRACE_NS
 from blockflow.core.errors import BlockFlowError
@@ -228,7 +229,7 @@ def test_a_stall_beyond_the_deadline(
 def test_a_partition_in_one_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other direction is well, and no end of the connection is seen: who hears nothing gives
     up, client or Dispatcher, and what was in flight is withdrawn."""
-    for module in (sockets, client_io):
+    for module in (sockets, client_dealer):
         monkeypatch.setattr(module, "_HEARTBEAT_MS", HEARTBEAT_MS)
         monkeypatch.setattr(module, "_HEARTBEAT_TIMEOUT_MS", SILENCE_MS)
     with ExitStack() as stack:

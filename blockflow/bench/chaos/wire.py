@@ -17,9 +17,6 @@ from blockflow.wire.client import (
 
 _NUMBERS = count(1)
 """Of connections, of all clients."""
-SAME_S = 0.02
-"""A connection that begins so soon after the last one's end was noticed had begun before that (the
-client waits at least 50 ms): what was sent meanwhile may have gone out on it."""
 
 
 class WireTap:
@@ -36,14 +33,11 @@ class WireTap:
         self._lock = lock
         self._clock = clock
         self._connection = next(_NUMBERS)
-        self._ended_s = 0.0
 
     def connected(self) -> None:
-        if self._clock() - self._ended_s >= SAME_S:
-            self._connection = next(_NUMBERS)
+        self._connection = next(_NUMBERS)
 
     def disconnected(self) -> None:
-        self._ended_s = self._clock()
         with self._lock:
             self._ledger.broke(self._connection)
 

@@ -1,0 +1,59 @@
+"""When a client connects again: later each time, and not all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from blockflow.client.dealer import FIRST_NS, LONGEST_NS, Redial
+
+MS = 1_000_000
+
+
+def waits(redial: Redial, count: int) -> list[int]:
+    """From each failure to the next attempt, when every attempt fails at once."""
+    out, now = [], 0
+    for _ in range(count):
+        redial.failed(now)
+        assert redial.due_ns is not None
+        out.append(redial.due_ns - now)
+        now = redial.due_ns
+        redial.dialled()
+    return out
+
+
+def constant(value: float) -> Callable[[], float]:
+    return lambda: value
+
+
+def test_attempts_become_rarer_up_to_a_bound() -> None:
+    least = waits(Redial(constant(0.0)), 8)
+    assert least[0] == FIRST_NS
+    assert least[-1] == LONGEST_NS
+    assert all(later == min(2 * sooner, LONGEST_NS) for sooner, later in pairwise(least))
+
+
+def test_chance_adds_up_to_as_much_again() -> None:
+    assert waits(Redial(constant(0.5)), 2) == [FIRST_NS * 3 // 2, FIRST_NS * 3]
+    assert len({waits(Redial(), 1)[0] for _ in range(20)}) > 1
+
+
+def test_an_end_that_is_told_twice_is_one() -> None:
+    redial = Redial(constant(0.0))
+    redial.failed(100 * MS)
+    redial.failed(120 * MS)
+    assert redial.due_ns == 100 * MS + FIRST_NS
+    assert not redial.is_due(redial.due_ns - 1)
+    assert redial.is_due(redial.due_ns)
+    redial.dialled()
+    assert redial.due_ns is None
+    assert not redial.is_due(1 << 62)
+
+
+def test_after_a_connection_it_is_soon_again() -> None:
+    redial = Redial(constant(0.0))
+    waits(redial, 8)
+    redial.failed(0)
+    redial.succeeded()
+    assert redial.due_ns is None
+    assert waits(redial, 1) == [FIRST_NS]
