@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
-import secrets
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -14,25 +11,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
-
-import numpy as np
-import zmq
 
 from blockflow.bench.chaos.plan import Fault
 from blockflow.bench.chaos.proxy import Proxy
 from blockflow.bench.chaos.remote import RemoteSystem
-from blockflow.bench.fuzz import zmtp
-from blockflow.bench.fuzz.decoders import request_frames
-from blockflow.bench.fuzz.mutate import Mutator
+from blockflow.bench.chaos.strangers import Strangers
 from blockflow.control.guardian import MANAGER_POLICY
 from blockflow.control.supervision import WORKER_POLICY
 from blockflow.control.update import Kind as UpdateKind
 from blockflow.core.errors import BlockFlowError
 from blockflow.tensormq.atwork import AtWorkReader
-from blockflow.wire.client import Request, encode_to_dispatcher
-from blockflow.wire.tensor import TensorDesc
 
 STOP_S = 5.0
 BURN_S = 5.0
@@ -41,12 +30,7 @@ RESET, STALLED, POISONED = "connections reset", "network stalls 2 s", "poison"
 NETWORK_KINDS = frozenset({RESET, STALLED})
 FRAGILE = "fragile"
 """A block, and the task of it alone, that one input kills."""
-_MALFORMED = 2000
-_UNREAD = 300
-_ARRIVED_MS = 10_000
 _BURNERS_PER_CORE = 4
-_FLOOD, _FLOODS, _EACH = 100, 4, 50
-_PING = b"\x04PING\x00\x64"
 _SPARED = WORKER_POLICY.crashes - 2
 """A worker that has died so often lately is left alone: it would be given up, as it should be, and
 its block stay down."""
@@ -112,10 +96,10 @@ class Injector:
         self._system = system
         self._proxy = proxy
         self._poison_request = poison
-        self._address = system.client_endpoint  # a new Dispatcher comes up at the same one
+        # A new Dispatcher comes up at the same address.
+        self._strangers = Strangers(system.client_endpoint, tuple(topology["tasks"]), seed)
         self._topology = topology
         self._clock = clock
-        self._seed = seed
         self._larger = False
         self._struck_s = 0.0
         self._beside: tuple[str, ...] = ()
@@ -123,8 +107,6 @@ class Injector:
         self._managers: list[float] = []
         self._later: list[threading.Timer] = []
         self._children: list[subprocess.Popen[bytes]] = []
-        self._sockets: list[zmq.Socket[bytes]] = []
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._do: Mapping[str, Callable[[float], tuple[Sequence[str], str]]] = {
             "worker killed": lambda d: self._worker(d, signal.SIGKILL),
             "worker killed at work": self._worker_at_work,
@@ -135,10 +117,10 @@ class Injector:
             "manager killed": self._manager,
             "system update": lambda d: self._update(),
             "block restarted": self._restart,
-            "client vanishes": self._client_vanishes,
-            "malformed messages": self._malformed,
-            "slow reader": self._slow_reader,
-            "flood and reset": lambda d: self._flood(),
+            "client vanishes": self._strangers.client_vanishes,
+            "malformed messages": self._strangers.malformed,
+            "slow reader": self._strangers.slow_reader,
+            "flood and reset": lambda d: self._strangers.flood(),
             "CPU burners": lambda d: self._burn(),
             RESET: lambda d: self._network(lambda proxy: proxy.reset()),
             STALLED: lambda d: self._network(lambda proxy: proxy.hold(STALL_S)),
@@ -160,9 +142,7 @@ class Injector:
             timer.join()
         for child in self._children:
             child.wait()
-        for socket in self._sockets:
-            socket.close(0)
-        self._context.term()
+        self._strangers.close()
 
     # --- processes ------------------------------------------------------------------------------
 
@@ -277,73 +257,6 @@ class Injector:
         block = blocks[int(draw * len(blocks))]
         self._system.commands.operate(UpdateKind.RESTART, block)
         return (), block
-
-    # --- clients --------------------------------------------------------------------------------
-
-    def _client_vanishes(self, draw: float) -> tuple[Sequence[str], str]:
-        """Requests in flight whose connection is closed, without a word to anybody."""
-        socket = self._context.socket(zmq.DEALER)
-        try:
-            socket.connect(self._address)
-            sent = self._ask(socket, draw, 32, rows=1)
-            socket.poll(_ARRIVED_MS)  # an answer to the first: they are there
-        finally:
-            socket.close(0)
-        return (), f"{sent} requests in flight"
-
-    def _malformed(self, draw: float) -> tuple[Sequence[str], str]:
-        socket = self._socket()
-        mutator = Mutator(request_frames(self._task(draw)), self._seed)
-        sent = 0
-        for frame in mutator.frames(_MALFORMED):
-            with suppress(zmq.Again):
-                socket.send(frame, zmq.NOBLOCK)
-                sent += 1
-        return (), f"{sent} frames"
-
-    def _slow_reader(self, draw: float) -> tuple[Sequence[str], str]:
-        """Good requests whose answers are never read."""
-        return (), f"{self._ask(self._socket(), draw, _UNREAD, rows=64)} requests"
-
-    def _ask(self, socket: zmq.Socket[bytes], draw: float, count: int, *, rows: int) -> int:
-        """Send a task so many requests; returns how many the socket has taken."""
-        x = np.zeros((rows, 1, 8, 8), np.float32)
-        tensor, task, sent = TensorDesc("float32", x.shape), self._task(draw), 0
-        for _ in range(count):
-            request = Request(secrets.token_bytes(16), (task,), 2000, tensor)
-            with suppress(zmq.Again):
-                socket.send_multipart([encode_to_dispatcher(request), x.tobytes()], zmq.NOBLOCK)
-                sent += 1
-        return sent
-
-    def _flood(self) -> tuple[Sequence[str], str]:
-        """More messages than anybody reads meanwhile, heartbeats among them, and a reset."""
-        host, _, port = self._address.removeprefix("tcp://").rpartition(":")
-        flood = zmtp.frame(b"x", more=False) * _FLOOD + zmtp.command(_PING)
-
-        def work() -> None:
-            for _ in range(_EACH):
-                with suppress(OSError), zmtp.connect(host, int(port), STALL_S) as sock:
-                    sock.sendall(3 * flood)
-                    sock.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-
-        threads = [threading.Thread(target=work) for _ in range(_FLOODS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return (), f"{_FLOODS * _EACH} connections"
-
-    def _task(self, draw: float) -> str:
-        return random.Random(draw).choice(sorted(self._topology["tasks"]))
-
-    def _socket(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.DEALER)
-        socket.set(zmq.RCVHWM, 1)
-        socket.set(zmq.RCVBUF, 4096)
-        socket.connect(self._address)
-        self._sockets.append(socket)
-        return socket
 
     def _poison(self) -> tuple[Sequence[str], str]:
         """A request that kills two workers of a block of its own, unless these have died so often
