@@ -250,7 +250,7 @@ class IoThread:
                 core.on_connected()
                 if tap is not None:
                     tap.connected()
-            elif kind == zmq.EVENT_CONNECT_RETRIED:
+            elif kind == zmq.EVENT_CONNECT_RETRIED and not core.link.up:
                 self._redial.failed(time.monotonic_ns())
             elif kind == zmq.EVENT_DISCONNECTED and core.link.up:
                 self._receive()
