@@ -253,8 +253,8 @@ class Injector:
         return (), f"{blocks[0]['name']} x {replicas}"
 
     def _restart(self, draw: float) -> tuple[Sequence[str], str]:
-        blocks = self._topology["blocks"]
-        block = blocks[int(draw * len(blocks))]
+        names = [b if isinstance(b, str) else b["name"] for b in self._topology["blocks"]]
+        block = names[int(draw * len(names))]
         self._system.commands.operate(UpdateKind.RESTART, block)
         return (), block
 
