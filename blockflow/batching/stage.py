@@ -208,6 +208,7 @@ class Pipeline:
         """Let the batch pass ``level`` without running; False when it has to wait before it."""
         if not self.legal(level, pair):
             return False
+        self._leave(level, pair)
         self._read(level, pair)
         self._consume(level, pair)
         self._settle()
@@ -217,13 +218,17 @@ class Pipeline:
         """The batch before ``level`` is no more; past the last level there is nothing to do."""
         if level >= self.levels:
             return
-        if self._checked[level] == pair:
-            self.executors[level] = advance(self.executors[level], E.GONE)
-            self._checked[level] = None
+        self._leave(level, pair)
         self._empties.append((level, pair))
         self._settle()
 
     # --- steps -----------------------------------------------------------------------------------
+
+    def _leave(self, level: int, pair: int) -> None:
+        """The batch will not run at ``level``: its executor need not check for it any more."""
+        if self._checked[level] == pair:
+            self.executors[level] = advance(self.executors[level], E.GONE)
+            self._checked[level] = None
 
     def _read(self, level: int, pair: int) -> None:
         self.buffers[level][pair] = use(self.buffers[level][pair], U.READ)

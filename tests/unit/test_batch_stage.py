@@ -135,6 +135,20 @@ def test_stages_can_be_entered_late_left_early_and_skipped() -> None:
     assert row.at_rest
 
 
+def test_an_executor_does_not_go_on_checking_for_a_batch_that_skips_it() -> None:
+    row = Pipeline(2, 1)
+    assert row.enter(0) == 0
+    assert row.enter(1) == 0
+    assert not row.can_start(0, 0)
+    assert row.executors[0] is Executor.CHECKING
+    row.start(1, 0)
+    row.finish(1, 0)
+    assert row.skip(0, 0)
+    assert row.executors[0] is Executor.ACTIVE
+    row.vacate(1, 0)
+    assert row.at_rest
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     levels=st.integers(1, 5),
