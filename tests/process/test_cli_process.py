@@ -41,6 +41,16 @@ def test_status_imports_no_torch(rest: FakeRest) -> None:
     assert not loaded & {"torch", "numpy", "zmq", "cherrypy", "psutil", "matplotlib", "sklearn"}
 
 
+def test_the_package_stands_for_the_command(rest: FakeRest) -> None:
+    """Its exit status, too: there are none of its own."""
+    for words, status in ((["status", "--json", "--url", rest.url], 0), (["nonsense"], 2)):
+        done = subprocess.run(
+            [sys.executable, "-m", "blockflow", *words], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.returncode == status, done.stderr
+        assert (json.loads(done.stdout) == STATUS) if status == 0 else "Usage" in done.stderr
+
+
 def test_the_script_stands_for_top(rest: FakeRest) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "tools" / "monitor.py", "--url", rest.url],
