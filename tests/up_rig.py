@@ -24,7 +24,7 @@ ANSWER_S = 60.0
 
 def command(root: Path, *more: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "blockflow.cli.main", "up", "--json", "--port", "0"),
+        *(sys.executable, "-m", "blockflow", "up", "--json", "--port", "0"),
         *("--client-port", "0", "--repository", str(root / "blocks")),
         *("--state-dir", str(root / "state"), *more),
     ]

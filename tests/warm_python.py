@@ -47,7 +47,7 @@ MODULES = (
     "blockflow.repository.export",
 )
 CLIENT = Path(__file__).with_name("warm_client.py")
-COMMANDS = {"python": "", "blockflow": "-m blockflow.cli.main"}
+COMMANDS = {"python": "", "blockflow": "-m blockflow"}
 
 
 @contextmanager

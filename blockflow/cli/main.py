@@ -182,7 +182,3 @@ def _report(error: BlockFlowError, args: Sequence[str]) -> int:
             silence_stdout()
     complain(error)
     return exit_code(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -81,7 +81,7 @@ class Redial:
         return self.due_ns is not None and self.due_ns <= now_ns
 
     def dialled(self) -> None:
-        """It is being tried; whoever hears of no end waits."""
+        """It is being tried: due again once that has failed."""
         self.due_ns = None
 
 

@@ -196,9 +196,10 @@ class IoThread:
                 self._receive()
             if monitor in ready:
                 self._watch()
-            if self._redial.is_due(time.monotonic_ns()):
+            now = time.monotonic_ns()
+            if self._redial.is_due(now):
                 self._dial()
-            self._deliver(core.on_tick(time.monotonic_ns()))
+            self._deliver(core.on_tick(now))
             self._share()
             if blocked == self._send():
                 blocked = not blocked

@@ -79,7 +79,7 @@ def test_the_other_script_stands_for_export(tmp_path: Path) -> None:
 
 
 def test_top_on_a_terminal_is_live_and_leaves_it_as_it_was(rest: FakeRest) -> None:
-    command = [sys.executable, "-m", "blockflow.cli.main", "top", "-n", "0.1", "--url", rest.url]
+    command = [sys.executable, "-m", "blockflow", "top", "-n", "0.1", "--url", rest.url]
     master, slave = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "50"}
     with subprocess.Popen(
@@ -106,7 +106,7 @@ def test_top_on_a_terminal_is_live_and_leaves_it_as_it_was(rest: FakeRest) -> No
 
 
 def test_a_reader_that_has_enough_is_no_error(rest: FakeRest) -> None:
-    command = [sys.executable, "-m", "blockflow.cli.main", "status", "--json", "--url", rest.url]
+    command = [sys.executable, "-m", "blockflow", "status", "--json", "--url", rest.url]
     # More than a pipe holds, and nobody reads it.
     rest.answers["GET /v1/status"] = (200, STATUS | {"filler": "x" * 300_000})
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
@@ -127,7 +127,7 @@ def test_an_output_that_takes_nothing_is_said_once(rest: FakeRest) -> None:
                 command = [
                     sys.executable,
                     "-m",
-                    "blockflow.cli.main",
+                    "blockflow",
                     "status",
                     "--url",
                     url,
@@ -142,7 +142,7 @@ def test_an_output_that_takes_nothing_is_said_once(rest: FakeRest) -> None:
 
 
 def test_no_columns_are_as_many_as_ever(rest: FakeRest) -> None:
-    command = [sys.executable, "-m", "blockflow.cli.main", "status", "--url", rest.url]
+    command = [sys.executable, "-m", "blockflow", "status", "--url", rest.url]
     shown = {
         subprocess.run(
             command, capture_output=True, check=True, cwd=ROOT, env={**os.environ, "COLUMNS": n}
@@ -154,7 +154,7 @@ def test_no_columns_are_as_many_as_ever(rest: FakeRest) -> None:
 
 def test_a_reader_of_help_that_has_enough_is_no_error() -> None:
     reader = subprocess.Popen(
-        [sys.executable, "-m", "blockflow.cli.main", "--help"], stdout=subprocess.PIPE, cwd=ROOT
+        [sys.executable, "-m", "blockflow", "--help"], stdout=subprocess.PIPE, cwd=ROOT
     )
     assert reader.stdout is not None
     reader.stdout.close()
@@ -163,7 +163,7 @@ def test_a_reader_of_help_that_has_enough_is_no_error() -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_streams_that_the_caller_has_closed_are_no_error(rest: FakeRest, closed: str) -> None:
-    command = [sys.executable, "-m", "blockflow.cli.main", "status", "--url", rest.url]
+    command = [sys.executable, "-m", "blockflow", "status", "--url", rest.url]
     for more in ([], ["--json"]):
         done = subprocess.run(
             ["bash", "-c", f'exec "$@" {closed}', "bash", *command, *more],

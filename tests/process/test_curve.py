@@ -286,7 +286,7 @@ def test_nobody_at_the_gate_lets_nobody_in() -> None:
 def test_the_command_refuses_an_open_address(option: str, tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "BLOCKFLOW_KEYS"}
     ports = ("--port", "0", "--client-port", "0")
-    command = [sys.executable, "-m", "blockflow.cli.main", "up", option, "0.0.0.0", *ports]
+    command = [sys.executable, "-m", "blockflow", "up", option, "0.0.0.0", *ports]
     done = subprocess.run(
         [*command, "--state-dir", str(tmp_path / "state")],
         capture_output=True,

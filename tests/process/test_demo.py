@@ -21,7 +21,7 @@ WAIT_S = 120
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "blockflow.cli.main", *args]
+    return [sys.executable, "-m", "blockflow", *args]
 
 
 def environment(**more: str) -> dict[str, str]:

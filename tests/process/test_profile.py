@@ -214,7 +214,7 @@ def test_the_error(y: list[float], reference: list[float], error: float | None) 
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "blockflow.cli.main", "profile", *args]
+    return [sys.executable, "-m", "blockflow", "profile", *args]
 
 
 @pytest.mark.usefixtures("forks")  # for what is measured in this process, in the end

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from blockflow.bench.fuzz import zmtp
+
 _CHUNK = 1 << 16
 _LOOK_S = 0.05
 _RESET = struct.pack("ii", 1, 0)
@@ -30,8 +32,7 @@ class Proxy:
     """
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.removeprefix("tcp://").rpartition(":")
-        self._target = (host.strip("[]"), int(port))
+        self._target = zmtp.place(target)
         self._lock = threading.Lock()
         self._pairs: dict[int, tuple[socket.socket, socket.socket]] = {}
         self._threads: list[threading.Thread] = []

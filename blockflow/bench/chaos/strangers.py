@@ -90,7 +90,7 @@ class Strangers:
         on, might end this process (tensormq/sockets.py). Returns how many went out."""
         sent = 0
         with suppress(OSError):  # the Dispatcher is gone, or does not read
-            sock = zmtp.connect(*self._place(), _PATIENCE_S)
+            sock = zmtp.connect(*zmtp.place(self._address), _PATIENCE_S)
             self._sockets.append(sock)
             sock.setsockopt(SOL_SOCKET, SO_RCVBUF, 4096)
             for message in messages:
@@ -104,7 +104,10 @@ class Strangers:
 
         def work() -> None:
             for _ in range(_EACH):
-                with suppress(OSError), zmtp.connect(*self._place(), _PATIENCE_S) as sock:
+                with (
+                    suppress(OSError),
+                    zmtp.connect(*zmtp.place(self._address), _PATIENCE_S) as sock,
+                ):
                     sock.sendall(3 * flood)
                     sock.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -117,8 +120,3 @@ class Strangers:
 
     def _task(self, draw: float) -> str:
         return random.Random(draw).choice(sorted(self._tasks))
-
-    def _place(self) -> tuple[str, int]:
-        """The host and port of the Dispatcher."""
-        host, _, port = self._address.removeprefix("tcp://").rpartition(":")
-        return host, int(port)

@@ -22,7 +22,8 @@ MARK = "BLOCKFLOW_CHAOS_RUN"
 """Name of the variable in the environment of the processes of a run."""
 PREFIX = "bf:"
 """Of the names that the launcher gives its processes."""
-_UP = "blockflow.cli.main"
+_UP = "blockflow"
+"""A word of the command of who has been started with ``python -m blockflow up``."""
 _LOOK_S = 0.1
 _PRIVATE_EVERY = 10
 """Samples: it takes a few milliseconds per process, in which that one cannot map memory."""

@@ -74,7 +74,7 @@ class Server:
         outlive: bool = False,
     ) -> None:
         self._command = [
-            *(sys.executable, "-m", "blockflow.cli.main", "up", "--json"),
+            *(sys.executable, "-m", "blockflow", "up", "--json"),
             *("--repository", str(repository), "--state-dir", str(state_dir / "state")),
             *("--port", str(rest_port), "--client-port", str(client_port)),
         ]

@@ -266,12 +266,11 @@ def targets(status: Mapping[str, Any], seed: int) -> Iterator[list[Target]]:
     made: list[Target] = []
     try:
         for endpoint in dispatcher["clients"]:
-            kind, _, address = endpoint.partition("://")
+            kind = endpoint.partition("://")[0]
             made.append(ClientTarget(endpoint, seed, f"clients, {kind}"))
             if kind == "tcp":
-                name, _, number = address.rpartition(":")
-                made.append(HandshakeTarget(name, int(number), seed))
-                made.append(EndlessTarget(name, int(number), seed))
+                made.append(HandshakeTarget(*zmtp.place(endpoint), seed))
+                made.append(EndlessTarget(*zmtp.place(endpoint), seed))
         made.append(DataTarget(dispatcher["endpoint"], seed, "results"))
         made.append(DataTarget(worker["endpoint"], seed, "worker"))
         made.append(ControllerTarget(f"ipc://{run_dir}/control.sock", seed, "controller"))

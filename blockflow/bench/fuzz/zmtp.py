@@ -30,6 +30,12 @@ def frame(body: bytes, *, more: bool) -> bytes:
     return struct.pack(">BQ", _MORE * more | _LONG, len(body)) + body
 
 
+def place(address: str) -> tuple[str, int]:
+    """Host and port of ``tcp://HOST:PORT``, an IPv6 host without its brackets."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
     """A connection to a socket without CURVE, the handshake done.
 
