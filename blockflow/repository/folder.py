@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,11 +28,12 @@ from blockflow.repository.manifest import (
 )
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+OPEN_FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 _CHUNK = 1 << 20
 _OURS = re.compile(r"[0-9a-f]{16}\.|\.(artifact|manifest)\.\d")
 """Files that this module has written: artifacts, and what a killed writer left."""
 
-_UNFINISHED = re.compile(r"\.(artifact|manifest)\.\d+(\.before)?")
+UNFINISHED = re.compile(r"\.(artifact|manifest)\.\d+(\.before)?")
 """What one writes before it has its name."""
 
 _KEPT = re.compile(rf"manifest@({VERSION_CHARS})\.json")
@@ -75,13 +76,19 @@ class Pending:
 
     What may fail, most of all for want of space, has been done when it is made; until
     :meth:`finish` everything can be undone.
+
+    Attributes:
+        manifest: with its artifact.
+        temp: the file that becomes the manifest; what it replaces is kept beside it until then.
+        replaces: whether the folder holds a manifest so far.
     """
 
     def __init__(self, folder: int, manifest: Manifest, data: Path | bytes) -> None:
         self._folder = folder
-        self._temp = f".manifest.{os.getpid()}"
+        self.temp = f".manifest.{os.getpid()}"
         self._in_force = False
         self._before = _raw(folder, MANIFEST_NAME)
+        self.replaces = bool(self._before)
         try:
             file, digest, size = place(folder, data, manifest.format)
             pinned = {"artifact": file, "sha256": digest, "size": size}
@@ -90,39 +97,55 @@ class Pending:
             current = _parsed(self._before)  # one that cannot be read is nothing to keep
             if current is not None and current.version != manifest.version:
                 _write(folder, kept_file(current.version), self._before)
-            if self._before:
-                _copy_in(folder, f"{self._temp}.before", self._before)
-            _copy_in(folder, self._temp, self.manifest.to_json())
+            if self.replaces:
+                _copy_in(folder, f"{self.temp}.before", self._before)
+            _copy_in(folder, self.temp, self.manifest.to_json())
         except BaseException:
             self.undo()
             raise
 
     def put(self) -> None:
-        """Put it in force."""
-        os.replace(self._temp, MANIFEST_NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        """Put it in force, durably."""
+        os.replace(self.temp, MANIFEST_NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         self._in_force = True
+        os.fsync(self._folder)
 
     def undo(self) -> None:
         """Let the folder be as it was, be it in force or not."""
-        with suppress(OSError):
-            if self._in_force and self._before:
-                before = f"{self._temp}.before"
-                os.replace(before, MANIFEST_NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-            elif self._in_force:
-                os.unlink(MANIFEST_NAME, dir_fd=self._folder)
-        self._tidy(_parsed(self._before))
+        if self._in_force:
+            with suppress(OSError):
+                restore(self._folder, self.temp, self.replaces)
+        else:
+            _tidy(self._folder, (self.temp, f"{self.temp}.before"), _parsed(self._before))
 
     def finish(self) -> None:
         """Remove what it has replaced; from now on it stays."""
-        self._tidy(self.manifest)
-        os.fsync(self._folder)
+        _tidy(self._folder, (self.temp, f"{self.temp}.before"), self.manifest)
 
-    def _tidy(self, current: Manifest | None) -> None:
-        kept = () if current is None else (kept_file(current.version),)  # it is manifest.json
-        for file in (self._temp, f"{self._temp}.before", *kept):
-            with suppress(OSError):
-                os.unlink(file, dir_fd=self._folder)
-        remove_unpinned(self._folder)
+
+def restore(folder: int, temp: str, replaces: bool) -> None:
+    """Undo what a :class:`Pending` has done, be it of this process or of one that was killed.
+
+    Args:
+        folder: the block's.
+        temp: its ``temp``.
+        replaces: whether there was a manifest before.
+    """
+    with suppress(FileNotFoundError):  # it is restored already
+        if replaces:
+            before = f"{temp}.before"
+            os.replace(before, MANIFEST_NAME, src_dir_fd=folder, dst_dir_fd=folder)
+        else:
+            os.unlink(MANIFEST_NAME, dir_fd=folder)
+    _tidy(folder, (temp, f"{temp}.before"), _parsed(_raw(folder, MANIFEST_NAME)))
+
+
+def _tidy(folder: int, unfinished: Iterable[str], current: Manifest | None) -> None:
+    kept = () if current is None else (kept_file(current.version),)  # it is manifest.json
+    for file in (*unfinished, *kept):
+        with suppress(OSError):
+            os.unlink(file, dir_fd=folder)
+    remove_unpinned(folder)
 
 
 def put_manifest(folder: int, manifest: Manifest, file: str = MANIFEST_NAME) -> None:
@@ -211,10 +234,8 @@ def remove_unfinished(folder: int) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    for entry in os.listdir(folder):
-        if _UNFINISHED.fullmatch(entry):
-            with suppress(OSError):
-                os.unlink(entry, dir_fd=folder)
+    unfinished = [e for e in os.listdir(folder) if UNFINISHED.fullmatch(e)]
+    _tidy(folder, unfinished, _parsed(_raw(folder, MANIFEST_NAME)))
 
 
 def _raw(folder: int, file: str) -> bytes:

@@ -19,6 +19,7 @@ from pathlib import Path
 from blockflow.core.errors import ExportError, RepositoryError
 from blockflow.core.model import BlockInfo, Variant
 from blockflow.repository.folder import (
+    OPEN_FOLDER,
     READ,
     Pending,
     digest_of,
@@ -33,6 +34,7 @@ from blockflow.repository.folder import (
     split_reference,
     written,
 )
+from blockflow.repository.journal import journalled, recover
 from blockflow.repository.manifest import (
     MANIFEST_NAME,
     Choice,
@@ -41,8 +43,6 @@ from blockflow.repository.manifest import (
     is_block_name,
     is_version,
 )
-
-_FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 
 
 class BlockRepository:
@@ -60,6 +60,7 @@ class BlockRepository:
 
     def names(self) -> list[str]:
         """Names of all blocks, sorted. A missing root is an empty repository."""
+        recover(self.root)
         try:
             entries = list(os.scandir(self.root))
         except OSError:
@@ -151,7 +152,8 @@ class BlockRepository:
     def save_all(
         self, blocks: Sequence[tuple[Manifest, Path | bytes]], *, replace_stored: bool = True
     ) -> list[BlockInfo]:
-        """Store blocks as current versions, durably; all of them, or none where one fails.
+        """Store blocks as current versions, durably; all of them, or none where one fails or the
+        process is killed (:mod:`blockflow.repository.journal`).
 
         What was current under another version label is kept; the same label is replaced, unless
         ``replace_stored`` is False. ``artifact``, ``sha256`` and ``size`` are filled in from the
@@ -175,9 +177,10 @@ class BlockRepository:
                 for manifest, artifact in blocks:
                     with written(self.root / manifest.name):
                         made.append(Pending(folders[manifest.name], manifest, artifact))
-                for pending in made:
-                    with written(self.root / pending.manifest.name):
-                        pending.put()
+                with written(self.root), journalled(self.root, made):
+                    for pending in made:
+                        with written(self.root / pending.manifest.name):
+                            pending.put()
             except BaseException:
                 for pending in made:
                     pending.undo()
@@ -247,6 +250,7 @@ class BlockRepository:
         """The block's folder, for writing."""
         with written(self.root / split_reference(name)[0]), self._block_folder(name) as folder:
             fcntl.flock(folder, fcntl.LOCK_EX)
+            recover(self.root, wait=True)
             yield folder
 
     @contextmanager
@@ -261,6 +265,7 @@ class BlockRepository:
                 where=str(self.root),
                 hint="a name starts with a letter; letters, digits, '_', '.' and '-' follow",
             )
+        recover(self.root)
         try:
             root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as e:
@@ -271,7 +276,7 @@ class BlockRepository:
                 hint="export a block first, or name another repository",
             ) from None
         try:
-            folder = os.open(name, _FOLDER, dir_fd=root)
+            folder = os.open(name, OPEN_FOLDER, dir_fd=root)
         except OSError:
             raise self._unknown(name) from None
         finally:

@@ -1,0 +1,195 @@
+"""Whoever stores blocks is killed at any step: all of them are stored, or none is."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.core.errors import RepositoryError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.folder import Pending
+from blockflow.repository.journal import JOURNAL
+from blockflow.repository.repository import BlockRepository
+
+SPEC = TensorSpec("float32", ("rows", 4))
+STEPS = ("write", "fsync", "replace", "unlink", "ftruncate")
+NAMES = ("echo1", "echo2", "fresh")
+KILLED, DONE = 9, 0
+
+
+def repository(root: Path) -> BlockRepository:
+    repo = BlockRepository(root)
+    for name in ("echo1", "echo2"):
+        save_echo(repo, name, SPEC, settings={"delay_ms": 1})
+    return repo
+
+
+def store(repo: BlockRepository, version: str) -> None:
+    form = repo.manifest("echo1").model_copy(update={"version": version})
+    repo.save_all([(form.model_copy(update={"name": n}), b"new " + n.encode()) for n in NAMES])
+
+
+def killed_after(steps: int, work: Callable[[], object]) -> bool:
+    """Do it in a process that vanishes before the step after these; whether it came to its end."""
+    child = os.fork()
+    if child == 0:
+        left = steps
+
+        def step(*args: Any, _real: Any, **kw: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os._exit(KILLED)
+            return _real(*args, **kw)
+
+        try:
+            for name in STEPS:
+                setattr(os, name, partial(step, _real=getattr(os, name)))
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(DONE)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (KILLED, DONE)
+    return status == DONE
+
+
+def content(repo: BlockRepository) -> dict[str, bytes]:
+    files = (p for p in repo.root.rglob("*") if p.is_file())
+    return {str(p.relative_to(repo.root)): p.read_bytes() for p in files}
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_killed_at_any_step(tmp_path: Path, version: str) -> None:
+    seen = set()
+    for steps in range(400):
+        repo = repository(tmp_path / str(steps))
+        before = content(repo)
+        done = killed_after(steps, partial(store, repo, version))
+        killed_after(steps % 11, repo.names)  # and so is the first who finds it, perhaps
+        stored = [n for n in NAMES if n in repo.names() and is_new(repo, n)]
+        assert stored in ([], list(NAMES)), steps
+        assert stored or not done
+        seen.add(bool(stored))
+        repo.sweep()
+        if not stored:
+            assert content(repo) == before
+        for name in repo.names():
+            for label in repo.versions(name):
+                repo.verify(f"{name}@{label}")
+        assert not [f for f in content(repo) if f.startswith(".") or "/." in f]
+        if done:
+            break
+    assert done and seen == {True, False}, steps
+
+
+def is_new(repo: BlockRepository, name: str) -> bool:
+    with repo.artifact(name) as path:
+        return path.read_bytes().startswith(b"new ")
+
+
+def half_stored(repo: BlockRepository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that is killed after the first of three."""
+    put = Pending.put
+
+    def once(pending: Pending) -> None:
+        put(pending)
+        os._exit(KILLED)
+
+    monkeypatch.setattr(Pending, "put", once)
+    assert not killed_after(10_000, partial(store, repo, "2"))
+    monkeypatch.undo()
+    manifest = json.loads((repo.root / "echo1" / "manifest.json").read_bytes())
+    assert manifest["version"] == "2" and (repo.root / JOURNAL).exists()
+
+
+@pytest.mark.parametrize("finder", ["names", "manifest", "sweep", "save", "save_all"])
+def test_whoever_comes_next_puts_it_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    repo = repository(tmp_path)
+    before = content(repo)
+    half_stored(repo, monkeypatch)
+    match finder:
+        case "names":
+            assert repo.names() == ["echo1", "echo2"]
+        case "manifest":
+            assert repo.manifest("echo1").version == "1"
+        case "sweep":
+            repo.sweep()
+        case "save":
+            save_echo(repo, "echo1", SPEC, settings={"delay_ms": 1}, version="3")
+            assert repo.versions("echo1") == ["3", "1"] and not is_new(repo, "echo1@1")
+            assert not (repo.root / "echo1" / "manifest@2.json").exists()
+        case "save_all":
+            store(repo, "2")
+            assert all(is_new(repo, n) for n in NAMES) and repo.versions("echo2") == ["2", "1"]
+    assert [r.message for r in caplog.records] == [
+        "whoever stored echo1, echo2, fresh was killed: they are what they were"
+    ]
+    if not finder.startswith("save"):
+        repo.sweep()
+        assert content(repo) == before
+
+
+def test_a_writer_that_lives_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = repository(tmp_path)
+    put, entered, go_on = Pending.put, threading.Event(), threading.Event()
+
+    def slow(pending: Pending) -> None:
+        put(pending)
+        entered.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(Pending, "put", slow)
+    writer = threading.Thread(target=store, args=(repo, "2"))
+    writer.start()
+    try:
+        assert entered.wait(30)
+        assert repo.manifest("echo1").version == "2"  # read in its middle, and not undone
+        repo.sweep()
+    finally:
+        go_on.set()
+        writer.join()
+    assert all(is_new(repo, n) for n in NAMES) and not (tmp_path / JOURNAL).exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"echo1": 1}',
+        b'{"../x": [".manifest.1", true]}',
+        b'{"echo1": ["manifest.json", true]}',
+        b'{"gone": [".manifest.1", false]}',
+        b"\xff" * 100,
+    ],
+)
+def test_a_journal_that_says_nothing_of_use(tmp_path: Path, said: bytes) -> None:
+    repo = repository(tmp_path)
+    before = content(repo)
+    (tmp_path / JOURNAL).write_bytes(said)
+    assert repo.names() == ["echo1", "echo2"]
+    assert content(repo) == before
+
+
+def test_no_way_out_by_the_journal(tmp_path: Path) -> None:
+    repo = repository(tmp_path / "blocks")
+    outside = tmp_path / "outside"
+    outside.write_bytes(b'{"echo1": [".manifest.1", false]}')
+    (repo.root / JOURNAL).symlink_to(outside)
+    assert repo.manifest("echo1").version == "1" and outside.exists()
+    with pytest.raises(RepositoryError) as e:
+        store(repo, "2")
+    assert e.value.code == "REPOSITORY_UNUSABLE"
+    assert repo.versions("echo1") == ["1"] and repo.names() == ["echo1", "echo2"]
