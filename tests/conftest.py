@@ -9,6 +9,7 @@ that is killed cannot look: the next one ends and removes what it has left.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import re
 import secrets
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 # compiled, each would compile the package anew, and pytest every test.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Nor are its processes alone with the cores: threads of OpenMP that spin while others wait for
+# theirs double what training and exports take. (Workers have one thread unless they are told.)
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
@@ -67,21 +71,40 @@ ROOT_NAME = re.compile(r"bft-([0-9a-f]{16})")
 """Of a session's run root, with its mark."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Eight thousand tests are millions of objects, none of which is garbage: nobody looks for any
+    while they are made, nor among them afterwards. (A full collection takes most of a second else.)
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_finish() -> None:
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)  # as in a worker
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {folder: i for i, folder in enumerate(FOLDERS)}
+    folders = {path: folder_of(path) for path in {item.path for item in items}}
     for item in items:
-        if (folder := folder_of(item)) in order:
+        if (folder := folders[item.path]) in order:
             item.add_marker(getattr(pytest.mark, folder))
-    items.sort(key=lambda item: order.get(folder_of(item), len(order)))
+    items.sort(key=lambda item: order.get(folders[item.path], len(order)))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and not has_cuda():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
 
 
-def folder_of(item: pytest.Item) -> str:
+def folder_of(path: Path) -> str:
     here = Path(__file__).parent
-    return item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+    return path.relative_to(here).parts[0] if path.is_relative_to(here) else ""
 
 
 def has_cuda() -> bool:

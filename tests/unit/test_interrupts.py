@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,18 @@ START_NOTHING = {"plots", "docs", "mlperf.figures", "mlperf.accuracy"}
 """They read files, and write or print, at once."""
 
 
+@cache
 def benchmarks() -> list[str]:
     """Modules that a person runs, below ``blockflow.bench``: their ``main`` takes arguments."""
     found = []
     for path in sorted(BENCH.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        mains = [
-            node
+        if "parse_args(" not in text:
+            continue
+        if any(
+            isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args
             for node in ast.parse(text).body
-            if isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args
-        ]
-        if mains and "parse_args(" in text:
+        ):
             found.append(".".join(path.relative_to(BENCH).with_suffix("").parts))
     return [name for name in found if name not in START_NOTHING]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def readings(tree: ast.AST) -> list[tuple[int, str]]:
     return out
 
 
+@cache
 def found() -> dict[str, dict[str, int]]:
     """File -> what -> line, of all rooms that serve."""
     out: dict[str, dict[str, int]] = {}
