@@ -4,7 +4,9 @@ A gradient limit, as Netflix's concurrency-limits (Gradient2) and TCP Vegas have
 difference: nothing has to be guessed about the latency without load. Every result says how long it
 waited and how long it was worked on at each block, so a queue is seen as such, whatever the batch
 sizes and models are. As CoDel does, a window is judged by its *least* queueing: a burst drains
-within it, a standing queue does not.
+within it, a standing queue does not. How long a first queue may stand before it counts as one is a
+share of the time that the requests have: what an outage of a second has left can take several to
+drain, and who has given half a minute would rather wait than be refused.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ WINDOW_NS = 100_000_000
 WINDOW_SAMPLES = 10
 """A window ends when both are there; it is the time in which the limit may move once."""
 
+PATIENCE = 1 / 8
+"""Share of the time to the deadlines for which requests may queue before the limit leaves ``most``;
+once it has, every window counts."""
+
 _SMOOTH = 0.5
 _FORGET_NS = 5_000_000_000
 """What was learnt of the queue's speed is too old after that."""
@@ -35,10 +41,11 @@ class AdaptiveLimit:
     """The limit in force, between ``floor`` and ``most``.
 
     It falls when requests queue and the limit is what they press against, by half of the way to
-    what Little's law asks for; when the queue eats up half of the time to their deadlines it goes
-    all that way at once. It rises while it is pressed against and they do not queue;
-    unused, it goes back to ``most``, so that a burst after a quiet time meets no memory of an old
-    overload. What clients hold in flight by themselves, below half of the limit, is their choice.
+    what Little's law asks for: the first time only when they have queued for a while. When the
+    queue eats up half of the time to their deadlines it goes all that way at once. It rises while
+    it is pressed against and they do not queue; unused, it goes back to ``most``, so that a burst
+    after a quiet time meets no memory of an old overload. What clients hold in flight by
+    themselves, below half of the limit, is their choice.
 
     Args:
         most: the configured credits; the limit begins there.
@@ -53,15 +60,18 @@ class AdaptiveLimit:
     """
 
     __slots__ = (
+        "_begin_ns",
         "_end_ns",
         "_estimate",
         "_excess",
         "_lateness",
         "_learnt_ns",
+        "_patience_ns",
         "_peak",
         "_samples",
         "_service_ns",
         "_sojourn_ns",
+        "_standing_ns",
         "_target",
         "_weight",
         "floor",
@@ -78,13 +88,15 @@ class AdaptiveLimit:
         self._service_ns = 0
         self._estimate: tuple[float, float] | None = None  # in flight, sojourn
         self._learnt_ns = 0
+        self._begin_ns = 0  # of the window: when its first request came back
         self._end_ns: int | None = None
+        self._standing_ns: int | None = None  # since when every window has met a queue
         self._restart()
 
     def _restart(self) -> None:
         self._samples = 0
         self._peak = 0
-        self._excess = self._lateness = math.inf
+        self._excess = self._lateness = self._patience_ns = math.inf
         self._target = 0.0
         self._weight = 0
         self._sojourn_ns = 0
@@ -108,6 +120,7 @@ class AdaptiveLimit:
         self._peak = max(self._peak, ahead)
         self._excess = min(self._excess, queued_ns / allowed)
         self._lateness = min(self._lateness, queued_ns / half)
+        self._patience_ns = min(self._patience_ns, PATIENCE * budget_ns)
         # Little's law: what was in flight, scaled by how much shorter the way shall become. It
         # holds for requests of before the last move of the limit as well.
         self._target += ahead * (allowed + worked_ns) / sojourn
@@ -133,16 +146,28 @@ class AdaptiveLimit:
             return 0
         return int(sojourn * ahead / inflight)
 
+    def _may_pass(self, now_ns: int) -> bool:
+        """Whether the queue may go as it came: with the burst or the fault that has made it."""
+        if self._standing_ns is None or self.limit < self.most:
+            return False
+        return now_ns - self._standing_ns < self._patience_ns
+
     def _move(self, now_ns: int) -> None:
+        if self._samples == 1:
+            self._begin_ns = now_ns
         if self._end_ns is None:
             self._end_ns = now_ns + WINDOW_NS
         if now_ns < self._end_ns or self._samples < WINDOW_SAMPLES:
             return
         limit = float(self.limit)
+        if self._excess <= 1.0:
+            self._standing_ns = None
+        elif self._standing_ns is None:
+            self._standing_ns = self._begin_ns
         if self._lateness > 1.0:
             # What waits now will be computed for nothing: there is no time for half measures.
             limit = min(self._target / self._samples, limit)
-        elif self._excess > 1.0 and 2 * self._peak >= limit:
+        elif self._excess > 1.0 and 2 * self._peak >= limit and not self._may_pass(now_ns):
             target = min(self._target / self._samples, limit)
             limit += _SMOOTH * (target - limit)
         elif self._excess <= 1.0 and 2 * self._peak < limit:

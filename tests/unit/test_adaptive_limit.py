@@ -18,7 +18,8 @@ from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.simulation.system import SystemModel, chain
 from blockflow.bench.simulation.workload import Workload
 from blockflow.core.profile import Point, StageProfile
-from blockflow.dispatcher.adaptive import MIN_QUEUE_NS, QUEUE_FACTOR, AdaptiveLimit
+from blockflow.dispatcher import adaptive
+from blockflow.dispatcher.adaptive import MIN_QUEUE_NS, PATIENCE, QUEUE_FACTOR, AdaptiveLimit
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -31,7 +32,7 @@ class Server:
     def __init__(self, limit: AdaptiveLimit, work_ns: int, gap_ns: int, budget_ns: int) -> None:
         self.limit, self.work, self.gap, self.budget = limit, work_ns, gap_ns, budget_ns
         self.inflight: deque[tuple[int, int, int]] = deque()
-        self.now = self.free_ns = self.served = 0
+        self.now = self.free_ns = self.served = self.refused = 0
 
     def run(self, seconds: float) -> None:
         end = self.now + round(seconds * SECOND)
@@ -45,6 +46,11 @@ class Server:
             if len(self.inflight) < self.limit.limit:
                 self.free_ns = max(self.free_ns, self.now) + self.work
                 self.inflight.append((self.free_ns, self.now, len(self.inflight) + 1))
+            else:
+                self.refused += 1
+
+    def stand_still(self, seconds: float) -> None:
+        self.free_ns = max(self.free_ns, self.now) + round(seconds * SECOND)
 
 
 def test_an_overload_ends_with_a_short_queue_and_a_busy_server() -> None:
@@ -79,6 +85,43 @@ def test_a_burst_that_drains_within_its_window_moves_nothing() -> None:
         for i in range(40):  # 40 at once, 1 ms each, with an idle server before
             limit.sample(i + 1, i * MS, MS, BUDGET, burst * SECOND + i * MS)
     assert limit.limit == 64
+
+
+@pytest.mark.parametrize("patience", [PATIENCE, 0.0])
+def test_what_an_outage_has_left_may_drain_while_there_is_time(
+    monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    """At 70% of the capacity, with half a minute for each request."""
+    monkeypatch.setattr(adaptive, "PATIENCE", patience)
+    server = Server(AdaptiveLimit(256), 10 * MS, round(10 * MS / 0.7), 30 * SECOND)
+    for _ in range(5):
+        server.run(15)
+        server.stand_still(2)
+    server.run(15)
+    assert (server.refused == 0) is (patience > 0)
+    assert server.limit.limit == 256
+
+
+def test_patience_ends_with_its_share_of_the_time() -> None:
+    limit = AdaptiveLimit(256)
+    server = Server(limit, 20 * MS, 5 * MS, 30 * SECOND)
+    server.run(3.7)
+    assert limit.limit == 256 and len(server.inflight) > 200
+    server.run(6)  # half of the way at a time, as what waits already goes
+    for _ in range(100):
+        assert limit.limit <= 24
+        server.run(0.1)
+
+
+def test_once_the_limit_is_below_the_credits_every_window_counts() -> None:
+    limit = AdaptiveLimit(256)
+    Server(limit, 20 * MS, 5 * MS, 30 * SECOND).run(10)
+    now, before = 11 * SECOND, limit.limit
+    while limit.limit < 100:  # pressed against, and nobody waits
+        limit.sample(limit.limit, 0, 20 * MS, 30 * SECOND, now := now + 20 * MS)
+    for _ in range(12):
+        limit.sample(limit.limit, SECOND, 20 * MS, 30 * SECOND, now := now + 20 * MS)
+    assert before < limit.limit < 70
 
 
 def test_waiting_below_the_threshold_is_no_queue() -> None:
