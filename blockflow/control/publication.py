@@ -114,11 +114,6 @@ class Publication:
     def deadline(self) -> int | None:
         return self._deadline_ns
 
-    @property
-    def settled(self) -> bool:
-        """The Dispatcher works with the latest version."""
-        return self.flipped == self.version
-
     def _flip_if_known(self, now_ns: int) -> list[Instruction]:
         if self._waiting or self._sent or self._dispatcher is None or self._admission is None:
             return []

@@ -115,7 +115,8 @@ class GrantDesk:
         return place
 
     def client_gone(self, client: bytes) -> None:
-        """The client is given up: its segments with it."""
+        """The client is given up: its segments and its invitation with it."""
+        self._withdraw(client)
         fd = self._of_client.get(client)
         if fd is not None:
             self._close_side(fd)
@@ -129,7 +130,7 @@ class GrantDesk:
         if reason:
             return "", b"", reason
         token = secrets.token_bytes(TOKEN_BYTES)
-        self._tokens = {t: v for t, v in self._tokens.items() if v[0] != client}
+        self._withdraw(client)
         self._tokens[token] = client, now_ns + TOKEN_NS
         return str(self._path), token, ""
 
@@ -185,6 +186,9 @@ class GrantDesk:
             self._path.unlink(missing_ok=True)
 
     # --- inside
+
+    def _withdraw(self, client: bytes) -> None:
+        self._tokens = {t: v for t, v in self._tokens.items() if v[0] != client}
 
     def _listen(self, path: Path) -> None:
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC

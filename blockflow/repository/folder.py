@@ -223,8 +223,8 @@ def having(manifest: Manifest, digest: str | None, variant: str | None, root: Pa
         "ARTIFACT_MISSING",
         f"no stored version of block {manifest.name!r} has the digest {digest[:16]}...{form}",
         where=str(root / manifest.name),
-        hint="it was replaced: send the system update again to run what is stored now; to keep "
-        "both, give what is exported a version of its own",
+        hint="it was replaced: send the system update again, or repeat the command, to have what "
+        "is stored now; to keep both, give what is exported a version of its own",
     )
 
 

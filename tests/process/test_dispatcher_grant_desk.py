@@ -58,6 +58,18 @@ def test_who_says_nothing_is_closed(desk: GrantDesk, sides: list[Side]) -> None:
     assert desk.events == {"silent": 1, "refused": 1}
 
 
+def test_who_is_given_up_is_not_invited_any_more(desk: GrantDesk, sides: list[Side]) -> None:
+    path, token, _ = desk.invite(b"a", 0)
+    _, other, _ = desk.invite(b"b", 0)
+    desk.client_gone(b"a")
+    for shown in (token, other):
+        sides.append(Side(path))
+        sides[-1].say(Attach(shown))
+        serve(desk)
+    assert sides[0].closed() and desk.events == {"refused": 1}
+    assert desk.gauges()["clients"] == 1
+
+
 def test_no_more_clients_than_the_book_takes(desk: GrantDesk, sides: list[Side]) -> None:
     ways = [desk.invite(name, 0) for name in (b"a", b"b", b"c")]
     for path, token, _ in ways:

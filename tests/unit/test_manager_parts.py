@@ -46,9 +46,9 @@ class TestPublication:
         assert p.applied(1, 5, S) == []
         (flip,) = p.applied(2, 5, S)
         assert isinstance(flip, Send) and flip.incarnation == 99
-        assert not p.settled
+        assert p.flipped < p.version
         p.applied(99, 5, S)
-        assert p.settled and p.deadline() is None
+        assert p.flipped == p.version and p.deadline() is None
         p.drained_below(99, 5)
         assert p.drained == 5
 
