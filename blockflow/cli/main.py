@@ -128,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"blockflow: the output cannot be written: {exc.strerror}\n")
             silence_stdout()
             return ExitCode.FAILED
-        if isinstance(exc, FileNotFoundError) and _is_nowhere():
+        # SystemError: from nowhere, Python 3.13.0 cannot load an extension module
+        if isinstance(exc, FileNotFoundError | SystemError) and _is_nowhere():
             return _report(_nowhere(), args)
         logging.getLogger("blockflow.cli").debug("internal error", exc_info=True)
         hint = f"set {DEBUG_VARIABLE}=1 for the traceback, and report it"
