@@ -31,6 +31,13 @@ _SHOWN = 15
 DESCRIPTORS = 65_536
 """File descriptors of one process, where it may have so many."""
 
+OOM_SHARE = 100
+"""Thousandths of the memory (of the machine, or of the container) that a worker counts as larger
+than it is where the kernel looks for whom to kill."""
+
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+_OOM_MOST = 1000
+
 _SCARCE = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 EXIT_START_FAILED = 2
@@ -92,6 +99,18 @@ def shown_name(name: str) -> bytes:
     base, mark, number = name.rpartition("#")
     kept = (mark + number).encode() if base else b""
     return (base or name).encode()[: max(0, _SHOWN - len(kept))] + kept[:_SHOWN]
+
+
+def volunteer() -> None:
+    """Where memory runs out, the kernel shall take this process before the one that forked it.
+
+    The kernel takes the largest. That may be the template, which holds most pages of the libraries
+    that its children share, or the Dispatcher; a worker's death costs least. Whoever is larger than
+    a worker by more than :data:`OOM_SHARE` still goes first, be it another program.
+    """
+    with suppress(OSError, ValueError):  # where /proc is not to be written it stays as it is
+        now = int(_OOM_SCORE.read_text())
+        _OOM_SCORE.write_text(str(min(now + OOM_SHARE, _OOM_MOST)))
 
 
 def become_subreaper() -> None:
@@ -312,4 +331,5 @@ __all__ = [
     "shown_name",
     "start_time",
     "thread_count",
+    "volunteer",
 ]

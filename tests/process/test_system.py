@@ -20,6 +20,7 @@ from blockflow.control.system import System
 from blockflow.control.update import Kind
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Launcher
+from blockflow.launch.process import OOM_SHARE
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 AB = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
@@ -74,6 +75,20 @@ def test_no_worker_keeps_roots_rights(system: System) -> None:
         status = Path(f"/proc/{pid}/status").read_text()
         assert f"CapEff:\t{0:016x}\nCapBnd" in status
         assert "NoNewPrivs:\t1\n" in status
+
+
+def test_the_kernel_takes_a_worker_before_the_others_where_memory_runs_out(system: System) -> None:
+    system.apply({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}})
+
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    workers = pids(system)
+    dispatcher = workers.pop("dispatcher")
+    template = system.status()["control"]["template"]["pid"]
+    usual = score(os.getpid())
+    assert score(dispatcher) == score(template) == usual
+    assert [score(pid) for pid in workers.values()] == [min(usual + OOM_SHARE, 1000)] * 2
 
 
 def test_an_update_changes_only_what_differs(system: System, client: Client) -> None:
