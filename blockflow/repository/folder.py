@@ -28,7 +28,8 @@ from blockflow.repository.manifest import (
 )
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-OPEN_FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
+OPEN_ROOT = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+OPEN_FOLDER = OPEN_ROOT | os.O_NOFOLLOW
 _CHUNK = 1 << 20
 _OURS = re.compile(r"[0-9a-f]{16}\.|\.(artifact|manifest)\.\d")
 """Files that this module has written: artifacts, and what a killed writer left."""
@@ -98,7 +99,7 @@ class Pending:
             if current is not None and current.version != manifest.version:
                 _write(folder, kept_file(current.version), self._before)
             if self.replaces:
-                _copy_in(folder, f"{self.temp}.before", self._before)
+                _copy_in(folder, _before(self.temp), self._before)
             _copy_in(folder, self.temp, self.manifest.to_json())
         except BaseException:
             self.undo()
@@ -116,11 +117,11 @@ class Pending:
             with suppress(OSError):
                 restore(self._folder, self.temp, self.replaces)
         else:
-            _tidy(self._folder, (self.temp, f"{self.temp}.before"), _parsed(self._before))
+            _tidy(self._folder, _both(self.temp), _parsed(self._before))
 
     def finish(self) -> None:
         """Remove what it has replaced; from now on it stays."""
-        _tidy(self._folder, (self.temp, f"{self.temp}.before"), self.manifest)
+        _tidy(self._folder, _both(self.temp), self.manifest)
 
 
 def restore(folder: int, temp: str, replaces: bool) -> None:
@@ -133,11 +134,19 @@ def restore(folder: int, temp: str, replaces: bool) -> None:
     """
     with suppress(FileNotFoundError):  # it is restored already
         if replaces:
-            before = f"{temp}.before"
-            os.replace(before, MANIFEST_NAME, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(_before(temp), MANIFEST_NAME, src_dir_fd=folder, dst_dir_fd=folder)
         else:
             os.unlink(MANIFEST_NAME, dir_fd=folder)
-    _tidy(folder, (temp, f"{temp}.before"), _parsed(_raw(folder, MANIFEST_NAME)))
+    _tidy(folder, _both(temp), _parsed(_raw(folder, MANIFEST_NAME)))
+
+
+def _both(temp: str) -> tuple[str, str]:
+    """What a :class:`Pending` writes before it is in force."""
+    return temp, _before(temp)
+
+
+def _before(temp: str) -> str:
+    return f"{temp}.before"
 
 
 def _tidy(folder: int, unfinished: Iterable[str], current: Manifest | None) -> None:

@@ -21,13 +21,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from blockflow.repository.folder import OPEN_FOLDER, UNFINISHED, Pending, restore
+from blockflow.repository.folder import OPEN_FOLDER, OPEN_ROOT, UNFINISHED, Pending, restore
 from blockflow.repository.manifest import is_block_name
 
 log = logging.getLogger("blockflow.repository")
 
 JOURNAL = ".storing"
-_OPEN_ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _MOST_BYTES = 16 << 20
@@ -45,7 +44,7 @@ def journalled(root: Path, blocks: Sequence[Pending]) -> Iterator[None]:
     if len(blocks) < 2:
         yield
         return
-    folder = os.open(root, _OPEN_ROOT)
+    folder = os.open(root, OPEN_ROOT)
     try:
         journal = _own(folder)
         try:
@@ -80,7 +79,7 @@ def recover(root: Path, *, wait: bool = False) -> None:
         return
     try:
         fcntl.flock(journal, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        folder = os.open(root, _OPEN_ROOT)
+        folder = os.open(root, OPEN_ROOT)
         try:
             if _is_there(folder, journal):
                 _of_killed(folder, journal)

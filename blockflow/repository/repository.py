@@ -20,6 +20,7 @@ from blockflow.core.errors import ExportError, RepositoryError
 from blockflow.core.model import BlockInfo, Variant
 from blockflow.repository.folder import (
     OPEN_FOLDER,
+    OPEN_ROOT,
     READ,
     Pending,
     digest_of,
@@ -267,7 +268,7 @@ class BlockRepository:
             )
         recover(self.root)
         try:
-            root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            root = os.open(self.root, OPEN_ROOT)
         except OSError as e:
             raise RepositoryError(
                 "UNKNOWN_BLOCK",
