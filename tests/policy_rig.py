@@ -124,6 +124,7 @@ class TinyWorker:
             self.drop_key(key, now)
         if len(self.running) >= self.lanes:
             return None
+        self.policy.lanes = self.lanes
         decision = self.policy.decide(now, {run.stage for run, _ in self.running})
         if isinstance(decision, WaitUntil):
             assert decision.at_ns > now, "told to wait for what is over"

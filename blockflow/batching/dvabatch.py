@@ -74,7 +74,6 @@ class DvabatchPolicy(QueueingPolicy):
         self._window = options.get("window_ms", 0)
         by_default = "gain" if self._costs.known else "always"
         self._by_gain = options.get("join", by_default) == "gain"
-        self._lanes = 1  # that the worker has been seen to have
         self._table = BatchTable()
         self._pipeline = Pipeline(len(self.stages), options.get("buffer_pairs", _BUFFER_PAIRS))
         self._groups: dict[int, Group] = {}  # by batch id: where its queries come from
@@ -125,8 +124,6 @@ class DvabatchPolicy(QueueingPolicy):
         for convoy in self._convoys.settle():
             if isinstance(convoy, Part):
                 self._landed(convoy)
-        # Whoever is asked while batches run has a lane more than those.
-        self._lanes = max(self._lanes, len(busy) + 1)
         if len(self._room) and self._load:
             self._stretch(now, busy)
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
@@ -313,7 +310,7 @@ class DvabatchPolicy(QueueingPolicy):
         if not joining:
             return
         if self._by_gain:
-            if self._lanes - len(busy) > (not part.running):
+            if self.lanes - len(busy) > (not part.running):
                 return  # another lane takes them at once
             n = sum(q.rows for q in joining)
             lines = self._join_lines(route, k, aboard, joining)

@@ -97,7 +97,6 @@ class LbciPolicy(QueueingPolicy):
         super().__init__(stages, options, facts, shares)
         self._t_opt = round(options["t_opt_ms"] * MS)
         self._by_gain = options.get("join", "always") == "gain"
-        self._lanes = 1  # that the worker has been seen to have
         self._batches: list[_Batch] = []
         self._known_n_opt: dict[tuple[Route, int | None], int] = {}
 
@@ -146,8 +145,6 @@ class LbciPolicy(QueueingPolicy):
 
     def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         self._convoys.settle()
-        # Whoever is asked while batches run has a lane more than those.
-        self._lanes = max(self._lanes, len(busy) + 1)
         over = False
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
         for batch in self._batches:
@@ -182,7 +179,7 @@ class LbciPolicy(QueueingPolicy):
             return None
         newest = batch is self._batches[-1]  # or newcomers would overtake the batches between
         # For a gain nobody joins whom another lane takes at once.
-        spare = self._by_gain and self._lanes - running > 1 and stage not in taken
+        spare = self._by_gain and self.lanes - running > 1 and stage not in taken
         entry = batch.group[0]
         if newest and batch.may_join and stage != entry and entry not in taken and not spare:
             joining = self._choose(batch, stage, now)

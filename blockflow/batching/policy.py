@@ -102,6 +102,10 @@ class Policy(ABC):
         options: its options from the topology, already checked by :meth:`problems`.
         facts: what is known of each stage; a stage that is missing has the defaults.
         shares: of the tasks; index 0 is the share of queries whose task is not told.
+
+    Attributes:
+        lanes: how many batches the worker runs side by side at most; its owner sets it, also while
+            batches run.
     """
 
     NAME: ClassVar[str]
@@ -118,6 +122,7 @@ class Policy(ABC):
         known = facts or {}
         self.facts = {s: known.get(s) or StageFacts() for s in self.stages}
         self.shares = tuple(shares) or (TaskShare(),)
+        self.lanes = 1
 
     @classmethod
     @abstractmethod
@@ -141,6 +146,15 @@ class Policy(ABC):
             path: JSON path of the options.
             ways: which of ``stages``, by position, a query of each task runs.
         """
+        return []
+
+    @classmethod
+    def idle(
+        cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
+    ) -> list[Problem]:
+        """Which valid ``options`` mean nothing to any of the stages that share them: a mistake of
+        who has posted them, and no obstacle to work. (A worker is told its policies block by
+        block, so that a block may be without those it shares them with for a moment.)"""
         return []
 
     @abstractmethod

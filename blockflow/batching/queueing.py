@@ -95,10 +95,9 @@ class QueueingPolicy(Policy):
             if f.max_rows is not None and rows > f.max_rows
         ]
         classes = options.get("classes", ())
-        variable = [f for f in stages if f.length_dims]
-        if classes and not variable:
-            problems.append(Problem(f"{path}.classes", "no block here has a variable dim"))
-        for f in variable if classes else ():
+        for f in stages if classes else ():
+            if not f.length_dims:
+                continue
             if not f.pads:
                 problems.append(
                     Problem(
@@ -118,6 +117,14 @@ class QueueingPolicy(Policy):
                     )
                 )
         return problems
+
+    @classmethod
+    def idle(
+        cls, options: Mapping[str, Any], stages: Sequence[StageFacts], path: str
+    ) -> list[Problem]:
+        if options.get("classes") and not any(f.length_dims for f in stages):
+            return [Problem(f"{path}.classes", "no block here has a variable dim")]
+        return []
 
     def arrive(self, query: Query, now: int) -> None:
         if query.first:

@@ -49,7 +49,8 @@ def policy_problems(
     if problems or stages is None:
         return problems
     every = [range(len(stages))]
-    return cls.unfit(_options(spec), stages, path, every if ways is None else ways)
+    problems = cls.unfit(_options(spec), stages, path, every if ways is None else ways)
+    return problems + cls.idle(_options(spec), stages, path)
 
 
 def ways_through(
@@ -119,18 +120,27 @@ def create_policy(
     """
     known = facts or {}
     in_order = [known.get(s) or StageFacts() for s in stages]
-    # Which ways queries take is not known here: what not even a single stage allows is refused.
-    problems = policy_problems(spec, "$.batching", in_order, [(i,) for i in range(len(stages))])
+    problems = policy_problems(spec, "$.batching")
+    if problems:
+        raise _invalid(problems)
+    kind, options = POLICIES[spec.get("policy", "none")], _options(spec)
+    # Which ways queries take is not known here, nor who else is about to get this policy: what not
+    # even a single stage allows is refused.
+    alone = [(i,) for i in range(len(stages))]
+    problems = kind.unfit(options, in_order, "$.batching", alone)
     sizes = spec.get(OPTION)
     if sizes == AUTO:
         found = f"{AUTO!r} was not yet replaced by numbers"
         problems.append(Problem(f"$.batching.{OPTION}", found, "a list of numbers of blocks"))
     if problems:
-        raise TopologyError("INVALID_TOPOLOGY", "the batching policy is invalid", problems=problems)
-    kind, options = POLICIES[spec.get("policy", "none")], _options(spec)
+        raise _invalid(problems)
     if sizes is not None and sum(sizes) == len(stages):
         return SlicedPolicy(kind, sizes, stages, options, facts, shares)
     return kind(stages, options, facts, shares)
+
+
+def _invalid(problems: list[Problem]) -> TopologyError:
+    return TopologyError("INVALID_TOPOLOGY", "the batching policy is invalid", problems=problems)
 
 
 def _options(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -238,6 +238,7 @@ class SlicedPolicy(Policy):
                 return Run(query.stage, (query.key,))
         # A stage is busy as long as one of its blocks runs a batch, or a batch is between them.
         seen = {self._slice_of[s][0] if s in self._slice_of else s for s in busy}
+        self._policy.lanes = self.lanes
         decision = self._policy.decide(now, seen | self._trips.keys())
         if isinstance(decision, Run):
             self._trips[decision.stage] = _Trip(0, asked=True)

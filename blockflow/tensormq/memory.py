@@ -54,6 +54,16 @@ class TensorMemory:
         device = self.device
         return nullcontext() if device is None else device.api.engine_scope(device.stream)
 
+    def own_copy(self, tensor: Any) -> Any:
+        """A copy in memory of its own, whichever thread asks for it: a device comes to it between
+        what the engine thread has ordered before and what it orders after.
+
+        Raises:
+            RuntimeError: torch's, without memory for it.
+        """
+        with self.engine_scope():
+            return tensor.clone()
+
     def figures(self) -> dict[str, Any]:
         """What the KPIs add for a worker on a device; nothing on the CPU."""
         device = self.device

@@ -69,6 +69,7 @@ class Delivery:
         push: sending sockets.
         shm: producer of slots, None when the worker has no arena.
         inline: producer of whole-tensor frames.
+        own_copy: of a tensor, in memory of its own.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Delivery:
         push: PushCache,
         shm: Producer | None,
         inline: Producer,
+        own_copy: Callable[[Any], Any] = lambda tensor: tensor.clone(),
     ) -> None:
         self._incarnation = incarnation
         self._handles = mode == "tensormq" and shm is not None
@@ -86,6 +88,7 @@ class Delivery:
         self._push = push
         self._shm = shm
         self._inline = inline
+        self.own_copy = own_copy
         self._gone: set[int] = set()
         self.routes = RouteTable(0, 0)
         self.undeliverable = 0
@@ -310,7 +313,7 @@ class Delivery:
         if not stays:
             return stays
         try:
-            batch.result = batch.result.clone()
+            batch.result = self.own_copy(batch.result)
         except RuntimeError as exc:
             now = time.monotonic_ns()
             error = BlockError("BLOCK_FAILED", f"{_NO_MEMORY}: {exc}"[:500])

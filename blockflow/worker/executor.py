@@ -185,6 +185,7 @@ class Executor:
                 return started
         self._wait_until_ns = None
         while True:
+            self._scheduler.lanes = self.lanes
             decision = self._scheduler.decide(now)
             if isinstance(decision, WaitUntil):
                 self._wait_until_ns = decision.at_ns
@@ -319,7 +320,7 @@ class Executor:
         read = {id(t.source) for b in self._running for t in b.tickets}
         for key, (stage, source) in list(self._holding.items()):
             try:
-                if key not in read and source.detach():
+                if key not in read and source.detach(self._delivery.own_copy):
                     stage.meter.copies_out += 1
             except RuntimeError as exc:
                 raise BlockError(

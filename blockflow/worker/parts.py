@@ -106,7 +106,13 @@ def open_parts(
         raise
     push = PushCache(context, watched, protect=link.connect)
     delivery = Delivery(
-        launch.incarnation, launch.mode, stages.keys(), push, memory.slots, memory.frames
+        launch.incarnation,
+        launch.mode,
+        stages.keys(),
+        push,
+        memory.slots,
+        memory.frames,
+        memory.own_copy,
     )
     intake = Intake(stages, memory.consumer)
     runner = Runner(stages, failpoints, memory, at_work)

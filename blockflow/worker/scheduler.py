@@ -33,6 +33,10 @@ class Scheduler:
         policies: stage -> policy with options, in the order of the worker's blocks.
         facts: what the policies may know of the stages (limits, profiles).
         shares: of the tasks, by the index that tickets carry.
+        lanes: as of the attribute.
+
+    Attributes:
+        lanes: how many batches the worker computes at once, which policies may want to know.
 
     Raises:
         TopologyError: an unknown policy or bad options.
@@ -43,7 +47,9 @@ class Scheduler:
         policies: Mapping[int, Mapping[str, Any]],
         facts: Mapping[int, StageFacts] | None = None,
         shares: Sequence[TaskShare] = (),
+        lanes: int = 1,
     ) -> None:
+        self.lanes = lanes
         self._facts = dict(facts or {})
         self._shares = tuple(shares)
         self._ahead: dict[tuple[bytes, int], tuple[int, ...]] = {}
@@ -139,6 +145,7 @@ class Scheduler:
         count = len(self._policies)
         for i in range(count):
             policy = self._policies[(self._turn + i) % count]
+            policy.lanes = self.lanes
             decision = policy.decide(now, self._busy)
             if isinstance(decision, Run):
                 self._turn = (self._turn + i + 1) % count

@@ -46,8 +46,11 @@ class Source:
             self._tensor = self._buffer.tensor()
         return self._tensor
 
-    def detach(self) -> bool:
+    def detach(self, copied: Callable[[Any], Any]) -> bool:
         """Copy what lies in a slot that is held for it, and let go of the slot.
+
+        Args:
+            copied: gives a copy in memory of its own.
 
         Returns:
             Whether there was one.
@@ -58,7 +61,7 @@ class Source:
         let_go = self._on_release
         if let_go is None:
             return False
-        self._tensor = self._tensor.clone()
+        self._tensor = copied(self._tensor)
         self._on_release = None
         let_go()
         return True

@@ -164,7 +164,8 @@ class Turns:
         if self._hears is deaf:
             self._hears = not deaf
             self._engine.modify(self._fd, 0 if deaf else select.EPOLLIN)
-        until = self._until_ns = executor.next_wake_ns() or NEVER_NS
+        due = None if self._paused else executor.next_wake_ns()  # then it starts nothing
+        until = self._until_ns = due or NEVER_NS
         self._rests = True
         self.lock.release()
         try:
@@ -324,6 +325,9 @@ class Turns:
     def pause(self) -> None:
         """Start no more batches and read nothing more."""
         self._paused = True
+        if self._data_hears:  # or each further message would wake who does not read it
+            self._data_hears = False
+            self._data.modify(self._fd, 0)
         self.poke()
 
     def close(self) -> None:

@@ -109,6 +109,8 @@ class Worker:
                 self._ready(parts)
                 status = self._serve(parts)
         except BlockFlowError as exc:
+            if self._state != "loading":
+                raise  # of a device that is lost, say: its memory is gone, nobody waits for it
             _LOG.error("start-up of %s failed: %s", launch.name, exc)
             self._agent.send(control.StartFailed(launch.incarnation, exc.to_dict()))
             status = EXIT_START_FAILED
@@ -166,12 +168,20 @@ class Worker:
             self._mailbox.put(exc)
 
     def _open_lanes(self, parts: Parts) -> None:
-        """A thread for each lane; those of lanes that are given up stay asleep."""
+        """A thread for each lane; those of lanes that are given up stay asleep. Where the machine
+        has no room for one, the worker serves with those it has."""
         while len(self._lanes) < parts.executor.lanes - 1:
             name = f"bf-lane{len(self._lanes) + 2}"
             thread = threading.Thread(target=self._lane_life, args=(parts,), name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as exc:
+                if not thread_refused(exc):
+                    raise
+                lanes = parts.executor.lanes = len(self._lanes) + 1
+                _LOG.warning("no thread for a further lane (%s): %d from now on", exc, lanes)
+                return
             self._lanes.append(thread)
-            thread.start()
 
     def _lane_life(self, parts: Parts) -> None:
         """The thread of a further lane."""

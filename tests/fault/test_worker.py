@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from blockflow.core.errors import RequestError
-from blockflow.core.routing import merge_paths
+from blockflow.core.routing import DISPATCHER_STAGE, merge_paths
 from blockflow.launch.fresh import SubprocessLauncher
 from blockflow.tensormq.agent import ORPHAN_STATUS
 from blockflow.tensormq.atwork import AtWorkReader
@@ -146,6 +147,19 @@ def test_a_defect_at_start_is_told(rig: Rig) -> None:
     assert "TypeError" in error["message"]
     assert rig.children[11].wait(WAIT_S) == 2
     assert rig.leavings(11) == []
+
+
+def test_an_error_of_one_that_serves_is_no_failed_start(rig: Rig) -> None:
+    """It dies at once, with its cause in the log, and waits for nobody who reads its outputs."""
+    rig.start(11, {1: echo(rig, "e1")})
+    rig.routes[DISPATCHER_STAGE] = replace(
+        rig.routes[DISPATCHER_STAGE], endpoint="tcp://127.0.0.1:70000"
+    )
+    rig.publish()
+    rig.send(some(), [1])
+    assert rig.children[11].wait(WAIT_S) == 1
+    with pytest.raises(AssertionError, match="no StartFailed"):
+        rig.expect(StartFailed, 11, timeout_s=0.1)
 
 
 @pytest.mark.parametrize("point", ["before_forward", "after_forward"])

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from blockflow.core.launchspec import StageSpec
@@ -221,3 +223,34 @@ def test_a_forward_that_takes_too_long_ends_the_process(rig: Rig, stuck: int) ->
     assert message.error.code == "BLOCK_FAILED" and item.path.nodes[item.hop].stage == stuck
     assert rig.children[11].wait(WAIT_S) == 3
     assert rig.leavings(11) == []
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_who_stops_is_busy_with_nothing_but_what_it_finishes(rig: Rig, lanes: int) -> None:
+    """What comes meanwhile is not read, and what a policy waits for is not started: neither may
+    keep a thread spinning beside the forward that is waited for."""
+    window = {"policy": "window", "max_rows": 2, "max_delay_ms": 500}
+    blocks = {1: echo(rig, "waits"), 2: echo(rig, "long", row_ms=1000)}
+    if lanes == 2:
+        blocks[3] = echo(rig, "short", row_ms=100)
+    rig.start(11, blocks, lanes=lanes, stage={"policy": window})
+    rig.publish()
+    if lanes == 2:  # it takes the engine thread, which rests then while the lane computes
+        rig.send(rows_of(1.0, 2), [3])
+        at_work(rig, 3)
+    rig.send(rows_of(1.0, 2), [2])
+    at_work(rig, 2)
+    rig.send(rows_of(1.0), [1])
+    queued(rig, 1, 1)
+    worker = psutil.Process(rig.children[11].pid)
+    rig.tell(11, Stop())
+    rig.tell(11, Ping(1))
+    rig.expect(Pong, 11)
+    rig.send(rows_of(1.0), [1])
+    before = spent = worker.cpu_times()
+    while rig.children[11].poll() is None:
+        with suppress(psutil.Error):
+            spent = worker.cpu_times()
+        time.sleep(0.02)
+    assert rig.children[11].wait(WAIT_S) == 0
+    assert spent.user + spent.system - before.user - before.system < 0.5

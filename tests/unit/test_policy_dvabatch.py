@@ -147,17 +147,20 @@ def test_with_a_profile_joins_have_to_pay() -> None:
         assert ran(w)[1] == second
 
 
-def test_nobody_joins_for_a_gain_whom_another_lane_can_take() -> None:
+@pytest.mark.parametrize(("left", "joins"), [(2, False), (1, True)])
+def test_nobody_joins_for_a_gain_whom_another_lane_can_take(left: int, joins: bool) -> None:
+    """Unless that lane was given up meanwhile: ``left`` are there."""
     times = {**dict.fromkeys(CHAIN, CHEAPER), 4: {1: 100.0, 2: 101.0, 4: 102.0, 8: 103.0}}
     w = worker(make(times), lanes=2)
     come(w, 0, 0)
     w.decide(0)
     come(w, MS, 1)
-    assert w.decide(MS) is None  # asked with a batch under way: there is a second lane
+    assert w.decide(MS) is None
+    w.lanes = left
     w.finish(0, 10 * MS, fail=False)
     w.decide(10 * MS)
     w.decide(10 * MS)
-    assert ran(w)[1:] == [(2, (0,)), (1, (1,))]
+    assert ran(w)[1:] == ([(1, (1,))] if joins else [(2, (0,)), (1, (1,))])
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 3])

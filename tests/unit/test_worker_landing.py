@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -165,9 +167,9 @@ class Landing:
         self.api = api
         self.engine = Gated(INFO, EngineOptions()).on(self.device, api)
         self.frames = MixedProducer(self.device, InlineProducer(), None, folder)
-        memory = TensorMemory(None, self.frames, ShmConsumer(folder), device=self.device)
+        self.memory = TensorMemory(None, self.frames, ShmConsumer(folder), device=self.device)
         stages = {1: Stage(StageSpec(1, INFO), self.engine)}
-        self.runner = Runner(stages, FailPoints("", folder), memory)
+        self.runner = Runner(stages, FailPoints("", folder), self.memory)
         self.landed: list[Batch] = []
         self.some = threading.Condition()
         self.runner.landed = self._note
@@ -220,6 +222,29 @@ def test_while_the_device_is_at_the_batch_before_a_batch_waits(tmp_path: Path) -
         spent = timing(ticket, batch, sent)
         assert spent.wait + spent.overhead + spent.compute == sent - ticket.received_ns
         assert min(spent.wait, spent.overhead, spent.compute) >= 0
+    assert worker.device.close()
+
+
+def test_who_copies_beside_the_engine_thread_does_it_in_its_stream(tmp_path: Path) -> None:
+    """Else the device could copy before the tensor is there, or after it was overwritten."""
+    worker = Landing(tmp_path)
+    entered: list[int] = []
+
+    @contextmanager
+    def scope(stream: int) -> Iterator[None]:
+        entered.append(stream)
+        yield
+        entered.append(-stream)
+
+    worker.api.engine_scope = scope  # type: ignore[method-assign]
+
+    class Tensor:
+        def clone(self) -> list[int]:
+            return list(entered)
+
+    stream = worker.device.stream
+    assert worker.memory.own_copy(Tensor()) == [stream]
+    assert entered == [stream, -stream]
     assert worker.device.close()
 
 

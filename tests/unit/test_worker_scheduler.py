@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Run
+from blockflow.batching.sliced import SlicedPolicy
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, TopologyError
 from blockflow.core.launchspec import StageSpec
@@ -190,6 +191,32 @@ def test_policies_predict_from_the_facts_that_they_were_given() -> None:
     assert s._by_stage[1] is before  # nothing is new: what it has learned stays
     s.arrive(ticket(6), 7)
     assert drain(s, 8) == [[6]]
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_classes_change_block_by_block_beside_a_block_of_fixed_dims(order: tuple[int, int]) -> None:
+    """Half-way the fixed one has the old classes for itself, or the new ones; both are allowed to
+    the two together."""
+    padded = StageFacts("e", 8, 1, length_dims=(0,), lengths=(1, 32), pads=True)
+    old = {"policy": "window", "classes": [8, 16]}
+    s = Scheduler({1: old, 2: old}, {1: padded, 2: StageFacts("h", 8, 1)})
+    for policy in ({**old, "classes": [8, 32]}, {"policy": "none"}, old):
+        for stage in order:
+            s.set_policy(stage, policy, 0)
+        assert s.policy(1) == s.policy(2) == policy
+        assert s._by_stage[1] is s._by_stage[2]
+
+
+def test_policies_know_the_lanes_of_this_moment() -> None:
+    sliced = {"policy": "dvabatch", "stages": [2]}
+    s = Scheduler({1: WINDOW, 2: sliced, 3: sliced}, lanes=3)
+    for lanes in (3, 1, 2):
+        s.lanes = lanes
+        s.arrive(ticket(lanes), 0)
+        assert drain(s, 0) == [[lanes]]
+        window, outer = s._policies
+        assert isinstance(outer, SlicedPolicy)
+        assert window.lanes == outer.lanes == outer._policy.lanes == lanes
 
 
 def test_who_is_told_what_it_was_born_with_forgets_nothing() -> None:

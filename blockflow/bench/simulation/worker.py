@@ -110,6 +110,7 @@ class SimWorker:
             {n: dict(s.policy) for n, s in self.stages.items()},
             {n: s.facts(model.threads) for n, s in self.stages.items()},
             simulator.shares,
+            model.lanes,
         )
         self.slots_out = 0
         self.most_slots = 0

@@ -1,0 +1,48 @@
+"""Worker: what its threads do where the machine has no room for them."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from blockflow.worker.worker import Worker
+
+
+def test_without_a_thread_for_a_further_lane_the_others_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[threading.Thread] = []
+    room = 1
+
+    def start(thread: threading.Thread) -> None:
+        if len(started) == room:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    worker = Worker.__new__(Worker)
+    worker._lanes = []
+    parts = cast(Any, SimpleNamespace(executor=SimpleNamespace(lanes=3)))
+    worker._open_lanes(parts)
+    assert parts.executor.lanes == 2 and worker._lanes == started and len(started) == 1
+    worker._open_lanes(parts)  # it does not ask again by itself
+    assert len(started) == 1
+    parts.executor.lanes, room = 3, 9  # told anew
+    worker._open_lanes(parts)
+    assert parts.executor.lanes == 3 and worker._lanes == started and len(started) == 2
+
+
+def test_a_defect_in_a_further_lane_is_not_taken_for_want_of_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("threads can only be started once")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    worker = Worker.__new__(Worker)
+    worker._lanes = []
+    with pytest.raises(RuntimeError, match="only be started once"):
+        worker._open_lanes(cast(Any, SimpleNamespace(executor=SimpleNamespace(lanes=2))))
