@@ -161,13 +161,14 @@ def load_grid(status: Doc, before: Doc | None = None) -> Grid:
     return Grid("Blocks", columns, tuple(rows))
 
 
-def process_grid(status: Doc) -> Grid:
-    """Every process with its resources; GPU columns only where a process has one.
+def process_grid(status: Doc, found: Sequence[Doc] | None = None) -> Grid:
+    """Every process (or those of ``found``) with its resources; GPU columns only where a process
+    has one.
 
     ``comp`` are the threads that compute, ``2x1`` those of two lanes (``>`` marks a change under
     way), ``thr`` all of them.
     """
-    found = processes(status)
+    found = processes(status) if found is None else found
     gpu = any(part(p, "process").get("gpu_util_percent") is not None for p in found)
     columns = [
         _left("process"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from blockflow.core.text import visible
@@ -14,10 +14,10 @@ from blockflow.monitor.grids import (
     GAP,
     Grid,
     block_grid,
-    load_grid,
     process_grid,
     task_grid,
 )
+from blockflow.monitor.room import busiest
 from blockflow.monitor.text import percent, rate, size
 from blockflow.monitor.view import Doc, endpoints, headline, legs, notices, part, reruns, slices
 
@@ -31,25 +31,27 @@ _STATES = {
 }
 
 
-def render(grid: Grid, width: int) -> Table:
-    """A grid as a table of at most ``width`` characters."""
+def render(grid: Grid, width: int) -> Text:
+    """A grid as lines of at most ``width`` characters (:meth:`Grid.fitted`).
+
+    One text, and no table of rich's: that measures and wraps each cell anew, which takes seconds
+    for some thousand tasks, and here every cell is one line whose width is known.
+    """
     shown = grid.fitted(width)
-    table = Table(
-        title=grid.title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        padding=(0, GAP, 0, 0),
-    )
-    for c in shown.columns:
-        justify: Any = "right" if c.right else "left"
-        table.add_column(c.name, justify=justify, no_wrap=True, header_style="dim")
-    for row in shown.rows:
-        table.add_row(*(_cell(c.name, text) for c, text in zip(shown.columns, row, strict=True)))
-    if not shown.rows:
-        table.add_row(*("none", *[""] * (len(shown.columns) - 1)), style="dim")
-    return table
+    names = tuple(c.name for c in shown.columns)
+    rows = (names, *shown.rows)
+    extents = [max(cell_len(row[i]) for row in rows) for i in range(len(names))]
+    out = Text(no_wrap=True, overflow="crop")
+    out.append(grid.title, "bold")
+    for row in rows:
+        out.append("\n")
+        for i, (column, text) in enumerate(zip(shown.columns, row, strict=True)):
+            blank = " " * (extents[i] - cell_len(text))
+            style = _STATES.get(text, "yellow") if column.name == "state" else ""
+            out.append(" " * GAP if i else "").append(blank if column.right else "")
+            out.append(text, "dim" if row is names else style)
+            out.append("" if column.right or i + 1 == len(names) else blank)
+    return out if shown.rows else out.append("\nnone", "dim")
 
 
 def status_screen(status: Doc, width: int) -> Group:
@@ -60,8 +62,13 @@ def status_screen(status: Doc, width: int) -> Group:
     return Group(*parts, *_notices(status), *_spaced(grids, width))
 
 
-def top_screen(status: Doc, before: Doc | None, width: int, note: str = "") -> Group:
-    """What ``blockflow top`` shows: ``before`` is the document shown before."""
+def top_screen(
+    status: Doc, before: Doc | None, width: int, note: str = "", height: int | None = None
+) -> Group:
+    """What ``blockflow top`` shows: ``before`` is the document shown before.
+
+    With a ``height`` in lines, what does not fit is left out, the least busy first.
+    """
     totals = part(status, "totals")
     inflight = part(part(status, "dispatcher"), "kpi").get("inflight")
     line = (
@@ -69,11 +76,12 @@ def top_screen(status: Doc, before: Doc | None, width: int, note: str = "") -> G
         f"   cpu {percent(totals.get('cpu_percent'))} of {100 * len(status.get('cores') or [])}%"
         f"   pss {size(totals.get('pss'))}   monitor {rate(status.get('monitor_hz'))} Hz"
     )
-    grids = (load_grid(status, before), process_grid(status), task_grid(status))
-    parts: list[Any] = [_head(status), Text(line, style="dim"), *_notices(status)]
+    parts = [_head(status), Text(line, style="dim"), *_notices(status)]
     if note:
         parts.append(Text(note, style="red"))
-    return Group(*parts, *_spaced(grids, width))
+    above = sum(max(-(-cell_len(p.plain) // width), 1) for p in parts)
+    room = None if height is None else height - above
+    return Group(*parts, *_spaced(busiest(status, before, room), width))
 
 
 def show(renderable: Any, console: Console | None = None) -> None:
@@ -94,8 +102,3 @@ def _spaced(grids: Sequence[Grid], width: int) -> list[Any]:
     for grid in grids:
         out += [Text(""), render(grid, width)]
     return out
-
-
-def _cell(column: str, text: str) -> Text:
-    style = _STATES.get(text, "yellow") if column == "state" else ""
-    return Text(text, style=style)

@@ -57,7 +57,8 @@ class Top:
             Live(console=self._console, screen=True, auto_refresh=False) as live,
         ):
             while True:
-                screen = top_screen(status, before, self._console.width, note)
+                width, height = self._console.size
+                screen = top_screen(status, before, width, note, height)
                 live.update(screen, refresh=True)
                 if wait_key(self._interval_s) in ("q", "Q", "\x1b"):
                     return
