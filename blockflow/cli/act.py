@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import select
+import time
+from contextlib import ExitStack, suppress
 from enum import StrEnum
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from blockflow.cli.complete import complete_block
 from blockflow.cli.options import Block, Json, Url, print_json, print_line
-from blockflow.core.errors import RequestError, make_error
+from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.monitor.rest import RestClient, segment
 
 _SLOW_S = 120.0
+_LOOK_S = 0.1
 """Time-out of calls that wait for a drain, a start or a stop."""
 
 AnyBlock = Annotated[
@@ -81,10 +86,16 @@ def stop(
         raise RequestError("INVALID_REQUEST", "stopping all needs --yes", hint="add --yes")
     if not yes:
         _confirm(f"Stop the whole system at {client.url}?")
-    pid = client.get("/v1/status").get("pid") if wait else None
-    answer = client.post("/v1/shutdown", timeout_s=_SLOW_S)
-    if isinstance(pid, int) and pid != os.getpid():
-        _await_end(pid, client.url)
+    with ExitStack() as scope:
+        ended = None
+        if wait:
+            fd = _open_here(client.get("/v1/status"))
+            if fd is not None:
+                scope.callback(os.close, fd)
+            ended = partial(_await_silence, client) if fd is None else partial(_await_end, fd)
+        answer = client.post("/v1/shutdown", timeout_s=_SLOW_S)
+        if ended is not None and not ended():
+            raise make_error("TIMEOUT", "it has not ended yet", where=client.url)
     _show(answer, json_, [f"{client.url}: {'stopped' if wait else 'shutting down'}"])
 
 
@@ -135,19 +146,44 @@ def _confirm(question: str) -> None:
         raise RequestError("INVALID_REQUEST", "nothing was stopped", hint="--yes does not ask")
 
 
-def _await_end(pid: int, url: str) -> None:
-    """Wait until the control plane's process, which ends last, is gone; it is on this host."""
+def _open_here(status: Any) -> int | None:
+    """A descriptor of the control plane's process, which ends last, if it is on this host: the
+    process of that number may be another one here. Ours holds its instance's lock."""
+    from blockflow.tensormq.janitor import LOCK_NAME  # a tenth of a second, for `stop` alone
+
+    pid, run_dir = status.get("pid"), status.get("run_dir")
+    if not isinstance(pid, int) or not isinstance(run_dir, str):
+        return None
     try:
         fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        if not poller.poll(_SLOW_S * 1000):
-            raise make_error("TIMEOUT", f"process {pid} has not ended yet", where=url)
-    finally:
-        os.close(fd)
+    except OSError:
+        return None
+    with suppress(OSError):
+        lock = os.stat(Path(run_dir, LOCK_NAME))
+        held = Path("/proc", str(pid), "fd")
+        if any(os.path.samestat(lock, os.stat(held / n)) for n in os.listdir(held)):
+            return fd
+    os.close(fd)
+    return None
+
+
+def _await_end(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(_SLOW_S * 1000))
+
+
+def _await_silence(client: RestClient) -> bool:
+    """Wait until nothing answers any more: all that can be seen of another host."""
+    end = time.monotonic() + _SLOW_S
+    while time.monotonic() < end:
+        try:
+            client.get("/v1/health/live")
+        except BlockFlowError as exc:
+            if exc.code == "NOT_RUNNING":
+                return True
+        time.sleep(_LOOK_S)
+    return False
 
 
 def _act(block: str, verb: str, done: str, url: str, json_: bool) -> None:

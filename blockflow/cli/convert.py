@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,20 +46,27 @@ def convert(
     onnx is for the engines onnxruntime and openvino, onnx-int8 for both with
     precision int8, aoti for the engine compiled.
     """
-    kinds = commas(to)
-    unknown = [k for k in kinds if k not in VARIANTS]
-    if unknown or not kinds:
-        raise RequestError(
-            "INVALID_REQUEST",
-            f"no variant {', '.join(unknown) or 'is named'}",
-            where="--to",
-            hint=f"known: {', '.join(VARIANTS)}",
-        )
+    kinds = variant_kinds(commas(to) or [""], "--to")
+    if tolerance is not None and not isfinite(tolerance):
+        raise RequestError("INVALID_REQUEST", f"{tolerance} is no bound", where="--tolerance")
     made = convert_all(repository, blocks, kinds, calibrate=calibrate, tolerance=tolerance)
     if json_:
         print_json({"variants": [r.to_dict() for r in made]})
     else:
         print_variants(made)
+
+
+def variant_kinds(kinds: list[str], option: str) -> list[str]:
+    """Raises RequestError: INVALID_REQUEST: not all of them are known."""
+    unknown = [k for k in kinds if k not in VARIANTS]
+    if unknown:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"no variant {', '.join(filter(None, unknown)) or 'is named'}",
+            where=option,
+            hint=f"known: {', '.join(VARIANTS)}",
+        )
+    return kinds
 
 
 def convert_all(

@@ -33,6 +33,7 @@ _BY_CODE = {
     "NOT_READY": ExitCode.NOT_READY,
     "BLOCK_UNAVAILABLE": ExitCode.NOT_READY,
     "TIMEOUT": ExitCode.NOT_READY,
+    "EXPORT_MISMATCH": ExitCode.BAD_INPUT,
 }
 
 

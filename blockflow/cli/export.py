@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from blockflow.bench.interrupts import interruptible
-from blockflow.cli.convert import convert_all, print_variants
-from blockflow.cli.options import commas, progress_bar, users_output
+from blockflow.cli.convert import convert_all, print_variants, variant_kinds
+from blockflow.cli.exits import exit_code
+from blockflow.cli.options import close_json, commas, progress_bar, users_output
 from blockflow.cli.streams import complain
 from blockflow.core.errors import BlockFlowError, ExportError
+from blockflow.core.jsonarg import json_value
 from blockflow.core.model import Padding, TensorSpec
 
 if TYPE_CHECKING:
+    from blockflow.repository.convert import ConvertReport
     from blockflow.repository.report import ExportReport
 
 _DEFAULT = "default"
@@ -100,7 +104,11 @@ def export(
     if list_:
         _print_zoo(json_)
         return
+    report: ExportReport | None = None
+    made: list[ConvertReport] = []
+    failed: BlockFlowError | None = None
     try:
+        kinds = variant_kinds(commas(variants), "--variants")
         with users_output():
             report = _export(
                 model=model,
@@ -120,20 +128,24 @@ def export(
                 version=version,
                 replace_stored=force,
             )
-            kinds, names = commas(variants), [b.name for b in report.blocks]
-            made = convert_all(repository, names, kinds) if kinds else []
+            if kinds:
+                made = convert_all(repository, [b.name for b in report.blocks], kinds)
     except BlockFlowError as e:
-        if json_:
-            typer.echo(json.dumps({"error": e.to_dict()}))
-        complain(e)
-        raise typer.Exit(2) from None
+        failed = e
+    stored = {} if report is None else report.to_dict()
     if json_:
-        converted = [r.to_dict() for r in made]
-        typer.echo(json.dumps({**report.to_dict(), "variants": converted}, indent=2))
-    else:
+        variants_made = {"variants": [r.to_dict() for r in made]} if stored else {}
+        close_json({**stored, **variants_made}, failed)
+        return
+    if report is not None:
         _print_report(report, repository)
-        if made:
-            print_variants(made)
+    if made:
+        print_variants(made)
+    if failed is not None:
+        complain(failed)
+        if stored:
+            complain("the blocks are stored; `blockflow convert` makes their variants")
+        raise typer.Exit(exit_code(failed))
 
 
 def _export(
@@ -207,7 +219,8 @@ def _export(
 
 
 def _print_report(report: ExportReport, repository: Path) -> None:
-    table = Table(title=f"{report.model} -> {repository} ({report.format})", title_justify="left")
+    title = escape(f"{report.model} -> {repository} ({report.format})")
+    table = Table(title=title, title_justify="left")
     table.add_column("block", overflow="fold")
     table.add_column("takes -> gives", overflow="fold")
     for heading in ("parameters", "ms/row", "out B/row", "file MiB"):
@@ -287,14 +300,8 @@ def _pairs(items: list[str], option: str, example: str) -> dict[str, str]:
 
 
 def _arguments(items: list[str]) -> dict[str, Any]:
-    """JSON values; what is no JSON is a string."""
-    out: dict[str, Any] = {}
-    for key, value in _pairs(items, "--arg", "classes=10").items():
-        try:
-            out[key] = json.loads(value)
-        except (ValueError, RecursionError):
-            out[key] = value
-    return out
+    pairs = _pairs(items, "--arg", "classes=10")
+    return {key: json_value(value, f"--arg {key}") for key, value in pairs.items()}
 
 
 def _padding(text: str) -> Padding:

@@ -60,6 +60,7 @@ class RestClient:
         try:
             parts = urlsplit(self.url)
             host, port = parts.hostname, parts.port
+            (host or "").encode("idna")  # as a connection does
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not host:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import sys
 import time
@@ -24,7 +25,7 @@ class Top:
         fetch: gives the status document; its error is shown, and the next interval tries again.
         interval_s: between two documents.
         console: where it is shown; a console that is no terminal gets one screen and the end.
-        wait_key: waits up to so many seconds for a key and returns it ('' for none).
+        wait_key: waits up to so many seconds for keys and returns what they send ('' for none).
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class Top:
                 width, height = self._console.size
                 screen = top_screen(status, before, width, note, height)
                 live.update(screen, refresh=True)
-                if wait_key(self._interval_s) in ("q", "Q", "\x1b"):
+                key = wait_key(self._interval_s)
+                if key[:1] in ("q", "Q") or key == "\x1b":
                     return
                 try:
                     before, status, note = status, self._fetch(), ""
@@ -85,7 +87,8 @@ def _sleep(seconds: float) -> str:
 
 def _wait_stdin(seconds: float) -> str:
     readable, _, _ = select.select([sys.stdin], [], [], seconds)
-    return sys.stdin.read(1) if readable else ""
+    # All that has come: an arrow key, say, sends several bytes, of which Escape is the first.
+    return os.read(sys.stdin.fileno(), 64).decode(errors="replace") or "q" if readable else ""
 
 
 @contextlib.contextmanager

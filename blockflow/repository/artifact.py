@@ -27,6 +27,7 @@ from blockflow.core.inplace import exported_may_write, script_may_write
 from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import ROWS, TensorSpec
 from blockflow.repository.folder import written
+from blockflow.repository.operators import exported_operators, refuse_foreign, script_operators
 
 
 class _CopyFirst(nn.Module):
@@ -203,6 +204,7 @@ def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, file: IO[byt
         (source,) = program.graph_signature.user_inputs
         if exported_may_write(program.graph_module, str(source)):
             program = export(_CopyFirst(stage))
+    refuse_foreign(exported_operators(program.graph_module))
     # the example would travel in the artifact
     program.example_inputs = None
     torch.export.save(program, file)
@@ -218,6 +220,7 @@ def _write_traced(stage: nn.Module, _spec: TensorSpec, example: Tensor, file: IO
 
 def _save_script(make: Callable[[nn.Module], Any], stage: nn.Module, file: IO[bytes]) -> None:
     made = make(stage)
+    refuse_foreign(script_operators(made.inlined_graph))
     if script_may_write(made.inlined_graph):
         made = make(_CopyFirst(stage))
     torch.jit.save(made, file)

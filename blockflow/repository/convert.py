@@ -22,6 +22,7 @@ from torch import Tensor
 from blockflow.core.errors import BlockError, ExportError
 from blockflow.core.model import ROWS, BlockInfo
 from blockflow.repository.artifact import one_thread
+from blockflow.repository.differences import tolerated
 from blockflow.repository.machine import ENGINE_PACKAGES, fingerprint, version_of
 from blockflow.repository.manifest import VariantForm, VerdictForm
 from blockflow.repository.padding import length_inputs
@@ -112,7 +113,7 @@ def convert_block(
         kind: a key of :data:`TOLERANCE`.
         workshop: what knows the frameworks.
         samples: inputs to calibrate ``onnx-int8`` with; None makes random ones, with a warning.
-        tolerance: instead of the kind's own.
+        tolerance: instead of the kind's own, or what half precision needs.
         progress: told what is being done.
 
     Raises:
@@ -133,7 +134,9 @@ def convert_block(
     if calibrates and samples is None:
         samples = seeded_samples(block.contract.input)
     given = list(samples.inputs) if samples is not None and calibrates else []
-    allowed = TOLERANCE[kind] if tolerance is None else tolerance
+    dtypes = {block.contract.input.dtype, block.contract.output.dtype}
+    usual = max(TOLERANCE[kind], *(tolerated(dtype, 0.0) for dtype in dtypes))
+    allowed = usual if tolerance is None else tolerance
     repository.sweep()
     with scratch() as folder, one_thread():
         target = folder / f"{name}.{kind}"

@@ -84,7 +84,8 @@ def export_model(
         labels = [f"begin..{cuts[0]}", *(f"{a}.." for a in cuts)]
     elif parts != 1:
         timed = example_input(loaded.input, {**bindings[0], "rows": 1}, int_below=loaded.int_below)
-        stages = split_evenly(loaded.module, parts, examples, timed)
+        with model_errors(loaded, timed):
+            stages = split_evenly(loaded.module, parts, examples, timed)
         labels = [f"part {i + 1} of {parts}" for i in range(parts)]
     else:
         stages, labels = [loaded.module], ["whole model"]

@@ -66,7 +66,9 @@ def promised(padding: Padding | None, taken: TensorSpec, *, first: bool) -> Padd
     return padding if first else Padding(padding.dim)
 
 
-def length_inputs(spec: TensorSpec, padding: Padding, *, int_below: int = 2) -> list[Tensor]:
+def length_inputs(
+    spec: TensorSpec, padding: Padding, *, int_below: int | None = None
+) -> list[Tensor]:
     """Inputs of two rows with the dim at several lengths, the smallest among them."""
     lo, hi = spec.ranges.get(padding.dim, (1, _NO_RANGE))
     bindings = probe_bindings(spec)

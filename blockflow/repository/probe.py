@@ -18,22 +18,37 @@ from blockflow.core.model import DTYPE_BYTES, ROWS, Dim, TensorSpec
 PROBE_ROWS = (2, 5)
 """Rows of the two probing runs: never 1, which tracers take for a constant."""
 
+_SMALLER = 16
+
 # Dims that rarely occur as a model's own sizes, so that "equal in all runs" means something; no two
 # pairs differ by the same, so that one dim and a number are not taken for another dim.
 _PROBE_SIZES = ((7, 13), (11, 19), (17, 29), (23, 37), (31, 47), (41, 61), (43, 67))
 
 
+def usual_below(dtype: str) -> int:
+    """What integer examples stay below where nobody says so: pixels take all that there are, and
+    anything else may be a number in a table, whose size is not known."""
+    return {"uint8": 256, "int8": 128}.get(dtype, 2)
+
+
 def example_input(
-    spec: TensorSpec, binding: Mapping[str, int], *, int_below: int = 2, seed: int = 0
+    spec: TensorSpec, binding: Mapping[str, int], *, int_below: int | None = None, seed: int = 0
 ) -> Tensor:
-    """A random tensor that fits ``spec``: normal floats, integers in 0 .. int_below - 1."""
+    """A random tensor that fits ``spec``: normal floats, integers in 0 .. int_below - 1.
+
+    Every other row has small integers only: drawn alike, rows of many elements have the same
+    largest one, and who divides by that of the whole batch would not be noticed.
+    """
     generator = torch.Generator().manual_seed(seed)
     dims = spec.resolve(binding)
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point:
         return torch.randn(dims, generator=generator).to(dtype)
     highest = 1 if dtype is torch.bool else torch.iinfo(dtype).max
-    return torch.randint(0, min(int_below, highest + 1), dims, generator=generator).to(dtype)
+    below = min(int_below or usual_below(spec.dtype), highest + 1)
+    drawn = torch.randint(0, below, dims, generator=generator)
+    drawn[1::2] %= max(below // _SMALLER, 2)
+    return drawn.to(dtype)
 
 
 def probe_bindings(spec: TensorSpec) -> list[dict[str, int]]:

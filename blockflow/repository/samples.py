@@ -67,7 +67,6 @@ def load_samples(path: Path, spec: TensorSpec) -> Samples:
 
 
 def _read(file: Path) -> Iterator[Tensor]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
@@ -77,8 +76,10 @@ def _read(file: Path) -> Iterator[Tensor]:
             yield from load_file(file).values()
         else:
             raise _unreadable(file, "not a .npy or .safetensors file")
-    except (OSError, ValueError, TypeError, SafetensorError) as e:
-        raise _unreadable(file, str(e)) from e
+    except ExportError:
+        raise
+    except Exception as e:  # parsers of headers and archives may raise nearly anything
+        raise _unreadable(file, str(e) or type(e).__name__) from e
 
 
 def _unreadable(path: Path, why: str) -> ExportError:

@@ -1,15 +1,9 @@
-"""LoadedModel: a model ready to be exported, from the zoo or from ``module:factory``.
-
-Weights come from safetensors or from a state dict that torch loads weights-only; nothing is ever
-unpickled into code.
-"""
+"""LoadedModel: a model ready to be exported, from the zoo or from ``module:factory``."""
 
 from __future__ import annotations
 
 import copy
 import difflib
-import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,19 +16,10 @@ from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.core.model import Padding, TensorSpec
+from blockflow.repository.weights import load_weights
 from blockflow.repository.zoo.catalog import ZOO
 
 _SHOWN = 5
-_GLOBAL = re.compile(r"\bGLOBAL (\S+)")
-_WRAPPERS = ("module.", "_orig_mod.")
-"""What DataParallel (also DistributedDataParallel) and torch.compile put before each name."""
-
-_REFUSED = "Weights only load failed"
-"""How torch's message begins when a file is more than tensors."""
-
-
-class _NoStateDict(ValueError):
-    """The file can be read, and this is what it is instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +32,8 @@ class LoadedModel:
         input: the input contract.
         seed: of the initialisation; None when weights were loaded.
         weights_sha256: digest of the weights file, if one was loaded.
-        int_below: integer example inputs are drawn from 0 .. int_below - 1.
+        int_below: integer example inputs are drawn from 0 .. int_below - 1; None: from what is
+            usual for their dtype.
         padding: how its input may be padded without a change of any result; None: it may not.
     """
 
@@ -56,7 +42,7 @@ class LoadedModel:
     input: TensorSpec
     seed: int | None = None
     weights_sha256: str | None = None
-    int_below: int = 2
+    int_below: int | None = None
     padding: Padding | None = None
 
     def outside_inference(self) -> LoadedModel:
@@ -149,7 +135,7 @@ def load_model(
         spec,
         None if weights else seed,
         digest,
-        int_below or (zoo.int_below if zoo else 2),
+        int_below or (zoo.int_below if zoo else None),
         padding,
     )
 
@@ -258,139 +244,3 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
-
-
-def load_weights(module: nn.Module, path: Path) -> str:
-    """Load a state dict strictly; returns the file's sha256.
-
-    Where several names of the model are one tensor (tied weights), any of them will do: safetensors
-    keeps such a tensor once. What DataParallel and torch.compile put before every name is left out.
-
-    Raises:
-        ExportError: WEIGHTS_INVALID, listing the keys that are missing, unexpected or misshapen, or
-            that are one tensor in the model and differ in the file.
-    """
-    where = str(path)
-    try:
-        with path.open("rb") as f:
-            digest = hashlib.file_digest(f, "sha256").hexdigest()
-        state = _read_state(path)
-    except Exception as e:
-        why = str(e).strip().partition("\n")[0]
-        if not isinstance(e, _NoStateDict):
-            why = f"the file cannot be read: {type(e).__name__}" + f": {why}" * bool(why)
-        raise ExportError(
-            "WEIGHTS_INVALID",
-            why,
-            where=where,
-            hint="give a .safetensors file, or a state dict saved with torch.save",
-        ) from e
-    own = {k: t for k, t in module.state_dict().items() if isinstance(t, Tensor)}
-    state = _without_wrappers(state, own)
-    pairs = list(_tied(own, state))
-    state |= {k: state[given] for k, given in pairs if k not in state}
-    problems: dict[str, list[str]] = {
-        "missing": [k for k in own if k not in state],
-        "unexpected": [k for k in state if k not in own],
-        "misshapen": [
-            f"{k} {list(state[k].shape)} into {list(own[k].shape)}"
-            for k in own
-            if k in state and state[k].shape != own[k].shape
-        ],
-        "complex for a real tensor": [
-            k for k in own if k in state and state[k].is_complex() and not own[k].is_complex()
-        ],
-        "at odds with the tensor that they share": [
-            f"{k} with {given}" for k, given in pairs if not torch.equal(state[k], state[given])
-        ],
-    }
-    found = {kind: keys for kind, keys in problems.items() if keys}
-    if found:
-        text = "; ".join(
-            f"{len(keys)} {kind}: {', '.join(keys[:_SHOWN])}{', ...' * (len(keys) > _SHOWN)}"
-            for kind, keys in found.items()
-        )
-        raise ExportError(
-            "WEIGHTS_INVALID",
-            f"the weights do not fit the model: {text}",
-            where=where,
-            hint=_prefixed(state, own)
-            or "check the factory's arguments (number of classes, width)",
-            details=found,
-        )
-    try:
-        module.load_state_dict(state, strict=True)
-    except Exception as e:  # what else a model's own loading minds
-        why = " ".join(str(e).split())[:300]
-        raise ExportError(
-            "WEIGHTS_INVALID",
-            f"the model does not take the weights: {type(e).__name__}: {why}",
-            where=where,
-        ) from e
-    return digest
-
-
-def _without_wrappers(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``state`` under the names of the model that was wrapped when it was saved."""
-    for prefix in _WRAPPERS * 2:  # one inside the other, in either order
-        if state and all(k.startswith(prefix) and k not in own for k in state):
-            state = {k.removeprefix(prefix): t for k, t in state.items()}
-    return state
-
-
-def _prefixed(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """A hint if the names in the file are the model's with something before each; else ''."""
-    name = next(iter(own), "")
-    for given in state:
-        prefix = given.removesuffix(name)
-        if name and prefix and prefix + name == given and {prefix + k for k in own} == set(state):
-            return (
-                f"every name in the file begins with {prefix!r}, which the model's lack: save "
-                "the inner module's state_dict()"
-            )
-    return ""
-
-
-def _tied(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Each further name of a tensor of the model with the first of its names that the file has."""
-    names: dict[Any, list[str]] = {}
-    for name, t in own.items():
-        if t.numel():
-            at = (t.untyped_storage().data_ptr(), t.storage_offset(), tuple(t.shape), t.stride())
-            names.setdefault((t.dtype, *at), []).append(name)
-    for same in names.values():
-        given = next((name for name in same if name in state), None)
-        if given is not None:
-            yield from ((name, given) for name in same if name != given)
-
-
-def _read_state(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    if path.suffix not in (".pt", ".pth"):
-        raise ValueError(f"unknown kind of weights file {path.suffix!r}")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as e:
-        if _REFUSED not in str(e):
-            raise
-        asked = _GLOBAL.search(str(e))  # torch goes on to advise what runs a stranger's code
-        what = f"it asks for {asked[1]}" if asked else "it is more than tensors, or damaged"
-        raise _NoStateDict(f"{what}: only tensors under names are loaded, never code") from e
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]
-    if not isinstance(state, dict):
-        raise _NoStateDict(f"it holds a {type(state).__name__}, not a state dict")
-    for name, tensor in state.items():
-        if not isinstance(name, str):
-            raise _NoStateDict(f"the name of entry {name!r} is a {type(name).__name__}, not text")
-        if not isinstance(tensor, Tensor):
-            raise _NoStateDict(f"entry {name!r} is a {type(tensor).__name__}, not a tensor")
-        if tensor.is_meta:
-            raise _NoStateDict(f"entry {name!r} has dims and no values (it is on 'meta')")
-        if tensor.layout is not torch.strided:
-            kind = str(tensor.layout).removeprefix("torch.")
-            raise _NoStateDict(f"entry {name!r} is {kind}: to_dense() makes it one to load")
-    return state

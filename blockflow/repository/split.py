@@ -110,16 +110,12 @@ def refuse_open_forward(module: nn.Module, where: str) -> None:
             return
 
 
-def refuse_more_inputs(module: nn.Module, where: str) -> list[str]:
-    """The parameters that ``forward`` has to be given: one at most.
-
-    Raises:
-        ExportError: NOT_SPLITTABLE where there are more.
-    """
+def refuse_more_inputs(module: nn.Module, where: str) -> None:
+    """Raises ExportError: NOT_SPLITTABLE when ``forward`` has to be given more than one input."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):  # a compiled method, which no Python describes
-        return []
+        return
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
     if len(required) > 1:
@@ -129,7 +125,6 @@ def refuse_more_inputs(module: nn.Module, where: str) -> list[str]:
             where=where,
             hint="wrap the model so that one tensor goes in",
         )
-    return required
 
 
 def trace(model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor]) -> Traced:
@@ -148,11 +143,12 @@ def trace(model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor]) 
             for p in parameters[1:]
             if p.default is not p.empty and p.kind is not p.VAR_KEYWORD
         }
-        required = refuse_more_inputs(model, where)
+        refuse_more_inputs(model, where)
+        taken = parameters[0].name if parameters else ""
         graph = _Tracer(opened).trace(model, concrete_args=optional or None)
         for node in list(graph.nodes):
             # concrete arguments stay behind as placeholders without users
-            if node.op == "placeholder" and not node.users and node.name != required[0]:
+            if node.op == "placeholder" and not node.users and node.name != taken:
                 graph.erase_node(node)
         module = fx.GraphModule(model, graph)
         recorded: list[Values] = []
@@ -196,13 +192,20 @@ def split_model(
     Raises:
         ExportError: NOT_SPLITTABLE with the reason.
     """
-    known = dict(model.named_modules())
+    known = dict(model.named_modules(remove_duplicate=False))
+    first_names = {id(module): name for name, module in model.named_modules()}
     for cut in cuts:
         if cut not in known or not cut:
             raise ExportError(
                 "NOT_SPLITTABLE",
                 f"the model has no submodule {cut!r}",
                 hint=f"top-level submodules: {', '.join(n for n, _ in model.named_children())}",
+            )
+        if (first := first_names[id(known[cut])]) != cut:
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"submodule {cut!r} is the same module as {first!r}, which runs in both places",
+                hint="cut before another one, or give each place a module of its own",
             )
     traced = trace(model, ancestors(cuts), examples)
     positions: list[int] = []

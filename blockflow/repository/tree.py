@@ -34,7 +34,7 @@ class Seen:
         return self.writes != later.writes or not same_elements(self.copy, later.copy)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One submodule's calls, one per example.
 
@@ -42,6 +42,7 @@ class Call:
         inputs: as they were when it was called.
         outputs: as they were when it returned.
         sources: the model's input of that run.
+        odd: why calls of it cannot be a block's; '' = they can.
         order: the names of the blocks in the order in which they returned, of all runs.
     """
 
@@ -49,6 +50,7 @@ class Call:
     inputs: list[Seen] = field(default_factory=list)
     outputs: list[Seen] = field(default_factory=list)
     sources: list[Seen] = field(default_factory=list)
+    odd: str = ""
 
     @property
     def takes(self) -> list[Tensor]:
@@ -100,7 +102,7 @@ def observe(loaded: LoadedModel, blocks: Mapping[str, str], examples: Sequence[T
             tensor in and one out; EXPORT_FAILED when the model fails.
     """
     model = loaded.module
-    known = dict(model.named_modules())
+    known = dict(model.named_modules(remove_duplicate=False))
     order: list[str] = []
     calls = {name: Call(order) for name in blocks}
     hooks = []
@@ -125,6 +127,14 @@ def observe(loaded: LoadedModel, blocks: Mapping[str, str], examples: Sequence[T
         for hook in hooks:
             hook.remove()
     for name, call in calls.items():
+        if call.odd:
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"submodule {blocks[name]!r} {call.odd}; a block takes one tensor and gives one",
+                where=name,
+                hint="change the call in the model's forward, or wrap both in a submodule and name "
+                "that",
+            )
         if not len(call.inputs) == len(call.outputs) == len(examples):
             raise ExportError(
                 "NOT_SPLITTABLE",
@@ -152,16 +162,27 @@ def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
 
 
 def _watch(module: nn.Module, name: str, call: Call) -> list[Any]:
-    def before(_m: nn.Module, args: tuple[Any, ...]) -> None:
-        if len(args) == 1 and isinstance(args[0], Tensor):
+    def before(_m: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if named:
+            call.odd = f"is called with {', '.join(named)} by keyword"
+        elif len(args) != 1:
+            call.odd = f"is called with {len(args)} arguments"
+        elif not isinstance(args[0], Tensor):
+            call.odd = f"is called with a {type(args[0]).__name__}"
+        else:
             call.inputs.append(Seen.now(args[0]))
 
     def after(_m: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+        if isinstance(out, Tensor):
             call.outputs.append(Seen.now(out))
             call.order.append(name)
+        else:
+            call.odd = call.odd or f"returns a {type(out).__name__}"
 
-    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after),
+    ]
 
 
 def connected(calls: Mapping[str, Call]) -> dict[str, str | None]:

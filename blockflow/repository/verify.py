@@ -6,10 +6,10 @@ are other clients' as a rule, and not of the calls before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import product
-from math import isnan
 from pathlib import Path
 
 import torch
@@ -17,26 +17,19 @@ from torch import Tensor, nn
 
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.model import ROWS, Contract, TensorSpec
+from blockflow.repository.differences import (
+    TOLERANCE,
+    changed,
+    dtype_of,
+    least_scale,
+    scaled,
+    tolerated,
+)
 from blockflow.repository.job import Job, Piece, Runner, Serving
 from blockflow.repository.manifest import PaddingForm
 from blockflow.repository.padding import check_padding, length_inputs
 from blockflow.repository.probe import check_bindings, example_input
 from blockflow.repository.sources import in_train_mode, model_errors
-
-_TOLERANCE: Mapping[str, float] = {
-    "float64": 1e-9,
-    "float32": 1e-4,
-    "float16": 1e-2,
-    "bfloat16": 5e-2,
-}
-"""Largest difference allowed, as a part of the largest reference value (see :func:`_least`)."""
-
-_NOISE = 1e-3
-"""What is smaller may be all that rounding has left where larger numbers cancel out."""
-
-_INTEGERS_OFF = 1e-3
-"""Share of a result's integers that may change with the number of rows: kernels round differently
-then, and of the pixels of a segmentation, say, some lie on the edge of two classes."""
 
 _DIFFERS: Mapping[str, str] = {
     "pt2": "the export fixes what Python computed then (a number, a branch on its own state): "
@@ -48,6 +41,8 @@ _DIFFERS: Mapping[str, str] = {
 """What makes a block differ from a model that repeats itself, by format."""
 
 _TRACE_SEEDS = 3
+_ANOTHER_SEED = 77
+_LARGER = 8.0
 
 Made = Mapping[str, tuple[Tensor, Tensor]]
 """Each block's input and output in one run of all paths."""
@@ -70,7 +65,7 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
     most = max(binding[ROWS] for binding in bindings)
     with torch.no_grad():
         widest = next(_inputs(job, next(b for b in bindings if b[ROWS] == most)))
-        least = {name: _least([y]) for name, y in _model(job, widest).items()}
+        least = {name: least_scale([y]) for name, y in _model(job, widest).items()}
     for binding in bindings:
         for i, x in enumerate(_inputs(job, binding)):
             dims = "x".join(str(d) for d in x.shape)
@@ -80,11 +75,12 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
                 # first of all: what changes from call to call differs from the model as well, and
                 # no other cause has to be looked for
                 if not errors:
+                    _another_call(job, runners, binding)
                     _check_repeats(job, runners, x, made, expected)
                 for path in job.paths:
                     _, y = made[path[-1]]
                     last = path[-1]
-                    error = _difference(job, path, y, expected[last], least[last], coarse)
+                    error = _difference(job, path, x, y, expected[last], least[last], coarse)
                     errors[dims] = max(errors.get(dims, 0.0), error)
                 # the more rows, the likelier is a branch on all of them to go another way for one
                 if binding[ROWS] == most and not i:
@@ -110,7 +106,7 @@ def verify_served(
             for made, run in product(walks, served.values()):
                 x, y = made[piece.name]
                 try:
-                    error, allowed = _changed(run(x.contiguous()), y, _least([y]), coarse)
+                    error, allowed = changed(run(x.contiguous()), y, least_scale([y]), coarse)
                 except BlockFlowError as e:
                     why = f"fails on {list(x.shape)}: {e.message}"
                     raise _not_served(piece, why) from e
@@ -161,13 +157,13 @@ def verify_padding(job: Job, runners: Mapping[str, Runner]) -> dict[str, Padding
         padding = piece.padding
         if padding is None:
             continue
-        allowed = _allowed(piece.contract.output.dtype, coarse)
+        allowed = tolerated(piece.contract.output.dtype, coarse)
 
         def run(x: Tensor, name: str = piece.name) -> Tensor:
             return _step(job, runners[name], name, x)
 
         pairs = [made[piece.name] for made in walks]
-        differ = partial(_scaled, least=_least(y for _, y in pairs))
+        differ = partial(scaled, least=least_scale(y for _, y in pairs))
         error = check_padding(run, piece.contract, padding, pairs, differ, allowed, piece.name)
         forms[piece.name] = PaddingForm(
             dim=padding.dim, value=padding.value, error=error, tolerance=allowed
@@ -219,15 +215,34 @@ def _check_dims(contract: Contract, x: Tensor, y: Tensor, name: str) -> None:
     bound = dict(zip(contract.input.dims, x.shape, strict=True))
     binding = {dim: size for dim, size in bound.items() if isinstance(dim, str)}
     promised = contract.output_dims(binding)
-    if tuple(y.shape) != promised or _dtype(y) != contract.output.dtype:
+    if tuple(y.shape) != promised or dtype_of(y) != contract.output.dtype:
         raise ExportError(
             "EXPORT_MISMATCH",
-            f"the stored block gives {_dtype(y)}{list(y.shape)} for {list(x.shape)}, its contract "
-            f"{contract.output} means {list(promised)}",
+            f"the stored block gives {dtype_of(y)}{list(y.shape)} for {list(x.shape)}, its "
+            f"contract {contract.output} means {list(promised)}",
             where=name,
-            hint="an output dim that is a number and an input dim together, or that depends on a "
+            hint="one row has lost its dim: squeeze(dim) and reshape leave the rows alone where "
+            "they are told which dims are meant (flatten(1))"
+            if y.dim() < len(promised)
+            else "an output dim that is a number and an input dim together, or that depends on a "
             "size, is no dim of a contract: cut elsewhere, or fix the dim",
         )
+
+
+def _another_call(job: Job, runners: Mapping[str, Runner], binding: Mapping[str, int]) -> None:
+    """Somebody else's request, of larger values: what is kept of it (a largest value, say, which
+    the same input again would not change) shows in the next result. If it fails, it is let be."""
+
+    def larger(x: Tensor) -> Tensor:
+        return x * _LARGER if x.is_floating_point() else x
+
+    spec, below = job.loaded.input, job.loaded.int_below
+    x = larger(example_input(spec, binding, int_below=below, seed=_ANOTHER_SEED))
+    with suppress(ExportError):
+        for name, (taken, _) in _walk(job, runners, x).items():
+            _step(job, runners[name], name, larger(taken))
+    with suppress(ExportError):
+        _model(job, x)
 
 
 def _check_repeats(
@@ -240,7 +255,7 @@ def _check_repeats(
     """
 
     def repeated(who: str, where: str, module: nn.Module, before: Tensor, again: Tensor) -> None:
-        found = _changed(again, before, _least([before]), coarse)
+        found = changed(again, before, least_scale([before]), coarse)
         _refuse_change(who, where, module, *found)
 
     coarse = _coarse(job)
@@ -271,12 +286,12 @@ def _check_rows(job: Job, runners: Mapping[str, Runner], made: Made) -> None:
     coarse = _coarse(job)
     for piece in job.pieces:
         x, y = made[piece.name]
-        rows, least = len(x), _least([y])
+        rows, least = len(x), least_scale([y])
         held: list[tuple[Tensor, Tensor]] = []
         for row in range(rows):
             alone = _step(job, runners[piece.name], piece.name, x[row : row + 1].contiguous())
             held.append((alone, alone.clone()))
-            error, allowed = _changed(y[row : row + 1], alone, least, coarse)
+            error, allowed = changed(y[row : row + 1], alone, least, coarse)
             if not error <= allowed:
                 raise ExportError(
                     "EXPORT_MISMATCH",
@@ -304,51 +319,22 @@ def _grouped(spec: TensorSpec) -> str:
     return f"{spec.dtype}[{dims}]"
 
 
-def _least(results: Iterable[Tensor]) -> float:
-    """The scale that differences are a part of where a result's own values are smaller: that of
-    several results, since one may be close to 0 by chance; at most 1."""
-    return min(1.0, max(_NOISE, *map(_largest, results)))
-
-
-def _largest(y: Tensor) -> float:
-    """The largest finite value."""
-    return float(y.double().abs().nan_to_num(0.0, posinf=0.0).max())
-
-
 def _coarse(job: Job) -> float:
     """What the least exact dtype allows that the model computes with, of its input and its weights:
     a result may be of a finer one, and is no more exact for it (``y.double()``)."""
     module = job.loaded.module
-    dtypes = {_dtype(t) for t in (*module.parameters(), *module.buffers())}
-    return max(_TOLERANCE.get(d, 0.0) for d in (job.loaded.input.dtype, *dtypes))
-
-
-def _allowed(dtype: str, coarse: float) -> float:
-    return max(_TOLERANCE[dtype], coarse) if dtype in _TOLERANCE else 0.0
-
-
-def _changed(y: Tensor, reference: Tensor, least: float, coarse: float) -> tuple[float, float]:
-    """(by how much, what is allowed): of floats as a part of the largest value (at least
-    ``least``), of integers the share that differs. Between blocks an infinity (of a mask, say)
-    equals itself."""
-    allowed = _allowed(_dtype(reference), coarse) or _INTEGERS_OFF
-    if y.shape != reference.shape or y.dtype != reference.dtype:
-        return float("inf"), allowed
-    if not reference.is_floating_point():
-        return float((y != reference).double().mean()), allowed
-    same = (y == reference) | (y.isnan() & reference.isnan())
-    gaps = (y.double() - reference.double()).abs().masked_fill(same, 0.0)
-    return float(gaps.max()) / max(least, _largest(reference)), allowed
-
-
-def _scaled(y: Tensor, expected: Tensor, least: float) -> float:
-    """Largest difference, as a part of the largest expected value (at least ``least``)."""
-    scale = max(least, float(expected.double().abs().max()))
-    return float((y.double() - expected.double()).abs().max()) / scale
+    dtypes = {dtype_of(t) for t in (*module.parameters(), *module.buffers())}
+    return max(TOLERANCE.get(d, 0.0) for d in (job.loaded.input.dtype, *dtypes))
 
 
 def _difference(
-    job: Job, path: Sequence[str], y: Tensor, expected: Tensor, least: float, coarse: float
+    job: Job,
+    path: Sequence[str],
+    x: Tensor,
+    y: Tensor,
+    expected: Tensor,
+    least: float,
+    coarse: float,
 ) -> float:
     where = " -> ".join(path)
     hint = in_train_mode(job.loaded.module) or _DIFFERS[job.format]
@@ -362,19 +348,28 @@ def _difference(
         )
     error = float((y.double() - expected.double()).abs().max())
     scale = max(least, float(expected.double().abs().max()))
-    allowed = _allowed(_dtype(y), coarse) * scale
+    allowed = tolerated(dtype_of(y), coarse) * scale
     # a NaN compares false with everything: "not <=" refuses it
     if not error <= allowed:
+        if lost := int((~expected.isfinite()).sum()):
+            raise ExportError(
+                "EXPORT_MISMATCH",
+                f"{lost} of the {expected.numel()} numbers that the model itself gives for a test "
+                f"input {list(x.shape)} are NaN or infinite, which equals nothing",
+                where=where,
+                hint=_drawn(x) + ": a logarithm or a root needs a clamp() in the model; else check "
+                "the weights",
+            )
         raise ExportError(
             "EXPORT_MISMATCH",
             f"the blocks differ from the model by {error:.3g}, allowed is {allowed:.3g}",
             where=where,
-            hint="a result is NaN or infinite, which equals nothing: check weights and --input"
-            if isnan(error)
-            else hint,
+            hint=hint,
         )
     return error
 
 
-def _dtype(y: Tensor) -> str:
-    return str(y.dtype).removeprefix("torch.")
+def _drawn(x: Tensor) -> str:
+    if x.is_floating_point():
+        return "test inputs are normal random numbers, every second one negative"
+    return f"test inputs are integers from {int(x.min())} to {int(x.max())} (--int-below)"

@@ -87,7 +87,7 @@ def test_top_on_a_terminal_is_live_and_leaves_it_as_it_was(rest: FakeRest) -> No
     ) as child:
         os.close(slave)
         seen = b""
-        asked_to_end = False
+        arrow = asked_to_end = False
         end = time.monotonic() + 30
         while time.monotonic() < end:
             if select.select([master], [], [], 0.1)[0]:
@@ -95,7 +95,10 @@ def test_top_on_a_terminal_is_live_and_leaves_it_as_it_was(rest: FakeRest) -> No
                     seen += os.read(master, 65536)
                 except OSError:  # the child's side is closed
                     break
-            if not asked_to_end and seen.count(b"BlockFlow 0.1.0") >= 3:
+            if not arrow and seen.count(b"BlockFlow 0.1.0") >= 1:
+                os.write(master, b"\x1b[A")  # begins with Escape, and ends nothing
+                arrow = True
+            if not asked_to_end and seen.count(b"BlockFlow 0.1.0") >= 4:
                 os.write(master, b"q")
                 asked_to_end = True
         assert child.wait(10) == 0

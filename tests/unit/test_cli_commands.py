@@ -187,7 +187,9 @@ def test_an_answer_that_does_not_come_is_a_timeout() -> None:
             RestClient(f"http://127.0.0.1:{port}", timeout_s=0.1).get("/v1/status")
 
 
-@pytest.mark.parametrize("url", ["nonsense", "https://", "http://", "http://a:b", "ftp://x:1"])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "https://", "http://", "http://a:b", "ftp://x:1", "http://a..b:1"]
+)
 def test_bad_urls(url: str) -> None:
     assert main(["status", "--url", url]) == ExitCode.BAD_INPUT
 
@@ -207,10 +209,14 @@ def test_stopping_all_is_confirmed(
 
 
 def test_stop_returns_when_the_process_has_ended(
-    rest: FakeRest, capsys: pytest.CaptureFixture[str]
+    rest: FakeRest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        rest.answers["GET /v1/status"] = (200, {"pid": process.pid})
+    (tmp_path / "lock").touch()
+    with (
+        open(tmp_path / "lock") as lock,
+        subprocess.Popen(["sleep", "60"], pass_fds=(lock.fileno(),)) as process,
+    ):
+        rest.answers["GET /v1/status"] = (200, {"pid": process.pid, "run_dir": str(tmp_path)})
 
         def shut_down(_: bytes) -> tuple[int, Any]:
             threading.Timer(0.2, process.kill).start()
@@ -219,7 +225,25 @@ def test_stop_returns_when_the_process_has_ended(
         rest.answers["POST /v1/shutdown"] = shut_down
         assert main(["stop", "--yes"]) == 0
         assert process.poll() is not None
-        assert main(["stop", "--yes"]) == 0  # its process is gone already
+    assert "stopped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("status", [{"pid": 1, "run_dir": "/dev/shm/blockflow-0/1"}, {"pid": -7}])
+def test_stop_of_another_host_returns_when_it_is_silent(
+    rest: FakeRest, capsys: pytest.CaptureFixture[str], status: dict[str, Any]
+) -> None:
+    """A process of that number here is another one, which may live for ever, or has long gone."""
+    rest.answers["GET /v1/status"] = (200, status)
+    left = 3
+
+    def live(_: bytes) -> Any:
+        nonlocal left
+        left -= 1
+        return (200, {"live": True}) if left else b"something else has the port"
+
+    rest.answers["GET /v1/health/live"] = live
+    assert main(["stop", "--yes"]) == 0
+    assert left == 0
     assert "stopped" in capsys.readouterr().out
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockflow.cli.main import main
 from blockflow.core.engines import select
@@ -20,9 +20,11 @@ from blockflow.core.errors import BlockError, BlockFlowError, ExportError, Repos
 from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.engine.workshop import EngineWorkshop
 from blockflow.repository.convert import convert_block
+from blockflow.repository.export import export_model
 from blockflow.repository.machine import fingerprint
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.samples import Samples, load_samples, seeded_samples
+from blockflow.repository.sources import LoadedModel
 from blockflow.repository.verdict import relative_error
 from tests.unit.test_repository_variants import SPEC, save_block
 
@@ -237,12 +239,14 @@ def test_samples_from_files(tmp_path: Path) -> None:
         ("wrong-type.npy", np.ones((2, 2), np.float64)),
         ("objects.npy", np.array([{}], dtype=object)),
         ("text.txt", None),
+        ("empty.npy", b""),
+        ("damaged.npy", b"PK\x03\x04 an archive that ends here"),
     ],
 )
 def test_samples_that_cannot_be_used(tmp_path: Path, name: str, array: object) -> None:
     file = tmp_path / name
-    if array is None:
-        file.write_text("x")
+    if array is None or isinstance(array, bytes):
+        file.write_bytes(array or b"x")
     else:
         np.save(file, array, allow_pickle=True)
     with pytest.raises(ExportError) as e:
@@ -250,6 +254,18 @@ def test_samples_that_cannot_be_used(tmp_path: Path, name: str, array: object) -
     assert e.value.code == "EXPORT_FAILED" and name in e.value.where
     with pytest.raises(ExportError):
         load_samples(tmp_path / "not-there.npy", SPEC)
+
+
+def test_half_precision_is_allowed_what_it_needs(tmp_path: Path) -> None:
+    repository = BlockRepository(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).half().eval()
+    spec = TensorSpec("float16", ("rows", 64))
+    export_model(LoadedModel(model, "half", spec), repository, names=["half"])
+    report = convert_block(repository, "half", "onnx", EngineWorkshop())
+    assert report.tolerance == 1e-2
+    strict = convert_block(repository, "half", "onnx", EngineWorkshop(), tolerance=0.5)
+    assert strict.tolerance == 0.5
 
 
 def test_an_empty_folder_has_no_samples(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from blockflow.core.model import TensorSpec
 from blockflow.repository.artifact import read_artifact
 from blockflow.repository.export import export_model, export_tree
 from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import LoadedModel, load_model, load_weights
+from blockflow.repository.sources import LoadedModel, load_model
+from blockflow.repository.weights import load_weights
 
 ROW = TensorSpec("float32", ("rows", 4))
 

@@ -78,6 +78,19 @@ class KeepsItsMemory(nn.Module):
         return self.memory[: x.shape[0]].copy_(x * 2)
 
 
+class KeepsTheLargest(nn.Module):
+    """The same input again changes nothing; somebody else's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak: Tensor
+        self.register_buffer("peak", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.peak.copy_(torch.maximum(self.peak, x.abs().max()))
+        return x / self.peak
+
+
 class Draws(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
@@ -93,6 +106,8 @@ class Draws(nn.Module):
         (CountsInPython, "pt2", "test"),
         (CountsInPython, TRACED, "test"),
         (HandsOutOneTensor, TRACED, "test"),
+        (KeepsTheLargest, "pt2", "m"),
+        (KeepsTheLargest, SCRIPTED, "m"),
         (Draws, "pt2", "m"),
         (Draws, SCRIPTED, "m"),
         (Draws, TRACED, "m"),

@@ -80,6 +80,21 @@ def test_rows_that_depend_on_each_other_are_refused(
         assert "float32[rows,8,4]" in error.hint and "docs/blocks.md" in error.hint
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_pixels_that_are_scaled_by_those_of_all_are_refused(
+    repo: BlockRepository, dtype: str
+) -> None:
+    """All large pictures of random pixels have the same largest one."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            pixels = x.float()
+            return (pixels / pixels.max()).flatten(1)
+
+    error = refused(Scaled().eval(), repo, spec=TensorSpec(dtype, ("rows", 32, 32)))
+    assert "depends on the rows beside it" in error.message
+
+
 def test_the_block_that_mixes_rows_is_named(repo: BlockRepository) -> None:
     model = nn.Sequential(nn.Linear(4, 4), LessTheMean(), nn.Linear(4, 4)).eval()
     error = refused(model, repo, names=["a", "b", "c"], cuts=["1", "2"])
@@ -165,7 +180,8 @@ def test_an_infinity_between_blocks_equals_itself(repo: BlockRepository) -> None
     model = nn.Sequential(Masks(), nn.Softmax(1)).eval()
     export_model(LoadedModel(model, "test", ROW), repo, names=["mask", "weights"], cuts=["1"])
     error = refused(Masks().eval(), BlockRepository(repo.root.parent / "other"))
-    assert "nan" in error.message and "NaN or infinite" in error.hint
+    assert "the model itself" in error.message and "NaN or infinite" in error.message
+    assert "negative" in error.hint
 
 
 def test_an_infinity_hides_no_difference(repo: BlockRepository) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from blockflow.core.engines import AUTO, ENGINES, PRECISIONS, Selection, near, own_engine, select
 from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.jsonarg import json_value
 from blockflow.core.model import BlockInfo
 from blockflow.engine.registry import missing_extra
 
@@ -129,10 +130,7 @@ def parse_option(text: str) -> tuple[str, Any]:
             f"{text!r} is not KEY=VALUE",
             hint="for example --option memory_format=channels_last",
         )
-    try:
-        return key, json.loads(value)
-    except (ValueError, RecursionError):
-        return key, value
+    return key, json_value(value, f"--option {key}")
 
 
 def told(error: BlockFlowError) -> str:

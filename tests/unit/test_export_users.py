@@ -1,0 +1,249 @@
+"""Models as people bring them: what keeps one from being served is told with its cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from blockflow.cli import export as command
+from blockflow.core.errors import ExportError, SystemError_
+from blockflow.core.model import TensorSpec
+from blockflow.repository.export import export_model, export_tree
+from blockflow.repository.operators import OWN
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+from blockflow.repository.weights import load_weights
+from tests import export_rig
+from tests.export_rig import ROW, SCRIPTED, TRACED, refused
+
+repo = export_rig.repo
+
+PICTURE = TensorSpec("float32", ("rows", 3, 8, 8))
+
+
+# --- operators -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def twice() -> Any:
+    """An operator that an extension registers; kept alive, for it goes with its library."""
+    library = torch.library.Library("blockflow_users", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    return library
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.blockflow_users.twice(x) + 1
+
+
+class TwiceOrNot(nn.Module):
+    """In a branch: a graph within the graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.shape[1] > 2, lambda y: Twice()(y), lambda y: y + 1, (x,))
+
+
+@pytest.mark.parametrize(
+    ("module", "format_"),
+    [(Twice, "pt2"), (Twice, SCRIPTED), (Twice, TRACED), (TwiceOrNot, "pt2")],
+)
+def test_an_operator_that_no_worker_has_is_named(
+    repo: BlockRepository, twice: Any, module: type[nn.Module], format_: str
+) -> None:
+    error = refused(module().eval(), repo, format=format_)
+    assert error.code == "EXPORT_FAILED"
+    assert "blockflow_users::twice" in error.message and "a worker imports torch" in error.message
+
+
+def test_torchs_own_operators_are_known() -> None:
+    """All that this torch registers; what its modules add in use (onnx, say) is listed, too."""
+    known = {s.name.partition("::")[0] for s in torch._C._jit_get_all_schemas()}
+    assert {n for n in known if not n.startswith("blockflow")} <= OWN
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+class Quantised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self.ids: Tensor
+        self.register_buffer("weight", torch.ones(4, 4, dtype=torch.int8))
+        self.register_buffer("ids", torch.arange(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.to(x.dtype)
+
+
+def test_fractions_do_not_become_integers_unseen(tmp_path: Path) -> None:
+    model, file = Quantised(), tmp_path / "w.pt"
+    torch.save({"weight": torch.full((4, 4), 0.9), "ids": torch.arange(4)}, file)
+    with pytest.raises(ExportError, match="1 with fractions for a tensor of integers: weight"):
+        load_weights(model, file)
+    assert model.weight.eq(1).all()
+    torch.save({"weight": torch.full((4, 4), -3.0), "ids": torch.arange(4.0)}, file)
+    load_weights(model, file)  # nothing is lost
+    assert model.weight.eq(-3).all()
+
+
+# --- causes --------------------------------------------------------------------------------------
+
+
+class LosesItsRow(nn.Module):
+    """``squeeze()`` takes the rows as well, where there is one."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.pool, self.fc, self.again = nn.AdaptiveAvgPool2d(1), nn.Linear(3, 3), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.pool(x).squeeze()
+        return torch.cat([h, h], dim=1) if self.again else self.fc(h)
+
+
+def test_a_lost_row_is_told_as_such(repo: BlockRepository) -> None:
+    error = refused(LosesItsRow(False).eval(), repo, spec=PICTURE)
+    assert error.code == "EXPORT_MISMATCH" and "squeeze(dim)" in error.hint
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_model_that_fails_with_one_row_says_so(repo: BlockRepository, parts: int) -> None:
+    error = refused(LosesItsRow(True).eval(), repo, spec=PICTURE, parts=parts)
+    assert error.code == "EXPORT_FAILED"
+    assert "the model fails on" in error.message and "[1, 3, 8, 8]" in error.message
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(x + 1e-6)
+
+
+def test_what_is_not_a_number_is_the_models_own(repo: BlockRepository) -> None:
+    error = refused(Logarithm().eval(), repo)
+    assert "the model itself gives" in error.message
+    assert "negative" in error.hint and "clamp()" in error.hint
+
+
+class AllOptional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor | None = None, **more: Any) -> Tensor:
+        return self.b(self.a(x))
+
+
+def test_a_forward_whose_input_has_a_default_is_split(repo: BlockRepository) -> None:
+    loaded = LoadedModel(AllOptional().eval(), "test", ROW)
+    report = export_model(loaded, repo, names=["a", "b"], cuts=["b"])
+    assert [list(path) for path in report.paths] == [["a", "b"]]
+
+
+def test_a_module_that_is_used_twice_is_told(repo: BlockRepository) -> None:
+    act = nn.GELU()
+    model = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 2)).eval()
+    error = refused(model, repo, cuts=["3"])
+    assert error.code == "NOT_SPLITTABLE"
+    assert "'3' is the same module as '1'" in error.message
+
+
+class Calls(nn.Module):
+    def __init__(self, trunk: nn.Module, way: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.trunk, self.way = trunk, way
+
+    def forward(self, x: Tensor) -> Any:
+        return self.way(self, x)
+
+
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, x
+
+
+@pytest.mark.parametrize(
+    ("trunk", "way", "words"),
+    [
+        (nn.Linear(4, 4), lambda m, x: m.trunk(input=x), "is called with input by keyword"),
+        (nn.Bilinear(4, 4, 4), lambda m, x: m.trunk(x, x), "is called with 2 arguments"),
+        (Pair(), lambda m, x: m.trunk(x)[0], "returns a tuple"),
+    ],
+)
+def test_calls_that_are_no_blocks_are_told_apart(
+    repo: BlockRepository, trunk: nn.Module, way: Callable[[Any, Tensor], Any], words: str
+) -> None:
+    loaded = LoadedModel(Calls(trunk, way).eval(), "test", ROW)
+    with pytest.raises(ExportError, match=words) as e:
+        export_tree(loaded, repo, blocks={"t": "trunk"})
+    assert e.value.code == "NOT_SPLITTABLE" and e.value.where == "t"
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "a_users_model.py").write_text(
+        "from torch import nn\n\n\ndef make(bias=True):\n    return nn.Linear(4, 4, bias=bias)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    app = typer.Typer()
+    app.command("export")(command.export)
+    args = ["a_users_model:make", "--input", "float32[rows,4]", "--name", "m"]
+    return lambda *more: CliRunner().invoke(app, [*args, *more])
+
+
+@pytest.mark.parametrize("value", ["False", "None", "nan"])
+def test_pythons_words_are_not_taken_for_strings(cli: Any, value: str) -> None:
+    result = cli("--arg", f"bias={value}")
+    assert result.exit_code == 2
+    assert "INVALID_REQUEST" in result.stderr and "--arg bias" in result.stderr
+
+
+def test_jsons_words_are_taken(cli: Any) -> None:
+    result = cli("--arg", "bias=false", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["blocks"][0]["parameters"] == 16
+
+
+def test_an_unknown_variant_is_refused_before_anything_is_stored(cli: Any, tmp_path: Path) -> None:
+    result = cli("--variants", "onx")
+    assert result.exit_code == 2 and "no variant onx" in result.stderr
+    assert not (tmp_path / "blocks" / "m").exists()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_blocks_that_are_stored_are_told_when_their_variants_fail(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    def full(*_: Any) -> Any:
+        raise SystemError_("NO_SPACE", "the disk is full")
+
+    monkeypatch.setattr(command, "convert_all", full)
+    result = cli("--variants", "onnx", *["--json"] * as_json)
+    assert result.exit_code == 5, "a matter of the machine, not of what was asked"
+    assert "NO_SPACE" in result.stderr
+    if as_json:
+        document = json.loads(result.stdout)
+        assert document["error"]["code"] == "NO_SPACE" and document["paths"] == [["m"]]
+    else:
+        assert "a_users_model:make" in result.stdout and "are stored" in result.stderr
+
+
+def test_a_repository_may_have_any_name(cli: Any, tmp_path: Path) -> None:
+    result = cli("--repository", "exp[/v1]")
+    assert result.exit_code == 0, result.output
+    assert "exp[/v1]" in result.stdout
+    assert BlockRepository(tmp_path / "exp[" / "v1]").names() == ["m"]
