@@ -98,8 +98,14 @@ class FittedCosts(Costs):
             if points:
                 curve = _curve(tuple(points))
                 if curve.max_error <= _WORST_FIT:
-                    times = (round(curve.total(b) * _NS) for b in range(1, self._top + 1))
-                    self._curves[stage] = [0, *times]
+                    most = max(b for b, _ in points)
+                    times = [curve.total(b) for b in range(1, self._top + 1)]
+                    # Beyond what was measured a curve may flatten, or fall: no batch is cheaper
+                    # there than the table's last slope says.
+                    times[most:] = [
+                        max(t, interpolate(points, b)) for b, t in enumerate(times[most:], most + 1)
+                    ]
+                    self._curves[stage] = [0, *(round(t * _NS) for t in times)]
 
     def _stage(self, stage: int, length: int | None) -> Line:
         curve = self._curves.get(stage)

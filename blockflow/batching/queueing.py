@@ -11,7 +11,7 @@ from blockflow.batching.costs import Costs, Route, at, measured
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
 from blockflow.batching.options import Ascending
-from blockflow.batching.policy import Policy, Query, Run
+from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run
 from blockflow.batching.predicting import BatchTimes, JoinTimes, in_time
 from blockflow.batching.room import Admit, Group, WaitingRoom
 from blockflow.batching.shares import TaskShare
@@ -127,11 +127,10 @@ class QueueingPolicy(Policy):
         return []
 
     def arrive(self, query: Query, now: int) -> None:
-        if query.first:
+        if query.first or query.origin == ELSEWHERE:  # a newcomer here, if not in the worker
             self._arrivals.add(query.rows, now)
-        elif self._convoys.arrive(query):
-            return
-        self._room.add(query)
+        if query.first or not self._convoys.arrive(query):
+            self._room.add(query)
 
     def drop(self, key: int, now: int) -> None:
         if self._room.remove(key) is None:

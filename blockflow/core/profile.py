@@ -145,8 +145,9 @@ class StageProfile:
         """Median time of a forward of ``rows``, between measured points by straight lines.
 
         Above the largest measured rows the last slope goes on (it never falls); below the smallest
-        the smallest's time stands, an upper bound. Along lengths likewise; without a length the
-        longest measured one counts, and a block of fixed dims has none.
+        the smallest's time stands, an upper bound. Along lengths likewise (in proportion beyond the
+        only one that was measured); without a length the longest measured one counts, and a block
+        of fixed dims has none.
 
         Raises:
             ValueError: ``rows`` < 1, or ``threads`` was not measured.
@@ -155,7 +156,7 @@ class StageProfile:
             raise ValueError(f"rows is {rows}")
         lines = self._of(threads)
         times = [(n, interpolate(line, rows)) for n, line in lines.items()]
-        if len(times) == 1:
+        if 0 in lines:
             return times[0][1]
         return interpolate(times, times[-1][0] if length is None else length)
 

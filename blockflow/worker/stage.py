@@ -23,6 +23,8 @@ class StageMeter:
         "busy",
         "bytes_out",
         "compute",
+        "computed",
+        "computed_rows",
         "copies_out",
         "elements_in",
         "elements_padded",
@@ -44,6 +46,8 @@ class StageMeter:
         self.compute = Histogram()
         self.arrived = RateMeter()
         self.served = RateMeter()
+        self.computed = RateMeter()  # rows of which some may have failed: they took their time
+        self.computed_rows = 0
         self.busy = RateMeter()
 
     def given(self, batch: Batch) -> None:
@@ -72,15 +76,17 @@ class StageMeter:
         self.rows += rows
         self.compute.record(compute)
         self.served.add(rows, now)
+        self.computed_rows += batch.rows
+        self.computed.add(batch.rows, now)
         self.busy.add(compute, now)
 
     def snapshot(self, now: int, queued: int, queued_rows: int) -> StageSnapshot:
         """A copy that another thread may turn into KPIs; cheap: it interrupts the data thread."""
         served, busy = self.served.rate(now), self.busy.rate(now)
         if busy > 0:
-            mu = served * 1e9 / busy
+            mu = self.computed.rate(now) * 1e9 / busy
         else:
-            mu = self.rows * 1e9 / self.compute.total if self.compute.total else 0.0
+            mu = self.computed_rows * 1e9 / self.compute.total if self.compute.total else 0.0
         return StageSnapshot(
             queued,
             queued_rows,

@@ -46,6 +46,15 @@ def test_fitted_lines_follow_the_curve() -> None:
         assert line[b] / MS == pytest.approx(b * ((20 - 4) / (1 + (b / 3) ** 1.5) + 4), rel=0.01)
 
 
+def test_no_curve_makes_larger_batches_cheaper_than_the_last_slope() -> None:
+    """The classifier of AlexNet: its curve flattens where the measurements end, and falls."""
+    times = {1: 15.3, 2: 22.0, 4: 32.0, 8: 48.8, 16: 48.0, 32: 52.8}
+    facts = StageFacts("fc", 256, 1, profile(times))
+    fitted, table = (c({1: facts}, 256).line((1,)) for c in (FittedCosts, Costs))
+    assert all(fitted[b] >= table[b] for b in range(33, 257))
+    assert table[256] > 1.5 * table[32]
+
+
 def test_a_curve_that_misses_is_not_used() -> None:
     wild = StageFacts("wild", 8, 1, profile({1: 10.0, 2: 90.0, 4: 20.0, 8: 200.0}))
     assert FittedCosts({1: wild}, 8).line((1,)) == Costs({1: wild}, 8).line((1,))

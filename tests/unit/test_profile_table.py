@@ -85,6 +85,13 @@ def test_lengths_are_a_second_axis() -> None:
     assert table.totals() == [(1, 40.0)]
 
 
+def test_the_only_length_is_not_that_of_all() -> None:
+    table = profile(point(1, 10.0, length=64), point(2, 16.0, length=64))
+    assert table.ms(2, length=64) == table.ms(2) == 16.0
+    assert table.ms(1, length=512) == 80.0
+    assert table.ms(1, length=8) == 10.0  # an upper bound
+
+
 def test_one_point_goes_on_in_proportion_and_a_fall_does_not_go_on() -> None:
     assert profile(point(2, 5.0)).ms(6) == 15.0
     assert profile(point(2, 5.0)).ms(1) == 5.0

@@ -66,21 +66,32 @@ def test_warm_is_when_nothing_gets_better(times: list[float], warm: bool) -> Non
     assert is_warm(times) is warm
 
 
+def visited(
+    sample: random.Random, mean: float, noise: float, effort: Effort, between: float = 0.0
+) -> list[list[float]]:
+    """The times of a cell by visit, until it is done; ``between``: what a visit has for itself."""
+    visits: list[list[float]] = []
+    spent = runs = 0.0
+    while n := next_visit(visits, effort):
+        assert 1 <= n <= effort.max_runs - runs
+        pace = mean * sample.lognormvariate(0.0, between)
+        visits.append([])
+        for _ in range(n):
+            visits[-1].append(pace * sample.uniform(1 - noise, 1 + noise))
+            spent += visits[-1][-1] / 1e3
+            if spent > 2 * effort.seconds:
+                break
+        runs += len(visits[-1])
+        assert len(visits) < 200
+    return visits
+
+
 def play(
     sample: random.Random, mean: float, noise: float, effort: Effort
 ) -> tuple[int, int, float]:
     """Visit a cell until it is done: runs, visits, seconds."""
-    times: list[float] = []
-    visits = 0
-    while n := next_visit(times, visits, sum(times) / 1e3, effort):
-        assert 1 <= n <= effort.max_runs - len(times)
-        for _ in range(n):
-            times.append(mean * sample.uniform(1 - noise, 1 + noise))
-            if sum(times) / 1e3 > 2 * effort.seconds:
-                break
-        visits += 1
-        assert visits < 200
-    return len(times), visits, sum(times) / 1e3
+    visits = visited(sample, mean, noise, effort)
+    return sum(map(len, visits)), len(visits), sum(map(sum, visits)) / 1e3
 
 
 def test_a_steady_cell_is_soon_sure() -> None:
@@ -94,6 +105,22 @@ def test_a_noisy_cell_takes_more_runs_and_ends() -> None:
     steady, _, _ = play(random.Random(1), 1.0, 0.005, effort)
     noisy, _, _ = play(random.Random(1), 1.0, 0.5, effort)
     assert steady < noisy <= effort.max_runs
+
+
+@pytest.mark.parametrize("between", [0.0, 0.02, 0.05, 0.1])
+def test_the_interval_knows_that_visits_differ(between: float) -> None:
+    """A machine has moods that outlast a visit: a hundred forwards of one are no hundred looks."""
+    sample = random.Random(3)
+    points = [
+        point_of(Cell(1, 1), visited(sample, 5.0, 0.05, Effort(), between)) for _ in range(60)
+    ]
+    assert sum(p.low_ms <= 5.0 <= p.high_ms for p in points) >= 40
+
+
+def test_visits_that_differ_are_followed_by_more() -> None:
+    alike = visited(random.Random(1), 1.0, 0.005, Effort())
+    apart = visited(random.Random(1), 1.0, 0.005, Effort(), between=0.1)
+    assert len(alike) == VISITS < len(apart)
 
 
 def test_a_slow_cell_ends_by_its_time_with_three_runs_at_least() -> None:
@@ -133,7 +160,7 @@ def test_which_effort_covers_which() -> None:
 
 def test_a_point_keeps_its_outliers() -> None:
     times = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1, 9.9, 30.0]
-    point = point_of(Cell(2, 4, 16), times)
+    point = point_of(Cell(2, 4, 16), [times[:3], times[3:]])
     assert (point.threads, point.rows, point.length, point.runs) == (2, 4, 16, 10)
     assert point.outliers == 1
     assert point.p99_ms == 30.0

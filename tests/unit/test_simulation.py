@@ -134,6 +134,14 @@ def test_capacity_is_that_of_the_lanes_the_busiest_block_or_the_cores(
     assert len(done.requests) / 20.0 == pytest.approx(able, rel=0.02)
 
 
+def test_what_is_between_two_forwards_takes_no_core() -> None:
+    """Six blocks of a millisecond in workers of their own: two cores serve 333 queries a second."""
+    blocks = [steady(name, 1.0) for name in "abcdef"]
+    apart = chain(blocks, apart=[1, 2, 3, 4, 5], cores=2, turn_ms=1.0)
+    assert capacity(apart, ONE, None) == pytest.approx(1000 / 3)
+    assert capacity(replace(apart, cores=64), ONE, None) == pytest.approx(500)
+
+
 def test_wait_and_compute_add_up() -> None:
     done = run(chain([steady("a", 10.0), steady("b", 5.0)]), Poisson(), 40.0, 2.0)
     for r in done.requests:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Run
+from blockflow.batching.queueing import QueueingPolicy
 from blockflow.batching.sliced import SlicedPolicy
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, TopologyError
@@ -205,6 +206,25 @@ def test_classes_change_block_by_block_beside_a_block_of_fixed_dims(order: tuple
             s.set_policy(stage, policy, 0)
         assert s.policy(1) == s.policy(2) == policy
         assert s._by_stage[1] is s._by_stage[2]
+
+
+def test_who_comes_from_another_policys_block_counts_as_arrived() -> None:
+    """What joining is worth depends on who comes after; where they come from does not matter."""
+    s = Scheduler({1: {"policy": "none"}, 2: WINDOW, 3: WINDOW})
+    window = s._by_stage[2]
+    assert isinstance(window, QueueingPolicy)
+
+    def arrive(key: int, hop: int, now: int) -> None:
+        came = ticket(key, ((1, 2, 3),), hop=hop, now=now)
+        came.arrival_ns = 0  # into the worker, by its first block
+        s.arrive(came, now)
+
+    for key in range(1, 9):
+        arrive(key, 1, key * MS)
+    assert window._arrivals.rate(9 * MS) > 0
+    before = window._arrivals.rate(100 * MS)
+    arrive(9, 2, 99 * MS)  # it was counted at stage 2
+    assert window._arrivals.rate(100 * MS) == before
 
 
 def test_policies_know_the_lanes_of_this_moment() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from statistics import median
 from typing import Any, NamedTuple
 
-from blockflow.bench.statistics import median_interval, percentile
+from blockflow.bench.statistics import Interval, median_interval, percentile
 from blockflow.core.model import TensorSpec
 from blockflow.core.profile import Point
 
@@ -110,20 +112,27 @@ def is_warm(times: Sequence[float]) -> bool:
     return len(times) > 3 and min(times[-3:]) >= 0.97 * min(times[:-3])
 
 
-def next_visit(times: Sequence[float], visits: int, spent_s: float, effort: Effort) -> int:
+def interval_of(visits: Sequence[Sequence[float]]) -> Interval:
+    """The median of all forwards, with an interval that also holds the visits' medians as far as
+    they tell it: the forwards of one visit are no independent samples of what a machine does."""
+    within = median_interval(list(chain.from_iterable(visits)))
+    between = median_interval([median(v) for v in visits])
+    return replace(within, low=min(within.low, between.low), high=max(within.high, between.high))
+
+
+def next_visit(visits: Sequence[Sequence[float]], effort: Effort) -> int:
     """How many forwards the next visit to a cell makes; 0 = the cell is done.
 
     Args:
-        times: of the forwards so far, in milliseconds.
-        visits: made so far.
-        spent_s: measured time so far.
+        visits: the times of the forwards so far, in milliseconds, by visit.
         effort: what was asked for.
     """
-    n = len(times)
+    times = list(chain.from_iterable(visits))
+    n, spent_s = len(times), sum(times) / 1e3
     if n >= effort.max_runs or (spent_s >= effort.seconds and n >= _LEAST_RUNS):
         return 0
-    sure = n >= effort.min_runs and visits >= VISITS
-    if sure and median_interval(times).relative_width <= effort.confidence:
+    sure = n >= effort.min_runs and len(visits) >= VISITS
+    if sure and interval_of(visits).relative_width <= effort.confidence:
         return 0
     mean_ms = sum(times) / n if n else 0.0
     # a visit takes a sixth of the time, so that even a slow cell has several
@@ -132,10 +141,11 @@ def next_visit(times: Sequence[float], visits: int, spent_s: float, effort: Effo
     return min(max(fits, 1), most, effort.max_runs - n)
 
 
-def point_of(cell: Cell, times: Sequence[float]) -> Point:
-    """What the runs come to. Outliers (above the third quartile by three times the distance of the
-    quartiles: Tukey's "far out") are counted and kept."""
-    middle = median_interval(times)
+def point_of(cell: Cell, visits: Sequence[Sequence[float]]) -> Point:
+    """What the visits' runs come to. Outliers (above the third quartile by three times the distance
+    of the quartiles: Tukey's "far out") are counted and kept."""
+    times = list(chain.from_iterable(visits))
+    middle = interval_of(visits)
     mean = sum(times) / len(times)
     q1, q3 = percentile(times, 25), percentile(times, 75)
     return Point(

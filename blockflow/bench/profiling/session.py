@@ -213,34 +213,32 @@ class Session:
         cell: Cell,
         cells: Sequence[Cell],
     ) -> None:
-        times: dict[str, list[list[float]]] = {}
-        visits: dict[str, int] = {}
+        visits: dict[str, list[list[list[float]]]] = {}  # label -> visit -> forward -> blocks
         active = [(o, m) for o, m in opened if not o.reason and cell not in o.points]
         while active:
             for outcome, measurer in list(active):
                 label = outcome.candidate.label
-                runs = times.setdefault(label, [])
-                totals = [sum(r) for r in runs]
-                visit = visits.get(label, 0)
-                n = next_visit(totals, visit, sum(totals) / 1e3, self._effort)
+                made = visits.setdefault(label, [])
+                n = next_visit([[sum(r) for r in runs] for runs in made], self._effort)
                 if n == 0:
-                    self._done(outcome, cell, runs)
+                    self._done(outcome, cell, made)
                     active.remove((outcome, measurer))
                     continue
                 self._watcher.step(outcome.candidate, cell, self._ahead(outcomes, cells))
                 try:
                     limit_s = self._effort.seconds
-                    runs += measurer.measure(cell, n, limit_s, first=visit == 0)
+                    made.append(measurer.measure(cell, n, limit_s, first=not made))
                 except BlockFlowError as e:
                     outcome.reason = f"at {cell.rows} rows: {told(e)}"
                     active.remove((outcome, measurer))
-                visits[label] = visit + 1
 
-    def _done(self, outcome: Outcome, cell: Cell, runs: Sequence[Sequence[float]]) -> None:
-        totals = [sum(r) for r in runs]
+    def _done(
+        self, outcome: Outcome, cell: Cell, visits: Sequence[Sequence[Sequence[float]]]
+    ) -> None:
+        totals = [[sum(r) for r in runs] for runs in visits]
         outcome.points[cell] = point = point_of(cell, totals)
         for i, points in enumerate(outcome.parts):
-            points[cell] = point_of(cell, [r[i] for r in runs])
+            points[cell] = point_of(cell, [[r[i] for r in runs] for runs in visits])
         self._row_ms[outcome.candidate.label] = point.row_ms
         self._save(outcome)
 

@@ -147,9 +147,11 @@ def capacity(system: SystemModel, rows: Sizes, lengths: Sizes | None) -> float:
     """Queries per second that the system serves at most without batching: the yardstick of a load.
 
     The smaller of what its busiest worker and what its cores can do, by the profiles' medians. A
-    worker of several lanes is as busy as its busiest stage at least.
+    worker of several lanes is as busy as its busiest stage at least. What is between two forwards
+    (``turn_ms``) keeps a worker, and no core.
     """
     work: dict[str, float] = {}
+    computing: dict[str, float] = {}
     slowest: dict[str, float] = {}
     by_block: dict[str, float] = {}
     traffic = sum(t.traffic for t in system.tasks)
@@ -157,8 +159,10 @@ def capacity(system: SystemModel, rows: Sizes, lengths: Sizes | None) -> float:
     for task in system.tasks:
         for block in task.path:
             worker, stage = hosts[block]
-            ms = _mean_ms(stage.profile, worker.threads, rows, lengths) + system.turn_ms
-            part = task.traffic / traffic * ms
+            share = task.traffic / traffic
+            ms = _mean_ms(stage.profile, worker.threads, rows, lengths)
+            computing[worker.name] = computing.get(worker.name, 0.0) + share * ms
+            part = share * (ms + system.turn_ms)
             work[worker.name] = work.get(worker.name, 0.0) + part
             by_block[block] = by_block.get(block, 0.0) + part
             slowest[worker.name] = max(slowest.get(worker.name, 0.0), by_block[block])
@@ -167,7 +171,8 @@ def capacity(system: SystemModel, rows: Sizes, lengths: Sizes | None) -> float:
         1000.0 * models[name].replicas / max(ms / models[name].lanes, slowest[name])
         for name, ms in work.items()
     )
-    together = 1000.0 * system.cores / sum(ms * models[n].threads for n, ms in work.items())
+    core_ms = sum(ms * models[name].threads for name, ms in computing.items())
+    together = 1000.0 * system.cores / core_ms
     return min(alone, together)
 
 
