@@ -7,15 +7,20 @@ import logging
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blockflow.cli.exits import ExitCode
 from blockflow.cli.streams import complain, say
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
+
+if TYPE_CHECKING:
+    from blockflow.launch.ward import Ward
 
 
 def up(
@@ -145,10 +150,10 @@ def up(
         signal.signal(number, lambda *_: system.ask_stop())
     if ward.stop_asked():
         system.ask_stop()
-    with system:
+    with _ending_at_once(ward), system:
         if body is not None and not system.wait(0):
             try:
-                system.apply(body)
+                system.deploy(body)
             except BlockFlowError as e:
                 # The system is up and can be mended by another update; say what was wrong.
                 complain(f"{topology}: {e}")
@@ -158,6 +163,20 @@ def up(
         system.wait()
         if not json_:
             _say("stopping")
+
+
+@contextmanager
+def _ending_at_once(ward: Ward) -> Iterator[None]:
+    """A Manager that cannot take over has left alone what runs, and what it has begun itself would
+    keep its process for a while: the next one waits for nothing but its end."""
+    try:
+        yield
+    except Exception as e:
+        if not ward.adopt:
+            raise
+        complain(e if isinstance(e, BlockFlowError) else repr(e))
+        sys.stderr.flush()
+        os._exit(ExitCode.FAILED)
 
 
 def _announce(facts: dict[str, Any], json_: bool) -> None:

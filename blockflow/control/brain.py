@@ -343,7 +343,7 @@ class Brain:
                 self.runner.current.notes.append(note)
         elif isinstance(message, Drained) and life is crew.dispatcher:
             self.realm.publication.drained_below(event.incarnation, message.version)
-            if self._grace_ns is not None:
+            if self._grace_ns is not None and message.version == 0:  # nothing is in flight
                 self._stop_all(now_ns)
 
     def _became_ready(self, incarnation: int, now_ns: int) -> None:

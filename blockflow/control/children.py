@@ -7,6 +7,7 @@ import math
 import resource
 import select
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,9 @@ log = logging.getLogger("blockflow.control")
 
 _ASK_NS = 20_000_000
 """How often the launcher is asked for what was deferred."""
+
+_TOLD_KEPT = 256
+"""Whose end was told lately: for longer than it takes to act on it."""
 
 _OWN_DESCRIPTORS = 32
 _DESCRIPTORS_PER_CHILD = 8
@@ -53,6 +57,7 @@ class Children:
         self._children: dict[int, tuple[Child, str]] = {}
         self._deferred: dict[int, Launch] = {}
         self._unborn: list[Exited] = []
+        self._told: deque[int] = deque(maxlen=_TOLD_KEPT)
 
     def __len__(self) -> int:
         return len(self._children) + len(self._deferred)
@@ -93,12 +98,19 @@ class Children:
             child = self._launcher.attempt(order.entry, order.spec, order.name)
         except BlockFlowError as e:
             return self._failed(order, e)
+        except Exception as e:
+            # An option that no message can carry, or a defect. The life that waits for it ends, as
+            # after any launch that failed: else it would be neither here nor gone for ever.
+            log.exception("defect in the launch of %s", order.name)
+            text = f"launch of {order.name!r}: {type(e).__name__}: {e}"
+            return self._failed(order, SystemError_("INTERNAL", text, where=order.name))
         if child is None:
             return None
         self._watch(order.incarnation, child, str(order.spec.get("log_path", "")))
         return Launched(order.incarnation, child.pid, start_time(child.pid))
 
     def _failed(self, order: Launch, error: BlockFlowError) -> LaunchFailed:
+        self._told.append(order.incarnation)
         log.error("launch of %s failed: %s", order.name, error)
         return LaunchFailed(order.incarnation, error)
 
@@ -122,6 +134,7 @@ class Children:
         """Take over what a former Manager has launched; its end, if it is gone."""
         found = self._launcher.adopt(life.name, life.pid, life.started)
         if isinstance(found, int):
+            self._told.append(life.incarnation)
             return Exited(life.incarnation, found, tail(log_path))
         self._watch(life.incarnation, found, log_path)
         return None
@@ -136,11 +149,14 @@ class Children:
         return {child.pid for child, _ in self._children.values()}
 
     def kill(self, order: Kill) -> None:
-        """End a process; a deferred one will never be, and :meth:`reap` tells its end as well."""
+        """End a process; a deferred one will never be, and :meth:`reap` tells its end as well. So
+        it does of one that was never heard of: whoever wants its end waits for that."""
         entry = self._children.get(order.incarnation)
         if entry is not None:
             entry[0].kill()
-        elif self._deferred.pop(order.incarnation, None) is not None:
+        elif order.incarnation not in self._told:
+            self._deferred.pop(order.incarnation, None)
+            self._told.append(order.incarnation)
             self._unborn.append(Exited(order.incarnation, -signal.SIGKILL))
 
     def kill_all(self, timeout_s: float) -> None:
@@ -167,6 +183,7 @@ class Children:
             self._poll.unregister(fd)
             del self._by_fd[fd], self._children[incarnation]
             child.close()
+            self._told.append(incarnation)
             yield Exited(incarnation, status, tail(log_path))
             if log_path:
                 self._logs.closed(log_path, status)

@@ -26,12 +26,14 @@ from blockflow.control.vigil import Vigil
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Lifeline
 from blockflow.launch.process import (
+    INSTANCE_ENV,
     become_subreaper,
     descendants,
     die_with,
     ending_signals,
     kill_process,
     set_process_name,
+    start_time,
 )
 from blockflow.launch.vitals import read_vitals
 from blockflow.launch.ward import REST, TEMPLATE, Kept, Line, Ward
@@ -133,6 +135,7 @@ class Guardian:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         mine.close()
         os.close(self._wake)
+        os.environ[INSTANCE_ENV] = str(self._run_dir.path)
         self._run_dir.leave()
         return Ward(
             guardian=self._pid,
@@ -189,11 +192,11 @@ class Guardian:
         while select.select([self._line], [], [], 0)[0]:
             message, fds = self._line.take()
             match message:
-                case ["keep", str(name), int(pid)] if fds:
+                case ["keep", str(name), int(pid), int(started)] if fds:
                     old = self._kept.get(name)
                     if old is not None:
                         os.close(old.fd)
-                    self._kept[name] = Kept(fds.pop(), pid)
+                    self._kept[name] = Kept(fds.pop(), pid, started)
                 case ["serving", int(port)]:
                     self._served = self._took_over = True
                     self._client_port = port
@@ -302,26 +305,32 @@ class Guardian:
                 NumbersFile(self._run_dir.path).write(numbers)
 
     def _end(self) -> None:
-        """End whatever lives below this process, and remove the run directory."""
+        """End whatever of the instance lives, and remove the run directory."""
         self._lifeline.cut()
         for name in [n for n in self._kept if n != REST]:
             self._drop(name)
         self._await_all(_LEAVE_S)
-        for pid, started in descendants(self._pid).items():
+        for pid, started in self._ours().items():
             kill_process(pid, started)
         self._await_all(_KILL_S)
         self._run_dir.remove()
 
     def _await_all(self, timeout_s: float) -> None:
-        """Reap until there is no child left, or the time is over."""
+        """Reap until nobody of the instance is left, or the time is over."""
         end = time.monotonic() + timeout_s
         while (left := end - time.monotonic()) > 0:
             self._reap()
-            if not descendants(self._pid):
+            if not self._ours():
                 return
             # Those of a template are not ours to reap: look again, also without a signal.
             select.select([self._wake], [], [], min(left, 0.05))
             self._drain_wakes()
+
+    def _ours(self) -> dict[int, int]:
+        """What Managers have started, and one that lives: number -> start time. Other children may
+        have been there before, or be orphans of somebody else's that were left to this process."""
+        ours = descendants(self._pid, self._run_dir.path)
+        return ours | ({self._manager: start_time(self._manager)} if self._manager else {})
 
     def _drop(self, name: str) -> None:
         kept = self._kept.pop(name, None)

@@ -158,6 +158,11 @@ class Journal:
         first = [] if self.dispatcher is None else [self.dispatcher]
         return [x for x in (*first, *(s.life for s in self.seats)) if not x.reaped]
 
+    def with_policies(self) -> set[str]:
+        """Blocks that are batched by a policy: by one that gave way to ``none`` they are not."""
+        known = [(b, p) for s in self.seats if s.role == Role.ACTIVE for b, p in s.policies.items()]
+        return {block for block, policy in known if policy.get("policy", "none") != "none"}
+
     def highest(self) -> dict[str, int]:
         """The highest incarnation, stage and epoch in it, those of the dead among them."""
         lives = [s.life for s in self.seats]

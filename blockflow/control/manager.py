@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from blockflow.control.adoption import Inheritance
@@ -51,6 +51,7 @@ from blockflow.control.succession import Outcome, Succession
 from blockflow.control.tenure import CONTROL_SOCKET, Tenure
 from blockflow.control.update import Update
 from blockflow.control.views import Views
+from blockflow.control.waiters import Waiter, Waiters
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Launcher
 from blockflow.launch.process import EXIT_START_FAILED
@@ -68,15 +69,6 @@ _WORD_NS = 2_000_000_000
 
 _CALL_S = 30.0
 """A command waits this long for the Manager's thread, which itself waits for nobody."""
-
-
-@dataclass(slots=True)
-class _Waiter:
-    """Resolved when ``test`` gives something else than None, or at ``deadline_ns``."""
-
-    test: Callable[[], Any]
-    deadline_ns: int
-    future: Future[Any]
 
 
 class Manager:
@@ -131,7 +123,7 @@ class Manager:
         )
         self._poll = select.poll()
         self._poll.register(self._inbox.fileno(), select.POLLIN)
-        self._waiters: list[_Waiter] = []
+        self._waiters = Waiters()
         self._reaped: dict[int, tuple[int, Exited]] = {}
         self._thread = threading.Thread(target=self._run, name="bf-manager", daemon=True)
 
@@ -171,17 +163,17 @@ class Manager:
         """Wait until ``test``, run in the Manager's thread, gives something; None on time-out."""
         future: Future[T | None] = Future()
         deadline = time.monotonic_ns() + ns(timeout_s)
-        self.call(lambda: self._waiters.append(_Waiter(test, deadline, future)))
+        self.call(lambda: self._waiters.add(Waiter(test, deadline, future)))
         return future.result(timeout_s + _CALL_S)
 
     def wait_update(self, update_id: int, timeout_s: float) -> Update | None:
         """The update once it is final; None when it is still under way at the time-out."""
+        return self.wait(lambda: self.ended(update_id), timeout_s)
 
-        def test() -> Update | None:
-            update = self.brain.runner.updates.get(update_id)
-            return update if update is not None and update.final else None
-
-        return self.wait(test, timeout_s)
+    def ended(self, update_id: int) -> Update | None:
+        """The update if it is final; call it in the Manager's thread."""
+        update = self.brain.runner.updates.get(update_id)
+        return update if update is not None and update.final else None
 
     def views(self) -> Views:
         """Documents of this moment; call it in the Manager's thread."""
@@ -194,10 +186,16 @@ class Manager:
         answers = self.call(lambda: self._health.ask(names))
         return answers.result(self.settings.timing.ping + _CALL_S).to_dict()
 
+    def shutdown(self) -> None:
+        """Begin to stop all processes, without waiting for it. The update under way fails, so that
+        whoever waits for that is told at once. Idempotent."""
+        if self._thread.is_alive():
+            self.submit(lambda: self.brain.shutdown(time.monotonic_ns()))
+
     def stop(self) -> None:
         """Stop all processes and wait until they are gone, then end the threads. Idempotent."""
         if self._thread.is_alive():
-            self.submit(lambda: self.brain.shutdown(time.monotonic_ns()))
+            self.shutdown()
             timing = self.settings.timing
             if not self.gone.wait(timing.grace + 2 * timing.stop + 5.0):
                 log.error("some processes did not end in time and are killed")
@@ -222,8 +220,7 @@ class Manager:
                 log.exception("defect in the manager's loop")
                 time.sleep(0.05)
         self._children.kill_all(self.settings.timing.stop)
-        for waiter in self._waiters:
-            waiter.future.set_result(None)
+        self._waiters.dismiss()
         self._health.close()
 
     def _end(self) -> None:
@@ -278,12 +275,12 @@ class Manager:
         for event in self._children.go_on():
             self.brain.handle(self._begun(event), now)
             self._carry_out()
-        self._check_waiters(now)
+        self._waiters.check(now)
 
     def _timeout_ms(self) -> int:
         now = time.monotonic_ns()
         times = [self.brain.deadline(), self._health.deadline(), self._children.deadline(now)]
-        times += [w.deadline_ns for w in self._waiters]
+        times += self._waiters.deadlines()
         times += [due for due, _ in self._reaped.values()]
         soonest = min(t for t in times if t is not None)
         return max(0, -(-(soonest - now) // 1_000_000))
@@ -384,15 +381,3 @@ class Manager:
         except BlockFlowError as e:
             return CommitFailed(order.update_id, e)
         return Committed(order.update_id)
-
-    # --- waiters --------------------------------------------------------------------------------
-
-    def _check_waiters(self, now_ns: int) -> None:
-        left = []
-        for waiter in self._waiters:
-            found = waiter.test()
-            if found is not None or now_ns >= waiter.deadline_ns:
-                waiter.future.set_result(found)
-            else:
-                left.append(waiter)
-        self._waiters = left

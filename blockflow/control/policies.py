@@ -6,7 +6,7 @@ measured of them, and how large their batches may be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,14 +53,24 @@ def _misfits(group: _Group, topology: Topology) -> list[Problem]:
 
 
 def with_fitting(
-    topology: Topology, cores: Sequence[int], shelf: ProfileShelf
+    topology: Topology,
+    cores: Sequence[int],
+    shelf: ProfileShelf,
+    working: Collection[str] = (),
 ) -> tuple[Topology, list[str]]:
     """A topology that was accepted once, and for people which of its policies cannot work any more
-    (a profile may be of the torch before): their blocks run without one, rather than not at all."""
+    (a profile may be of the torch before): their blocks run without one, rather than not at all.
+
+    Args:
+        topology: as it was stored.
+        cores: of the system.
+        shelf: what is measured now.
+        working: blocks whose policies run already, by facts that they were told before; those stay.
+    """
     blocks = dict(topology.blocks)
     notes = []
     for group in _groups(topology, cores, shelf):
-        found = _misfits(group, topology)
+        found = [] if set(group.blocks) <= set(working) else _misfits(group, topology)
         if not found:
             continue
         for name in group.blocks:

@@ -181,6 +181,9 @@ class UpdateRunner:
             for replica in self._crew.fleet.hosting(update.block):
                 if not realm.all_closed(replica, "stop"):
                     update.notes.append(f"{replica.name} hosts other blocks and keeps running")
+        if update.kind in (Kind.STOP, Kind.READOPTION):  # that of a dead Manager may be half done
+            for replica in self._crew.fleet.active():
+                if replica.stopped or not realm.all_closed(replica, "stop"):
                     continue
                 replica.stopped = True
                 replica.restart_at_ns = None

@@ -12,6 +12,7 @@ from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
 from blockflow.control.adoption import Inheritance, running_lookup
 from blockflow.control.journal import JournalFile
+from blockflow.control.policies import with_fitting
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.settings import ControlSettings
 from blockflow.control.store import StateStore
@@ -43,7 +44,11 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
                 journal, state.digests, stored_lookup(repository, state.digests, notes)
             )
             topology = parse_topology(state.topology, lookup, policy_problems)
-            topology = ProfileShelf(settings.repository).with_costs(topology)
+            shelf = ProfileShelf(settings.repository)
+            topology, unfit = with_fitting(
+                shelf.with_costs(topology), settings.cores, shelf, journal.with_policies()
+            )
+            notes += unfit
             for note in notes:
                 log.warning("%s", note)
     except (ValueError, BlockFlowError) as e:

@@ -159,10 +159,10 @@ class Succession:
         self._children.kill(Kill(incarnation))
 
     def _end_strangers(self, guardian: int) -> None:
-        """What the predecessor has started and did not come to write down."""
-        spared = {self._children.template_pid}
-        mine = {os.getpid(), *descendants(os.getpid())}
-        for pid, started in descendants(guardian).items():
-            if pid not in mine | spared | self._children.pids():
+        """What the predecessor has started and did not come to write down. Nobody else's: what was
+        below the guardian before it, or has been left to it, is none of ours."""
+        spared = {self._children.template_pid, os.getpid(), *descendants(os.getpid())}
+        for pid, started in descendants(guardian, self._run_dir.path).items():
+            if pid not in spared | self._children.pids():
                 log.warning("process %d is in no journal and is ended", pid)
                 kill_process(pid, started)

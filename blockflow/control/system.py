@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
 from blockflow.control.asked import Asked
-from blockflow.control.commands import Commands
+from blockflow.control.commands import WAIT_S, Commands
 from blockflow.control.exposure import check_exposure, check_tls
 from blockflow.control.manager import Manager
 from blockflow.control.policies import with_fitting
@@ -111,12 +111,15 @@ class System:
 
         Raises:
             BlockFlowError: ALREADY_RUNNING, PORT_IN_USE, STATE_CORRUPT, NO_SPACE, ...; what had
-                been started is stopped again.
+                been started is stopped again. Not so by a Manager with a predecessor: what runs
+                serves on, and is for the next one to take over when this one's process has ended.
         """
         try:
             self._start()
         except BaseException as e:
-            self.stop()
+            ward = self._ward
+            if ward is None or not ward.adopt or self._stop_asked.is_set():
+                self.stop()
             if isinstance(e, RuntimeError) and (number := thread_refused(e)):
                 raise not_started("the control plane", str(e), number, "up") from e
             raise
@@ -166,11 +169,18 @@ class System:
             listener=None if kept is None else socket.socket(fileno=kept.fd),
         )
         self._undo.append(self.rest.stop)
+        # Done before that: REST ends when its requests do, and one may wait for an update.
+        self._undo.append(self.manager.shutdown)
         if ward is not None and kept is None:
             ward.line.keep(REST, self.rest.fileno())
         if inheritance is None:
             refuse_unfit_address(settings.client_host, settings.client_port)
-        launcher.start()
+        try:
+            launcher.start()
+        except SystemError_ as e:
+            if inheritance is None:
+                raise
+            log.error("%s; who is served is served without", e)  # it is tried again
         self.manager.start()
         restore: Update | None = None
         if inheritance is None:
@@ -249,6 +259,13 @@ class System:
     def apply(self, topology: Any) -> dict[str, Any]:
         """Apply a system update and wait for its end; see :meth:`Commands.apply`."""
         return self.commands.apply(topology)
+
+    def deploy(self, topology: Any) -> None:
+        """:meth:`apply`, but do not wait any longer once a stop is asked for."""
+        update_id = self.commands.apply(topology, wait_s=0.0)["update"]["id"]
+        update = self._patiently(lambda: self.manager.ended(update_id), WAIT_S)
+        if update is not None and update.error is not None:
+            raise update.error
 
     def status(self) -> dict[str, Any]:
         return self.commands.status()

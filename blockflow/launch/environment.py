@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
+from blockflow.core.caches import private_compiler_cache
+
 
 @dataclass(frozen=True, slots=True)
 class MallocTuning:
@@ -78,6 +80,7 @@ def child_environment(
     env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # torch.compile would keep a pool of processes of its own in each worker that uses it.
     env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    private_compiler_cache(env)
     return env
 
 

@@ -7,18 +7,21 @@ import signal
 import subprocess
 from contextlib import suppress
 
-from blockflow.launch.process import readable
+from blockflow.launch.process import open_process, readable
 
 
 class Inherited:
-    """A template that another process has started: as much of Popen as its launcher needs."""
+    """A template that another process has started: as much of Popen as its launcher needs.
 
-    def __init__(self, pid: int) -> None:
+    Args:
+        pid, started: which process (:func:`~blockflow.launch.process.start_time`).
+    """
+
+    def __init__(self, pid: int, started: int) -> None:
         self.pid = pid
-        self._pidfd = -1
-        with suppress(ProcessLookupError):
-            # Still its own: a guardian forgets the template whose death it has collected.
-            self._pidfd = os.pidfd_open(pid)
+        # A Manager collects the death of the template that is its child, and the guardian does not
+        # hear of it: by now the number may be another process's.
+        self._pidfd = open_process(pid, started)
 
     def kill(self) -> None:
         if self._pidfd >= 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -16,9 +15,10 @@ from typing import Any
 from blockflow.core import limits
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
+from blockflow.launch.begin import start_template
 from blockflow.launch.child import Order
 from blockflow.launch.ends import unreaped_status
-from blockflow.launch.environment import MallocTuning, spawn
+from blockflow.launch.environment import MallocTuning
 from blockflow.launch.inherited import Inherited
 from blockflow.launch.preload import BASE_MODULES, Imports
 from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, not_started, readable
@@ -30,6 +30,11 @@ _LOG = logging.getLogger("blockflow.launch")
 
 _START_S = 120.0
 """Longest time for the template's imports (cold disk, busy machine)."""
+_IMPORTS_S = 60.0
+"""One whose imports take longer hangs, and is replaced while whoever waits for it has time left:
+half of what a worker has for its start."""
+_AGAIN_S = 1.0
+"""Between two tries to start a template that the machine has no room for."""
 _LAUNCH_S = 5.0
 """A fork takes milliseconds: a template that takes so long hangs, and another takes its place."""
 _LOOK_S = 0.1
@@ -73,9 +78,9 @@ class TemplateLauncher(Launcher):
         log_path: str = "",
         ward: Ward | None = None,
     ) -> None:
-        self._removes = list(removes)
         self._imports = Imports(preload)
-        self._rehearsals = [[entry, dict(spec)] for entry, spec in rehearsals]
+        calls = [[entry, dict(spec)] for entry, spec in rehearsals]
+        self._config = {"removes": list(removes), "rehearsals": calls}
         self._malloc = malloc
         self._log_path = log_path
         self._lock = threading.RLock()
@@ -84,6 +89,8 @@ class TemplateLauncher(Launcher):
         self._process: subprocess.Popen[bytes] | Inherited | None = None
         self._socket: socket.socket | None = None
         self._ready = False
+        self._since = 0.0  # when its imports began, the present ones
+        self._again = 0.0  # no earlier is one tried again that could not be started; 0 = none
         self._tries = 0  # templates that launches have started since one was answered
         self._stopped = Stopped()
         self._serial = 0
@@ -108,32 +115,15 @@ class TemplateLauncher(Launcher):
                 return
             if self._lifeline.read_fd < 0:
                 raise SystemError_("INTERNAL", "the launcher is closed")
-            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            for end in (mine, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.MAX_CONTROL_BYTES)
-            config = {
-                "control": theirs.fileno(),
-                "lifeline": self._lifeline.read_fd,
-                "removes": self._removes,
-                "preload": self._imports.done,
-                "rehearsals": self._rehearsals,
-            }
-            try:
-                with theirs, open(self._log_path or os.devnull, "ab") as log:
-                    self._process = spawn(
-                        "blockflow.launch.template",
-                        json.dumps(config),
-                        fds=(theirs.fileno(), self._lifeline.read_fd),
-                        malloc=self._malloc,
-                        log=log if self._log_path else None,
-                    )
-            except OSError as exc:
-                mine.close()
-                raise not_started("the template", str(exc), exc.errno or 0, "template") from exc
-            self._socket = mine
-            self._ready = False
+            config = {**self._config, "preload": self._imports.done}
+            self._again = time.monotonic() + _AGAIN_S  # unless it is started now
+            process, self._socket = start_template(
+                config, self._lifeline.read_fd, malloc=self._malloc, log_path=self._log_path
+            )
+            self._process, self._ready, self._again = process, False, 0.0
+            self._since = time.monotonic()
             if self._line is not None:
-                self._line.keep(TEMPLATE, mine.fileno(), self._process.pid)
+                self._line.keep(TEMPLATE, self._socket.fileno(), process.pid)
 
     def wait_ready(self, timeout_s: float = _START_S) -> None:
         """Wait for the template's imports. Raises SystemError_ (TIMEOUT, INTERNAL)."""
@@ -146,14 +136,20 @@ class TemplateLauncher(Launcher):
     def tend(self) -> None:
         """Start a new template as soon as a good one has died: its imports take seconds.
 
-        One that died before it was ready would do so again; it is left to the next launch.
+        One that died before it was ready would do so again; it is left to the next launch. One that
+        the machine has no room for is tried again now and then: what runs goes on without.
         """
         if self._line is not None:
             self._line.pump()
         with self._lock:
             self._pump()
-            if self._process is None and self._ready:
-                self.start()
+            refused, missed = self._again > 0.0, self._process is None
+            if missed and (self._ready or refused) and time.monotonic() >= self._again:
+                try:
+                    self.start()
+                except SystemError_ as exc:
+                    if not refused:
+                        _LOG.error("%s; nothing can be launched until there is one", exc)
 
     def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
         with self._lock:
@@ -173,6 +169,8 @@ class TemplateLauncher(Launcher):
                 self._import(spec.get("modules", ()))
             if not self._ready or self._imports.under_way:
                 self._end_stopped()
+                if self._process is not None and time.monotonic() - self._since >= _IMPORTS_S:
+                    self._end_template("does not finish its imports")
                 self._have_template()
                 return None
             try:
@@ -200,6 +198,7 @@ class TemplateLauncher(Launcher):
         """Have the template import what it has not been told to yet: that may take seconds."""
         self._serial += 1
         if missing := self._imports.begin(self._serial, modules):
+            self._since = time.monotonic()
             with suppress(OSError):  # it died just now, which is noticed soon
                 self._connected().send(encode(["import", self._serial, missing]))
 
@@ -245,7 +244,7 @@ class TemplateLauncher(Launcher):
                     self._process.kill()
                     self._process.wait()
                 self._process = None
-            self._ready = False
+            self._ready, self._again = False, 0.0
             self._lifeline.cut()
 
     # --- messages -------------------------------------------------------------------------------
@@ -340,7 +339,8 @@ class TemplateLauncher(Launcher):
     def _take_over(self, kept: Kept) -> None:
         """Go on with the template of a former Manager, and ask which children it has."""
         self._socket = socket.socket(fileno=kept.fd)
-        self._process = Inherited(kept.pid)
+        self._process = Inherited(kept.pid, kept.started)
+        self._since = time.monotonic()
         # Beyond every serial that its answers to the dead may bear.
         self._serial = time.monotonic_ns()
         self._oldest = 0

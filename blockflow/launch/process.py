@@ -43,6 +43,10 @@ _SCARCE = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 EXIT_START_FAILED = 2
 """Of a process that has told its controller why it could not start."""
 
+INSTANCE_ENV = "BLOCKFLOW_INSTANCE"
+"""Environment variable with an instance's run directory: the mark of all that its Manager starts,
+and of what these fork. A process keeps what it was executed with."""
+
 EXIT_UNKNOWN = 255
 """Reported for a process that is certainly dead, but whose status somebody else collected."""
 
@@ -264,8 +268,16 @@ def kill_process(pid: int, started: int) -> None:
             os.close(pidfd)
 
 
-def descendants(pid: int) -> dict[int, int]:
-    """The living processes below ``pid``: number -> start time (:func:`start_time`)."""
+def descendants(pid: int, instance: Path | None = None) -> dict[int, int]:
+    """The living processes below ``pid``: number -> start time (:func:`start_time`).
+
+    Args:
+        pid: of the process above them, which is not among them.
+        instance: run directory; then only those with its mark (:data:`INSTANCE_ENV`) and all that
+            are below one of these. Others may share the parent: a shell's jobs before it executed
+            ``blockflow up``, or a container's orphans where that is its first process.
+    """
+    mark = None if instance is None else f"{INSTANCE_ENV}={instance}".encode()
     children: dict[int, list[int]] = {}
     started: dict[int, int] = {}
     for text in os.listdir("/proc"):
@@ -274,12 +286,23 @@ def descendants(pid: int) -> dict[int, int]:
             children.setdefault(found[0], []).append(int(text))
             started[int(text)] = found[1]
     out: dict[int, int] = {}
-    todo = [pid]
+    todo = [(pid, mark is None)]
     while todo:
-        for child in children.get(todo.pop(), ()):
-            out[child] = started[child]
-            todo.append(child)
+        parent, meant = todo.pop()
+        for child in children.get(parent, ()):
+            ours = meant or _was_given(child, mark)
+            if ours:
+                out[child] = started[child]
+            todo.append((child, ours))
     return out
+
+
+def _was_given(pid: int, variable: bytes | None) -> bool:
+    """Whether this was in the environment of its last exec, as far as this user may know that."""
+    try:
+        return variable in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def has_exited(pidfd: int) -> bool:
@@ -314,6 +337,7 @@ def collect_own_child(pidfd: int) -> int | None:
 __all__ = [
     "DESCRIPTORS",
     "EXIT_UNKNOWN",
+    "INSTANCE_ENV",
     "Adoption",
     "become_subreaper",
     "close_descriptors",

@@ -4,9 +4,9 @@ The Manager may die; what must outlive it lies with its guardian: the write end 
 run directory, and descriptors that the Manager hands up (the template's socket, REST's listening
 socket). The guardian in turn reaps whom a dead template has orphaned, and says how they ended.
 
-Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid]`` with a descriptor,
-``["serving", client port]``, ``["alive"]``, ``["stopping"]``, ``["anew", reason]``. Down:
-``["reaped", pid, status]``.
+Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid, started]`` with a
+descriptor, ``["serving", client port]``, ``["alive"]``, ``["stopping"]``, ``["anew", reason]``.
+Down: ``["reaped", pid, status]``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockflow.launch.process import readable
+from blockflow.launch.process import readable, start_time
 from blockflow.wire.codec import decode, encode
 
 TEMPLATE = "template"
@@ -37,10 +37,12 @@ _ALIVE_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A descriptor that the guardian keeps, and the process (0 = none) that it belongs to."""
+    """A descriptor that the guardian keeps, and the process (0 = none) that it belongs to, with the
+    time of its start: its number may be another one's by now."""
 
     fd: int
     pid: int
+    started: int
 
 
 class Line:
@@ -65,8 +67,9 @@ class Line:
     # --- the Manager's end ----------------------------------------------------------------------
 
     def keep(self, name: str, fd: int, pid: int = 0) -> None:
-        """Hand a descriptor up, in place of the one that was kept under this name."""
-        self._tell(["keep", name, pid], [fd])
+        """Hand a descriptor up, in place of the one that was kept under this name; ``pid`` is of a
+        child that nobody has collected yet."""
+        self._tell(["keep", name, pid, start_time(pid) if pid else 0], [fd])
 
     def serving(self, client_port: int) -> None:
         """The system is up; a successor must serve clients on this port."""

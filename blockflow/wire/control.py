@@ -102,7 +102,7 @@ class RoutesApplied(ControlMessage):
 @dataclass(frozen=True, slots=True)
 class Drained(ControlMessage):
     """From a worker: its queue is empty after Drain. From the Dispatcher: no request in flight
-    was admitted with a route version below ``version``."""
+    was admitted with a route version below ``version``; 0 = after Drain: none is in flight."""
 
     KIND: ClassVar[str] = "drained"
     incarnation: int

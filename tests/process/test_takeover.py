@@ -18,6 +18,7 @@ from blockflow.launch.base import Child, Lifeline, wait_any
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.process import (
     EXIT_UNKNOWN,
+    INSTANCE_ENV,
     descendants,
     kill_process,
     open_process,
@@ -40,12 +41,12 @@ def lines() -> Iterator[tuple[Line, Line]]:
 def test_descriptors_and_words_go_up(lines: tuple[Line, Line], tmp_path: Path) -> None:
     guardian, manager = lines
     with (tmp_path / "file").open("w") as f:
-        manager.keep("name", f.fileno(), 7)
+        manager.keep("name", f.fileno(), os.getpid())
     manager.serving(5755)
     manager.stopping()
     manager.anew("torn")
     message, (fd,) = guardian.take()
-    assert message == ["keep", "name", 7]
+    assert message == ["keep", "name", os.getpid(), start_time(os.getpid())]
     os.write(fd, b"it is that file")
     os.close(fd)
     assert (tmp_path / "file").read_text() == "it is that file"
@@ -94,6 +95,34 @@ def test_a_process_is_its_number_and_its_start() -> None:
     assert open_process(process.pid, 0) == -1
 
 
+def test_an_instances_processes_are_those_with_its_mark_and_whoever_is_below_them(
+    tmp_path: Path,
+) -> None:
+    """Others below the same process are not its own."""
+    bare = {k: v for k, v in os.environ.items() if k != INSTANCE_ENV}
+    grandchild = f"env -u {INSTANCE_ENV} sleep 1000 & echo $!; wait"
+    with (
+        subprocess.Popen(
+            ["sh", "-c", grandchild],
+            env={**bare, INSTANCE_ENV: str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as ours,
+        subprocess.Popen(["sleep", "1000"], env={**bare, INSTANCE_ENV: f"{tmp_path}2"}) as theirs,
+        subprocess.Popen(["sleep", "1000"], env=bare) as nobodys,
+    ):
+        assert ours.stdout is not None
+        below = int(ours.stdout.readline())
+        try:
+            assert {below, ours.pid, theirs.pid, nobodys.pid} <= descendants(os.getpid()).keys()
+            found = descendants(os.getpid(), tmp_path)
+            assert found == {pid: start_time(pid) for pid in (below, ours.pid)}
+        finally:
+            os.kill(below, signal.SIGKILL)
+            for process in (ours, theirs, nobodys):
+                process.kill()
+
+
 def test_files_of_strangers_go_and_others_stay() -> None:
     # pytest's own folders are too deep for sockets
     with (
@@ -111,14 +140,11 @@ def test_files_of_strangers_go_and_others_stay() -> None:
         assert left == {*names, "lock"} - gone
 
 
-def test_another_launcher_goes_on_with_template_and_children(
-    lines: tuple[Line, Line], tmp_path: Path
-) -> None:
-    guardian, manager = lines
-    lifeline = Lifeline()
-    ward = Ward(
+def ward_of(manager: Line, lifeline: Lifeline, run_dir: Path) -> Ward:
+    """What the first Manager of a guardian gets."""
+    return Ward(
         guardian=os.getpid(),
-        run_dir=tmp_path,
+        run_dir=run_dir,
         lifeline_fd=os.dup(lifeline.read_fd),
         line=manager,
         kept={},
@@ -129,6 +155,36 @@ def test_another_launcher_goes_on_with_template_and_children(
         cause="",
         stop_asked=lambda: False,
     )
+
+
+def test_who_has_got_the_number_of_a_dead_template_is_left_alone(
+    lines: tuple[Line, Line], tmp_path: Path
+) -> None:
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()  # it is dead
+    lifeline = Lifeline()
+    with subprocess.Popen(["sleep", "1000"]) as innocent:
+        kept = Kept(mine.detach(), innocent.pid, start_time(innocent.pid) - 1)
+        ward = replace(
+            ward_of(lines[1], lifeline, tmp_path), adopt=True, deaths=1, kept={TEMPLATE: kept}
+        )
+        launcher = TemplateLauncher(preload=["msgpack"], ward=ward)
+        try:
+            assert launcher.template_pid == 0
+            with pytest.raises(subprocess.TimeoutExpired):
+                innocent.wait(0.2)
+        finally:
+            launcher.close()
+            lifeline.cut()
+            innocent.kill()
+
+
+def test_another_launcher_goes_on_with_template_and_children(
+    lines: tuple[Line, Line], tmp_path: Path
+) -> None:
+    guardian, manager = lines
+    lifeline = Lifeline()
+    ward = ward_of(manager, lifeline, tmp_path)
     first = TemplateLauncher(preload=["msgpack"], ward=ward)
     folders = [tmp_path / name for name in ("stays", "ends")]
     children: list[Child] = []
@@ -138,7 +194,7 @@ def test_another_launcher_goes_on_with_template_and_children(
         report(children[-1], folder)
     stays, ends = children
     began = {c.pid: start_time(c.pid) for c in children}
-    (kind, name, pid), (fd,) = guardian.take()
+    (kind, name, pid, since), (fd,) = guardian.take()
     assert (kind, name, pid) == ("keep", TEMPLATE, first.template_pid)
     # From here on the first launcher is dead: what it would have read is read by the second one.
     os.kill(ends.pid, signal.SIGKILL)
@@ -149,7 +205,7 @@ def test_another_launcher_goes_on_with_template_and_children(
             ward,
             lifeline_fd=os.dup(lifeline.read_fd),
             adopt=True,
-            kept={TEMPLATE: Kept(socket.dup(fd), pid)},
+            kept={TEMPLATE: Kept(socket.dup(fd), pid, since)},
         ),
     )
     try:

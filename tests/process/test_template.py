@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -13,11 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blockflow.core.engines import TORCH_EXPORT
 from blockflow.core.errors import SystemError_
+from blockflow.launch import begin, local
 from blockflow.launch.base import wait_any
 from blockflow.launch.environment import child_environment
 from blockflow.launch.local import TemplateLauncher
@@ -84,6 +87,41 @@ def test_a_dead_template_is_replaced_before_it_is_needed(launcher: TemplateLaunc
     assert launcher.template_pid == 0
 
 
+def test_one_that_the_machine_has_no_room_for_is_tried_again(
+    launcher: TemplateLauncher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its caller, the Manager's thread, hears nothing of it; a launch does."""
+    asked: list[str] = []
+
+    def refuse(*args: object, **_: object) -> None:
+        asked.append("template")
+        raise BlockingIOError(errno.EAGAIN, "no process left")
+
+    launcher.wait_ready()
+    os.kill(launcher.template_pid, signal.SIGKILL)
+    wait_gone(launcher.template_pid)
+    with monkeypatch.context() as patch:
+        patch.setattr(begin, "spawn", refuse)
+        launcher.tend()
+        launcher.tend()  # too soon
+        assert len(asked) == 1 and launcher.template_pid == 0
+        patch.setattr(local, "_AGAIN_S", 0.0)
+        with pytest.raises(SystemError_, match="no process left") as err:
+            launcher.launch(ENTRY, spec_for(tmp_path, 0), "w#0")
+        assert err.value.code == "NO_SPACE"
+        for _ in range(3):
+            launcher.tend()
+        assert len(asked) == 5
+    said = [r for r in caplog.records if "nothing can be launched" in r.getMessage()]
+    assert len(said) == 1
+    launcher.tend()
+    assert launcher.template_pid != 0
+    assert launcher.launch(ENTRY, spec_for(tmp_path, 6), "w#0").wait(WAIT_S) == 6
+
+
 def test_a_stopped_template_is_replaced_by_who_needs_it(
     launcher: TemplateLauncher, tmp_path: Path
 ) -> None:
@@ -143,6 +181,49 @@ def test_an_attempt_waits_for_no_imports(tmp_path: Path, monkeypatch: pytest.Mon
         assert child is not None and child.wait(WAIT_S) == 6
     finally:
         launcher.close()
+
+
+def test_imports_that_hang_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a template's start, and those that a launch has it do."""
+    gate = Gate(tmp_path / "site")
+    (tmp_path / "hangs.py").write_text("import select; select.select([], [], [])")
+    for folder in (gate.folder, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(local, "_IMPORTS_S", 0.5)
+    launcher = TemplateLauncher(preload=["msgpack"])
+    order = (ENTRY, spec_for(tmp_path, 6), "w#0")
+    try:
+        with gate.shut():
+            assert launcher.attempt(*order) is None
+            first = launcher.template_pid
+            wait_for_another(launcher, first, *order)
+            assert gone(first)
+        monkeypatch.setattr(local, "_IMPORTS_S", WAIT_S)  # this machine may be slow
+        assert launcher.launch(*order).wait(WAIT_S) == 6
+        order = (ENTRY, {**spec_for(tmp_path, 7), "modules": ["hangs"]}, "w#1")
+        assert launcher.attempt(*order) is None
+        monkeypatch.setattr(local, "_IMPORTS_S", 0.5)
+        wait_for_another(launcher, launcher.template_pid, *order)
+        monkeypatch.setattr(local, "_IMPORTS_S", WAIT_S)
+        launcher.wait_ready()
+        assert launcher.attempt(*order) is None  # it may have been something else: once more
+        monkeypatch.setattr(local, "_IMPORTS_S", 0.5)
+        wait_for_another(launcher, launcher.template_pid, *order)
+        monkeypatch.setattr(local, "_IMPORTS_S", WAIT_S)
+        assert launcher.launch(*order).wait(WAIT_S) == 7  # without it
+    finally:
+        launcher.close()
+
+
+def wait_for_another(launcher: TemplateLauncher, template: int, *order: Any) -> None:
+    end = time.monotonic() + WAIT_S
+    while launcher.template_pid == template:
+        assert time.monotonic() < end
+        assert launcher.attempt(*order) is None
+        select.select([], [], [], 0.01)
+    assert launcher.template_pid != 0
 
 
 @pytest.mark.parametrize(

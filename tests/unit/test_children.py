@@ -25,6 +25,7 @@ class Slow(Launcher):
     def __init__(self) -> None:
         self.ready = False
         self.refused: set[str] = set()
+        self.error: Exception = SystemError_("INTERNAL", "the template process died")
         self.launched: list[str] = []
         self.logs: list[str] = []
         self._made: list[Child] = []
@@ -38,7 +39,7 @@ class Slow(Launcher):
 
     def attempt(self, entry: str, spec: Mapping[str, Any], name: str) -> Child | None:
         if name in self.refused:
-            raise SystemError_("INTERNAL", "the template process died")
+            raise self.error
         if not self.ready:
             return None
         self.launched.append(name)
@@ -136,6 +137,30 @@ def test_a_deferred_launch_that_cannot_be_is_told_as_failed(
     assert list(children.reap([])) == []  # its end was told
     launcher.ready = True
     assert list(children.go_on()) == [born(2)]
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_defect_in_a_launch_ends_the_life_that_waits_for_it(
+    children: Children, launcher: Slow, when: str
+) -> None:
+    """As an option does that is larger than any number of the messages."""
+    launcher.error = OverflowError("Integer value out of range")
+    if when == "later":
+        assert children.launch(order(1)) is None
+    launcher.refused = {"w#1"}
+    event = children.launch(order(1)) if when == "at once" else next(children.go_on())
+    assert isinstance(event, LaunchFailed)
+    assert (event.incarnation, event.error.code) == (1, "INTERNAL")
+    assert "OverflowError: Integer value out of range" in event.error.message
+    assert len(children) == 0
+
+
+def test_who_was_never_heard_of_ends_when_it_is_killed(children: Children) -> None:
+    """Once: who wants its end waits for that, and has nobody else to hear it from."""
+    children.kill(Kill(7))
+    children.kill(Kill(7))
+    assert children.deadline(5) is not None
+    assert list(children.reap([])) == [Exited(7, -signal.SIGKILL)]
 
 
 def test_the_end_of_the_control_plane_forgets_them(children: Children, launcher: Slow) -> None:

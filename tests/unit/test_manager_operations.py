@@ -8,12 +8,12 @@ import control_rig
 import pytest
 from control_rig import AB, World, topology
 
-from blockflow.control.events import Commit
+from blockflow.control.events import Commit, Received
 from blockflow.control.kpis import KpiBook
 from blockflow.control.update import Kind, Phase
 from blockflow.control.views import Views
 from blockflow.core.errors import BlockError, BlockFlowError, Problem, TopologyError
-from blockflow.wire.control import Drain, Routes, Stop, Undrain
+from blockflow.wire.control import Drain, Drained, Routes, Stop, Undrain
 
 world = control_rig.world
 
@@ -98,6 +98,24 @@ def test_stopping_one_of_two_colocated_blocks_keeps_the_worker(world: World) -> 
     assert world.names() == ["dispatcher", "w#0"]
     world.do(lambda now: world.brain.close("b", Kind.STOP, now))
     assert world.names() == ["dispatcher"]
+
+
+def test_a_stop_that_a_manager_did_not_live_to_end_is_ended_by_the_next_one(world: World) -> None:
+    world.apply([*AB[0], "c"], {**AB[1], "u": ["c"]})
+    world.busy = True
+    update = world.do(lambda now: world.brain.close("b", Kind.STOP, now))
+    assert update.phase is Phase.DRAINING
+    update = world.succeed()
+    assert "b#0" in world.names()  # requests are in flight
+    world.let_drain()
+    world.pass_time(5)
+    assert update.phase is Phase.DONE
+    assert world.names() == ["a#0", "c#0", "dispatcher"]
+    world.pass_time(60)
+    assert world.names() == ["a#0", "c#0", "dispatcher"]
+    assert [r.name for r in world.brain.crew.fleet if r.stopped] == ["b#0"]
+    world.do(lambda now: world.brain.restart("b", now))
+    assert world.admitted_blocks() == {"a": 1, "b": 1, "c": 1}
 
 
 def test_unknown_block(world: World) -> None:
@@ -206,6 +224,22 @@ def test_shutdown_drains_then_stops_all(world: World) -> None:
     world.pass_time(2.1)
     assert world.gone
     assert world.names() == []
+
+
+def test_what_the_old_routes_end_with_is_not_the_end_of_all(world: World) -> None:
+    """Shut down in mid-update: requests are in flight on the new routes still."""
+    world.apply(*AB)
+    world.busy = True
+    world.apply(["a", "c"], {"t": ["a", "c"]})
+    since = len(world.log)
+    world.brain.shutdown(world.now)
+    world.settle()
+    world.let_drain()
+    assert world.sent(Stop, since) == []
+    dispatcher = world.incarnation("dispatcher")
+    world.tell(Received(dispatcher, Drained(dispatcher)))  # now nothing is
+    assert len(world.sent(Stop, since)) == 4
+    assert world.gone
 
 
 def test_shutdown_where_nobody_is_left_ends_at_once(world: World) -> None:

@@ -1,0 +1,48 @@
+"""Waiters: who waits in another thread until something is true in the Manager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """Resolved when ``test`` gives something else than None, or at ``deadline_ns``."""
+
+    test: Callable[[], Any]
+    deadline_ns: int
+    future: Future[Any]
+
+
+class Waiters:
+    """Those of one Manager; used in its thread only."""
+
+    def __init__(self) -> None:
+        self._all: list[Waiter] = []
+
+    def add(self, waiter: Waiter) -> None:
+        self._all.append(waiter)
+
+    def deadlines(self) -> list[int]:
+        """When :meth:`check` is due at the latest."""
+        return [w.deadline_ns for w in self._all]
+
+    def check(self, now_ns: int) -> None:
+        """Tell those who need not wait any longer."""
+        left = []
+        for waiter in self._all:
+            found = waiter.test()
+            if found is not None or now_ns >= waiter.deadline_ns:
+                waiter.future.set_result(found)
+            else:
+                left.append(waiter)
+        self._all = left
+
+    def dismiss(self) -> None:
+        """The thread ends: nothing will come true any more."""
+        for waiter in self._all:
+            waiter.future.set_result(None)
+        self._all = []

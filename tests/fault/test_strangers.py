@@ -1,0 +1,61 @@
+"""Processes below a guardian that no Manager has started: they are left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pytest
+from takeover_rig import PATIENCE_S, furnish, members, started
+from up_rig import family, gone
+
+from blockflow.control.journal import JournalFile
+
+pytestmark = pytest.mark.timeout(600)
+
+BESIDE = ["sh", "-c", 'sleep 1000 & exec "$0" "$@"']
+"""A shell that becomes ``blockflow up`` and has started something before."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    furnish(tmp_path)
+    return tmp_path
+
+
+def test_a_job_of_the_shell_outlives_managers_and_guardian(root: Path) -> None:
+    with started(root, before=BESIDE) as it:
+        children = psutil.Process(it.process.pid).children()
+        (job,) = [c for c in children if c.name() == "sleep"]
+        try:
+            it.kill_manager()
+            it.taken_over(1)
+            assert job.is_running() and "is in no journal" not in it.log()
+            ours = [c for c in family(it.process.pid) if c != job]
+            it.process.terminate()
+            assert it.process.wait(PATIENCE_S) == 0, it.log()
+            assert gone(ours, Path(it.ready["run_dir"]))
+            assert job.is_running()
+        finally:
+            job.kill()
+
+
+def test_whom_a_manager_has_started_is_ended_where_no_journal_names_it(root: Path) -> None:
+    """It was launched just before that Manager died."""
+    with started(root) as it:
+        before = it.status()
+        os.kill(before["manager"]["pid"], signal.SIGSTOP)  # it must not write another one
+        file = JournalFile(Path(before["run_dir"]))
+        written = file.read()
+        rest = tuple(s for s in written.seats if s.name != "b#0")
+        file.write(json.dumps(asdict(replace(written, seats=rest))))
+        os.kill(before["manager"]["pid"], signal.SIGKILL)
+        after = it.taken_over(1)
+        assert after["manager"]["adopted"] == ["a#0", "dispatcher"]
+        pid, _ = members(before)["b#0"]
+        assert f"process {pid} is in no journal and is ended" in it.log()
+        assert not psutil.pid_exists(pid)
