@@ -21,6 +21,8 @@ GREETING_BYTES = 64
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _CHUNK = 1 << 16
 _PATIENCE_S = 30.0
+_WRITES_S = 16
+"""Of a slow link."""
 
 Direction = Literal["up", "down"]
 """``up`` is from who connects to who listens."""
@@ -85,12 +87,15 @@ class Rule:
         swallow: it is read and thrown away; such a connection is of no more use.
         lose: so many whole messages more are thrown away.
         slice_bytes: it is passed on in writes of so many bytes; 0 = as it comes.
+        bytes_s: no more than so many bytes a second are passed on, as by a slow link; 0 = as
+            quickly as they are taken.
     """
 
     hold: bool = False
     swallow: bool = False
     lose: int = 0
     slice_bytes: int = 0
+    bytes_s: int = 0
 
 
 @dataclass
@@ -164,9 +169,11 @@ class _Way:
                 account.lost_messages += unit.message
                 account.went.update(unit.data)
                 continue
-            size = rule.slice_bytes or len(unit.data)
+            size = rule.slice_bytes or rule.bytes_s // _WRITES_S or len(unit.data)
             for start in range(0, len(unit.data), size):
                 await self._put(unit.data[start : start + size])
+                if rule.bytes_s:
+                    await asyncio.sleep(min(size, len(unit.data) - start) / rule.bytes_s)
 
     async def _put(self, data: bytes) -> None:
         self._writer.write(data)

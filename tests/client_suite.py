@@ -23,7 +23,7 @@ Make = Callable[..., Any]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """In the one way the suite's small tensors go through granted memory as large ones would."""
     if request.param == "auto":
-        for module in ("client.core", "client.sharing", "dispatcher.grants"):
+        for module in ("client.sharing", "dispatcher.grants"):
             monkeypatch.setattr(f"blockflow.{module}.MIN_TENSOR_BYTES", 1)
     return str(request.param)
 

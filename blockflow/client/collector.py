@@ -95,30 +95,31 @@ class Collector:
     """Gathers records; any number of generators, in any threads, may share one.
 
     It has the clock of their times, so that runs beside and after one another have their places on
-    one time line.
+    one time line. Records come in the threads of clients too, which must wait for no lock here: a
+    signal's handler that closes such a client may have come while its thread held it. What is done
+    to the list is one step of the interpreter.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the first moment alone
         self._records: list[Record] = []
         self._zero_ns: int | None = None
 
     def now_ms(self) -> float:
         """Milliseconds since the first call, which gives 0: the start of the first run."""
-        with self._lock:
-            now_ns = time.monotonic_ns()
-            if self._zero_ns is None:
-                self._zero_ns = now_ns
-            return (now_ns - self._zero_ns) / 1e6
+        if self._zero_ns is None:
+            with self._lock:
+                if self._zero_ns is None:
+                    self._zero_ns = time.monotonic_ns()
+                    return 0.0
+        return (time.monotonic_ns() - self._zero_ns) / 1e6
 
     def add(self, record: Record) -> None:
-        with self._lock:
-            self._records.append(record)
+        self._records.append(record)
 
     def records(self, task: str | None = None) -> tuple[Record, ...]:
         """All records so far, in order of completion; of one task, when named."""
-        with self._lock:
-            rows = tuple(self._records)
+        rows = tuple(self._records)
         return rows if task is None else tuple(r for r in rows if r.task == task)
 
     def summary(self, task: str | None = None) -> Summary:

@@ -139,7 +139,7 @@ class Connection:
             why = f"results is 'copy' or 'view', not {shown(results)}"
             raise RequestError("INVALID_REQUEST", why)
         desc, body, kind = self._tensors.to_wire(x, dtype)
-        future: PendingRequest[Any] = PendingRequest(rid, self._cancel, self.waiting)
+        future: PendingRequest[Any] = self._new_pending(rid)
         core, now, from_wire = self._core, time.monotonic_ns(), self._tensors.from_wire
         side = self._io.side
         trip = Trip(desc.nbytes, results == "view", self._local)
@@ -243,9 +243,7 @@ class Connection:
         self.check_may_wait()  # both clients wait for these
         rid = os.urandom(REQUEST_ID_BYTES)
         core, now, timeout_ms = self._core, time.monotonic_ns(), _milliseconds(timeout_s)
-        future: PendingRequest[dict[str, TaskRoute]] = PendingRequest(
-            rid, self._cancel, self.waiting
-        )
+        future: PendingRequest[dict[str, TaskRoute]] = self._new_pending(rid)
 
         def call() -> list[Outcome]:
             core.ask(rid, wanted, timeout_ms, now)
@@ -259,6 +257,9 @@ class Connection:
 
         self._io.post(call, rid, end)
         return future
+
+    def _new_pending(self, request_id: bytes) -> PendingRequest[Any]:
+        return PendingRequest(request_id, self._cancel, self.waiting, self._io.new_lock())
 
     def _cancel(self, request_id: bytes) -> None:
         self._check_process()

@@ -15,12 +15,12 @@ from typing import Any
 
 from blockflow.client.catalog import PROBE_WAIT_NS, Catalog
 from blockflow.client.counters import Counters
-from blockflow.client.outcome import Answered, Failed, Link, Outcome
+from blockflow.client.outcome import Answered, Failed, Link, Outcome, per_task
 from blockflow.client.request import Pending, Upload, duplicate, expired, too_many
 from blockflow.client.sharing import Sharing
+from blockflow.client.window import Window
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, WireError
-from blockflow.tensormq.grants import MIN_TENSOR_BYTES
 from blockflow.wire.client import (
     Cancel,
     Description,
@@ -38,9 +38,6 @@ from blockflow.wire.tensor import TensorDesc
 
 GRACE_NS = 100_000_000
 """How long after its deadline a request still waits for the Dispatcher's own word on it."""
-
-_WHOLE_REQUEST = "*"
-"""Task name of a result that stands for all tasks of the request."""
 
 
 class ClientCore:
@@ -73,7 +70,7 @@ class ClientCore:
         self._outbox: deque[bytes] = deque()
         self._urgent: deque[bytes] = deque()
         self._timers: list[tuple[int, bytes]] = []
-        self._unanswered = 0
+        self._window = Window()
 
     @property
     def in_flight(self) -> int:
@@ -116,6 +113,8 @@ class ClientCore:
         self._pending[request_id] = p
         self._outbox.append(request_id)
         self._arm(request_id, self._due(p))
+        if not p.has_deadline and self.link.up:
+            self._settle_deadline(p)
         self.counters.submitted += 1
 
     def cancel(self, request_id: bytes, why: str = "cancelled by the caller") -> list[Outcome]:
@@ -123,9 +122,7 @@ class ClientCore:
         p = self._pending.get(request_id)
         if p is None:
             return []
-        if p.sent:
-            self._urgent.append(encode_to_dispatcher(Cancel(request_id)))
-            self._owed.add(request_id)
+        self._give_up(p)
         return [self._fail(p, RequestError("CANCELLED", why, where=request_id.hex()))]
 
     def ask(
@@ -159,6 +156,7 @@ class ClientCore:
         self.counters.disconnects += 1
         self._urgent.clear()
         self._owed.clear()
+        self._window.reset()
         self.sharing.reset()
         out: list[Outcome] = []
         for p in list(self._pending.values()):
@@ -190,9 +188,13 @@ class ClientCore:
             p = self._pending.get(self._outbox[0])
             if p is None or p.sent:
                 self._outbox.popleft()  # cancelled or expired meanwhile
-            elif p.has_deadline or self._settle_deadline(p, now_ns):
+            elif p.has_deadline or self._knows_deadlines(p, now_ns):
+                if not p.has_deadline:
+                    self._settle_deadline(p)
+                    p.has_deadline = True
                 upload = self._upload(p, now_ns)
-                if upload is None and self._too_much(p.desc.nbytes):
+                if upload is None and not self._window.takes(p.desc.nbytes):
+                    self._ask_for_those_behind(now_ns)
                     break
                 left_ms = -(-(p.deadline_ns - now_ns) // 1_000_000)
                 left_ms = min(max(1, left_ms), limits.MAX_DEADLINE_MS)
@@ -222,20 +224,12 @@ class ClientCore:
         if p.upload is None:
             if p.sendings > p.retries:
                 p.body = None
-            p.on_wire = nbytes
-            self._unanswered += nbytes
+            self._window.sent(p.number, request_id, nbytes)
             counters.message_uploads += 1
             counters.message_upload_bytes += nbytes
         else:
             counters.slot_uploads += 1
             counters.slot_upload_bytes += nbytes
-
-    def _too_much(self, nbytes: int) -> bool:
-        """So many bytes more might be more than the Dispatcher lets wait (dispatcher/unread.py)."""
-        return self._unanswered > 0 and self._unanswered + nbytes > limits.MAX_UNANSWERED_BYTES
-
-    def _ended(self, p: Pending) -> None:
-        self._unanswered, p.on_wire = self._unanswered - p.on_wire, 0
 
     def _upload(self, p: Pending, now_ns: int) -> Upload | None:
         if p.upload is not None and not self.sharing.holds(p.upload.slot):
@@ -251,7 +245,11 @@ class ClientCore:
         try:
             msg = decode_to_client(frames[0])
             if isinstance(msg, Description):
-                return self._catalog.on_description(msg)
+                described = self._catalog.on_description(msg)
+                for p in self._pending.values():
+                    if not p.has_deadline:
+                        self._settle_deadline(p)
+                return described
             if isinstance(msg, Invitation):
                 self.sharing.on_invitation(msg, now_ns)
                 return []
@@ -259,7 +257,10 @@ class ClientCore:
             self.counters.malformed += 1
             rid = request_id_of(frames[0])
             bad = self._pending.get(rid) if rid is not None else None
-            return [self._fail(bad, exc)] if bad is not None else []
+            if bad is None:
+                return []
+            self._window.on_reply(bad.request_id, bad.number)
+            return [self._fail(bad, exc)]
         return self._on_reply(msg, tuple(frames[1:]), now_ns)
 
     # --- time ------------------------------------------------------------------------------------
@@ -287,8 +288,7 @@ class ClientCore:
                 elif not p.sent and self.link.gave_up(p.submitted_ns, now_ns):
                     out.append(self._fail(p, self.link.lost("no connection to send it on")))
                 else:
-                    if p.sent:
-                        self._owed.add(rid)
+                    self._give_up(p)
                     out.append(self._fail(p, expired(p)))
         return out
 
@@ -309,20 +309,27 @@ class ClientCore:
             return p.deadline_ns
         return min(p.deadline_ns, self.link.gives_up_at(p.submitted_ns))
 
-    def _settle_deadline(self, p: Pending, now_ns: int) -> bool:
-        """Give ``p`` its tasks' own deadline; False while the Dispatcher has not named it yet."""
+    def _knows_deadlines(self, p: Pending, now_ns: int) -> bool:
+        """Ask for the tasks' own deadlines, for ``p``; False while nothing was heard of them."""
         known, headers = self._catalog.knows(now_ns)
         if headers:
             self._urgent.extend(headers)
             self._arm(p.request_id, now_ns + PROBE_WAIT_NS)
-        if not known:
-            return False
+        return known
+
+    def _ask_for_those_behind(self, now_ns: int) -> None:
+        """The first request in the queue has to wait, and others with it: not for ever."""
+        p = next((p for p in self._pending.values() if not p.has_deadline), None)
+        if p is not None:
+            self._knows_deadlines(p, now_ns)
+
+    def _settle_deadline(self, p: Pending) -> None:
+        """Give ``p`` its tasks' own deadline, if one is known."""
         own_ms = self._catalog.deadline_ms(p.tasks)
         if own_ms is not None:
             p.deadline_ns = p.submitted_ns + own_ms * 1_000_000
-            self._arm(p.request_id, p.deadline_ns + GRACE_NS)
-        p.has_deadline = True
-        return True
+            p.has_deadline = True
+            self._arm(p.request_id, self._due(p))
 
     # --- ends ------------------------------------------------------------------------------------
 
@@ -330,7 +337,9 @@ class ClientCore:
         self._catalog.on_epoch(msg.epoch)
         results, places = msg.results, [r.place for r in msg.results if r.place is not None]
         p = self._pending.get(msg.request_id)
-        self.sharing.on_reply(msg.request_id, 0 if p is None else p.number)
+        number = 0 if p is None else p.number
+        self.sharing.on_reply(msg.request_id, number)
+        self._window.on_reply(msg.request_id, number)
         if p is None:
             self._owed.discard(msg.request_id)
             self.counters.late_replies += 1
@@ -338,9 +347,7 @@ class ClientCore:
             return []
         if self._send_again(p, results):
             return []
-        if len(results) == 1 and results[0].task == _WHOLE_REQUEST and results[0].error is not None:
-            one = results[0]
-            results = tuple(TaskResult(t, None, one.error, total_ns=one.total_ns) for t in p.tasks)
+        results = per_task(results, p.tasks)
         tensors = sum(r.tensor is not None and r.place is None for r in results)
         if tuple(r.task for r in results) != p.tasks or tensors != len(frames):
             self.counters.malformed += 1
@@ -348,9 +355,11 @@ class ClientCore:
             text = f"the reply has tasks {[r.task for r in results]} and {len(frames)} frames"
             return [self._fail(p, WireError("MALFORMED_MESSAGE", text, where=self.link.address))]
         del self._pending[msg.request_id]
-        self._ended(p)
         self.counters.answered += 1
-        self._count_results(results, now_ns)
+        self.counters.count(results)
+        for r in results:
+            if r.tensor is not None and r.place is None:
+                self.sharing.want(Direction.RESULT, r.tensor.nbytes, now_ns)
         rest = iter(frames)
         aligned = tuple([r.place or (None if r.tensor is None else next(rest)) for r in results])
         rid, by_slot, received_ns = p.request_id, p.upload is not None, msg.received_ns
@@ -368,29 +377,18 @@ class ClientCore:
 
     def _put_back(self, p: Pending) -> None:
         """To be sent once more, from its body."""
-        self._ended(p)
         p.upload = None
         p.sent = False
         self._outbox.append(p.request_id)
 
-    def _count_results(self, results: Sequence[TaskResult], now_ns: int) -> None:
-        counters = self.counters
-        for r in results:
-            if r.tensor is None:
-                continue
-            nbytes = r.tensor.nbytes
-            if r.place is not None:
-                counters.slot_results += 1
-                counters.slot_result_bytes += nbytes
-            else:
-                counters.message_results += 1
-                counters.message_result_bytes += nbytes
-                if nbytes >= MIN_TENSOR_BYTES:
-                    self.sharing.want(Direction.RESULT, nbytes, now_ns)
+    def _give_up(self, p: Pending) -> None:
+        """Nobody waits for ``p`` any more: the Dispatcher, if it has it, shall know."""
+        if p.sent:
+            self._urgent.append(encode_to_dispatcher(Cancel(p.request_id)))
+            self._owed.add(p.request_id)
 
     def _fail(self, p: Pending, error: BlockFlowError) -> Failed:
         del self._pending[p.request_id]
-        self._ended(p)
         if p.upload is not None and not p.sent:
             self.sharing.put_back(p.upload.slot)
         p.body = None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from blockflow.wire.client import TaskResult
 
 
 @dataclass(slots=True)
@@ -25,3 +28,15 @@ class Counters:
     slot_result_bytes: int = 0
     message_results: int = 0
     message_result_bytes: int = 0
+
+    def count(self, results: Iterable[TaskResult]) -> None:
+        """The tensors of a reply, by the way that they came."""
+        for r in results:
+            if r.tensor is None:
+                continue
+            if r.place is not None:
+                self.slot_results += 1
+                self.slot_result_bytes += r.tensor.nbytes
+            else:
+                self.message_results += 1
+                self.message_result_bytes += r.tensor.nbytes

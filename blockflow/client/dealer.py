@@ -25,7 +25,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from blockflow.core import limits
 from blockflow.tensormq.curve import Protect
-from blockflow.tensormq.sockets import is_v6
+from blockflow.tensormq.sockets import bound_frames, is_v6, watch_peer
 
 FIRST_NS = 50_000_000
 LONGEST_NS = 1_000_000_000
@@ -33,11 +33,6 @@ LONGEST_NS = 1_000_000_000
 
 _NEVER_MS = 3_600_000
 """-1, ZeroMQ's word for it, would have it take the queue away as IMMEDIATE does."""
-
-# A peer that is gone without a word (cable, partition) counts as lost; generous, because a machine
-# under load must not lose its requests to a late heartbeat.
-_HEARTBEAT_MS = 2000
-_HEARTBEAT_TIMEOUT_MS = 10_000
 
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -110,12 +105,11 @@ class Dealer:
         s.setsockopt(zmq.IPV6, is_v6(address))
         s.setsockopt(zmq.LINGER, 0)
         s.setsockopt(zmq.SNDTIMEO, 0)
-        s.setsockopt(zmq.MAXMSGSIZE, limits.MAX_MESSAGE_BYTES)
+        bound_frames(s, limits.MAX_MESSAGE_BYTES)
         s.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         s.setsockopt(zmq.HANDSHAKE_IVL, 5000)
         if address.startswith("tcp://"):  # the kernel tells of the end of a unix socket's peer
-            s.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-            s.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+            watch_peer(s)
         # A high-water mark and heartbeats together can end this process (tensormq/sockets.py). What
         # may come is bounded by what was asked for.
         s.setsockopt(zmq.RCVHWM, 0)

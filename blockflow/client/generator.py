@@ -14,6 +14,7 @@ from itertools import count as counter
 from itertools import takewhile
 from math import inf
 from numbers import Integral, Real
+from queue import SimpleQueue
 from typing import Any, Literal
 
 from blockflow.client.collector import OK, Collector, Record
@@ -78,8 +79,7 @@ class TaskGenerator:
         self.collector = Collector() if collector is None else collector
         self._on_progress = on_progress
         self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._finished = 0
+        self._finished = counter(1)
         self._began_ms = 0.0
 
     def run(self) -> Collector:
@@ -123,9 +123,10 @@ class TaskGenerator:
         if self._duration_s is not None:
             end = self._duration_s
             times = takewhile(lambda t: t < end, times)
-        waiting: set[Future[Any]] = set()
         failed: list[BaseException] = []
-        idle = threading.Condition()
+        # Needs no lock that a signal's handler, which closes the client, could find taken.
+        ended: SimpleQueue[None] = SimpleQueue()
+        sent = 0
 
         def done(future: Future[Any], rows: int, intended_ms: float, sent_ms: float) -> None:
             try:
@@ -133,9 +134,7 @@ class TaskGenerator:
             except BaseException as exc:  # of ``on_progress``: :meth:`run` raises it
                 failed.append(exc)
                 self.stop()
-            with idle:
-                waiting.discard(future)
-                idle.notify_all()
+            ended.put(None)
 
         numbers = range(self._count) if self._count is not None else counter()
         for i, at_s in zip(numbers, times, strict=False):
@@ -144,14 +143,13 @@ class TaskGenerator:
                 break
             sent_ms = self.collector.now_ms()
             future = self._submit(x)
-            with idle:
-                waiting.add(future)
+            sent += 1
             due_ms = self._began_ms + at_s * 1e3
             future.add_done_callback(
                 partial(done, rows=_rows(x), intended_ms=due_ms, sent_ms=sent_ms)
             )
-        with idle:
-            idle.wait_for(lambda: not waiting)
+        for _ in range(sent):
+            ended.get()
         if failed:
             raise failed[0]
 
@@ -173,10 +171,7 @@ class TaskGenerator:
             Record(name, rows, intended_ms, sent_ms, done_ms, outcome, timings, total_ms)
         )
         if self._on_progress is not None:
-            with self._lock:
-                self._finished += 1
-                finished = self._finished
-            self._on_progress(finished)
+            self._on_progress(next(self._finished))
 
     def _input(self, i: int) -> Any:
         return self._inputs(i) if callable(self._inputs) else self._inputs[i % len(self._inputs)]

@@ -22,7 +22,7 @@ from blockflow.client.outcome import Answered, Failed, Outcome
 from blockflow.client.request import Upload
 from blockflow.client.side import SideConnection
 from blockflow.client.tap import Tap
-from blockflow.client.thread import ClientThread
+from blockflow.client.thread import ClientThread, Held, SharedLock
 from blockflow.client.wakeup import WakeUp
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.tensormq.curve import Protect
@@ -76,8 +76,8 @@ class IoThread:
         self._redial = Redial()
         self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
         self._ends: dict[bytes, End] = {}
-        self._lock = threading.RLock()  # a signal's handler may post in the middle of a post
-        self._ringing: set[int] = set()
+        self._held = Held()
+        self._lock = self.new_lock()  # a signal's handler may post in the middle of a post
         self._closed = False
         self._context = zmq.Context()
         try:
@@ -119,29 +119,26 @@ class IoThread:
 
     def _ring(self, act: Callable[[], None]) -> bool:
         """Run ``act`` and wake the thread; False when it is closed."""
-        caller = threading.get_ident()
-        again = caller in self._ringing
-        try:
-            self._ringing.add(caller)
-            with self._lock:
-                if self._closed:
-                    return False
-                act()
-                self._wakeup.ring()
-                return True
-        finally:
-            if not again:
-                self._ringing.discard(caller)
+        with self._lock:
+            if self._closed:
+                return False
+            act()
+            self._wakeup.ring()
+            return True
 
     def _end(self) -> None:
         self._closed = True
 
     def join(self) -> None:
         """Wait for the thread's end; not where it waits for this very caller: in a callback, and in
-        the handler of a signal that came while its thread was in :meth:`_ring`.
+        the handler of a signal that came while its thread held a lock of :meth:`new_lock`.
         """
-        if not self.is_current() and threading.get_ident() not in self._ringing:
+        if not self.is_current() and not self._held.depth:
             self._thread.join()
+
+    def new_lock(self) -> SharedLock:
+        """A lock that this thread may wait for."""
+        return SharedLock(self._held)
 
     def shut_down(self) -> None:
         """End the thread and wait for that; in a forked child, which has none, do nothing."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.routing import TaskRoute
 from blockflow.wire.client import TaskResult
+
+_WHOLE_REQUEST = "*"
+"""Task name of a result that stands for all tasks of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +102,11 @@ class Link:
             where=self.address,
             hint="start one with `blockflow up`, or pass its address",
         )
+
+
+def per_task(results: Sequence[TaskResult], tasks: Sequence[str]) -> tuple[TaskResult, ...]:
+    """A reply's results, an error of the whole request being each task's own."""
+    if len(results) == 1 and results[0].task == _WHOLE_REQUEST and results[0].error is not None:
+        one = results[0]
+        return tuple([TaskResult(t, None, one.error, total_ns=one.total_ns) for t in tasks])
+    return tuple(results)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from threading import Condition
+from typing import Any, TypeVar, cast
+
+from blockflow.client.thread import SharedLock
 
 T = TypeVar("T")
 
@@ -23,6 +26,7 @@ class PendingRequest(Future[T]):
         request_id: of the request.
         cancel: asks for its end.
         waiting: is entered while somebody waits for its end; raises where that would never come.
+        lock: for its state, which the connection's thread changes.
     """
 
     def __init__(
@@ -30,8 +34,11 @@ class PendingRequest(Future[T]):
         request_id: bytes,
         cancel: Callable[[bytes], None],
         waiting: Callable[[], AbstractContextManager[None]],
+        lock: SharedLock,
     ) -> None:
         super().__init__()
+        # Whoever waits for several at once takes it by this name as well (concurrent.futures.wait).
+        self._condition = Condition(cast(Any, lock))
         self.request_id = request_id
         self._ask_cancel = cancel
         self._waiting = waiting

@@ -33,7 +33,7 @@ class Pending:
 
     ``retries`` is how often it may be sent again, under the same id, when the connection broke with
     it in flight; ``sendings`` how often it was sent. ``number`` orders the requests as they were
-    sent; 0 = not sent yet. ``on_wire`` are the bytes of its tensor that were sent in a message.
+    sent; 0 = not sent yet.
     """
 
     request_id: bytes
@@ -45,7 +45,6 @@ class Pending:
     has_deadline: bool
     sent: bool = False
     number: int = 0
-    on_wire: int = 0
     upload: Upload | None = None
     message_only: bool = False
     retries: int = 0

@@ -128,16 +128,34 @@ def _from_numpy(x: Any, dtype: str | None) -> tuple[Any, str]:
 
 
 def _from_sequence(x: Any, dtype: str | None) -> Any:
-    if dtype != "bfloat16":
-        return np.asarray(x, dtype=dtype)
+    """An array of a sequence's numbers, in the type that is asked for.
+
+    Raises:
+        ValueError: they are no numbers, or not these numbers in that type.
+    """
     array = np.asarray(x)
-    if array.dtype.name == "uint16":  # made of patterns; plain numbers are int64 or float64 here
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"its elements are {array.dtype.name}, not numbers")
+    if dtype is None:
         return array
-    return _bfloat16_patterns(np.asarray(x, dtype=np.float32))
+    with np.errstate(over="ignore"):  # an infinity is told as such
+        if dtype == "bfloat16":
+            # made of patterns, if uint16; plain numbers are int64 or float64 here
+            return array if array.dtype.name == "uint16" else _bfloat16_patterns(array)
+        wanted = np.dtype(dtype)
+        if wanted.kind == "f" or array.dtype == wanted:
+            return array.astype(wanted, copy=False)
+        with np.errstate(invalid="ignore"):
+            made = array.astype(wanted)
+    # numpy wraps numbers around that come from an array, and cuts fractions off.
+    if not np.array_equal(made.astype(np.longdouble), array.astype(np.longdouble)):
+        raise ValueError(f"not all of its numbers are {dtype}")
+    return made
 
 
 def _bfloat16_patterns(x: Any) -> Any:
     """The upper halves of float32 elements, rounded to the nearest, of two to the even one."""
+    x = x.astype(np.float32)
     bits = x.view(np.uint32)
     rounded = bits + (0x7FFF + ((bits >> 16) & 1))
     quiet = bits | 0x0040_0000  # a NaN rounded could become an infinity

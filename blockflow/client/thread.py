@@ -1,10 +1,11 @@
-"""A client's thread, and whose answer it waits for: another client's, in a callback."""
+"""A client's thread: whose answer it waits for (another client's, in a callback), and its locks."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from blockflow.core.errors import RequestError
 
@@ -55,3 +56,60 @@ def _leads_to(thread: ClientThread, end: ClientThread) -> bool:
         met.add(on)
         on = on.waits_for
     return end in met
+
+
+class Held(threading.local):
+    """What this very thread holds of a client's :class:`SharedLock`.
+
+    Attributes:
+        depth: how many times it holds one, or is about to.
+    """
+
+    depth = 0
+
+
+class SharedLock:
+    """An RLock that a client's thread takes as well as its callers.
+
+    A signal's handler runs in the middle of its thread, which may hold such a lock: there it must
+    not wait for the client's thread, which could not get it. Who asks ``held`` knows. For a
+    ``threading.Condition`` too.
+    """
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self._lock: Any = threading.RLock()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        self._held.depth += 1
+        taken = False
+        try:
+            taken = self._lock.acquire(blocking, timeout)
+        finally:
+            if not taken:
+                self._held.depth -= 1
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+        self._held.depth -= 1
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    # What a Condition asks of an RLock: who waits in it holds it no more, however often he did.
+
+    def _is_owned(self) -> bool:
+        return bool(self._lock._is_owned())
+
+    def _release_save(self) -> Any:
+        state = self._lock._release_save()
+        self._held.depth -= state[0]
+        return state
+
+    def _acquire_restore(self, state: Any) -> None:
+        self._held.depth += state[0]
+        self._lock._acquire_restore(state)

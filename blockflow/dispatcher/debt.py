@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from blockflow.tensormq.sockets import SLOWEST_NS_PER_BYTE
+
 SLOW_CLIENT_BYTES = 8 * 1024 * 1024
 """A client that lets more bytes of replies than this pile up is cut off ..."""
 
@@ -16,8 +18,9 @@ the first word of a distant one takes a while."""
 SLOW_CLIENT_NS = 2_000_000_000
 """So is any that takes nothing for this long."""
 
-SLOWEST_NS_PER_BYTE = 250
-"""A large frame may take a second more for every 4 MB: to a distant client it is one write."""
+STANDSTILL_NS = 250_000_000
+"""Debts are looked at ten times a second. When the last look is longer ago than this, the process
+stood still, and no client could take anything from it: that time is not theirs."""
 
 
 class Tracker(Protocol):
@@ -38,6 +41,7 @@ class Debt:
         posted: frames that ZeroMQ has not written yet with their trackers, ``posted_bytes``.
         taken: bytes, by the kernel's count, at the latest look while it was crowded.
         moved_ns: when that was another count; None = it was not crowded.
+        looked_ns: when :meth:`hopeless` was asked last.
     """
 
     since_ns: int
@@ -47,6 +51,10 @@ class Debt:
     posted: deque[tuple[Tracker, int]] = field(default_factory=deque)
     taken: int | None = None
     moved_ns: int | None = None
+    looked_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.looked_ns = self.since_ns
 
     @property
     def owed(self) -> int:
@@ -74,6 +82,8 @@ class Debt:
             taken: what its connection has taken in all, None where the kernel does not count (unix
                 sockets); read while it is ``crowded`` only.
         """
+        self._look(now_ns)
+        # To a distant client a large frame is one write.
         head_ns = SLOWEST_NS_PER_BYTE * self.posted[0][1] if self.posted else 0
         if now_ns - self.since_ns > SLOW_CLIENT_NS + head_ns:
             return True
@@ -85,3 +95,11 @@ class Debt:
         # Without a count, only whole frames show that it reads.
         patience_ns = CROWDED_NS if taken is not None else CROWDED_NS + head_ns
         return now_ns - max(self.moved_ns, self.since_ns) > patience_ns
+
+    def _look(self, now_ns: int) -> None:
+        still_ns = now_ns - self.looked_ns
+        self.looked_ns = now_ns
+        if still_ns > STANDSTILL_NS:
+            self.since_ns = min(now_ns, self.since_ns + still_ns)
+            if self.moved_ns is not None:
+                self.moved_ns = min(now_ns, self.moved_ns + still_ns)

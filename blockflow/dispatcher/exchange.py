@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
 
-from blockflow.core.errors import BlockError, BlockFlowError, RequestError, WireError
+from blockflow.core.errors import BlockFlowError, RequestError, WireError
 from blockflow.core.routing import RouteTable
 from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.clients import ClientPort, Sent, is_local
 from blockflow.dispatcher.entrance import let_in
 from blockflow.dispatcher.entry import (
-    Answer,
-    Drop,
     Entry,
     Instruction,
     ReleaseInput,
@@ -31,6 +30,7 @@ from blockflow.dispatcher.recovery import Death
 from blockflow.dispatcher.repeats import ResultMemory, find_known, request_digest
 from blockflow.dispatcher.replies import make_description, make_refusal, make_reply
 from blockflow.dispatcher.retry import RetryBudget
+from blockflow.dispatcher.returns import Returns, own_failure
 from blockflow.dispatcher.stats import DispatcherStats
 from blockflow.dispatcher.tensors import Outgoing, TensorDesk
 from blockflow.dispatcher.validate import check_contract, check_names
@@ -81,6 +81,7 @@ class Exchange:
         self.planner = Planner()
         self.table = InFlightTable(incarnation, self.planner, RetryBudget(admission.max_inflight))
         self.memory = memory
+        self._results = Returns(desk, self.table, self.defect)
         self.withdrawals = Withdrawals(incarnation, push)
         self.stats = DispatcherStats()
         self.closed_because = ""
@@ -108,8 +109,7 @@ class Exchange:
                 self._refuse(client, msg, exc, received)
             except Exception as exc:  # a defect: this one request pays for it
                 _LOG.exception("request %s failed in admission", msg.request_id.hex())
-                error = BlockFlowError("INTERNAL", f"{type(exc).__name__} in admission")
-                self._refuse(client, msg, error, received)
+                self._refuse(client, msg, own_failure(exc, "in admission"), received)
             else:
                 if entry is not None and not entry.waits_for:
                     self._set_out(entry)
@@ -262,33 +262,11 @@ class Exchange:
                 self._fail_item(msg, item, exc, now)
             return
         instructions: list[Instruction] = []
-        start = 0
         try:
-            for item in msg.items:
-                entry = self.table.expecting(item.request_id, item.attempt, item.hop, msg.sender)
-                if isinstance(entry, Drop):
-                    pass  # late, double or forged: nothing but its slot is to be freed
-                elif item.rows != entry.rows:
-                    error = BlockError(
-                        "OUTPUT_MISMATCH", f"{item.rows} rows came for a request of {entry.rows}"
-                    )
-                    instructions += self.table.failure(
-                        item.request_id, item.attempt, item.hop, msg.sender, error, now
-                    )
-                else:
-                    keep = bool(entry.digest)
-                    payload = self._desk.cut(buffer, start, item.rows, entry.client, keep)
-                    instructions += self.table.outcome(
-                        item.request_id,
-                        item.attempt,
-                        item.hop,
-                        msg.sender,
-                        Answer(payload, item.hops, msg.sent_ns),
-                    )
-                start += item.rows
+            self._results.take(msg, buffer, now, instructions)
         finally:
             buffer.release()
-        self.carry_out(instructions)
+            self.carry_out(instructions)
 
     def _fail_item(self, msg: Data | Failure, item: Item, error: BlockFlowError, now: int) -> None:
         self.carry_out(
@@ -356,20 +334,39 @@ class Exchange:
     # --- instructions
 
     def carry_out(self, instructions: Sequence[Instruction]) -> None:
-        for what in instructions:
-            if isinstance(what, Reply):
-                self._reply(what.entry)
-            elif isinstance(what, SendAgain):
-                self._desk.prepare_again(what.entry)
-                self._set_out(what.entry)
-            elif isinstance(what, Supersede):
-                self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)
-            elif isinstance(what, ReleaseInput):
-                entry = what.entry
+        """Do them all: a defect at one must not keep the credit or the slot of another."""
+        todo = deque(instructions)
+        while todo:
+            what = todo.popleft()
+            try:
+                self._carry_out(what)
+            except Exception as exc:
+                self.defect(type(what).__name__)
+                if isinstance(what, SendAgain):  # else nobody would hear of it before its deadline
+                    todo += self.table.fail(what.entry, own_failure(exc, "at its next attempt"))
+        self.withdrawals.send()
+
+    def _carry_out(self, what: Instruction) -> None:
+        if isinstance(what, Reply):
+            self._reply(what.entry)
+        elif isinstance(what, SendAgain):
+            self._desk.prepare_again(what.entry)
+            self._set_out(what.entry)
+        elif isinstance(what, Supersede):
+            self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)
+        elif isinstance(what, ReleaseInput):
+            entry = what.entry
+            try:
                 self._desk.release(entry.retained)
+            finally:
                 self.admission.leave(entry.ticket, self._clock())
                 self.withdrawals.ended(entry)
-        self.withdrawals.send()
+
+    def defect(self, what: str) -> None:
+        """Something hit a defect: the others must not. To be called where it is caught."""
+        n = self.stats.events["defects"] = self.stats.events["defects"] + 1
+        if n & (n - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
+            _LOG.exception("%s could not be handled (%d so far)", what, n)
 
     def _reply(self, entry: Entry) -> None:
         now = self._clock()

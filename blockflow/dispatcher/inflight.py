@@ -206,7 +206,8 @@ class InFlightTable(Register):
             if entry.waits_for or entry.ticket not in self._by_ticket:
                 continue
             ends = entry.plan.lost_with.get(death.incarnation, frozenset())
-            open_ends = sorted(ends.difference(entry.outcomes))
+            # What was lost before waits for its next attempt, which this death does not touch.
+            open_ends = sorted(ends.difference(entry.outcomes, entry.lost))
             if open_ends:
                 out += self._lost(entry, open_ends, death, now_ns)
         return out + self._advance(UNTIL_OTHERS_END)

@@ -11,7 +11,8 @@ _NAME_BYTES = 5
 
 
 def is_given(client: bytes) -> bool:
-    """ZeroMQ has named it, by a counter: no other connection ever gets this name."""
+    """ZeroMQ has named it, by a counter: no connection after it gets this name. (One that gives
+    itself a name of this form has to guess the counter: docs/security.md.)"""
     return len(client) == _NAME_BYTES and client[0] == 0
 
 
@@ -27,12 +28,15 @@ def came_after(client: bytes, other: bytes) -> bool:
 
 
 class Past:
-    """The last clients that were lost; who has named itself may be back."""
+    """The last clients that were lost, of those that ZeroMQ has named. Who has named itself may be
+    back, so that nothing follows from its end; and its name may be as long as a frame."""
 
     def __init__(self) -> None:
         self._cut_off: dict[bytes, bool] = {}
 
     def add(self, client: bytes, *, cut_off: bool) -> None:
+        if not is_given(client):
+            return
         past = self._cut_off
         past[client] = past.pop(client, False) or cut_off  # the latest come last
         if len(past) > REMEMBERED:

@@ -181,7 +181,7 @@ class DispatcherServer:
                 guarded("a grant", self._grants.on_event, source, self._clock())
         if self._mailbox.fileno() in events:
             for note in self._mailbox.drain():
-                self._on_note(note)
+                guarded("a note of the Controller", self._on_note, note)
         if self._push.sockets_waiting():
             self._push.flush()
         guarded("what is due", self.exchange.tick)
@@ -224,7 +224,7 @@ class DispatcherServer:
             try:
                 self.exchange.on_return(frames)
             except Exception:
-                self._defect("a result")
+                self.exchange.defect("a result")
 
     def _serve_clients(self) -> None:
         for _ in range(_REQUESTS_AT_ONCE):
@@ -234,19 +234,13 @@ class DispatcherServer:
                     return
                 self.exchange.on_client(*received)
             except Exception:
-                self._defect("a request")
+                self.exchange.defect("a request")
 
     def _guarded(self, what: str, act: Callable[..., None], *given: Any) -> None:
         try:
             act(*given)
         except Exception:
-            self._defect(what)
-
-    def _defect(self, what: str) -> None:
-        """One message hit a defect: the others must not. Its request ends at its deadline."""
-        n = self.exchange.stats.events["defects"] = self.exchange.stats.events["defects"] + 1
-        if n & (n - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
-            _LOG.exception("%s could not be handled (%d so far)", what, n)
+            self.exchange.defect(what)
 
     # --- the Controller
 
@@ -303,7 +297,7 @@ class DispatcherServer:
                 self._drained_due = None
                 self._forget_retired()
         if self._empty_due and not len(table):
-            self._tell(Drained(self._incarnation, self.exchange.planner.version))
+            self._tell(Drained(self._incarnation))
             self._empty_due = False
 
     def _forget_retired(self) -> None:

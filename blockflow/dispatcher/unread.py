@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blockflow.core import limits
+from blockflow.tensormq.sockets import CURVE_BYTES
 
 CONNECTION_BYTES = limits.MAX_MESSAGE_BYTES + 16 * 1024 * 1024
 """So much may wait to be read of what one connection has brought: the largest message, and what the
@@ -48,16 +49,13 @@ _SECOND_NS = 1_000_000_000
 _SHORT_BYTES, _LONG_BYTES, _SHORTEST = 2, 9, 255
 """Flags and length of a frame."""
 
-_CURVE_BYTES = 33
-"""Of a frame with CURVE: the command's name, a nonce, the box's overhead, and flags."""
-
 
 def wire_bytes(frames: Iterable[int], *, encrypted: bool) -> int:
     """What the frames of a message, of these lengths, take on the wire (ZMTP 3.1; with CURVE each
     is the payload of a command)."""
     total = 0
     for nbytes in frames:
-        body = nbytes + _CURVE_BYTES if encrypted else nbytes
+        body = nbytes + CURVE_BYTES if encrypted else nbytes
         total += body + (_SHORT_BYTES if body <= _SHORTEST else _LONG_BYTES)
     return total
 

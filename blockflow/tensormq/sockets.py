@@ -7,12 +7,16 @@ an error, and closing is bounded.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import secrets
 import socket as std_socket
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -32,11 +36,23 @@ LINGER_MS = 1000
 _BACKLOG = 512
 """Connections that wait to be accepted; a client beyond them tries again a second later."""
 
+CURVE_BYTES = 33
+"""What CURVE adds to a frame: the command's name, a nonce, the box's overhead, and flags."""
+
+SLOWEST_NS_PER_BYTE = 250
+"""A large frame may take a second for every 4 MB: slow links are given so long."""
+
+_UNACKNOWLEDGED_MS = 5000
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 5000
+"""... and as long as the largest frame may take: see :func:`watch_peer`."""
+
 _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 1000
 _MAX_PORT = 65535
+
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)
+"""What the machine says that has no room: it may have some later."""
 
 _ZERO_COPY_RECV = 10
 """Of a context (``zmq.h``); pyzmq has no name for it."""
@@ -55,6 +71,10 @@ def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
             f"libzmq {version} is older than {OLDEST_LIBZMQ}",
             hint="install a current pyzmq; its wheels bring libzmq along",
         )
+    # A ROUTER names who has no name by a counter, and ends the process when a name is taken. The
+    # counter begins at C's rand(), which begins at the same number in every process: a peer could
+    # give itself the name that comes next.
+    ctypes.CDLL(None).srand(secrets.randbits(32))
     context = zmq.Context(io_threads)
     # Else each small frame keeps the whole buffer that it was read with: a peer that sends 40 bytes
     # at a time takes 200 times as much memory as it sends.
@@ -83,7 +103,7 @@ def bind_pull(
         protect: sets CURVE up; for tcp alone.
 
     Raises:
-        SystemError_: PORT_IN_USE.
+        SystemError_: PORT_IN_USE, or NO_SPACE: no descriptor or memory is left for it.
         RequestError: INVALID_REQUEST: an unknown transport or a bad address.
     """
     if transport == "ipc":
@@ -113,7 +133,7 @@ def bind_router(
     the connection that it came on.
 
     Raises:
-        SystemError_: PORT_IN_USE, with the address.
+        SystemError_: PORT_IN_USE, with the address; NO_SPACE as in :func:`bind_pull`.
         RequestError: INVALID_REQUEST: not an address of this machine.
     """
     sock = _socket(ctx, zmq.ROUTER, max_bytes, hwm)
@@ -182,17 +202,42 @@ def _socket(
     sock.set(zmq.SNDTIMEO, 0)
     # The limit is per frame; the largest one carries a tensor, or is a header or control message.
     # How many frames a message has, nothing here bounds: see dispatcher/unread.py.
-    sock.set(zmq.MAXMSGSIZE, max(max_bytes, limits.MAX_HEADER_BYTES))
+    bound_frames(sock, max(max_bytes, limits.MAX_HEADER_BYTES))
     sock.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
     sock.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
     return sock
 
 
+def bound_frames(sock: zmq.Socket[Any], max_bytes: int) -> None:
+    """Have ZeroMQ end connections that bring a longer frame.
+
+    It compares what is on the wire, where CURVE makes a frame longer. Who reads it looks again.
+    """
+    sock.set(zmq.MAXMSGSIZE, max_bytes + CURVE_BYTES)
+
+
+def watch_peer(sock: zmq.Socket[Any]) -> None:
+    """End tcp connections whose peer has vanished without a word, which TCP takes a quarter of an
+    hour to notice. Call it after :func:`bound_frames`.
+
+    Something is sent every second, and the peer's kernel has some seconds to acknowledge it,
+    whatever else is under way. That ZeroMQ answers at the other end is waited for longer: its word
+    comes behind the frame that is under way, and until a frame is whole libzmq hears nothing, so
+    that a time-out shorter than the largest one takes would end the very connections that need
+    their time.
+    """
+    frame_ms = int(sock.get(zmq.MAXMSGSIZE)) * SLOWEST_NS_PER_BYTE // 1_000_000
+    sock.set(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)  # TCP_USER_TIMEOUT, in milliseconds
+    sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    sock.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS + frame_ms)
+    sock.set(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS + frame_ms)
+
+
 def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
     """What an endpoint asks for before the socket is bound or connected to it.
 
-    TCP does not notice a peer that vanished without a word. A unix socket does, unless a child that
-    the peer has forked holds it open.
+    The kernel tells of the end of a unix socket's peer, unless a child that the peer has forked
+    holds it open.
     """
     if _is_tcp(endpoint):
         port = endpoint.rpartition(":")[2]
@@ -204,9 +249,7 @@ def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
         # Only where it is needed: a socket with it takes of a name's addresses the IPv6 one, and
         # says of IPv4 ones that they are mapped.
         sock.set(zmq.IPV6, is_v6(endpoint))
-        sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        sock.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        sock.set(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
+        watch_peer(sock)
         # libzmq ends this process (zeromq/libzmq#4364) when it has stopped reading a connection, as
         # the high-water mark is reached, the peer resets that, and a heartbeat is due or still
         # to be decoded. So it never stops; what waits to be read, others bound: by credits between
@@ -263,9 +306,16 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None
         sock.close(0)
         if exc.errno == zmq.EADDRINUSE:
             raise _in_use(endpoint) from exc
+        if exc.errno in _FULL:
+            raise _full(endpoint, exc) from exc
         raise RequestError(
             "INVALID_REQUEST", f"cannot listen on {endpoint!r}: {exc.strerror}", where=endpoint
         ) from exc
+    except OSError as exc:  # a probe of who listens wants a descriptor as well
+        sock.close(0)
+        if exc.errno in _FULL:
+            raise _full(endpoint, exc) from exc
+        raise
     except BlockFlowError:
         sock.close(0)
         raise
@@ -307,4 +357,13 @@ def _in_use(endpoint: str) -> SystemError_:
         f"another process listens on {endpoint}, or its file is in the way",
         where=endpoint,
         hint="stop that process or choose another address; port 0 takes a free one",
+    )
+
+
+def _full(endpoint: str, exc: OSError | zmq.ZMQError) -> SystemError_:
+    return SystemError_(
+        "NO_SPACE",
+        f"cannot listen on {endpoint!r}: {exc.strerror}",
+        where=endpoint,
+        hint="close what is open, raise the limit of descriptors (ulimit -n), or make room",
     )

@@ -5,39 +5,22 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sockets_rig
 import zmq
+from sockets_rig import TIMEOUT_S, receive, until
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.tensormq import sockets
 from blockflow.tensormq.inline import InlineConsumer, InlineProducer
-from blockflow.tensormq.janitor import RunDir
 from blockflow.tensormq.push import PushCache, Unsent
 from blockflow.tensormq.sockets import bind_pull, bind_router, connect_dealer, new_context
 
-TIMEOUT_S = 10.0
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with RunDir.create() as made:
-        yield made.path
-
-
-@pytest.fixture
-def ctx() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made = new_context()
-    yield made
-    made.destroy(linger=0)
-
-
-@pytest.fixture(params=["ipc", "tcp"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+run_dir, ctx, transport = sockets_rig.run_dir, sockets_rig.ctx, sockets_rig.transport
 
 
 @pytest.fixture
@@ -45,25 +28,6 @@ def push(ctx: zmq.Context[zmq.Socket[bytes]]) -> Iterator[PushCache]:
     made = PushCache(ctx)
     yield made
     made.close()
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {TIMEOUT_S} s for {what}"
-        time.sleep(0.001)
-
-
-def receive(sock: zmq.Socket[bytes], push: PushCache | None = None) -> list[bytes]:
-    """The next message; the sending loop turns meanwhile."""
-
-    def arrived() -> bool:
-        if push is not None:
-            push.flush()
-        return bool(sock.poll(1))
-
-    until(arrived, "a message")
-    return sock.recv_multipart()
 
 
 def test_options_are_finite(
@@ -78,8 +42,8 @@ def test_options_are_finite(
         assert 0 <= sock.get(zmq.LINGER) <= 1000
         assert sock.get(zmq.SNDTIMEO) == 0
     assert push.get(zmq.IMMEDIATE) == 1
-    assert pull.get(zmq.MAXMSGSIZE) >= limits.MAX_MESSAGE_BYTES
-    assert router.get(zmq.MAXMSGSIZE) == limits.MAX_CONTROL_BYTES
+    assert pull.get(zmq.MAXMSGSIZE) == limits.MAX_MESSAGE_BYTES + sockets.CURVE_BYTES
+    assert router.get(zmq.MAXMSGSIZE) == limits.MAX_CONTROL_BYTES + sockets.CURVE_BYTES
     assert dealer.get(zmq.IDENTITY) == b"7"
     for sock in (pull, push):
         assert (sock.get(zmq.HEARTBEAT_IVL) > 0) == (transport == "tcp")
@@ -190,7 +154,7 @@ def test_an_oversized_message_closes_its_connection_and_no_other(
     address = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{run_dir}/r.sock"
     router, (endpoint,) = bind_router(ctx, [address], max_bytes=8192)
     good, bad = connect_dealer(ctx, endpoint, "good"), connect_dealer(ctx, endpoint, "bad")
-    bad.send(bytes(8193))
+    bad.send(bytes(8193 + sockets.CURVE_BYTES))
     good.send(bytes(8192))
     assert receive(router) == [b"good", bytes(8192)]
     good.send(b"again")

@@ -19,16 +19,19 @@ from client_faces import AsyncFace, SyncFace
 from dispatcher_rig import FakeWorker, Rig, rig, task, wait_until
 
 from blockflow.client import connection as client_connection
-from blockflow.client import dealer as client_dealer
 from blockflow.client import io as client_io
 from blockflow.client.core import GRACE_NS
 from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import Contract, TensorSpec
 from blockflow.tensormq import sockets
 from blockflow.tensormq.janitor import run_root
 
 X = np.ones((1, 4), np.float32)
 LONG_S = 60.0
 HEARTBEAT_MS, SILENCE_MS = 100, 3000
+LARGE = np.ones((1, 1 << 16), np.float32)
+SLOW_S = 4
+"""So long a slow link takes for it."""
 
 WAYS: tuple[Direction, ...] = ("up", "down")
 
@@ -226,12 +229,37 @@ def test_a_stall_beyond_the_deadline(
     ended_well(client, up)
 
 
+def test_a_frame_that_takes_longer_than_silence_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is under way nothing else passes, nor does libzmq hear anything before it is whole:
+    neither end may take that for the other's death, be it a request or a reply."""
+    monkeypatch.setattr(sockets, "_HEARTBEAT_MS", HEARTBEAT_MS)
+    monkeypatch.setattr(sockets, "_HEARTBEAT_TIMEOUT_MS", SLOW_S * 1000 // 8)
+    spec = TensorSpec("float32", ("rows", LARGE.shape[1]))
+    with ExitStack() as stack:
+        up = stack.enter_context(rig(run_root()))
+        up.worker(11, {1: "e"})
+        up.publish(task("t", ["e"], contract=Contract(spec, spec)))
+        asked: list[tuple[Face, ByteProxy, Any]] = []
+        for way in WAYS:
+            proxy = stack.enter_context(ByteProxy(up.server.client_endpoints[1]))
+            client = SyncFace(proxy.endpoint, connect_timeout_s=LONG_S, shared_memory="off")
+            stack.callback(client.close)
+            assert client.infer("t", LARGE, deadline_s=LONG_S).value[0, 0] == 2
+            proxy.rule(way, bytes_s=LARGE.nbytes // SLOW_S)
+            asked.append((client, proxy, client.submit("t", LARGE, deadline_s=LONG_S)))
+        for client, proxy, future in asked:
+            assert np.array_equal(future.result(LONG_S).value, LARGE + 1)
+            assert proxy.connections == 1
+            assert client.counters().disconnects == 0
+        wait_until(up.idle)
+
+
 def test_a_partition_in_one_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other direction is well, and no end of the connection is seen: who hears nothing gives
     up, client or Dispatcher, and what was in flight is withdrawn."""
-    for module in (sockets, client_dealer):
-        monkeypatch.setattr(module, "_HEARTBEAT_MS", HEARTBEAT_MS)
-        monkeypatch.setattr(module, "_HEARTBEAT_TIMEOUT_MS", SILENCE_MS)
+    monkeypatch.setattr(sockets, "_HEARTBEAT_MS", HEARTBEAT_MS)
+    monkeypatch.setattr(sockets, "_HEARTBEAT_TIMEOUT_MS", SILENCE_MS)
+    monkeypatch.setattr(sockets, "SLOWEST_NS_PER_BYTE", 0)  # no frame here takes its time
     with ExitStack() as stack:
         up = stack.enter_context(rig(run_root()))
         worker = up.worker(11, {1: "e"})

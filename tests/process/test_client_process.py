@@ -231,6 +231,96 @@ def test_a_signals_handler_may_use_the_client(during: str, call: str) -> None:
     assert (done.stdout.split(), done.stderr) == ([*refused, "handled", "closed"], "")
 
 
+@pytest.mark.parametrize(
+    "during",
+    [
+        "first.done()",
+        "first.add_done_callback(id)",
+        "first.cancelled()",
+        "wait([first], 0.01)",
+        "first.exception(0.01)",
+        "collector.records()",
+    ],
+)
+def test_a_signals_handler_may_close_the_client_at_any_moment(during: str) -> None:
+    """Here while its thread has the lock of a request, which the client's thread is to end, or
+    looks at records, to which the client's is to add one."""
+    with FakeDispatcher() as fake:
+        code = (
+            "import signal\nimport numpy as np\nfrom blockflow.client import Client, Collector\n"
+            "from concurrent.futures import TimeoutError, wait\n"
+            f"c = Client({fake.endpoint!r})\n"
+            "first = c.submit('silent', np.ones((1, 4), np.float32), deadline_s=60)\n"
+            "collector = Collector()\n"
+            "first.add_done_callback(collector.add)\n"
+            "class Records(list):\n"
+            "    def __iter__(self):\n"
+            "        signal.raise_signal(signal.SIGUSR1)\n"
+            "        return super().__iter__()\n"
+            "collector._records = Records()\n"
+            "class Interrupted:\n"
+            "    def __init__(self, real):\n        self.real = real\n"
+            "    def __getattr__(self, name):\n        return getattr(self.real, name)\n"
+            "    def acquire(self):\n"
+            "        self.real.acquire()\n"
+            "        signal.raise_signal(signal.SIGUSR1)\n"
+            "    def __enter__(self):\n        self.acquire()\n"
+            "    def __exit__(self, *_):\n        self.real.release()\n"
+            "real = first._condition\n"
+            "def handler(*_):\n"
+            "    first._condition = real\n"
+            "    c.close()\n"
+            "    print('handled')\n"
+            "signal.signal(signal.SIGUSR1, handler)\n"
+            "first._condition = Interrupted(real)\n"
+            f"try:\n    {during}\nexcept TimeoutError:\n    pass\n"
+            "print(first.exception().code, flush=True)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=20
+        )
+    assert done.stderr == ""
+    assert {"handled", "CANCELLED"} <= set(done.stdout.split())
+
+
+def test_a_signals_handler_may_close_the_client_at_any_line_of_a_generator() -> None:
+    """At none of them may it have what its callbacks, in the client's thread, wait for."""
+    with FakeDispatcher(share=False) as fake:
+        code = (
+            "import signal, sys\nimport numpy as np\n"
+            "from blockflow.client import Client, TaskGenerator\n"
+            "from blockflow.client import generator\n"
+            "def lines(n):\n"
+            "    client, seen = Client(FAKE), 0\n"
+            "    def trace(frame, event, _):\n"
+            "        nonlocal seen\n"
+            "        if frame.f_code.co_filename != generator.__file__:\n"
+            "            return None\n"
+            "        seen += event == 'line'\n"
+            "        if seen == n:\n"
+            "            sys.settrace(None)\n"
+            "            signal.raise_signal(signal.SIGUSR1)\n"
+            "        return trace\n"
+            "    signal.signal(signal.SIGUSR1, lambda *_: client.close())\n"
+            "    x = [np.ones((1, 4), np.float32)]\n"
+            "    kw = {'mode': 'poisson', 'rate': 1e5, 'count': 2, 'deadline_s': 0.2}\n"
+            "    load = TaskGenerator(client, 'silent', x, **kw)\n"
+            "    sys.settrace(trace)\n"
+            "    load.run()\n"
+            "    sys.settrace(None)\n"
+            "    client.close()\n"
+            "    return seen\n"
+            "n = 1\n"
+            "while lines(n) == n:\n    n += 1\n"
+            "print('lines', n)\n"
+        ).replace("FAKE", repr(fake.endpoint))
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        )
+    assert done.stderr == ""
+    assert int(done.stdout.split()[1]) > 20
+
+
 def test_ctrl_c_in_infer_cancels_the_request() -> None:
     with FakeDispatcher() as fake:
         code = (

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from blockflow.client.tensors import from_wire, to_wire
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.wire.tensor import DTYPES, TensorDesc
 
 
@@ -106,6 +106,42 @@ def test_bfloat16_patterns_in_numpy() -> None:
 def test_plain_sequences_take_the_named_dtype() -> None:
     assert str(to_wire([[1, 2], [3, 4]], "int32")[0]) == "int32[2, 2]"
     assert str(to_wire([[1.5]])[0]) == "float64[1, 1]"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ([np.array([256, 300, -1, 3])], "uint8"),
+        ([np.array([1.0, 2.5])], "int64"),
+        ([[1.9, 0.5]], "uint8"),
+        ([["1", "2"]], "uint8"),
+        ([[None, 1]], "float32"),
+        ([[1, 2]], "bool"),
+        ([[float("nan"), 1.0]], "int32"),
+        ([[2**40]], "int32"),
+        ([["1"]], "bfloat16"),
+        ([["1"]], None),
+    ],
+)
+def test_numbers_do_not_become_others_unseen(numbers: Any, dtype: str | None) -> None:
+    with pytest.raises(RequestError) as e:
+        to_wire(numbers, dtype)
+    assert e.value.code == "CONTRACT_MISMATCH"
+
+
+def test_numbers_that_are_the_same_in_another_type_are_taken(recwarn: Any) -> None:
+    for numbers, dtype in (
+        ([np.array([255, 0])], "uint8"),
+        ([[1.0, 2.0]], "int8"),
+        ([[1, 0]], "bool"),
+        ([[True]], "float32"),
+        ([[2**62 + 1]], "int64"),
+        ([[1e6, 1e300]], "float16"),  # infinite, which the contract minds
+    ):
+        desc, body, kind = to_wire(numbers, dtype)
+        assert desc.dtype == dtype
+        assert from_wire(desc, bytearray(body), kind).shape == (1, len(numbers[0]))
+    assert not recwarn.list
 
 
 def test_plain_numbers_become_bfloat16_as_torch_makes_them() -> None:

@@ -89,6 +89,17 @@ def test_what_was_seen_in_an_earlier_crowd_does_not_count() -> None:
     assert not debt.hopeless(2 * CROWDED_NS, None)
     debt.posted.append((Frame(), 4 * MIB))
     debt.posted_bytes += 4 * MIB
-    assert not debt.hopeless(4 * CROWDED_NS, 7)
-    assert not debt.hopeless(5 * CROWDED_NS, 7)
-    assert debt.hopeless(6 * CROWDED_NS, 7)
+    begun, end = 2 * CROWDED_NS + STEP_NS, 3 * CROWDED_NS + STEP_NS
+    assert not any(debt.hopeless(now, 7) for now in range(begun, end + 1, STEP_NS))
+    assert debt.hopeless(end + STEP_NS, 7)
+
+
+@pytest.mark.parametrize("frames", [1, 3], ids=["slow", "crowded"])
+def test_while_nobody_looks_nobody_is_slow(frames: int) -> None:
+    """A Dispatcher that stood still goes on with what was left of each client's time."""
+    due = cut_off_ns(owing(frames, 4 * MIB), 0.0)
+    assert due is not None
+    debt, stop, still = owing(frames, 4 * MIB), due // 2, 10 * SLOW_CLIENT_NS
+    looks = [*range(0, stop, STEP_NS), *range(still + stop, still + due, STEP_NS)]
+    assert not any(debt.hopeless(now, 0) for now in looks)
+    assert debt.hopeless(still + due + STEP_NS, 0)

@@ -304,6 +304,19 @@ def test_what_waits_for_such_a_task_is_charged_once() -> None:
     assert w.answer(entry, end=1) == done(entry)
 
 
+def test_a_further_death_does_not_fail_what_waits_for_its_next_attempt() -> None:
+    """The block that must not run twice was in the second worker to die, which has never had it."""
+    w = World(once=["head_a", "head_b"], trunk=[1], mid=[5], head_a=[2], head_b=[4])
+    entry = w.admit("b", "deep")
+    assert w.die(5, entry, hop=entry.plan.blocks.index("mid")) == []
+    assert w.die(2) == []
+    assert (entry.lost, entry.outcomes) == ({entry.plan.ends[1]}, {})
+    w.publish(trunk=[1], mid=[6], head_a=[7], head_b=[4])
+    assert w.answer(entry, end=0) == [SendAgain(entry)]
+    assert w.answer(entry) == done(entry)
+    assert [e.outcome.payload for e in entry.results()] == [1, 2]
+
+
 def test_only_the_tasks_through_such_a_block_fail() -> None:
     w = World(once=["head_b"], trunk=[1, 2], head_a=[3], head_b=[4])
     entry = w.admit("a", "b")

@@ -1,0 +1,65 @@
+"""Returns: what the results in a worker's message mean for the requests that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from blockflow.core.errors import BlockError, BlockFlowError, make_error
+from blockflow.dispatcher.entry import Answer, Drop, Instruction
+from blockflow.dispatcher.inflight import InFlightTable
+from blockflow.dispatcher.tensors import TensorDesk
+from blockflow.tensormq.channel import InBuffer
+from blockflow.wire.data import Data, Item
+
+
+class Returns:
+    """Results by item: each is cut out, or fails, by itself.
+
+    Args:
+        desk: cuts results out of what came.
+        table: who waits for them.
+        defect: is told where an exception was caught.
+    """
+
+    def __init__(
+        self, desk: TensorDesk, table: InFlightTable, defect: Callable[[str], None]
+    ) -> None:
+        self._desk = desk
+        self._table = table
+        self._defect = defect
+
+    def take(self, msg: Data, buffer: InBuffer, now: int, out: list[Instruction]) -> None:
+        """Add what follows to ``out``, item by item: should a defect be met, what came of the items
+        before it is there all the same."""
+        start = 0
+        for item in msg.items:
+            out += self._taken(msg, item, buffer, start, now)
+            start += item.rows
+
+    def _taken(
+        self, msg: Data, item: Item, buffer: InBuffer, start: int, now: int
+    ) -> list[Instruction]:
+        place = item.request_id, item.attempt, item.hop, msg.sender
+        entry = self._table.expecting(*place)
+        if isinstance(entry, Drop):
+            return []  # late, double or forged: nothing but its slot is to be freed
+        if item.rows != entry.rows:
+            text = f"{item.rows} rows came for a request of {entry.rows}"
+            return self._table.failure(*place, BlockError("OUTPUT_MISMATCH", text), now)
+        try:
+            keep = bool(entry.digest)
+            payload = self._desk.cut(buffer, start, item.rows, entry.client, keep)
+        except Exception as exc:  # this one request pays for it
+            self._defect(f"the result of request {entry.request_id.hex()}")
+            return self._table.failure(*place, own_failure(exc, "at its result"), now)
+        return self._table.outcome(*place, Answer(payload, item.hops, msg.sent_ns))
+
+
+def own_failure(exc: Exception, where: str) -> BlockFlowError:
+    """What a client is told of an exception in the Dispatcher, met ``where``."""
+    if isinstance(exc, BlockFlowError):
+        return exc
+    if isinstance(exc, MemoryError):
+        text = "the Dispatcher has no memory for the request"
+        return make_error("NO_SPACE", text, hint="try again later, or send less at once")
+    return make_error("INTERNAL", f"{type(exc).__name__} {where}")

@@ -1,0 +1,105 @@
+"""Sockets at their bounds: how long silence may last, how large a frame, a machine without room."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sockets_rig
+import zmq
+from sockets_rig import receive
+
+from blockflow.client.dealer import Dealer
+from blockflow.core import limits
+from blockflow.core.errors import SystemError_
+from blockflow.tensormq import sockets
+from blockflow.tensormq.curve import Gatekeeper, as_client
+from blockflow.tensormq.keys import ClientKeys, KeyPair
+from blockflow.tensormq.push import PushCache
+from blockflow.tensormq.sockets import bind_pull, bind_router
+
+run_dir, ctx, transport = sockets_rig.run_dir, sockets_rig.ctx, sockets_rig.transport
+
+
+def test_silence_may_last_as_long_as_the_largest_frame(
+    ctx: zmq.Context[zmq.Socket[bytes]], run_dir: Path
+) -> None:
+    """libzmq hears nothing until a frame is whole; the kernel's word is quick all the same."""
+    pull, endpoint = bind_pull(ctx, "tcp", run_dir, 1)
+    push = sockets.connect_push(ctx, endpoint)
+    router, bound = bind_router(ctx, ["tcp://127.0.0.1:0"])
+    client = Dealer(ctx, bound[0])
+    try:
+        for sock in (pull, push, router, client.socket):
+            slowest_ms = limits.MAX_MESSAGE_BYTES * sockets.SLOWEST_NS_PER_BYTE // 1_000_000
+            assert slowest_ms > limits.MAX_DEADLINE_MS
+            assert min(sock.get(zmq.HEARTBEAT_TIMEOUT), sock.get(zmq.HEARTBEAT_TTL)) > slowest_ms
+            assert 0 < sock.get(zmq.TCP_MAXRT) <= 10_000
+    finally:
+        client.close(0)
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "curve"])
+def test_the_largest_frame_arrives(
+    ctx: zmq.Context[zmq.Socket[bytes]],
+    run_dir: Path,
+    secure: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CURVE makes it longer on the wire, towards a worker and towards a client alike."""
+    most = 100_000
+    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", most)
+    pair = KeyPair.make()
+    there = Gatekeeper(ctx).protect("t", pair, lambda key: key == pair.public) if secure else None
+    here = as_client(ClientKeys(pair, pair.public)) if secure else None
+    pull, endpoint = bind_pull(ctx, "tcp", run_dir, 1, protect=there)
+    push = PushCache(ctx, protect=here)
+    router, bound = bind_router(ctx, ["tcp://127.0.0.1:0"], protect=there)
+    client = Dealer(ctx, bound[0], here)
+    try:
+        for size in (most - 40, most):
+            assert push.send(endpoint, [b"header", bytes(size)])
+            assert receive(pull, push) == [b"header", bytes(size)]
+            client.socket.send_multipart([b"header", bytes(size)])
+            who, *frames = receive(router)
+            assert frames == [b"header", bytes(size)]
+            router.send_multipart([who, *frames])
+            assert receive(client.socket) == frames
+    finally:
+        push.close()
+        client.close(0)
+
+
+def test_a_machine_without_room_is_not_a_bad_address(
+    ctx: zmq.Context[zmq.Socket[bytes]], run_dir: Path, transport: str
+) -> None:
+    """Who could not start for that is started again; for a bad address he is given up."""
+    for code in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM):
+
+        class Full(zmq.Socket[bytes]):
+            def bind(self, address: str) -> Any:
+                raise zmq.ZMQError(code)  # noqa: B023
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ctx, "_socket_class", Full)
+            with pytest.raises(SystemError_) as e:
+                bind_pull(ctx, transport, run_dir, 1)
+        assert (e.value.code, e.value.retryable) == ("NO_SPACE", True)
+
+
+def test_no_descriptor_for_the_look_at_who_listens(
+    ctx: zmq.Context[zmq.Socket[bytes]], run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"{run_dir}/d1.sock")
+
+    def none(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(sockets.std_socket, "socket", none)
+    with pytest.raises(SystemError_) as e:
+        bind_pull(ctx, "ipc", run_dir, 1)
+    assert e.value.code == "NO_SPACE"
