@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.core.model import BlockInfo
+from blockflow.core.scarcity import no_room
 from blockflow.engine.copies import RunCopies
 
 
@@ -55,6 +56,7 @@ class Engine(ABC):
 
         Raises:
             BlockError: LOAD_FAILED, with the engine's own reason.
+            SystemError_: NO_SPACE: the machine has not the memory for it, or no descriptor.
         """
 
     @abstractmethod
@@ -102,17 +104,31 @@ class Engine(ABC):
         Called in the engine thread. Here: torch's pool; each thread that computes has its own.
 
         Raises:
-            BlockError: LOAD_FAILED where the block has to be opened anew for it and cannot be; the
-                engine then goes on with the threads it had.
+            BlockError: LOAD_FAILED where the block has to be opened anew for it and cannot be
+                (SystemError_: NO_SPACE, as of :meth:`load`); the engine then goes on with the
+                threads it had.
         """
         import torch  # computed tensors only: this room is where torch belongs
 
         torch.set_num_threads(threads)
 
     def warm_up(self, rows: int = 1) -> None:
-        """Run the block on zeros so that the first request finds pools and code in place."""
+        """Run the block on zeros so that the first request finds pools and code in place.
+
+        Raises:
+            SystemError_: NO_SPACE, as of :meth:`load`: what a block fails for here is no request's.
+            BlockFlowError: as :meth:`run`.
+        """
         import torch  # computed tensors only: this room is where torch belongs
 
         spec = self.block.contract.input
         dims = spec.least_dims(rows)
-        self.run(torch.zeros(dims, dtype=getattr(torch, spec.dtype), device=self.options.device))
+        dtype = getattr(torch, spec.dtype)
+        try:
+            self.run(torch.zeros(dims, dtype=dtype, device=self.options.device))
+        except Exception as e:
+            name = self.block.name
+            lacking = no_room(e, f"block {name!r} cannot be warmed up: {e}"[:500], name)
+            if lacking is None:
+                raise
+            raise lacking from e

@@ -82,8 +82,9 @@ def writer(module: nn.Module) -> fx.GraphModule | None:
 
     Only the last operator changes, to its variant with an output argument; weights are shared with
     ``module``. None where the graph ends in an operator that has no such variant, or has one that
-    computes aside and copies. The function raises :class:`OutRefused` where that operator fails,
-    and whatever the others raise.
+    computes aside and copies; and where something is written after it, which may be its result by
+    another name (a view of what it has changed in place): that is not what lies in ``out``. The
+    function raises :class:`OutRefused` where that operator fails, and whatever the others raise.
 
     Args:
         module: what :func:`lean` gives.
@@ -92,7 +93,7 @@ def writer(module: nn.Module) -> fx.GraphModule | None:
         return None
     graph = fx.Graph()
     last = graph.graph_copy(module.graph, {})
-    if not isinstance(last, fx.Node) or last.users:
+    if not isinstance(last, fx.Node) or last.users or _is_written_after(last):
         return None
     x = next(n for n in graph.nodes if n.op == "placeholder")
     with graph.inserting_after(x):
@@ -144,8 +145,10 @@ def _written(graph: fx.Graph, last: fx.Node, out: fx.Node) -> fx.Node | None:
             isinstance(before, fx.Node)
             and before.target in _OUT_VARIANTS
             and len(before.users) == 1
+            and not _is_written_after(before, last)
         ):
-            # a residual block's end: the sum goes into the slot and is rectified there
+            # a residual block's end: the sum goes into the slot and is rectified there. It is then
+            # computed at the relu's place, so what it adds has to be the same still.
             inner = _written(graph, before, out)
             return graph.call_function(_aten.relu_.default, (inner,))
         # relu.out computes aside and copies; clamp_min does not, and keeps NaN as relu does
@@ -155,6 +158,22 @@ def _written(graph: fx.Graph, last: fx.Node, out: fx.Node) -> fx.Node | None:
         turned = graph.call_function(_aten.t.default, (weight,))
         return graph.call_function(_write, (_aten.addmm.out, bias, x, turned), {"out": out})
     return None
+
+
+def _is_written_after(node: fx.Node, end: fx.Node | None = None) -> bool:
+    """Whether an operator after ``node``, and before ``end``, may write into any tensor.
+
+    Whose memory that is, the graph's edges do not say. An operator writes if its schema says so;
+    who has no schema may write anything.
+    """
+    later = node.next
+    while later is not end and later.op != "root":
+        schema = getattr(later.target, "_schema", None)
+        calls = later.op not in ("placeholder", "get_attr", "output")
+        if calls and (schema is None or schema.is_mutable):
+            return True
+        later = later.next
+    return False
 
 
 def _write(variant: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

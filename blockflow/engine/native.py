@@ -19,6 +19,7 @@ from torch import Tensor
 
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.model import BlockInfo
+from blockflow.core.scarcity import no_room
 from blockflow.engine.base import Engine, EngineOptions
 
 Compute = Callable[[Tensor, Tensor], int]
@@ -40,6 +41,7 @@ class NativeEngine(Engine):
         self._dtype: torch.dtype = getattr(torch, block.contract.output.dtype)
         self._compute: Compute | None = None
         self._file = -1
+        self._threads = 0
 
     @abstractmethod
     def _open(self, path: Path, threads: int) -> Compute:
@@ -54,9 +56,13 @@ class NativeEngine(Engine):
             # kept open: set_threads reads it again when ``artifact`` is no longer valid
             self._file = os.open(artifact, os.O_RDONLY | os.O_CLOEXEC)
             self._compute = self._open(self._path, self.options.threads)
+            self._threads = self.options.threads
+        except BlockFlowError:
+            self.close()
+            raise
         except Exception as e:
             self.close()
-            raise e if isinstance(e, BlockFlowError) else self._not_loaded(e) from e
+            raise self._not_loaded(e) from e
 
     def run(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         compute = self._compute
@@ -80,13 +86,14 @@ class NativeEngine(Engine):
         return out
 
     def set_threads(self, threads: int) -> None:
-        if self._compute is None:
-            return
+        if self._compute is None or threads == self._threads:
+            return  # a worker is told of both at once, though its lanes alone have changed
         pinned = self.block.variants.get(self.variant or "")
         try:
             if pinned is not None and self._digest() != pinned.digest:
                 raise ValueError("the file was altered since it was loaded")
             self._compute = self._open(self._path, threads)
+            self._threads = threads
         except Exception as e:
             raise self._not_loaded(e) from e
 
@@ -130,11 +137,12 @@ class NativeEngine(Engine):
             hint="the variant does not keep its manifest's contract: convert the block again",
         )
 
-    def _not_loaded(self, e: Exception) -> BlockError:
+    def _not_loaded(self, e: Exception) -> BlockFlowError:
         what = self.variant or self.block.format
-        return BlockError(
+        why = f"block {self.block.name!r} ({what}) cannot be loaded: {reason(e)}"
+        return no_room(e, why, self.block.name) or BlockError(
             "LOAD_FAILED",
-            f"block {self.block.name!r} ({what}) cannot be loaded: {reason(e)}",
+            why,
             where=self.block.name,
             hint=f"make the file anew: blockflow convert {self.block.reference} --to {what}",
         )

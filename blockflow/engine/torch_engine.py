@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from blockflow.core.errors import BlockError
 from blockflow.core.model import BlockInfo
+from blockflow.core.scarcity import no_room
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.lean import OutRefused
 
@@ -107,10 +108,12 @@ class TorchEngine(Engine):
                 if self._cast is not None:
                     self._into = None  # the output's dtype is the contract's, not the computed one
         except Exception as e:
-            raise BlockError(
+            name = self.block.name
+            why = f"block {name!r} ({self.block.format}) cannot be loaded: {_reason(e)}"
+            raise no_room(e, why, name) or BlockError(
                 "LOAD_FAILED",
-                f"block {self.block.name!r} ({self.block.format}) cannot be loaded: {_reason(e)}",
-                where=self.block.name,
+                why,
+                where=name,
                 hint="check the artifact, the torch version in its manifest and the device",
             ) from e
 

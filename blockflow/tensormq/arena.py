@@ -31,6 +31,7 @@ import stat
 from pathlib import Path
 
 from blockflow.core.errors import RequestError, SystemError_, WireError
+from blockflow.core.scarcity import SCARCE
 from blockflow.tensormq.leases import opened_mark
 
 MAGIC = int.from_bytes(b"BFarena\x00", "little")
@@ -47,7 +48,6 @@ _PAGE = mmap.PAGESIZE
 _STEP = 256 * 1024
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
-_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT})
 
 _log = logging.getLogger("blockflow.tensormq")
 
@@ -175,7 +175,7 @@ class Arena:
             os.posix_fallocate(self._fd, self._start + start, wanted - start)
         except OSError as exc:
             needed = _round_up(end)
-            if exc.errno not in _FULL or needed == wanted:
+            if exc.errno not in SCARCE or needed == wanted:
                 raise self._error(exc) from exc
             try:
                 os.posix_fallocate(self._fd, self._start + start, needed - start)
@@ -216,12 +216,14 @@ class Arena:
 
     def _error(self, exc: OSError) -> SystemError_:
         where = str(arena_path(self.run_dir, self.incarnation))
-        if exc.errno in _FULL:
+        if exc.errno in SCARCE:
             return SystemError_(
                 "NO_SPACE",
                 f"no space for an arena of up to {self.capacity} bytes: {exc.strerror}",
                 where=where,
-                hint="free /dev/shm or enlarge it (docker: --shm-size), or give the block fewer "
+                hint="raise the limit of descriptors (ulimit -n)"
+                if exc.errno in (errno.EMFILE, errno.ENFILE)
+                else "free /dev/shm or enlarge it (docker: --shm-size), or give the block fewer "
                 "slots or a smaller max_rows",
             )
         if exc.errno == errno.EEXIST:

@@ -14,7 +14,6 @@ see those of the next batch, one of a dead worker sees what it died with.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import stat
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockflow.core.errors import SystemError_
+from blockflow.core.scarcity import no_room
 from blockflow.wire.data import REQUEST_ID_BYTES, Item
 
 MAGIC = int.from_bytes(b"BFwork\x00\x00", "little")
@@ -39,8 +39,6 @@ MAX_RECORDS = 1024
 """Requests of one batch that are named; of a larger one, the first."""
 DEFAULT_LANES = 4
 NO_LANE = -1
-
-_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT})
 
 
 def work_path(run_dir: Path, incarnation: int) -> Path:
@@ -116,12 +114,8 @@ class AtWork:
             finally:
                 os.close(fd)
         except OSError as exc:
-            raise SystemError_(
-                "NO_SPACE" if exc.errno in _FULL else "INTERNAL",
-                f"cannot make the at-work file: {exc.strerror}",
-                where=str(path),
-                hint="free /dev/shm or enlarge it" if exc.errno in _FULL else "",
-            ) from exc
+            what, where = f"cannot make the at-work file: {exc.strerror}", str(path)
+            raise no_room(exc, what, where) or SystemError_("INTERNAL", what, where=where) from exc
         made = cls(mapping, lanes, records)
         for i, word in enumerate((LAYOUT_VERSION, incarnation, lanes, records), start=1):
             made._words[i] = word

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError, make_error
+from blockflow.core.scarcity import no_room
 from blockflow.launch.environment import give_memory_back
 from blockflow.repository.padding import blank, cut, padded
 from blockflow.repository.repository import BlockRepository
@@ -95,11 +96,8 @@ class Runner:
             warm = time.monotonic_ns()
             for stage in self._stages.values():
                 stage.engine.warm_up(1)
-        except BlockFlowError as exc:
-            return Loaded(0.0, 0.0, exc)
         except Exception as exc:
-            _LOG.exception("loading failed")
-            return Loaded(0.0, 0.0, BlockError("LOAD_FAILED", f"{type(exc).__name__}: {exc}"))
+            return Loaded(0.0, 0.0, _not_loaded(exc))
         end = time.monotonic_ns()
         return Loaded((loaded - begin) / 1e6, (end - warm) / 1e6)
 
@@ -358,6 +356,16 @@ def _input(
         return (padded(parts, pad_to, value, place) if fill else torch.cat(parts, out=place)), 1
     (x,) = parts
     return (x, 0) if x.is_contiguous() else (x.contiguous(), 1)
+
+
+def _not_loaded(exc: Exception) -> BlockFlowError:
+    """NO_SPACE, by which another start is tried, also where a file could not be opened for want of
+    a descriptor, or the first forward found no memory."""
+    if isinstance(exc, BlockFlowError):
+        return exc if exc.code == "NO_SPACE" else no_room(exc, exc.message, exc.where) or exc
+    _LOG.error("loading failed", exc_info=exc)
+    why = f"{type(exc).__name__}: {exc}"
+    return no_room(exc, why, "") or BlockError("LOAD_FAILED", why)
 
 
 def _threads_set(stage: Stage, threads: int) -> bool:

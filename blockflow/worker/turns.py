@@ -16,7 +16,8 @@ computed goes on with the next batch itself.
 
 Sockets and books are used under one lock, which the engine thread gives up to compute and both give
 up to sleep. Both sleep on the socket's file descriptor. ZeroMQ signals it once per change, so
-whoever is going to sleep has read everything there is before.
+whoever is going to sleep has read everything there is before, or has been left no room for it: then
+whoever makes room wakes the reader.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class Turns:
         self._engine.register(self._bell, select.EPOLLIN)
         self._engine.register(self._fd, select.EPOLLIN)
         self._hears = True
+        self._more = False  # something may wait in the socket that it does not signal any more
         self._data_hears = False
         self._engaged = False  # the engine thread computes: the data thread reads in its stead
         self._rests = False  # the engine thread sleeps, and may be given a batch
@@ -138,6 +140,8 @@ class Turns:
         if not self._executor.full:
             self._data.modify(self._fd, select.EPOLLIN)
             self._data_hears = True
+            if self._more:
+                self._wake()
         self._engaged = True
         self._compute(batch, self._runner.compute)
         self._engaged = self._data_hears = False
@@ -202,10 +206,10 @@ class Turns:
                 batch: Batch | None = self._given.popleft()
                 while batch is not None:
                     self._compute(batch, self._runner.compute_beside)
-                    self._read_on()
                     batch = self._next()
                     if batch is not None:
                         self._spread()
+                    self._read_on()  # what starts leaves the inbox
                 self._resting += 1
                 self._hand_over()
 
@@ -241,7 +245,7 @@ class Turns:
         if not self._engaged:
             if not self._hears:
                 self.poke()
-        elif not self._data_hears and not self._paused:
+        elif (self._more or not self._data_hears) and not self._paused:
             self._data_hears = True
             self._data.modify(self._fd, select.EPOLLIN)
             self._wake()  # ZeroMQ has signalled what waits there before
@@ -257,20 +261,22 @@ class Turns:
             self._executor.computed(batch)
             if self.attentive:
                 self._wake()
-            self._read_on()
             self._spread()
+            self._read_on()
             self._hand_over()
 
     # --- all, with the lock ----------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Read what is there, a burst at most; True when anything was.
+        """Read what is there, a burst at most, as far as the inbox has room; True when anything
+        was.
 
         Whatever the messages hold, this goes on.
         """
         pull, executor = self._pull, self._executor
         for n in range(_BURST):
-            if executor.full or not int(pull.get(_EVENTS)) & _POLLIN:
+            self._more = executor.full
+            if self._more or not int(pull.get(_EVENTS)) & _POLLIN:
                 return n > 0
             header = last = pull.recv(_NOBLOCK, copy=False)
             now = time.monotonic_ns()
@@ -281,7 +287,8 @@ class Turns:
                     last = pull.recv(_NOBLOCK, copy=False)
                     frame = b""
             executor.receive(header.bytes, frame, now)
-        self._wake()  # there may be more: the data thread looks, if nobody else does
+        self._more = True
+        self._wake()  # the data thread looks, if nobody else does
         return True
 
     # --- the data thread, with the lock ----------------------------------------------------------
@@ -289,10 +296,11 @@ class Turns:
     def rest(self, until_ns: int) -> None:
         """Sleep until something happens, ``until_ns`` at the latest; then read the socket if it is
         this thread's turn."""
+        at_once = self._more and self._engaged and not self._paused and not self._executor.full
         self._data_until_ns = until_ns
         self.lock.release()
         try:
-            self._data.poll(timeout_s(until_ns))
+            self._data.poll(0 if at_once else timeout_s(until_ns))
         finally:
             self.lock.acquire()
         if self._engaged and not self._paused:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from blockflow.core.errors import ExportError
+from blockflow.core.model import TensorSpec
+from blockflow.engine import lean as lean_module
+from blockflow.engine.base import EngineOptions
 from blockflow.engine.lean import lean, writer
+from blockflow.engine.registry import create_engine
+from blockflow.engine.workshop import EngineWorkshop
+from blockflow.repository.export import export_model
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
 
 
 class Net(nn.Module):
@@ -87,3 +98,79 @@ def test_weights_are_shared() -> None:
     into = writer(plain)
     assert into is not None
     assert {t.data_ptr() for t in plain.buffers()} == {t.data_ptr() for t in into.buffers()}
+
+
+# --- memory that has several names --------------------------------------------------------------
+
+
+def view_is_changed_after_it(y: Tensor, x: Tensor) -> Tensor:
+    first = y[:, :1]
+    y += x
+    first *= 10
+    return y
+
+
+def input_of_the_sum_is_changed_before_the_relu(y: Tensor, x: Tensor) -> Tensor:
+    doubled = y * 2
+    total = doubled + y
+    doubled.zero_()
+    return torch.relu(total)
+
+
+def view_is_changed_between_sum_and_relu(y: Tensor, x: Tensor) -> Tensor:
+    part = y[:, :3]
+    total = y * x
+    part += 1
+    return total.relu_()
+
+
+def changed_before_all_of_it(y: Tensor, x: Tensor) -> Tensor:
+    y[:, :1].zero_()
+    return torch.relu(y + x)
+
+
+CHANGED = {
+    "the result by a view": view_is_changed_after_it,
+    "what is summed": input_of_the_sum_is_changed_before_the_relu,
+    "what is multiplied, by a view": view_is_changed_between_sum_and_relu,
+    "what is summed, earlier": changed_before_all_of_it,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_is_written_by_another_name_is_in_the_slot_too(name: str, tmp_path: Path) -> None:
+    model = Net(CHANGED[name]).eval()
+    repository = BlockRepository(tmp_path)
+    loaded = LoadedModel(model, "net", TensorSpec("float32", ("rows", 6)))
+    export_model(loaded, repository, names=("net",))
+    engine = create_engine(repository.info("net"), EngineOptions())
+    with repository.artifact("net") as path:
+        engine.load(path)
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        expected = model(x.clone())
+    plain, out = engine.run(x), engine.run(x, torch.full((3, 6), 7.0))
+    torch.testing.assert_close(plain, expected)
+    torch.testing.assert_close(out, expected)
+    engine.close()
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_write_after_the_last_operator_is_no_such_form(name: str) -> None:
+    into = writer(exported(Net(CHANGED[name])))
+    assert (into is None) == (CHANGED[name] is view_is_changed_after_it)
+
+
+def test_an_export_looks_at_what_is_written_into_the_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else may be wrong there: a worker's results come that way."""
+    monkeypatch.setattr(lean_module, "_is_written_after", lambda *_: False)
+    model = Net(view_is_changed_after_it).eval()
+    loaded = LoadedModel(model, "net", TensorSpec("float32", ("rows", 6)))
+    repository = BlockRepository(tmp_path)
+    serving = partial(EngineWorkshop().runners, None)
+    with pytest.raises(ExportError) as e:
+        export_model(loaded, repository, names=("net",), serving=serving)
+    assert e.value.code == "EXPORT_MISMATCH"
+    assert "the engine that is to run the block differs" in e.value.message

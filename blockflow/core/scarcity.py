@@ -1,0 +1,68 @@
+"""Scarcity: which failures are the machine's, which has no more to give at present.
+
+A start that fails so is tried again (docs/control-plane.md, Deaths); one that fails for another
+reason is not. Frameworks say it in exceptions of many types, and some in the text alone.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from blockflow.core.errors import BlockFlowError, SystemError_
+
+SCARCE = frozenset(
+    {
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,  # the limit on a file's size
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EAGAIN,  # the limits on processes, threads and locked memory
+    }
+)
+"""What system calls fail with that make files, mappings or threads."""
+
+_SAID = (
+    "out of memory",  # torch.OutOfMemoryError, CUDA
+    "alloc_failed",  # cuBLAS's and cuDNN's status
+    "allocate memory",  # strerror(ENOMEM); torch: "can't", ONNX Runtime: "Failed to"
+    "bad_alloc",  # C++'s own, as OpenVINO hands it on
+    "too many open files",
+    "no space left on device",
+    "resource temporarily unavailable",
+)
+"""In lower case. EFBIG's text is not among them: a file may be "too large" for good."""
+
+
+def is_scarcity(error: BaseException) -> bool:
+    """Whether ``error``, or what it was raised for, is for want of memory, disk, descriptors or
+    threads."""
+    cause: BaseException | None = error
+    seen: list[BaseException] = []
+    while cause is not None and cause not in seen:  # "raise e from e" is its own
+        if isinstance(cause, MemoryError):
+            return True
+        if isinstance(cause, OSError) and cause.errno in SCARCE:
+            return True
+        if isinstance(cause, BlockFlowError) and cause.code == "NO_SPACE":
+            return True
+        text = str(cause).lower()
+        if any(words in text for words in _SAID):
+            return True
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def no_room(error: BaseException, message: str, where: str) -> SystemError_ | None:
+    """NO_SPACE with ``message``; None where ``error`` is no scarcity."""
+    if not is_scarcity(error):
+        return None
+    return SystemError_(
+        "NO_SPACE",
+        message,
+        where=where,
+        hint="free memory, /dev/shm or disk, or raise what limits memory, descriptors and threads: "
+        "ulimit -v, -n, -u, the cgroup's memory.max and pids.max",
+    )
