@@ -18,6 +18,7 @@ import io
 import json
 import math
 import operator
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
@@ -54,6 +55,16 @@ _STRIDED = 7
 _POSITIONAL, _KEYWORD = 1, 2
 _CHUNK = 1 << 20
 _MOST_JSON = 256 << 20
+
+_RECORD = re.compile(
+    r"models/[^/]+\.json|data/(?:weights|constants|sample_inputs)/[^/]+|extra/.+"
+    r"|archive_format|archive_version|version|byteorder|\.data/[^/]+"
+)
+"""What an archive of a program holds, under its top folder. Others are of older formats, which
+torch loads as pickles, or bring native code."""
+
+_TENSORS = ("weight_", "tensor_")
+"""Records that torch reads as tensors; by other names it unpickles, whatever the table says."""
 
 _SCALAR_OPS: Mapping[str, Callable[..., Any]] = {
     **{
@@ -126,7 +137,15 @@ def refuse_pickles(file: BinaryIO) -> None:
 
 
 def _refuse_pickles(archive: zipfile.ZipFile) -> None:
-    for name in archive.namelist():
+    """By what torch goes by: the names of records, not only what the tables say of them."""
+    names = archive.namelist()
+    top = names[0].partition("/")[0] + "/" if names else ""
+    if len(set(names)) < len(names):
+        raise PickledProgram("two records of one name: one may be looked at, and the other loaded")
+    for name in names:
+        if not (name.startswith(top) and _RECORD.fullmatch(name.removeprefix(top))):
+            raise PickledProgram(f"{name[:80]!r} is no record of an exported program")
+    for name in names:
         if "/data/weights/" not in name and "/data/constants/" not in name:
             continue
         if name.endswith(".pt"):
@@ -134,7 +153,8 @@ def _refuse_pickles(archive: zipfile.ZipFile) -> None:
         if not name.endswith("_config.json"):
             continue
         for key, entry in _json(archive, name)["config"].items():
-            if entry["use_pickle"] is not False or entry["tensor_meta"] is None:
+            plain = str(entry["path_name"]).startswith(_TENSORS)
+            if not plain or entry["use_pickle"] is not False or entry["tensor_meta"] is None:
                 raise PickledProgram(f"{key!r} is a pickled object")
 
 

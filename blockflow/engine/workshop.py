@@ -16,11 +16,12 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from blockflow.core.caches import private_compiler_cache
 from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
 from blockflow.core.inplace import exported_may_write
@@ -38,6 +39,9 @@ _WEIGHTED = ("Conv", "Gemm", "MatMul")
 _AROUND_CONVOLUTIONS = ("Add", "Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool")
 """ONNX operators that are quantised; the second kind so that tensors stay 8 bits wide in between
 (in a transformer that would cost accuracy for nothing)."""
+
+_NOT_WRITTEN = 77
+"""What an output holds before a run: of any dtype, and unlikely to be a result."""
 
 
 class EngineWorkshop:
@@ -86,10 +90,12 @@ class EngineWorkshop:
     ) -> Iterator[Mapping[str, Run]]:
         """Every engine that is installed here and is for that form of the block, loaded, by name.
 
-        One that cannot load it raises LOAD_FAILED when it is run.
+        Each computes as in a worker: into memory that it is given, where it takes such. One that
+        cannot load it raises LOAD_FAILED when it is run.
 
         Raises:
-            SystemError_: MISSING_EXTRA when there is none.
+            SystemError_: MISSING_EXTRA when there is none; NO_SPACE: the machine has not the memory
+                for one, which says nothing about the engine.
         """
         runs: dict[str, Run] = {}
         engines: dict[str, Engine] = {}
@@ -102,13 +108,24 @@ class EngineWorkshop:
                 try:
                     made.load(file)
                     made.warm_up()  # as a worker does: what it spoils is found here
-                    runs[name] = made.run
+                    runs[name] = partial(_run, made)
                 except BlockError as e:
                     runs[name] = partial(_unable, e)
             yield runs
         finally:
             for made in engines.values():
                 made.close()
+
+
+def _run(engine: Engine, x: Tensor) -> Tensor:
+    """As a worker does, where the function that writes into a slot is another than ``run(x)``'s."""
+    if engine.copies_out:
+        return cast(Tensor, engine.run(x))
+    contract = engine.block.contract
+    dims = contract.output_dims(contract.input.bind(str(x.dtype).removeprefix("torch."), x.shape))
+    # filled: memory that was free may hold the result of the run before
+    out = torch.full(dims, _NOT_WRITTEN, dtype=getattr(torch, contract.output.dtype))
+    return cast(Tensor, engine.run(x, out))
 
 
 def _unable(why: BlockError, _x: Tensor) -> Tensor:
@@ -230,6 +247,7 @@ def _write_package(source: Path, target: Path, example: Tensor) -> None:
             f"there is no C++ compiler {compiler!r} on this machine",
             hint="install g++ (or name another by CXX), or convert to onnx, which needs none",
         )
+    private_compiler_cache(os.environ)
     from torch._inductor import aoti_compile_and_package
 
     program = _read(source)

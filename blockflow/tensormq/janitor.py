@@ -154,19 +154,31 @@ def sweep_stale(root: Path | None = None) -> list[Path]:
 
     A directory is judged by its lock alone. What is not a directory of this user, what is a
     symbolic link, and a directory with contents but without a lock file (not one of ours) is left
-    alone.
+    alone; so is all of a root that others may change: they could put a link in its place meanwhile.
     """
     root = run_root() if root is None else root
-    if root.is_symlink() or not root.is_dir():
-        return []
     removed = []
-    with os.scandir(root) as entries:
-        for entry in entries:
-            if not entry.is_dir(follow_symlinks=False):
-                continue
-            if entry.stat(follow_symlinks=False).st_uid == os.geteuid() and _sweep_one(Path(entry)):
-                removed.append(Path(entry))
+    try:
+        if not _is_private(root.lstat()):
+            return []
+        entries = list(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    for path in entries:
+        # Several may sweep at once (systems that start together), and each system's end takes its
+        # own directory away: what is gone by now is nobody's to remove.
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            if ours and _sweep_one(path):
+                removed.append(path)
     return removed
+
+
+def _is_private(found: os.stat_result) -> bool:
+    """A directory of this user, in which nobody else may make or exchange anything."""
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def remove_leavings(run_dir: Path, incarnation: int) -> None:

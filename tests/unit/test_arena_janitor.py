@@ -123,6 +123,22 @@ def test_two_systems_of_one_user_live_side_by_side(root: Path) -> None:
         assert two.path.is_dir()
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_root_that_others_may_change_is_not_swept(root: Path, mode: int) -> None:
+    """They could put a link in its place meanwhile, to a folder whose lock file is another one."""
+    dead = die_leaving(root)
+    root.chmod(mode)
+    assert sweep_stale(root) == [] and dead.exists()
+    root.chmod(0o755)
+    assert sweep_stale(root) == [dead]
+
+
+def test_another_users_root_is_not_swept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = die_leaving(root)
+    monkeypatch.setattr(janitor.os, "geteuid", lambda: os.getuid() + 1)
+    assert sweep_stale(root) == [] and dead.exists()
+
+
 def test_the_sweep_removes_what_a_killed_system_left_and_nothing_else(root: Path) -> None:
     dead = die_leaving(root)
     assert (dead / "arena-3").exists()
@@ -139,6 +155,42 @@ def test_a_half_made_and_a_half_removed_directory_are_finished_off(root: Path) -
     (root / "halfgone").mkdir(mode=0o700)
     (root / "halfgone" / "lock").touch(0o600)
     assert sorted(p.name for p in sweep_stale(root)) == ["halfgone", "halfmade"]
+
+
+def test_sweeps_at_the_same_time_do_not_mind_each_other(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two systems that start together: each finds gone what the other one was faster with."""
+    root.mkdir(mode=0o700)
+    for name in ("one", "two", "three"):
+        (root / name).mkdir(mode=0o700)
+        (root / name / "lock").touch(0o600)
+    sweep_one = janitor._sweep_one
+
+    def slower(path: Path) -> bool:
+        for other in set(root.iterdir()) - {path}:
+            assert sweep_one(other)
+        return sweep_one(path)
+
+    monkeypatch.setattr(janitor, "_sweep_one", slower)
+    assert len(sweep_stale(root)) == 1
+    assert list(root.iterdir()) == []
+
+
+def test_a_root_that_goes_before_it_is_swept_holds_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes with its last system."""
+    root.mkdir(mode=0o700)
+    is_dir = Path.is_dir
+
+    def goes(path: Path) -> bool:
+        found = is_dir(path)
+        path.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", goes)
+    assert sweep_stale(root) == []
 
 
 def test_strangers_and_links_are_left_alone(root: Path, tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from blockflow.core.caches import INDUCTOR, private_compiler_cache
 from blockflow.launch.environment import MallocTuning, child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,3 +20,20 @@ def test_environment() -> None:
     assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
     assert str(ROOT) in env["PYTHONPATH"].split(os.pathsep)
     assert env["TORCHINDUCTOR_COMPILE_THREADS"] == "1"  # no processes of a worker's own
+    assert INDUCTOR in env
+
+
+def test_what_a_compiler_loads_again_lies_where_nobody_else_can_put_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for env, where in (
+        ({}, "/home/me/.cache/blockflow/inductor"),
+        ({"XDG_CACHE_HOME": "/fast"}, "/fast/blockflow/inductor"),
+        ({INDUCTOR: "/chosen"}, "/chosen"),
+    ):
+        private_compiler_cache(env)
+        assert env[INDUCTOR] == where
+    nowhere = {"XDG_CACHE_HOME": "relative"}
+    private_compiler_cache(nowhere)
+    assert INDUCTOR not in nowhere

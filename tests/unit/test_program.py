@@ -225,6 +225,53 @@ def test_a_pickled_weight_is_never_read(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def disguised(file: io.BytesIO, bomb: bytes) -> dict[str, io.BytesIO]:
+    """Archives that torch's own loader would unpickle, or load code of, although no table of
+    theirs says so."""
+    with zipfile.ZipFile(file) as old:
+        records = {name: old.read(name) for name in old.namelist()}
+    (config,) = (n for n in records if n.endswith("weights_config.json"))
+    top = config.partition("/")[0]
+    table = json.loads(records[config])
+    next(iter(table["config"].values()))["path_name"] = "opaque_obj_0"
+    opaque = {config: json.dumps(table), f"{top}/data/weights/opaque_obj_0": bomb}
+    (model,) = (records[n] for n in records if "/models/" in n)
+    older = {"version": b"8.1", "serialized_exported_program.json": model}
+    older |= dict.fromkeys(("serialized_state_dict.pt", "serialized_constants.pt"), bomb)
+    native = {f"{top}/data/aotinductor/model/code.so": b"\x7fELF"}
+    made = {}
+    for name, content in (
+        ("pickled object", records | opaque),
+        ("'version' is no record", older),
+        ("code.so' is no record", records | native),
+    ):
+        made[name] = io.BytesIO()
+        with zipfile.ZipFile(made[name], "w") as new:
+            for record, data in content.items():
+                new.writestr(record, data)
+    made["two records"] = twice = io.BytesIO()
+    with zipfile.ZipFile(twice, "w") as new:
+        for record, data in records.items():
+            new.writestr(record, data)
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            new.writestr(config, records[config])
+    return made
+
+
+@pytest.mark.parametrize(
+    "why", ["pickled object", "'version' is no record", "code.so' is no record", "two records"]
+)
+def test_no_disguise_gets_a_pickle_past_the_check(tmp_path: Path, why: str) -> None:
+    mark, bomb = tmp_path / "ran", io.BytesIO()
+    torch.save(Bomb(mark), bomb, pickle_module=pickle)
+    poisoned = disguised(saved(convolutions(), torch.randn(3, 3, 8, 8)), bomb.getvalue())[why]
+    for check in (read_program, is_known, refuse_pickles):
+        poisoned.seek(0)
+        with pytest.raises(PickledProgram, match=why):
+            check(poisoned)
+    assert not mark.exists()
+
+
 def first_node(value: Any) -> Any:
     return value["graph_module"]["graph"]["nodes"][0]
 

@@ -1,0 +1,19 @@
+"""Caches: where compilers may keep what they have made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def private_compiler_cache(env: MutableMapping[str, str]) -> None:
+    """Have torch's compiler keep its libraries, which are loaded again, in the user's own cache.
+
+    By default they lie in the machine's folder for temporary files, under a name that anybody can
+    take first: who has made that folder says what code is loaded.
+    """
+    home = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if os.path.isabs(home):
+        env.setdefault(INDUCTOR, os.path.join(home, "blockflow", "inductor"))
