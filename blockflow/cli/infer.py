@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockflow.cli.options import Address, ClientKeys, Json, Tasks, print_json, print_line
+from blockflow.cli.outputs import writing
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 
@@ -167,12 +168,8 @@ def _save(results: dict[str, Result], output: Path) -> dict[str, str]:
     saved = {}
     for task, r in results.items():
         file = output if len(results) == 1 else output.with_suffix(f".{task}.npy")
-        try:
+        with writing(file):
             np.save(file, r.value, allow_pickle=False)
-        except OSError as exc:
-            raise RequestError(
-                "INVALID_REQUEST", f"cannot write it: {exc.strerror or exc}", where=str(file)
-            ) from exc
         saved[task] = str(file)
     return saved
 
@@ -180,11 +177,11 @@ def _save(results: dict[str, Result], output: Path) -> dict[str, str]:
 def _document(answer: Result | BlockFlowError, saved: str) -> dict[str, Any]:
     if isinstance(answer, BlockFlowError):
         return {"error": answer.to_dict()}
-    small = answer.value.size <= _SHOWN_ELEMENTS and answer.dtype != "bfloat16"
+    small = answer.value.size <= _SHOWN_ELEMENTS
     return {
         "dtype": answer.dtype,
         "dims": list(answer.value.shape),
-        "values": _plain(answer.value) if small else None,
+        "values": _plain(_numbers(answer)) if small else None,
         "output": saved or None,
         "epoch": answer.epoch,
         "canary": answer.canary,
@@ -197,6 +194,15 @@ def _document(answer: Result | BlockFlowError, saved: str) -> dict[str, Any]:
         "download": answer.download.to_dict(),
         "timings": [t.to_dict() for t in answer.timings],
     }
+
+
+def _numbers(result: Result) -> Any:
+    """The values; of bfloat16, whose patterns numpy holds as uint16, in float32."""
+    import numpy as np
+
+    if result.dtype != "bfloat16":
+        return result.value
+    return (result.value.astype(np.uint32) << 16).view(np.float32)
 
 
 def _plain(array: Any) -> Any:
@@ -219,8 +225,8 @@ def _print(task: str, result: Result, saved: str) -> None:
     print_line(f"{task}: {result.dtype}[{dims}], epoch {result.epoch}{tried}")
     if saved:
         print_line(f"  saved to {saved}")
-    elif result.dtype != "bfloat16":
-        text = np.array2string(result.value, precision=4, threshold=40, edgeitems=2)
+    else:
+        text = np.array2string(_numbers(result), precision=4, threshold=40, edgeitems=2)
         print_line("  " + text.replace("\n", "\n  "))
     for line in timing_lines(result):
         print_line("  " + line)

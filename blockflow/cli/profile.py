@@ -16,6 +16,7 @@ from rich.markup import escape
 from blockflow.bench.interrupts import interruptible
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.options import Json, close_json, print_json
+from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def profile(
     if show:
         _show(store, blocks or store.names(), json_)
         return
+    check_output(results, "--results")
+    check_output(plot, "--plot", PLOTS)
     wish = _wish(
         engines, precisions, option, threads, rows, lengths, confidence, seconds, again, choose,
         tolerance,
@@ -95,11 +98,13 @@ def profile(
         from blockflow.bench.results import ResultFile
 
         command = f"blockflow profile {' '.join(m.name for m in found)}"
-        ResultFile(results, "profile", command).write(f for m in found for f in figures(m))
+        with writing(results):
+            ResultFile(results, "profile", command).write(f for m in found for f in figures(m))
     if plot is not None:
         from blockflow.bench.profiling.report import plot as draw
 
-        draw(found, plot)
+        with writing(plot):
+            draw(found, plot)
     if json_:  # at last: a file that cannot be written is an error, and there is one document
         from blockflow.bench.profiling.report import document
 

@@ -34,6 +34,7 @@ from blockflow.bench.simulation.sources import (
 from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.text import nonsense
 from blockflow.cli.options import Json, print_json
+from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core import limits
 
 
@@ -136,6 +137,8 @@ def simulate(
         deadline_ms=deadline_ms,
         lanes=lanes,
     )
+    check_output(results, "--results")
+    check_output(plot_, "--plot", PLOTS)
     chosen = [parse_task(t) for t in task or ()]
     shares = dict(parse_share(s) for s in share or ())
     system = _system(
@@ -162,9 +165,11 @@ def simulate(
     entries = compare(experiment, outcomes, capacity)
     about = _about(experiment, capacity, NOTICE if example else "")
     if results is not None:
-        ResultFile(results, "simulate").write(figures(entries))
+        with writing(results):
+            ResultFile(results, "simulate").write(figures(entries))
     if plot_ is not None:
-        plot(entries, about, plot_)
+        with writing(plot_):
+            plot(entries, about, plot_)
     if as_json:
         print_json(_document(experiment, capacity, entries, outcomes, example))
         return

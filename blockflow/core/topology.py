@@ -13,11 +13,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from blockflow.core import limits
+from blockflow.core.entries import from_pydantic, uncarried, usable, wrong_fields
 from blockflow.core.errors import BlockFlowError, Problem, TopologyError
 from blockflow.core.fitting import arena_problems, core_problems, row_problems
 from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo, Contract
-from blockflow.core.paths import near, path_contract, path_problems
+from blockflow.core.paths import path_contract, path_problems
 from blockflow.core.specs import BlockSpec, LimitSpec, Mode, Name, TaskSpec, Transport
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
@@ -180,7 +181,7 @@ def _frame(data: dict[str, Any], problems: list[Problem]) -> _Frame:
     try:
         return _Frame.model_validate(data)
     except ValidationError as exc:
-        problems += _from_pydantic(exc, "$", _Frame)
+        problems += from_pydantic(exc, "$", _Frame)
     # Go on with what is usable, so that the findings inside blocks and tasks are reported as well.
     blocks, tasks = data.get("blocks"), data.get("tasks")
     return _Frame(
@@ -189,28 +190,6 @@ def _frame(data: dict[str, Any], problems: list[Problem]) -> _Frame:
         if isinstance(tasks, dict)
         else {},
     )
-
-
-def _from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> list[Problem]:
-    out = []
-    for err in exc.errors():
-        path = base
-        for part in err["loc"]:
-            path = f"{path}[{part}]" if isinstance(part, int) else member(path, str(part))
-        hint = ""
-        message = err["msg"].removeprefix("Value error, ")
-        if err["type"] == "extra_forbidden":
-            field = str(err["loc"][-1])
-            message = f"unknown field {field!r}"
-            hint = (
-                near(field, list(model.model_fields)) or f"known: {', '.join(model.model_fields)}"
-            )
-        elif err["type"] == "missing":
-            message = "required field is missing"
-        elif "input" in err and isinstance(err["input"], str | int | float | bool | type(None)):
-            message = f"{message} (got {err['input']!r})"
-        out.append(Problem(path, message, hint))
-    return out
 
 
 def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
@@ -227,13 +206,19 @@ def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
                 Problem(path, f"a block is a name or an object, not {type(entry).__name__}")
             )
             continue
+        fields = {"name": entry} if isinstance(entry, str) else entry
+        lost = uncarried(fields, path)
+        problems += lost.values()
+        spec: BlockSpec | None
         try:
-            spec = BlockSpec.model_validate({"name": entry} if isinstance(entry, str) else entry)
+            spec = BlockSpec.model_validate({k: fields[k] for k in fields if k not in lost})
         except ValidationError as exc:
-            found = _from_pydantic(exc, path, BlockSpec)
+            found = from_pydantic(exc, path, BlockSpec)
             if isinstance(entry, str):
                 found = [Problem(path, p.message, p.hint) for p in found]
             problems += found
+            spec = usable(BlockSpec, fields, wrong_fields(exc) | lost.keys())
+        if spec is None:
             continue
         if spec.name in out:
             problems.append(
@@ -262,12 +247,11 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
                 Problem(path, f"a task is a path or an object, not {type(entry).__name__}")
             )
             continue
+        fields = {"path": entry} if isinstance(entry, list) else entry
         try:
-            out[name] = TaskSpec.model_validate(
-                {"path": entry} if isinstance(entry, list) else entry
-            )
+            out[name] = TaskSpec.model_validate(fields)
         except ValidationError as exc:
-            found = _from_pydantic(exc, path, TaskSpec)
+            found = from_pydantic(exc, path, TaskSpec)
             if isinstance(entry, list):
                 found = [
                     Problem(
@@ -276,6 +260,9 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
                     for p in found
                 ]
             problems += found
+            left = usable(TaskSpec, fields, wrong_fields(exc))
+            if left is not None:
+                out[name] = left
     return out
 
 

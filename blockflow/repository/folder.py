@@ -233,7 +233,9 @@ def having(manifest: Manifest, digest: str | None, variant: str | None, root: Pa
         f"no stored version of block {manifest.name!r} has the digest {digest[:16]}...{form}",
         where=str(root / manifest.name),
         hint="it was replaced: send the system update again, or repeat the command, to have what "
-        "is stored now; to keep both, give what is exported a version of its own",
+        "is stored now (a rollback would name the old one again: post that epoch's topology, which "
+        "`blockflow history --json` tells); to keep both, give what is exported a version of its "
+        "own",
     )
 
 

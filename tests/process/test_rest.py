@@ -93,6 +93,9 @@ def test_a_dry_run_tells_the_plan_only(
     deployed: System, http: httpx.Client, document: dict[str, Any]
 ) -> None:
     epoch = http.get("/v1/epoch").json()
+    twice = "/v1/system-update?dry_run=true&dry_run=false"
+    answer = http.post(twice, json={"blocks": ["a"], "tasks": {}})
+    assert answer.status_code == 400 and "stands twice" in answer.text
     answer = http.post("/v1/system-update?dry_run=true", json={"blocks": ["a"], "tasks": {}})
     told = fits(document, answer, "post", "/v1/system-update")
     assert told["changed"] and told["plan"]["stop"] == ["b#0", "c#0"]

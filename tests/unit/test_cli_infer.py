@@ -59,7 +59,7 @@ def test_infer_bfloat16_file(
     save_file({"x": torch.ones(1, 4, dtype=torch.bfloat16)}, tmp_path / "b.safetensors")
     assert main(["infer", "echo", "-i", str(tmp_path / "b.safetensors"), "--json"]) == 0
     result = document(capsys)["results"]["echo"]
-    assert (result["dtype"], result["values"]) == ("bfloat16", None)
+    assert (result["dtype"], result["values"]) == ("bfloat16", [[1.0] * 4])
     assert dispatcher.requests[0].tensor.dtype == "bfloat16"
 
 

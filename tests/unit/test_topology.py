@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from blockflow.batching.registry import policy_problems
-from blockflow.core.errors import Problem, RepositoryError, TopologyError
+from blockflow.core.errors import BlockFlowError, Problem, RepositoryError, TopologyError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology, parse_topology
+from blockflow.launch.child import Order
 
 SPECS = {
     "block1": (("rows", 3, 8, 8), ("rows", 4, 4, 4)),
@@ -270,3 +271,29 @@ def test_engines_are_checked_with_the_rest() -> None:
     assert found["$.blocks[0].engine"] == "block1 by auto in auto"
     assert found["$.blocks[1].engine"] == "block2 by openvino in int8"
     assert "$.blocks[2]" in found
+
+
+@pytest.mark.parametrize("field", ["options", "batching"])
+def test_what_no_message_can_carry_is_refused(field: str) -> None:
+    """Whatever engine or policy it is for, and however far from what either can take."""
+
+    def body(value: object) -> dict[str, Any]:
+        block = {"name": "block1", field: {"policy": "none", "x": value}}
+        return {"blocks": ["block2", block], "tasks": {}}
+
+    deepest: list[Any] = []
+    for _ in range(6):
+        deepest = [deepest]
+    for fits in (deepest, (1 << 64) - 1):
+        assert "block1" in parse_topology(body(fits), lookup).blocks
+    order = {"stages": [{"options": {"x": deepest}}]}
+    assert Order.from_bytes(Order("a:b", order, "c").to_bytes()).spec == order
+    deep = [deepest]
+    with pytest.raises(BlockFlowError):
+        Order.from_bytes(Order("a:b", {"stages": [{"options": {"x": deep}}]}, "c").to_bytes())
+    for _ in range(600):
+        too = "is nested more than 8 levels deep"
+        assert problems(body(deep)) == {f"$.blocks[1].{field}": too}
+        deep = [{"y": deep}]
+    large = "a number in it has more than 64 bits"
+    assert problems(body([10**30])) == {f"$.blocks[1].{field}": large}

@@ -190,8 +190,13 @@ def _flags(resource: Resource, text: str) -> dict[str, bool]:
     except ValueError as e:
         many = f"more than {_MAX_FLAGS} query parameters"
         raise RequestError("INVALID_REQUEST", many, where="query") from e
+    seen: set[str] = set()
     for name, value in given:
         word = value.lower()
+        if name in seen:  # which of the two was meant? A dry run is no update
+            what = f"query parameter {name[:40]} stands twice"
+            raise RequestError("INVALID_REQUEST", what, where="query")
+        seen.add(name)
         if name not in flags or word not in _TRUE | _FALSE:
             known = ", ".join(f"{n}=true|false" for n in flags) or "none"
             raise RequestError(

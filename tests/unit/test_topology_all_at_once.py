@@ -1,0 +1,67 @@
+"""A topology's mistakes are told together: one in a field hides none in the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from blockflow.batching.registry import policy_problems
+from blockflow.core.entries import uncarried
+from blockflow.core.errors import TopologyError
+from blockflow.core.topology import parse_topology
+from tests.unit.test_topology import lookup, problems
+
+PATH = ["block1"]
+
+
+def test_a_wrong_field_hides_neither_the_block_nor_its_paths() -> None:
+    body = {
+        "blocks": [
+            {"name": "nowhere", "replicas": 0},
+            {"name": "block1", "slots": 0, "batching": "windw"},
+        ],
+        "tasks": {"a": ["nowhere", "block1"], "b": {"path": ["block9"], "max_rows": 0}},
+    }
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(body, lookup, policy_problems)
+    found = {p.path: p.message for p in caught.value.problems}
+    assert {"$.blocks[0].replicas", "$.blocks[1].slots", "$.tasks.b.max_rows"} <= found.keys()
+    assert "UNKNOWN_BLOCK" in found["$.blocks[0]"] or "nowhere" in found["$.blocks[0]"]
+    assert "windw" in found["$.blocks[1].batching.policy"]
+    assert any("block9" in message for message in found.values())
+
+
+def test_what_cannot_be_missing_is_not_made_up() -> None:
+    found = problems({"blocks": [{"name": 7}, "block1"], "tasks": {"a": {"path": 3}}})
+    assert {p.partition(".name")[0] for p in found if "blocks[0]" in p} == {"$.blocks[0]"}
+    assert any(p.startswith("$.tasks.a") for p in found)
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ({"limits": {"max_row": 3}}, "max_rows"),
+        (
+            {"tasks": {"a": {"path": ["block1"], "canary": {"path": ["block1"], "shar": 0.1}}}},
+            "share",
+        ),
+        ({"blocks": [{"name": "block1", "replica": 2}]}, "replicas"),
+    ],
+)
+def test_an_unknown_field_is_compared_with_those_of_its_object(
+    body: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(TopologyError) as caught:
+        parse_topology({"blocks": ["block1"], "tasks": {}, **body}, lookup)
+    (found,) = [p for p in caught.value.problems if "unknown field" in p.message]
+    assert hint in found.hint
+
+
+def test_what_cannot_be_carried_is_told_by_field() -> None:
+    deep: list[Any] = []
+    for _ in range(20):
+        deep = [deep]
+    found = uncarried({"a": 1, "options": deep, "batching": [10**30]}, "$.blocks[3]")
+    assert found.keys() == {"options", "batching"}
+    assert found["options"].path == "$.blocks[3].options"
