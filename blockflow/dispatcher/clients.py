@@ -32,11 +32,11 @@ TRACKED_BYTES = 64 * 1024
 """Frames of this size are not copied by ZeroMQ and can be watched until they are written."""
 
 _MOST_FRAMES = 3
+"""Of a message: who sent it, its header, and a tensor."""
+
 _LONGEST_NAME = 255
 """Bytes of the identity that a peer may give itself, by ZMTP. libzmq takes more, and copies them
 for each message."""
-
-"""Of a message: who sent it, its header, and a tensor."""
 
 _RETRY_MS = 5
 _LOOK_MS = 100
@@ -119,6 +119,8 @@ class ClientPort:
         if self._reader.skipping or len(client) > _LONGEST_NAME:
             if self._reader.skipping:  # a thousand frames and more are no mistake
                 self.watch.freed(now_ns)
+            elif not self.socket.poll(0):  # nobody else will come to see that
+                self._book.all_read()
             link = self._links.get(client)
             if link is not None and link.certain:  # else it may be of an earlier connection
                 self._end(client, link)

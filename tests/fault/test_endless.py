@@ -93,6 +93,33 @@ def test_a_message_of_too_many_frames_is_thrown_away_as_it_is_read(up: Rig) -> N
     np.testing.assert_array_equal(witness.infer("t", X)[0], X + 1)
 
 
+def test_a_name_longer_than_there_are_ends_its_connection(up: Rig) -> None:
+    """libzmq copies it for each message, and the Dispatcher would keep it for as long as itself."""
+    host, _, port = up.server.client_endpoints[1].removeprefix("tcp://").rpartition(":")
+    witness = up.client(1)
+    witness.infer("t", X)
+    for count in range(1, 9):
+        name = bytes([count]) * (4 * MIB)
+        ended = False
+        with zmtp.connect(host, int(port), PATIENCE_S, name) as sock:
+            sock.settimeout(0.05)
+            while not ended:  # its first message may be another connection's, as far as is known
+                with suppress(TimeoutError):
+                    try:
+                        sock.sendall(zmtp.frame(b"x", more=False))
+                        ended = not sock.recv(65536)
+                    except ConnectionError:
+                        ended = True
+        assert up.server._clients.evicted >= count
+        np.testing.assert_array_equal(witness.infer("t", X)[0], X + 1)
+    wait_until(lambda: all(len(name) <= 255 for name in up.server._clients.present))
+    evicted = up.server._clients.evicted
+    with zmtp.connect(host, int(port), PATIENCE_S, b"n" * 255) as sock:
+        sock.sendall(zmtp.frame(b"x", more=False))
+        np.testing.assert_array_equal(witness.infer("t", X)[0], X + 1)
+    assert up.server._clients.evicted == evicted
+
+
 def test_who_sends_too_many_frames_and_goes_harms_nobody(up: Rig) -> None:
     """By the time such a message is read, its descriptor may be anything: another client's
     connection, which stays, and in this process a file of any kind."""

@@ -19,8 +19,10 @@ def greeting(mechanism: bytes) -> bytes:
 
 
 def command(body: bytes) -> bytes:
-    """A short command."""
-    return bytes([_COMMAND, len(body)]) + body
+    """A command, as it is sent."""
+    if len(body) < 256:
+        return bytes([_COMMAND, len(body)]) + body
+    return struct.pack(">BQ", _COMMAND | _LONG, len(body)) + body
 
 
 def frame(body: bytes, *, more: bool) -> bytes:
@@ -36,15 +38,17 @@ def place(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A connection to a socket without CURVE, the handshake done.
+def connect(host: str, port: int, timeout_s: float, name: bytes = b"") -> socket.socket:
+    """A connection to a socket without CURVE, the handshake done; ``name`` is the identity that it
+    gives itself.
 
     Raises:
         OSError: it could not be made.
     """
     sock = socket.create_connection((host, port), timeout_s)
     try:
-        sock.sendall(greeting(b"NULL") + command(READY))
+        identity = b"\x08Identity" + struct.pack(">I", len(name)) + name if name else b""
+        sock.sendall(greeting(b"NULL") + command(READY + identity))
         left = _GREETING_BYTES + 2  # the other side's greeting, and how long its command is
         answer = b""
         while len(answer) < left:
