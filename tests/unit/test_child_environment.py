@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_environment() -> None:
-    env = child_environment(MallocTuning(top_pad=7), {"MALLOC_ARENA_MAX": "3", "A": "b"})
+    base = {"MALLOC_ARENA_MAX": "3", "A": "b", "HOME": "/home/me"}
+    env = child_environment(MallocTuning(top_pad=7), base)
     assert env["MALLOC_TOP_PAD_"] == "7" and env["MALLOC_MMAP_MAX_"] == "0"
     assert env["MALLOC_ARENA_MAX"] == "3" and env["A"] == "b"  # the operator's choice stays
     assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
@@ -23,17 +24,18 @@ def test_environment() -> None:
     assert INDUCTOR in env
 
 
+@pytest.mark.parametrize(
+    ("env", "where"),
+    [
+        ({"HOME": "/home/me"}, "/home/me/.cache/blockflow/inductor"),
+        ({"HOME": "/home/me", "XDG_CACHE_HOME": "/fast"}, "/fast/blockflow/inductor"),
+        ({"HOME": "/home/me", INDUCTOR: "/chosen"}, "/chosen"),
+        ({"XDG_CACHE_HOME": "relative"}, None),
+        ({}, None),
+    ],
+)
 def test_what_a_compiler_loads_again_lies_where_nobody_else_can_put_it(
-    monkeypatch: pytest.MonkeyPatch,
+    env: dict[str, str], where: str | None
 ) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    for env, where in (
-        ({}, "/home/me/.cache/blockflow/inductor"),
-        ({"XDG_CACHE_HOME": "/fast"}, "/fast/blockflow/inductor"),
-        ({INDUCTOR: "/chosen"}, "/chosen"),
-    ):
-        private_compiler_cache(env)
-        assert env[INDUCTOR] == where
-    nowhere = {"XDG_CACHE_HOME": "relative"}
-    private_compiler_cache(nowhere)
-    assert INDUCTOR not in nowhere
+    private_compiler_cache(env)
+    assert env.get(INDUCTOR) == where

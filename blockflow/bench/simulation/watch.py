@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from blockflow.worker.ticket import Batch, Ticket
 
 
-class InvariantBroken(RuntimeError):
-    """A rule that must always hold does not: a defect in a policy, or in the simulator.
+class InvariantBroken(BaseException):
+    """A rule that must always hold does not: a defect in a policy, or in the simulator. It is no
+    ``Exception``: the code that is judged goes on after those, and shall not after this one.
 
     Args:
         rule: its name.
