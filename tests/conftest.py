@@ -40,6 +40,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # So it is with SIGHUP below nohup. Who goes on to ignore it in its own test says so itself.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def as_ctrl_c(number: int, frame: Any) -> None:
