@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from blockflow.monitor.grids import Grid, load_grid, process_grid, task_grid
@@ -17,15 +17,22 @@ _WELL = frozenset({"ready", "running", "warm"})
 
 def busiest(status: Doc, before: Doc | None, room: int | None) -> list[Grid]:
     """Blocks, processes and tasks of ``blockflow top`` in ``room`` lines (None: as many as it
-    takes). Each list keeps a row at least, whatever the room."""
-    whole = [load_grid(status, before), process_grid(status), task_grid(status)]
-    if room is None:
-        return whole
-    rows = [len(grid.rows) for grid in whole]
-    limits = shares(rows, room - _FRAME * len(whole))
+    takes). Each list keeps a row at least, whatever the room; no row is made to be left out."""
+    lists = [listing(status, "blocks"), processes(status), listing(status, "tasks")]
+    rows = [len(lists[0]), len(lists[1]), sum(map(_task_rows, lists[2]))]
+    limits = rows if room is None else shares(rows, room - _FRAME * len(lists))
+    shown = [
+        found if n >= wanted else sorted(found, key=rank)[:n]
+        for found, wanted, n, rank in zip(lists, rows, limits, _RANKS, strict=True)
+    ]
+    grids = (
+        load_grid({**status, "blocks": shown[0]}, before),
+        process_grid(status, shown[1]),
+        task_grid({**status, "tasks": shown[2]}),
+    )
     return [
-        grid if n >= len(grid.rows) else _first(ordered(), n)
-        for grid, n, ordered in zip(whole, limits, _orders(status, before), strict=True)
+        grid if found is kept else _first(grid, n, len(found))
+        for grid, found, kept, n in zip(grids, lists, shown, limits, strict=True)
     ]
 
 
@@ -39,30 +46,16 @@ def shares(wanted: Sequence[int], room: int) -> list[int]:
     return out
 
 
-def _orders(status: Doc, before: Doc | None) -> tuple[Callable[[], Grid], ...]:
-    """The same grids with the busiest at the top."""
-
-    def blocks() -> Grid:
-        found = sorted(listing(status, "blocks"), key=lambda b: _rank(b, part(b, "kpi").get("rho")))
-        return load_grid({**status, "blocks": found}, before)
-
-    def those_that_run() -> Grid:
-        return process_grid(status, sorted(processes(status), key=_process_rank))
-
-    def tasks() -> Grid:
-        found = sorted(listing(status, "tasks"), key=_task_rank)
-        return task_grid({**status, "tasks": found})
-
-    return blocks, those_that_run, tasks
-
-
-def _first(grid: Grid, rows: int) -> Grid:
-    title = f"{grid.title} (the busiest {rows} of {len(grid.rows)})"
-    return Grid(title, grid.columns, grid.rows[:rows])
+def _first(grid: Grid, rows: int, of: int) -> Grid:
+    return Grid(f"{grid.title} (the busiest {rows} of {of})", grid.columns, grid.rows[:rows])
 
 
 def _rank(thing: Doc, load: Any) -> tuple[bool, float]:
     return thing.get("state") in _WELL, -load if is_number(load) else 0.0
+
+
+def _block_rank(block: Doc) -> tuple[bool, float]:
+    return _rank(block, part(block, "kpi").get("rho"))
 
 
 def _process_rank(process: Doc) -> tuple[bool, float]:
@@ -72,3 +65,11 @@ def _process_rank(process: Doc) -> tuple[bool, float]:
 def _task_rank(task: Doc) -> tuple[bool, float]:
     per_s = part(task, "kpi").get("per_s")
     return not task.get("missing"), -per_s if is_number(per_s) else 0.0
+
+
+def _task_rows(task: Doc) -> int:
+    """A canary and what it is compared with have rows of their own."""
+    return 3 if part(task, "canary") else 1
+
+
+_RANKS = (_block_rank, _process_rank, _task_rank)

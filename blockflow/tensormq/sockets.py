@@ -8,7 +8,6 @@ an error, and closing is bounded.
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import secrets
 import socket as std_socket
@@ -22,6 +21,7 @@ import zmq
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
+from blockflow.core.scarcity import SCARCE
 from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.janitor import MAX_PATH_CHARS, data_socket_path
 
@@ -50,9 +50,6 @@ _HEARTBEAT_TIMEOUT_MS = 5000
 _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 1000
 _MAX_PORT = 65535
-
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)
-"""What the machine says that has no room: it may have some later."""
 
 _ZERO_COPY_RECV = 10
 """Of a context (``zmq.h``); pyzmq has no name for it."""
@@ -306,14 +303,14 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None
         sock.close(0)
         if exc.errno == zmq.EADDRINUSE:
             raise _in_use(endpoint) from exc
-        if exc.errno in _FULL:
+        if exc.errno in SCARCE:
             raise _full(endpoint, exc) from exc
         raise RequestError(
             "INVALID_REQUEST", f"cannot listen on {endpoint!r}: {exc.strerror}", where=endpoint
         ) from exc
     except OSError as exc:  # a probe of who listens wants a descriptor as well
         sock.close(0)
-        if exc.errno in _FULL:
+        if exc.errno in SCARCE:
             raise _full(endpoint, exc) from exc
         raise
     except BlockFlowError:

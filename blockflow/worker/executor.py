@@ -184,8 +184,8 @@ class Executor:
             if started is not None or self._stalled is not None:
                 return started
         self._wait_until_ns = None
+        self._scheduler.lanes = self.lanes
         while True:
-            self._scheduler.lanes = self.lanes
             decision = self._scheduler.decide(now)
             if isinstance(decision, WaitUntil):
                 self._wait_until_ns = decision.at_ns

@@ -85,6 +85,17 @@ def test_results_that_cannot_be_read_are_few_lines(
     np.testing.assert_array_equal(r.client().infer("t", X)[0], X + 1)
 
 
+def at_work(r: Rig, count: int) -> tuple[Any, Any, list[bytes]]:
+    """A worker that keeps so many requests, their client, and their ids."""
+    worker = r.worker(11, {1: "e"})
+    worker.behave["e"] = dispatcher_rig.swallow
+    r.publish(task("t", ["e"]))
+    client = r.client()
+    asked = [client.ask("t", X) for _ in range(count)]
+    wait_until(lambda: len(worker.seen) == count)
+    return worker, client, asked
+
+
 @pytest.mark.parametrize(
     ("planted", "code"), [(MemoryError("planted"), "NO_SPACE"), (OSError("planted"), "INTERNAL")]
 )
@@ -92,12 +103,7 @@ def test_a_defect_at_one_result_of_a_batch_costs_no_other(
     make: Make, planted: Exception, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     r = make()
-    worker = r.worker(11, {1: "e"})
-    worker.behave["e"] = dispatcher_rig.swallow
-    r.publish(task("t", ["e"]))
-    client = r.client()
-    asked = [client.ask("t", X) for _ in range(3)]
-    wait_until(lambda: len(worker.seen) == len(asked))
+    worker, client, asked = at_work(r, 3)
     items = tuple(item for _, item in worker.seen)
     cut, called = TensorDesk.cut, itertools.count(1)
 
@@ -126,13 +132,7 @@ def test_a_defect_at_one_instruction_keeps_nothing(
 ) -> None:
     """Neither its own credit and slot, nor those of the requests that end with it."""
     r = make()
-    worker = r.worker(11, {1: "e"})
-    worker.behave["e"] = dispatcher_rig.swallow
-    r.publish(task("t", ["e"]))
-    client = r.client()
-    for _ in range(3):
-        client.ask("t", X)
-    wait_until(lambda: len(worker.seen) == 3)
+    at_work(r, 3)
     table = r.exchange.table
     r.mailbox.put(PeerGone(11))
     wait_until(lambda: table.waiting == 3)
@@ -162,12 +162,7 @@ def test_an_attempt_that_cannot_begin_is_answered(
         raise MemoryError("planted")
 
     r = make()
-    first = r.worker(11, {1: "e"})
-    first.behave["e"] = dispatcher_rig.swallow
-    r.publish(task("t", ["e"]))
-    client = r.client()
-    client.ask("t", X)
-    wait_until(lambda: first.seen)
+    _, client, _ = at_work(r, 1)
     second = r.worker(12, {2: "e"})
     r.publish(task("t", ["e"]), workers=[second])
     with monkeypatch.context() as patch:

@@ -11,17 +11,14 @@ import pytest
 
 from blockflow.core.errors import RequestError, SystemError_, WireError
 from blockflow.tensormq.arena import Arena, ArenaReader, arena_path, data_offset, marks_path
-from blockflow.tensormq.janitor import RunDir
 from blockflow.tensormq.leases import opened_mark
+from tests import sockets_rig
 
 KIB, MIB = 1024, 1024 * 1024
 OWNER = 41
 
 
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with RunDir.create() as made:
-        yield made.path
+run_dir = sockets_rig.run_dir
 
 
 @pytest.fixture

@@ -73,6 +73,16 @@ def test_what_is_in_trouble_comes_first_then_the_busiest(crowded: dict[str, Any]
     assert lines[:title] == printed(top_screen(crowded, None, 100))[:title]
 
 
+def test_the_rows_of_canaries_have_their_room_too(crowded: dict[str, Any]) -> None:
+    for task in crowded["tasks"]:
+        task["canary"] = {"share": 0.1, "path": task["path"]}
+    lines = printed(top_screen(crowded, None, 100, height=40))
+    assert len(lines) == 40
+    crowded["tasks"] = crowded["tasks"][:2]
+    assert len(printed(top_screen(crowded, None, 100, height=40))) <= 40
+    assert [len(g.rows) for g in busiest(crowded, None, 60)][2] == 6
+
+
 def test_processes_and_blocks_are_ordered_too(crowded: dict[str, Any]) -> None:
     for i, worker in enumerate(crowded["workers"]):
         worker["process"]["cpu_percent"] = float(i)
