@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,19 @@ def double_folder(run_dir: Path) -> Path:
 
 
 _DEVICES: list[CudaDevice] = []
+_SCOPES = ExitStack()
 
 
 def fake_device(folder: Path, ordinal: int = 0, **options: Any) -> CudaDevice:
-    _DEVICES.append(CudaDevice(FakeCuda(folder, ordinal, **options)))
-    return _DEVICES[-1]
+    """This thread is its engine's, until :func:`close_devices`."""
+    _DEVICES.append(made := CudaDevice(FakeCuda(folder, ordinal, **options)))
+    _SCOPES.enter_context(made.api.engine_scope(made.stream))
+    return made
 
 
 def close_devices() -> None:
     """All that were made since the last call."""
+    _SCOPES.close()
     while _DEVICES:
         assert _DEVICES.pop().close()
 
@@ -233,11 +237,10 @@ class Server:
     def stall(self, writes: Sequence[tuple[int, int]] = ()) -> None:
         """Order device work that goes on until :meth:`go_on`."""
         device = next(iter(self.devices.values()))
-        api = device.api
-        assert isinstance(api, FakeCuda)
+        assert isinstance(device.api, FakeCuda)
         end = threading.Event()
         self.stalled.append(end)
-        api.launch(device.stream, lambda: end.wait() and None, writes=writes)
+        device.api.launch(device.stream, lambda: end.wait() and None, writes=writes)
 
     def go_on(self) -> None:
         """What was stalled ends."""
@@ -263,8 +266,7 @@ class Server:
 
     def hop(self, consumer: int, lines: Sequence[str]) -> None:
         """Open all of these, order work that reads them, and release them."""
-        numbers = [self.open(consumer, line, False) for line in lines]
-        for number in numbers:
+        for number in [self.open(consumer, line, False) for line in lines]:
             self.order(number)
             self.release(number, False)
         self.settle()
@@ -296,9 +298,8 @@ class Server:
         if stall:
             self.stall([(buffer.pointer, nbytes)])
         with made.device.api.engine_scope(made.device.stream):
-            tensor = buffer.tensor()
             if not stall:
-                tensor.fill_(value)
+                buffer.tensor().fill_(value)
         buffer.finish(lambda ns: None)  # it stays on the device
         return to_line(made.publish(buffer, [21])[0].desc)
 
@@ -347,8 +348,7 @@ class Server:
         the first time are no growth. ``device`` is the whole device's, in MiB.
         """
         gc.collect()
-        status = Path("/proc/self/status").read_text()
-        words = dict(line.split(":", 1) for line in status.splitlines())
+        words = dict(x.split(":", 1) for x in Path("/proc/self/status").read_text().splitlines())
         held: dict[str, int] = {}
         for device in self.devices.values():
             held["device"] = device.api.memory_used() >> 20

@@ -225,13 +225,10 @@ class Bench:
         loads = {}
         for way in WAYS:
             before = self._memory(way)
-            self._energy.start()
             seconds, outstanding = plan.load_s * _PAST, _OUTSTANDING * _PAST
-            past = flood(client, way, x, seconds, outstanding, self._energy.tend)
-            joules = self._energy.stop()
-            spent = None if joules is None else joules * 1e3 / past.rows
+            past = flood(client, way, x, seconds, outstanding, self._energy)
             growth = growth_mib(before, self._memory(way))
-            loads[way] = Load(rates[way], rates[BOUND], growth, spent)
+            loads[way] = Load(rates[way], rates[BOUND], growth, past.mj_per_row)
         return loads
 
     def _memory(self, way: str) -> list[Memory]:

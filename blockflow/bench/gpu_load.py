@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -64,14 +63,19 @@ def once(client: Client, way: str, x: np.ndarray) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Flooded:
-    """What was answered in how long."""
+    """What was answered in how long, and what the device took meanwhile (None: not known)."""
 
     rows: int
     seconds: float
+    joules: float | None = None
 
     @property
     def rate(self) -> float:
         return self.rows / self.seconds
+
+    @property
+    def mj_per_row(self) -> float | None:
+        return None if self.joules is None else self.joules * 1e3 / self.rows
 
 
 def flood(
@@ -80,12 +84,13 @@ def flood(
     x: np.ndarray,
     seconds: float,
     outstanding: int,
-    tend: Callable[[], None] = lambda: None,
+    energy: Energy | None = None,
 ) -> Flooded:
     """With so many requests under way all the time; rejected ones are asked again.
 
     Counted from when each has been answered once (they begin together, and at first travel
-    together) to the last answer within ``seconds``. ``tend`` is called after each answer.
+    together) to the last answer within ``seconds``; ``energy``, too, for what goes into those
+    before and after belongs to no row that is counted.
 
     Raises:
         BlockFlowError: a request failed otherwise.
@@ -110,12 +115,16 @@ def flood(
     for _ in range(outstanding):
         next_answer()
         send()
+    if energy is not None:
+        energy.start()
     rows, took, start = 0, 0.0, time.monotonic()
     while not rows or took < seconds:
         rows += next_answer()
         took = time.monotonic() - start
         send()
-        tend()
+        if energy is not None:
+            energy.tend()
+    joules = None if energy is None else energy.stop()
     for _ in range(outstanding):
         next_answer()
-    return Flooded(rows, took)
+    return Flooded(rows, took, joules)

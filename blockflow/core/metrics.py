@@ -202,7 +202,10 @@ class ProcessKpi:
     gpu_temperature_c: Annotated[float | None, "temperature of the GPU, degrees Celsius"] = None
     gpu_memory_clock_mhz: Annotated[float | None, "clock of the GPU's memory, MHz"] = None
     gpu_power_w: Annotated[float | None, "power of the GPU, watts"] = None
-    gpu_energy_j: Annotated[float | None, "energy of the GPU since the first sample, joules"] = None
+    gpu_energy_j: Annotated[
+        float | None,
+        "energy of the GPU since the first sample, joules; null where the device tells none",
+    ] = None
     gpu_mj_per_row: Annotated[
         float | None,
         "the GPU's energy for each row that this process computed, over the last seconds, mJ; null "

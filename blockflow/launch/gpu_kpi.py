@@ -21,10 +21,14 @@ class EnergyMeter:
 
     Pure. From the device's own counter where it has one; else the integral of its power over time
     by the trapezoidal rule, which at 4 Hz misses what comes and goes between two samples.
+
+    Attributes:
+        joules: since the first sample; None while neither was ever told (an instance of a divided
+            GPU has neither): nought would look like a measurement.
     """
 
     def __init__(self) -> None:
-        self.joules = 0.0
+        self.joules: float | None = None
         self._counter: float | None = None
         self._power: tuple[int, float] | None = None
         self._window: deque[tuple[int, float, int]] = deque()
@@ -36,23 +40,30 @@ class EnergyMeter:
             counter_j: the device's energy counter, None without. power_w: its power, None without.
             rows: that this process has computed since its start.
         """
+        joules = self.joules or 0.0
         if counter_j is not None:
             if self._counter is not None:
-                self.joules += max(0.0, counter_j - self._counter)
+                joules += max(0.0, counter_j - self._counter)
             self._counter = counter_j
         # A counter that was not read for once has it all the next time.
         elif power_w is not None and self._counter is None:
             if self._power is not None:
                 before_ns, before_w = self._power
-                self.joules += (now_ns - before_ns) / 1e9 * (before_w + power_w) / 2
+                joules += (now_ns - before_ns) / 1e9 * (before_w + power_w) / 2
             self._power = now_ns, power_w
-        self._window.append((now_ns, self.joules, rows))
+        elif self.joules is None:
+            return
+        self.joules = joules
+        self._window.append((now_ns, joules, rows))
         while len(self._window) > 2 and self._window[1][0] <= now_ns - WINDOW_NS:
             self._window.popleft()
 
     @property
     def mj_per_row(self) -> float | None:
-        """Millijoules of the whole device for each row of this process; None when none was run."""
+        """Millijoules of the whole device for each row of this process; None when none was run, or
+        no energy is known."""
+        if not self._window:
+            return None
         (_, before_j, before), (_, now_j, now) = self._window[0], self._window[-1]
         return (now_j - before_j) * 1e3 / (now - before) if now > before else None
 
@@ -63,7 +74,8 @@ class GpuProbe:
     Args:
         device: ``cuda:N``; anything else has no figures.
         uuid: of the device, if the caller knows it. NVML counts all devices of the machine, CUDA
-            those that ``CUDA_VISIBLE_DEVICES`` leaves, so the number alone may name another one.
+            those that ``CUDA_VISIBLE_DEVICES`` leaves and in an order of its own, so the number
+            alone may name another one: there are no figures where it might.
     """
 
     def __init__(self, device: str, uuid: str = "") -> None:
@@ -142,4 +154,12 @@ def _handle(nvml: Any, index: int, uuid: str, environment: Mapping[str, str]) ->
             if not name.startswith("GPU-"):
                 raise
             return nvml.nvmlDeviceGetHandleByUUID("MIG-" + name.removeprefix("GPU-"))
+    if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        # CUDA counts the fastest card first, NVML by bus: the same where all cards are.
+        cards = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        if len({nvml.nvmlDeviceGetName(card) for card in cards}) > 1:
+            raise LookupError(
+                "the cards differ, and CUDA may count them otherwise than NVML: "
+                "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            )
     return nvml.nvmlDeviceGetHandleByIndex(index)

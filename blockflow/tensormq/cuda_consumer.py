@@ -221,7 +221,7 @@ class CudaConsumer(Consumer):
         """These workers may send handles: find out, before they do, whether they can be opened."""
         if self._verdicts is not None:
             others = {owner for owner in owners if owner != self._incarnation}
-            try_owners(self._device.api, self._run_dir, self._verdicts, others)
+            try_owners(self._device, self._run_dir, self._verdicts, others)
 
     def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
         handle = desc.handle
@@ -281,7 +281,6 @@ class CudaConsumer(Consumer):
             mapping.book.marks.release(handle.slot, handle.lane, handle.generation)
             with self._lock:
                 mapping.users -= 1
-                self._close_if_idle(mapping)
 
         if used:
             self._device.queue.behind(mark)
@@ -289,14 +288,19 @@ class CudaConsumer(Consumer):
             mark()
 
     def tend(self) -> None:
-        """Close what its owner wants to free. Called a few times per second."""
-        with self._lock:
-            for mapping in list(self._mappings.values()):
-                self._close_if_idle(mapping)
+        """Close what its owner has died of or wants to free, once nobody here uses it.
 
-    def _close_if_idle(self, mapping: CudaMapping) -> None:
-        wanted = mapping.users or not (mapping.gone or mapping.book.closing)
-        if not wanted and self._mappings.pop(mapping.owner, None) is not None:
+        Called a few times per second, in the completions' thread and without a lock: the driver
+        closes when the device has nothing more to do, which may be in two batches' time, or never
+        (it waits for a dead owner). Nobody else can wait for that.
+        """
+        with self._lock:
+            idle = [
+                m for m in self._mappings.values() if not m.users and (m.gone or m.book.closing)
+            ]
+            for mapping in idle:
+                del self._mappings[mapping.owner]
+        for mapping in idle:
             mapping.close()
 
     def peer_gone(self, incarnation: int) -> None:
@@ -305,7 +309,6 @@ class CudaConsumer(Consumer):
             mapping = self._mappings.get(incarnation)
             if mapping is not None:
                 mapping.gone = True
-                self._close_if_idle(mapping)
         if mapping is not None:
             self._watch(mapping)
 
@@ -326,13 +329,13 @@ class CudaConsumer(Consumer):
         """
         with self._lock:
             mappings, self._mappings = list(self._mappings.values()), {}
-        if mappings:
-            self._device.keep(mappings)
-            if not self._device.completions.wait_idle(_CLOSE_S):
-                return
-            for mapping in mappings:
-                mapping.close()
-        with suppress(CudaError):
+        with suppress(CudaError):  # of a device that is lost: all of it goes with the process
+            if mappings:
+                self._device.keep(mappings)
+                if not self._device.completions.wait_idle(_CLOSE_S):
+                    return
+                for mapping in mappings:
+                    mapping.close()
             self._events.close()
 
 

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from blockflow.tensormq.channel import Landed
@@ -151,10 +150,18 @@ class CudaDevice:
             self.copies.d2h_bytes += memory.nbytes
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Free what was made here; False when the device still works on something after that time.
+        """Free what was made here; False when the device still works on something after that time,
+        or is lost.
 
         Then everything is left to the end of the process.
         """
+        try:
+            return self._close(timeout_s)
+        except CudaError as exc:  # sticky: whatever is asked of a lost device is answered with it
+            _LOG.warning("%s cannot be left in order: %s", self.name, exc)
+            return False
+
+    def _close(self, timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
         if not self.completions.wait_idle(timeout_s):
             return False
@@ -166,9 +173,8 @@ class CudaDevice:
         for pair in self._clocks:
             for event in pair:
                 self.api.event_destroy(event)
-        with suppress(CudaError):
-            self.api.stream_destroy(self.stream)
-            self.api.close()
+        self.api.stream_destroy(self.stream)
+        self.api.close()
         return True
 
 

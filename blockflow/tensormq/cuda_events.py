@@ -66,10 +66,19 @@ class ImportedEvents:
             return self._last_wait
 
     def is_past(self, key: Key, wait: int) -> bool:
-        """Whether the device is past a wait. Raises CudaError."""
-        with self._lock:
-            behind = self._waits.get(key, {}).get(wait)
-            return behind is None or self._api.event_query(behind)
+        """Whether the device is past a wait. Raises CudaError.
+
+        Without the lock: who makes room for an event holds it until the device comes along, which
+        it may never do, and this is how that is found out.
+        """
+        behind = self._behind(key, wait)
+        if behind is None or self._api.event_query(behind):
+            return True
+        # Passed meanwhile, the event may be behind another wait already.
+        return self._behind(key, wait) != behind
+
+    def _behind(self, key: Key, wait: int) -> int | None:
+        return self._waits.get(key, {}).get(wait)
 
     def passed(self, key: Key, wait: int) -> None:
         """The device is past a wait, and nobody will ask for it again."""

@@ -16,23 +16,21 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockflow.tensormq import cuda_api
 from blockflow.tensormq.cuda_api import CudaApi, DeviceFacts, EventKind
-from blockflow.tensormq.cuda_fake_host import READ_ONLY, LockedHost
-from blockflow.tensormq.cuda_fake_world import Access, Memory, RuleBroken, Stream, World, failed
+from blockflow.tensormq.cuda_fake_host import LockedHost
+from blockflow.tensormq.cuda_fake_memory import Mapped, Region
+from blockflow.tensormq.cuda_fake_world import RuleBroken, Stream, World, failed, place_of
 from blockflow.tensormq.cuda_here import DOUBLE_DEVICES
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Region = tuple[int, int]
-"""First byte and number of bytes of device memory."""
 
 _MAX_IMPORTED_EVENTS = 1000
 """torch's own bound (CudaIPCTypes.h): beyond it the driver has run out of interprocess events."""
@@ -81,12 +79,12 @@ class FakeCuda(CudaApi):
         self._lacks = frozenset(lacks)
         self._read_only_pins = read_only_pins
         self._real_pid = os.getpid()
-        self._memories: dict[int, Memory] = {}
-        self._gone: list[Memory] = []  # kept mapped, so that no address comes twice
         self._events: dict[int, tuple[str, EventKind, bool]] = {}
         self._streams: dict[int, Stream] = {}
-        self.host = LockedHost()
+        self.host = LockedHost(self._broken)
         self._lock = threading.RLock()
+        self._mapped = Mapped(self._lock, self._broken)
+        self._scope = threading.local()
 
     def facts(self) -> DeviceFacts:
         has = {n: not self._lacking(n) for n in ("unified_addressing", "ipc_events")}
@@ -103,8 +101,10 @@ class FakeCuda(CudaApi):
         return what in self._lacks or what in self.world.lacks()
 
     def readable_by(self, ordinal: int) -> bool:
-        near = {self.ordinal, ordinal}.isdisjoint(self._islands)
-        return 0 <= ordinal < self._devices and ordinal != self.ordinal and near
+        return 0 <= ordinal < self._devices and ordinal != self.ordinal and self._is_peer(ordinal)
+
+    def _is_peer(self, ordinal: int) -> bool:
+        return {self.ordinal, ordinal}.isdisjoint(self._islands)
 
     def memory_used(self) -> int:
         """Of all devices of the double, without torch's own, which is the host's here."""
@@ -113,7 +113,7 @@ class FakeCuda(CudaApi):
     def counts(self) -> dict[str, int]:
         """What this process holds of the driver: a leak shows here, whatever its size."""
         return {
-            "memories": len(self._memories),
+            "memories": len(self._mapped),
             "events": len(self._events),
             "streams": len(self._streams),
             "locked": len(self.host),
@@ -123,31 +123,27 @@ class FakeCuda(CudaApi):
 
     def mem_alloc(self, nbytes: int) -> int:
         self._check()
+        if nbytes <= 0:
+            raise failed("cuMemAlloc_v2", cuda_api.INVALID_VALUE)
         with self._lock:
-            used = sum(m.nbytes for m in self._memories.values() if m.own)
-            if used + nbytes > self._total:
+            if self._mapped.own_bytes + nbytes > self._total:
                 raise failed("cuMemAlloc_v2", cuda_api.OUT_OF_MEMORY)
-            name = self.world.new("mem", nbytes)
-            return self._map(name, own=True)
-
-    def _map(self, name: str, own: bool) -> int:
-        memory = Memory(name, self.world.map(name), own)
-        self._memories[memory.pointer] = memory
-        return memory.pointer
+            name = self.world.new("mem", nbytes, self.ordinal)
+            return self._mapped.add(name, self.world.map(name), own=True)
 
     def mem_free(self, pointer: int) -> None:
         self._check()
         with self._lock:
-            memory = self._memory(pointer, "cuMemFree_v2", own=True)
+            memory = self._mapped.find(pointer, "cuMemFree_v2", own=True)
             users = self.world.importers(memory.name)
             if users:
                 raise self._broken(f"{memory.name} freed while processes {users} have it open")
-            self._forget(memory)
+            self._mapped.forget(memory)
             self.world.remove(memory.name)
 
     def mem_export(self, pointer: int) -> bytes:
         self._check()
-        return self.world.handle(self._memory(pointer, "cuIpcGetMemHandle", own=True).name)
+        return self.world.handle(self._mapped.find(pointer, "cuIpcGetMemHandle", own=True).name)
 
     def mem_import(self, handle: bytes) -> int:
         self._check()
@@ -159,40 +155,49 @@ class FakeCuda(CudaApi):
             raise failed(call, cuda_api.INVALID_CONTEXT)
         if not self.world.alive(name):
             raise failed(call, cuda_api.INVALID_HANDLE)
+        place = place_of(name)
+        if place != self.ordinal and not self._is_peer(place):
+            raise failed(call, cuda_api.NO_PEER_ACCESS)
         with self._lock:
-            for memory in self._memories.values():
-                if memory.name == name:
-                    memory.opened += 1
-                    return memory.pointer
+            memory = self._mapped.named(name)
+            if memory is not None:
+                memory.opened += 1
+                return memory.pointer
             self.world.opened(name)
-            return self._map(name, own=False)
+            return self._mapped.add(name, self.world.map(name), own=False)
 
     def mem_close(self, pointer: int) -> None:
         self._check()
         with self._lock:
-            memory = self._memory(pointer, "cuIpcCloseMemHandle", own=False)
+            memory = self._mapped.find(pointer, "cuIpcCloseMemHandle", own=False)
             memory.opened -= 1
             if memory.opened:
                 return
             pending = self.world.pending(memory.name)
             if pending:
                 raise self._broken(f"{memory.name} closed while it is in use: {pending}")
-            self._forget(memory)
+            streams = list(self._streams.values())
+        for stream in streams:  # it waits until the device has nothing more to do for this process
+            stream.synchronize()
+        with self._lock:
+            self._mapped.forget(memory)
             self.world.closed(memory.name)
 
     def host_register(self, address: int, nbytes: int, read_only: bool) -> None:
+        self._check()
         if self._lacking("registering") or (read_only and not self._read_only_pins):
             raise failed("cuMemHostRegister_v2", cuda_api.NOT_SUPPORTED)
         self.host.register(address, nbytes, read_only)
 
     def host_unregister(self, address: int) -> None:
+        self._check()
         self.host.unregister(address)
 
     # --- events and streams ----------------------------------------------------------------------
 
     def event_create(self, kind: EventKind) -> int:
         self._check()
-        name = self.world.new("event", 32)
+        name = self.world.new("event", 32, self.ordinal)
         return self._open_event(name, kind, own=True)
 
     def _open_event(self, name: str, kind: EventKind, own: bool) -> int:
@@ -251,6 +256,8 @@ class FakeCuda(CudaApi):
             name, kind, _ = self._event(event, call)
             if kind is not EventKind.CLOCK:
                 raise failed(call, cuda_api.INVALID_HANDLE)
+            if not self.world.recorded(name):
+                raise failed(call, cuda_api.INVALID_HANDLE)
             if not self.world.has_come(name):
                 raise failed(call, cuda_api.NOT_READY)
             names.append(name)
@@ -288,7 +295,9 @@ class FakeCuda(CudaApi):
         Raises (in the stream, and from every call after it):
             RuleBroken: it reads what is still being written, or writes what is still being read.
         """
-        accesses = [self._access(r, "r") for r in reads] + [self._access(r, "w") for r in writes]
+        accesses = [self._mapped.access(r, "r") for r in reads] + [
+            self._mapped.access(r, "w") for r in writes
+        ]
         tokens = self.world.begin(accesses)
 
         def run() -> None:
@@ -303,24 +312,23 @@ class FakeCuda(CudaApi):
     # --- copies ----------------------------------------------------------------------------------
 
     def copy_h2d(self, target: int, address: int, nbytes: int, stream: int) -> None:
-        locked = self.host.locked(address, nbytes) is not None
-        # What is not page-locked is read before the call returns.
-        source = address if locked else ctypes.string_at(address, nbytes)
-        writes = [(target, nbytes)] if self._known(target) else []
-        self.launch(stream, partial(_move, target, source, nbytes), writes=writes)
+        read = self.host.read(address, nbytes)
+        writes = [(target, nbytes)] if self._mapped.holds(target) else []
+        self.launch(stream, lambda: _move(target, read(), nbytes), writes=writes)
 
     def copy_d2h(self, address: int, source: int, nbytes: int, stream: int) -> None:
-        if self.host.locked(address, nbytes) == READ_ONLY:
-            raise self._broken("a copy into memory that was page-locked for reading")
-        reads = [(source, nbytes)] if self._known(source) else []
-        self.launch(stream, partial(_move, address, source, nbytes), reads=reads)
+        write = self.host.write(address, nbytes)
+        reads = [(source, nbytes)] if self._mapped.holds(source) else []
+        self.launch(stream, lambda: write(source), reads=reads)
+        if not self.host.locked(address, nbytes):
+            self.stream_synchronize(stream)
 
     def copy_d2d(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self.launch(
             stream,
             partial(_move, target, source, nbytes),
-            reads=[(source, nbytes)] if self._known(source) else [],
-            writes=[(target, nbytes)] if self._known(target) else [],
+            reads=[(source, nbytes)] if self._mapped.holds(source) else [],
+            writes=[(target, nbytes)] if self._mapped.holds(target) else [],
         )
 
     # --- torch -----------------------------------------------------------------------------------
@@ -328,18 +336,26 @@ class FakeCuda(CudaApi):
     def tensor(self, pointer: int, nbytes: int) -> Tensor:
         import torch
 
-        return torch.from_numpy(self._memories[pointer].array[:nbytes])
+        return torch.from_numpy(self._mapped[pointer].array[:nbytes])
 
     def scratch(self, nbytes: int) -> Tensor:
         import torch
 
+        if not getattr(self._scope, "stream", 0):
+            raise self._broken("memory of torch's pool for no stream of ours")
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def pool_bytes(self) -> tuple[int, int]:
         return 0, 0
 
-    def engine_scope(self, stream: int) -> AbstractContextManager[object]:
-        return nullcontext()
+    @contextmanager
+    def engine_scope(self, stream: int) -> Iterator[None]:
+        outer = getattr(self._scope, "stream", 0)
+        self._scope.stream = stream
+        try:
+            yield
+        finally:
+            self._scope.stream = outer
 
     def close(self) -> None:
         for stream in list(self._streams):
@@ -350,6 +366,8 @@ class FakeCuda(CudaApi):
     def _check(self) -> None:
         if os.getpid() != self._real_pid:
             raise failed("cuda in a forked process", cuda_api.NOT_INITIALIZED)
+        if self.world.failure is not None:
+            raise self.world.failure
 
     def _put(self, stream: int, work: Callable[[], None]) -> None:
         self._check()
@@ -363,32 +381,6 @@ class FakeCuda(CudaApi):
         if not found[2] and not self.world.exists(found[0]):
             raise self._broken(f"{call} on {found[0]}, which its maker has destroyed")
         return found
-
-    def _memory(self, pointer: int, call: str, own: bool) -> Memory:
-        memory = self._memories.get(pointer)
-        if memory is None or memory.own != own:
-            raise failed(call, cuda_api.INVALID_VALUE)
-        return memory
-
-    def _forget(self, memory: Memory) -> None:
-        del self._memories[memory.pointer]
-        self._gone.append(memory)
-
-    def _known(self, pointer: int) -> bool:
-        """Whether it is in a mapping of this process (else it is torch's scratch)."""
-        with self._lock:
-            if any(m.pointer <= pointer < m.pointer + m.nbytes for m in self._gone):
-                raise self._broken("device memory is used after it was freed or closed")
-            return any(p <= pointer < p + m.nbytes for p, m in self._memories.items())
-
-    def _access(self, region: Region, kind: str) -> Access:
-        start, nbytes = region
-        with self._lock:
-            for pointer, memory in self._memories.items():
-                if pointer <= start and start + nbytes <= pointer + memory.nbytes:
-                    return Access(memory.name, start - pointer, nbytes, kind)
-        self._known(start)
-        raise failed("launch", cuda_api.ILLEGAL_ADDRESS)
 
     def _broken(self, rule: str) -> RuleBroken:
         return self.world.broken(rule)

@@ -1,8 +1,8 @@
 """What the processes that use one FakeCuda folder share: files for memory, events and accesses.
 
-Names carry the maker's process id (``mem-<pid>-<n>``), so that everyone can tell whether it lives.
-An event is two counters, records asked for and records that have come. An access is noted while a
-kernel is queued or runs, so that another process's conflicting one is seen.
+Names carry the maker's process id (``mem-<pid>-<device>-<n>``), so that everyone can tell whether
+it lives. An event is two counters, records asked for and records that have come. An access is
+noted while a kernel is queued or runs, so that another process's conflicting one is seen.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ class World:
         self.folder = folder
         self.pid = pid
         self._events: dict[str, memoryview] = {}
-        self._failure: CudaError | None = None
+        self.failure: CudaError | None = None
 
     def fail(self, exc: BaseException) -> None:
         """Work of this process has failed. A device's own error is sticky: all that waits hears it,
         and the host only then, for what was ordered had been ordered well."""
-        if self._failure is None and isinstance(exc, CudaError):
-            self._failure = exc
+        if self.failure is None and isinstance(exc, CudaError):
+            self.failure = exc
 
     # --- files -----------------------------------------------------------------------------------
 
-    def new(self, kind: str, nbytes: int) -> str:
-        name = f"{kind}-{self.pid}-{secrets.token_hex(6)}"
+    def new(self, kind: str, nbytes: int, place: int) -> str:
+        name = f"{kind}-{self.pid}-{place}-{secrets.token_hex(6)}"
         with open(self.folder / name, "xb") as f:
             f.truncate(nbytes)
         return name
@@ -185,10 +185,10 @@ class World:
         """
         words = self._words(name)
         wanted = int(words[_RECORDED]) if number is None else number
-        while words[_COME] < wanted and self._failure is None:
+        while words[_COME] < wanted and self.failure is None:
             time.sleep(_POLL_S)
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     # --- accesses --------------------------------------------------------------------------------
 
@@ -310,6 +310,11 @@ def running(pid: object) -> bool:
 def failed(call: str, status: int) -> CudaError:
     """What a call of the double raises."""
     return CudaError(call, status, "status of the double")
+
+
+def place_of(name: str) -> int:
+    """The number of the device that memory or an event is of."""
+    return int(name.split("-")[2])
 
 
 def _maker(name: str) -> int:

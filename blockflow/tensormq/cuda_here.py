@@ -8,7 +8,9 @@ there after all is left to the worker that opens it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +76,18 @@ def has_mps(environment: Mapping[str, str]) -> bool:
     """Whether processes with this ``environment`` find the control daemon of NVIDIA's multi-process
     service: then their kernels run side by side; without it the device switches between them."""
     folder = environment.get(_MPS_PIPES) or "/tmp/nvidia-mps"
-    return (Path(folder) / "control").is_socket()
+    return _is_served(Path(folder) / "control")
+
+
+def _is_served(path: Path) -> bool:
+    """Whether a process has this socket: one that was killed leaves its file. Nothing is sent: to a
+    socket of another kind than its own there is no connection."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError as exc:
+            return exc.errno == errno.EPROTOTYPE
+    return True
 
 
 def _built_in(root: Path) -> int:

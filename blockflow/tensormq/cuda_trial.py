@@ -17,6 +17,7 @@ from blockflow.core.errors import BlockFlowError
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.cuda_api import CudaApi, CudaError, EventKind
 from blockflow.tensormq.cuda_book import BookReader, Export, write_trial
+from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_verdict import VerdictBook
 
 _LOG = logging.getLogger("blockflow.cuda")
@@ -54,23 +55,26 @@ class TrialPiece:
             self._api.mem_free(pointer)
 
 
-def try_owners(api: CudaApi, run_dir: Path, verdicts: VerdictBook, owners: Collection[int]) -> None:
+def try_owners(
+    device: CudaDevice, run_dir: Path, verdicts: VerdictBook, owners: Collection[int]
+) -> None:
     """Find out whose device memory can be opened here, where that is not known yet, and note it.
 
-    Takes about a millisecond for each new owner. What was known of others than ``owners`` is
-    forgotten.
+    Takes about a millisecond for each new owner, whatever the device is at. What was known of
+    others than ``owners`` is forgotten.
     """
     verdicts.keep(owners)
     for owner in owners:
         if not verdicts.known(owner):
-            _try(api, run_dir, verdicts, owner)
+            _try(device, run_dir, verdicts, owner)
 
 
-def _try(api: CudaApi, run_dir: Path, verdicts: VerdictBook, owner: int) -> None:
+def _try(device: CudaDevice, run_dir: Path, verdicts: VerdictBook, owner: int) -> None:
     try:
         book = BookReader(run_dir, owner)
     except BlockFlowError:
         return  # it is gone, or cannot share: nobody will send a handle of it
+    pointer = 0
     try:
         trial, slab = book.trial(), book.export()
         if trial is None:
@@ -78,22 +82,22 @@ def _try(api: CudaApi, run_dir: Path, verdicts: VerdictBook, owner: int) -> None
         else:
             # The slab itself, where it is there already: a large one may fail where a small does
             # not.
-            why = _failure(api, (slab or trial).memory, trial.events[0])
+            pointer = device.api.mem_import((slab or trial).memory)
+            why = _failure(device.api, trial.events[0])
     except BlockFlowError as exc:
         why = exc.message
     finally:
-        book.unlock()
+        _close(device, book, pointer)
     if why:
         verdicts.refused(owner, why)
     else:
         verdicts.opened(owner)
 
 
-def _failure(api: CudaApi, memory: bytes, event: bytes) -> str:
-    """Why these cannot be opened here; '' if they can. Both are closed again."""
-    pointer = opened = 0
+def _failure(api: CudaApi, event: bytes) -> str:
+    """Why this cannot be opened here; '' if it can. It is closed again."""
+    opened = 0
     try:
-        pointer = api.mem_import(memory)
         opened = api.event_import(event)
         api.event_query(opened)
     except CudaError as exc:
@@ -102,6 +106,21 @@ def _failure(api: CudaApi, memory: bytes, event: bytes) -> str:
         with suppress(CudaError):  # a device that fails here says so at the next call
             if opened:
                 api.event_destroy(opened)
-            if pointer:
-                api.mem_close(pointer)
     return ""
+
+
+def _close(device: CudaDevice, book: BookReader, pointer: int) -> None:
+    """Memory is closed by the thread that may wait: the driver closes when the device has nothing
+    more to do. Until then its owner sees it open."""
+
+    def close() -> None:
+        try:
+            device.api.mem_close(pointer)
+        finally:
+            book.unlock()
+
+    if not pointer:
+        book.unlock()
+        return
+    with suppress(CudaError):  # of a lost device: it goes with the process
+        device.completions.after(device.stream, close)

@@ -139,7 +139,7 @@ class TensorMemory:
                 producer.close()
         device, self.device = self.device, None
         if device is not None and not device.close():
-            _LOG.warning("%s still works on something: the process's end frees it", device.name)
+            _LOG.warning("%s still works, or is lost: the process's end frees it", device.name)
 
 
 def open_memory(

@@ -244,16 +244,34 @@ class Answers:
 ROWS = np.zeros((2, 3), np.float32)
 
 
+class PerRequest:
+    """A device that takes three joules for each request that it is sent."""
+
+    def __init__(self, client: Answers) -> None:
+        self._client = client
+
+    def sample(self, now_ns: int, rows: int) -> dict[str, Any]:
+        return {"gpu_energy_j": 3.0 * self._client.asked}
+
+
 def test_a_flood_counts_what_is_answered_after_its_first_round() -> None:
     refused = SystemError_("OVERLOADED", "later")
     assert refused.retryable
     client = Answers(None, refused, refused, None)
-    looks: list[int] = []
-    found = gpu_load.flood(client, "a", ROWS, 0.0, 2, lambda: looks.append(client.asked))  # type: ignore[arg-type]
+    found = gpu_load.flood(client, "a", ROWS, 0.0, 2)  # type: ignore[arg-type]
     # Two to begin with, two after them: of these the first is refused, the second answered.
-    assert (found.rows, len(looks)) == (2, 2)
+    assert found.rows == 2 and found.mj_per_row is None
     assert found.rate == found.rows / found.seconds
     assert client.asked == 2 + 2 + 2
+
+
+def test_the_energy_of_a_flood_is_that_of_the_rows_that_it_counts() -> None:
+    """Not of those before its first round is over, nor of those that are waited for at its end."""
+    client = Answers()
+    energy = gpu_load.Energy(PerRequest(client))  # type: ignore[arg-type]
+    found = gpu_load.flood(client, "a", ROWS, 0.0, 50, energy)  # type: ignore[arg-type]
+    assert (client.asked, found.rows) == (50 + 50 + 1, len(ROWS))
+    assert found.joules == 3.0 and found.mj_per_row == 3e3 / len(ROWS)
 
 
 def test_a_flood_ends_with_the_error_of_a_request_that_is_not_to_be_repeated() -> None:

@@ -195,6 +195,8 @@ def test_clocks_measure_and_only_what_has_come(mine: FakeCuda) -> None:
     gate.set()
     mine.event_synchronize(stop)
     assert mine.event_elapsed_ns(start, stop) >= 0
+    never = mine.event_create(EventKind.CLOCK)
+    assert status_of(lambda: mine.event_elapsed_ns(start, never)) == cuda_api.INVALID_HANDLE
 
 
 def test_host_regions_are_page_locked_wholly_or_not_at_all(mine: FakeCuda) -> None:
@@ -208,6 +210,7 @@ def test_host_regions_are_page_locked_wholly_or_not_at_all(mine: FakeCuda) -> No
     mine.copy_h2d(pointer, address, 64, stream)
     partly = lambda: mine.copy_h2d(pointer, address + mmap.PAGESIZE - 8, 64, stream)  # noqa: E731
     assert status_of(partly) == cuda_api.INVALID_VALUE
+    mine.stream_synchronize(stream)
     mine.host_unregister(address)
     partly()
     with pytest.raises(CudaError):
@@ -237,10 +240,100 @@ def test_pageable_memory_is_read_before_the_call_returns(mine: FakeCuda) -> None
     assert bytes(mine.tensor(pointer, 6).numpy()) == b"before"
 
 
+def test_page_locked_memory_keeps_what_a_queued_copy_is_to_read(mine: FakeCuda) -> None:
+    host = memoryview(mmap.mmap(-1, mmap.PAGESIZE))
+    address = address_of(host)
+    pointer, stream, gate = mine.mem_alloc(64), mine.stream_create(), threading.Event()
+    mine.host_register(address, mmap.PAGESIZE, False)
+    mine.launch(stream, lambda: gate.wait(10) and None)
+    mine.copy_h2d(pointer, address, 6, stream)
+    host[:6] = b"after!"
+    gate.set()
+    with pytest.raises(RuleBroken, match="changed before it was on the device"):
+        mine.stream_synchronize(stream)
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_memory_is_not_unregistered_under_a_queued_copy(mine: FakeCuda, way: str) -> None:
+    host = memoryview(mmap.mmap(-1, mmap.PAGESIZE))
+    address = address_of(host)
+    pointer, stream, gate = mine.mem_alloc(64), mine.stream_create(), threading.Event()
+    mine.host_register(address, mmap.PAGESIZE, False)
+    mine.launch(stream, lambda: gate.wait(10) and None)
+    if way == "up":
+        mine.copy_h2d(pointer, address, 6, stream)
+    else:
+        mine.copy_d2h(address, pointer, 6, stream)
+    mine.host_unregister(address)
+    gate.set()
+    with pytest.raises(RuleBroken, match="page-locked no more"):
+        mine.stream_synchronize(stream)
+
+
+def test_a_copy_to_pageable_memory_is_waited_for(mine: FakeCuda) -> None:
+    host = bytearray(6)
+    pointer, stream, begun = mine.mem_alloc(64), mine.stream_create(), threading.Event()
+    mine.launch(stream, lambda: begun.wait(10) and None)
+    mine.tensor(pointer, 6).fill_(7)
+    copied = threading.Thread(target=mine.copy_d2h, args=(address_of(host), pointer, 6, stream))
+    copied.start()
+    copied.join(0.05)
+    assert copied.is_alive()
+    begun.set()
+    copied.join(10)
+    assert not copied.is_alive() and bytes(host) == bytes([7] * 6)
+
+
+def test_torchs_memory_is_for_a_stream_of_ours(mine: FakeCuda) -> None:
+    with pytest.raises(RuleBroken, match="no stream of ours"):
+        mine.scratch(8)
+    with mine.engine_scope(mine.stream_create()):
+        with mine.engine_scope(mine.stream_create()):
+            mine.scratch(8)
+        mine.scratch(8)
+    with pytest.raises(RuleBroken):
+        mine.scratch(8)
+
+
+def test_memory_of_a_device_that_is_no_peer_cannot_be_opened(tmp_path: Path) -> None:
+    owner = FakeCuda(tmp_path, 1)
+    handle = owner.mem_export(owner.mem_alloc(64))
+    for islands, status in (((), 0), ((0,), cuda_api.NO_PEER_ACCESS)):
+        reader = FakeCuda(tmp_path, 0, process=os.getppid(), islands=islands)
+        if status:
+            assert status_of(lambda reader=reader: reader.mem_import(handle)) == status  # type: ignore[misc]
+        else:
+            reader.mem_close(reader.mem_import(handle))
+
+
+def test_a_failed_device_answers_everything_with_its_error(mine: FakeCuda) -> None:
+    """As sticky as on a GPU: also what would only give back."""
+    pointer, stream = mine.mem_alloc(64), mine.stream_create()
+    event = mine.event_create(EventKind.DONE)
+
+    def fails() -> None:
+        raise CudaError("cuLaunchKernel", cuda_api.ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    mine.launch(stream, fails)
+    with pytest.raises(CudaError):
+        mine.stream_synchronize(stream)
+    for call in (
+        lambda: mine.mem_alloc(64),
+        lambda: mine.mem_free(pointer),
+        lambda: mine.event_create(EventKind.DONE),
+        lambda: mine.event_query(event),
+        lambda: mine.event_destroy(event),
+        lambda: mine.host_unregister(0),
+        mine.stream_create,
+    ):
+        assert status_of(call) == cuda_api.ILLEGAL_ADDRESS
+
+
 def test_the_device_has_an_end(tmp_path: Path) -> None:
     small = FakeCuda(tmp_path, total_bytes=64 * KIB)
     first = small.mem_alloc(60 * KIB)
     assert status_of(lambda: small.mem_alloc(8 * KIB)) == cuda_api.OUT_OF_MEMORY
+    assert status_of(lambda: small.mem_alloc(0)) == cuda_api.INVALID_VALUE
     small.mem_free(first)
     small.mem_free(small.mem_alloc(8 * KIB))
     with pytest.raises(CudaError):

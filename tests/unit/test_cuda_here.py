@@ -100,5 +100,10 @@ def test_the_multi_process_service_is_where_its_variable_says(tmp_path: Path) ->
     assert not has_mps(there)
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.bind(str(tmp_path / "control"))
+        daemon.listen()
         assert has_mps(there)
+        daemon.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            daemon.accept()  # whoever looks is no client
+    assert (tmp_path / "control").is_socket() and not has_mps(there), "it was killed"
     assert not has_mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "elsewhere")})

@@ -149,7 +149,8 @@ def test_what_other_processes_wrote_comes_from_page_locked_memory(
         buffer.memory[:] = some(LARGE)
         (payload,) = producer.publish(buffer, [9])
         got = consumer.open(payload.desc, None)
-        assert got.tensor().numpy().tobytes() == bytes(some(LARGE))
+        with device.api.engine_scope(device.stream):
+            assert got.tensor().numpy().tobytes() == bytes(some(LARGE))
         got.release()
         assert device.completions.wait_idle(10) and producer.sweep() == 1
         ways = device.ways
@@ -177,13 +178,15 @@ def test_a_dead_owners_memory_does_not_stay_page_locked(tmp_path: Path) -> None:
             (payload,) = producer.publish(buffer, [9])
             waiting.append(consumer.open(payload.desc, None))
         first, second = waiting
-        first.tensor()
+        with api.engine_scope(device.stream):
+            first.tensor()
         first.release()
         assert api.counts()["locked"] == 1
         consumer.peer_gone(5)
         assert device.completions.wait_idle(10)
         assert api.counts()["locked"] == 0
-        assert second.tensor().numpy().tobytes() == bytes(some(LARGE))
+        with api.engine_scope(device.stream):
+            assert second.tensor().numpy().tobytes() == bytes(some(LARGE))
         second.release()
         assert device.completions.wait_idle(10)
         assert api.counts()["locked"] == 0

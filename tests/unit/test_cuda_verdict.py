@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.cuda import CudaProducer
 from blockflow.tensormq.cuda_api import CudaError
 from blockflow.tensormq.cuda_book import VERDICTS, make_book
+from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.cuda_trial import TRIAL_BYTES, TrialPiece, try_owners
 from blockflow.tensormq.cuda_verdict import VerdictBook, VerdictView
@@ -39,11 +41,23 @@ def book(run_dir: Path) -> Iterator[Arena]:
 
 
 @pytest.fixture
-def theirs(run_dir: Path) -> FakeCuda:
+def reader(run_dir: Path) -> CudaDevice:
     """The reader's device; the owner is this process."""
-    api = cuda_rig.far_device(cuda_rig.double_folder(run_dir)).api
-    assert isinstance(api, FakeCuda)
-    return api
+    made = cuda_rig.far_device(cuda_rig.double_folder(run_dir), eager=False)
+    made.keep()  # what follows the device needs an event, which is kept for the next
+    assert made.completions.wait_idle(10)
+    return made
+
+
+@pytest.fixture
+def theirs(reader: CudaDevice) -> FakeCuda:
+    assert isinstance(reader.api, FakeCuda)
+    return reader.api
+
+
+def tried(reader: CudaDevice, run_dir: Path, known: VerdictBook, *owners: int) -> None:
+    try_owners(reader, run_dir, known, owners)
+    assert reader.completions.wait_idle(10)
 
 
 def seen(run_dir: Path, owner: int) -> tuple[bool, str | None]:
@@ -101,9 +115,11 @@ def owner_of(run_dir: Path, incarnation: int = OWNER) -> CudaProducer:
     return CudaProducer(device, run_dir, incarnation, 4096, 2)
 
 
-def test_a_trial_leaves_nothing_open(run_dir: Path, book: Arena, theirs: FakeCuda) -> None:
+def test_a_trial_leaves_nothing_open(
+    run_dir: Path, book: Arena, reader: CudaDevice, theirs: FakeCuda
+) -> None:
     owner, known, before = owner_of(run_dir), VerdictBook(book), theirs.counts()
-    try_owners(theirs, run_dir, known, {OWNER, OTHER})
+    tried(reader, run_dir, known, OWNER, OTHER)
     assert seen(run_dir, OWNER) == (True, None)
     assert not known.known(OTHER), "there is no such owner"
     assert theirs.counts() == before
@@ -113,34 +129,62 @@ def test_a_trial_leaves_nothing_open(run_dir: Path, book: Arena, theirs: FakeCud
 
 @pytest.mark.parametrize("what", ["mem_import", "event_import"])
 def test_a_trial_that_fails_is_noted_with_its_reason(
-    run_dir: Path, book: Arena, theirs: FakeCuda, monkeypatch: pytest.MonkeyPatch, what: str
+    run_dir: Path,
+    book: Arena,
+    reader: CudaDevice,
+    theirs: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
 ) -> None:
     def refuse(handle: bytes) -> int:
         raise CudaError("cuIpcOpen", 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED")
 
     monkeypatch.setattr(theirs, what, refuse)
     owner, known, before = owner_of(run_dir), VerdictBook(book), theirs.counts()
-    try_owners(theirs, run_dir, known, [OWNER])
+    tried(reader, run_dir, known, OWNER)
     want = "cuIpcOpen failed: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED (217)"
     assert seen(run_dir, OWNER) == (False, want)
     assert theirs.counts() == before
     monkeypatch.undo()
-    try_owners(theirs, run_dir, known, [OWNER])
+    tried(reader, run_dir, known, OWNER)
     assert seen(run_dir, OWNER) == (False, want), "it stands as long as both live"
     owner.close()
 
 
+def test_a_trial_waits_for_nothing_that_the_device_is_at(
+    run_dir: Path, book: Arena, reader: CudaDevice, theirs: FakeCuda
+) -> None:
+    """The driver closes memory when the device has nothing more to do, and it may wait for a dead
+    owner's work for ever; the thread that hears of routes has others to hear of."""
+    owner, known, gate = owner_of(run_dir), VerdictBook(book), threading.Event()
+    theirs.launch(reader.stream, lambda: gate.wait(30) and None)
+    trying = threading.Thread(target=try_owners, args=(reader, run_dir, known, [OWNER]))
+    trying.start()
+    trying.join(10)
+    waits = trying.is_alive()
+    gate.set()
+    trying.join()
+    assert not waits and seen(run_dir, OWNER) == (True, None)
+    assert reader.completions.wait_idle(10)
+    owner.close()
+    assert theirs.world.names("mem") == []
+
+
 def test_a_slab_that_is_there_is_what_is_tried(
-    run_dir: Path, book: Arena, theirs: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path,
+    book: Arena,
+    reader: CudaDevice,
+    theirs: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A successor must not believe of a small piece what its predecessor met with the slab."""
     owner = owner_of(run_dir)
     owner.open_slab()
-    tried: list[bytes] = []
+    opened: list[bytes] = []
     real = theirs.mem_import
-    monkeypatch.setattr(theirs, "mem_import", lambda h: tried.append(h) or real(h))  # type: ignore[func-returns-value]
-    try_owners(theirs, run_dir, VerdictBook(book), [OWNER])
-    assert tried == [owner.device.api.mem_export(owner.slab)]
+    monkeypatch.setattr(theirs, "mem_import", lambda h: opened.append(h) or real(h))  # type: ignore[func-returns-value]
+    tried(reader, run_dir, VerdictBook(book), OWNER)
+    assert opened == [owner.device.api.mem_export(owner.slab)]
     owner.close()
 
 
@@ -154,11 +198,11 @@ def test_without_memory_for_a_trial_there_is_none(
     assert theirs.world.names("mem") == []
 
 
-def test_a_damaged_book_is_a_refusal(run_dir: Path, book: Arena, theirs: FakeCuda) -> None:
+def test_a_damaged_book_is_a_refusal(run_dir: Path, book: Arena, reader: CudaDevice) -> None:
     wrong = make_book(run_dir, OWNER, 1)
     wrong.data[:64].cast("Q")[2] = 5  # the length of a trial that was never written
     known = VerdictBook(book)
-    try_owners(theirs, run_dir, known, [OWNER])
+    tried(reader, run_dir, known, OWNER)
     opened, why = seen(run_dir, OWNER)
     assert not opened and why is not None and "device export" in why
     wrong.close()

@@ -29,6 +29,7 @@ class FakeNvml:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.lacks: set[str] = set()
+        self.cards = ["H200", "H200"]
         self.energy_mj = 1_000_000
         self.power_mw = 300_000
         self.down = 0
@@ -47,6 +48,12 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         self.asked.append(index)
         return index
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return self.cards[handle]
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         self.asked.append(uuid)
@@ -76,13 +83,14 @@ class FakeNvml:
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     made = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", made)  # type: ignore[arg-type]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
     return made
 
 
 def test_all_figures_of_a_card(nvml: FakeNvml) -> None:
     probe = GpuProbe("cuda:1")
-    assert nvml.asked == [1]
+    assert nvml.asked[-1] == 1
     probe.sample(0, 0)
     nvml.energy_mj += 5_000
     assert probe.sample(SECOND, 10) == {
@@ -102,14 +110,18 @@ def test_all_figures_of_a_card(nvml: FakeNvml) -> None:
 
 def test_what_a_card_does_not_know_is_none(nvml: FakeNvml) -> None:
     nvml.lacks = {"memory", "temperature", "power", "energy"}
-    found = GpuProbe("cuda:0").sample(0, 5)
-    assert [k for k, v in found.items() if v is None] == [
-        "gpu_memory",
-        "gpu_temperature_c",
-        "gpu_power_w",
-        "gpu_mj_per_row",
-    ]
-    assert found["gpu_energy_j"] == 0.0
+    probe = GpuProbe("cuda:0")
+    for rows in (5, 10):  # computed rows make no energy of nought per row
+        found = probe.sample(rows, rows)
+        assert [k for k, v in found.items() if v is None] == [
+            "gpu_memory",
+            "gpu_temperature_c",
+            "gpu_power_w",
+            "gpu_energy_j",
+            "gpu_mj_per_row",
+        ]
+    nvml.lacks.clear()
+    assert probe.sample(20, 20)["gpu_energy_j"] == 0.0, "from now on it is told"
 
 
 def test_a_hidden_process_has_no_memory_figure(
@@ -140,7 +152,22 @@ def test_the_right_card_is_asked(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     GpuProbe("cuda:1", uuid)
-    assert nvml.asked == [asked]
+    assert nvml.asked[-1] == asked
+
+
+@pytest.mark.parametrize("visible", [None, "1,0"])
+def test_of_cards_that_differ_a_number_names_one_only_by_their_bus(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None
+) -> None:
+    """CUDA counts the fastest first, NVML by bus."""
+    nvml.cards = ["T4", "H200"]
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert GpuProbe("cuda:0").sample(0, 0) == {}
+    assert GpuProbe("cuda:0", "GPU-c").sample(0, 0) != {}, "its name is its own"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert GpuProbe("cuda:0").sample(0, 0) != {}
+    assert nvml.asked[-1] == (0 if visible is None else 1)
 
 
 def test_an_instance_of_a_divided_gpu_is_found_by_its_own_name(nvml: FakeNvml) -> None:
@@ -177,6 +204,7 @@ def test_energy_is_the_integral_of_power() -> None:
 
 def test_energy_per_row_looks_back_over_the_window_only() -> None:
     meter = EnergyMeter()
+    assert meter.mj_per_row is None
     meter.add(0, 0.0, None, rows=0)
     assert meter.mj_per_row is None
     for second in range(1, 21):

@@ -185,7 +185,7 @@ def test_a_dead_owners_tensors_are_lost_and_its_memory_is_let_go(rig: Rig) -> No
         got.tensor()
     assert rig.importers()
     got.release()
-    assert not rig.importers()
+    rig.until(lambda: not rig.importers())
     with pytest.raises(RequestError, match="is dead"):
         rig.near.open(payload.desc, None)
 

@@ -180,11 +180,13 @@ def test_frames_of_a_worker_on_a_device(run_dir: Path, double: Path) -> None:
     assert made.slots is None and made.fallback == "the worker's mode is zeromq"
     buffer = made.frames.reserve("float32", DIMS)
     assert buffer is not None
-    buffer.tensor().copy_(torch.arange(32.0).view(DIMS))
+    with made.engine_scope():
+        buffer.tensor().copy_(torch.arange(32.0).view(DIMS))
     finish(buffer)
     (payload,) = made.frames.publish(buffer, [NEAR])
     got = made.consumer.open(payload.desc, payload.frame)
-    assert is_right(got.tensor())
+    with made.engine_scope():
+        assert is_right(got.tensor())
     got.release()
     assert made.device is not None
     assert (made.device.copies.d2h_copies, made.device.copies.h2d_copies) == (1, 1)

@@ -17,13 +17,14 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.routing import merge_paths
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.cuda_api import CudaError
 from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.tensormq.mixed import MixedProducer
-from blockflow.tensormq.shm import ShmConsumer
+from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from blockflow.wire.data import Item
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.parting import timing
@@ -35,6 +36,7 @@ from tests.unit.test_worker_lanes import MS, Bench
 SPEC = TensorSpec("float32", ("rows", 2))
 INFO = BlockInfo("b", "1", "0" * 64, "test", Contract(SPEC, SPEC), 0, 0)
 WAIT_S = 10.0
+ME = 7
 
 
 @pytest.fixture
@@ -158,7 +160,7 @@ class Gated(Engine):
 
 
 class Landing:
-    """A runner whose results go to the host, in frames."""
+    """A runner whose results go to the host, into slots: what is not page-locked is waited for."""
 
     def __init__(self, folder: Path) -> None:
         api = FakeCuda(folder, eager=False)
@@ -166,8 +168,10 @@ class Landing:
         self.device = CudaDevice(api, self.lost.append)
         self.api = api
         self.engine = Gated(INFO, EngineOptions()).on(self.device, api)
-        self.frames = MixedProducer(self.device, InlineProducer(), None, folder)
-        self.memory = TensorMemory(None, self.frames, ShmConsumer(folder), device=self.device)
+        self.host = ShmProducer(Arena.create(folder, ME, 1 << 20, 4))
+        self.slots = MixedProducer(self.device, self.host, None, folder)
+        frames, consumer = InlineProducer(), ShmConsumer(folder)
+        self.memory = TensorMemory(self.slots, frames, consumer, device=self.device)
         stages = {1: Stage(StageSpec(1, INFO), self.engine)}
         self.runner = Runner(stages, FailPoints("", folder), self.memory)
         self.landed: list[Batch] = []
@@ -188,9 +192,14 @@ class Landing:
         x = Source("float32", (2,), 1, tensor=torch.full((1, 2), value))
         now = time.monotonic_ns()
         batch = Batch(1, (Ticket(1, item, 1, x, 0, now, now, now, 2**62, 0),), started_ns=now)
-        batch.out = self.frames.reserve("float32", (1, 2), (9,))
-        self.runner.compute(batch)
+        batch.out = self.slots.reserve("float32", (1, 2), (9,))
+        with self.memory.engine_scope():
+            self.runner.compute(batch)
         return batch
+
+    def close(self) -> None:
+        self.slots.close()
+        assert self.device.close()
 
 
 def test_a_runner_orders_the_next_batch_while_the_first_is_on_the_device(tmp_path: Path) -> None:
@@ -205,7 +214,7 @@ def test_a_runner_orders_the_next_batch_while_the_first_is_on_the_device(tmp_pat
         assert batch.out is not None
         assert torch.frombuffer(batch.out.memory, dtype=torch.float32).tolist() == [value, value]
     assert worker.device.copies.d2h_copies == 2
-    assert worker.device.close()
+    worker.close()
 
 
 def test_while_the_device_is_at_the_batch_before_a_batch_waits(tmp_path: Path) -> None:
@@ -222,7 +231,7 @@ def test_while_the_device_is_at_the_batch_before_a_batch_waits(tmp_path: Path) -
         spent = timing(ticket, batch, sent)
         assert spent.wait + spent.overhead + spent.compute == sent - ticket.received_ns
         assert min(spent.wait, spent.overhead, spent.compute) >= 0
-    assert worker.device.close()
+    worker.close()
 
 
 def test_who_copies_beside_the_engine_thread_does_it_in_its_stream(tmp_path: Path) -> None:
@@ -245,7 +254,7 @@ def test_who_copies_beside_the_engine_thread_does_it_in_its_stream(tmp_path: Pat
     stream = worker.device.stream
     assert worker.memory.own_copy(Tensor()) == [stream]
     assert entered == [stream, -stream]
-    assert worker.device.close()
+    worker.close()
 
 
 def test_nothing_lands_of_a_device_that_is_lost(

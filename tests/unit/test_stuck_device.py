@@ -1,0 +1,122 @@
+"""A device that is at something for long, or waits for the dead for ever: who needs nothing of it
+goes on meanwhile, and the wait for the dead is found out whatever else waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from blockflow.tensormq import cuda_consumer
+from blockflow.tensormq.channel import InBuffer
+from blockflow.tensormq.cuda import CudaProducer
+from blockflow.tensormq.cuda_consumer import CudaConsumer
+from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.cuda_fake import FakeCuda
+from blockflow.tensormq.janitor import RunDir
+from tests.cuda_rig import close_devices, double_folder, fake_device, far_device
+
+FIRST, SECOND = 11, 12
+WAIT_S = 10.0
+
+
+class Scene:
+    """A reader, and owners in another process, with streams that work by themselves."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        folder = double_folder(run_dir)
+        self.device = fake_device(folder, eager=False)
+        self.far = far_device(folder, eager=False)
+        self.consumer = CudaConsumer(self.device, run_dir, most_events=1)
+        self.owners = {n: CudaProducer(self.far, run_dir, n, 1 << 20, 4) for n in (FIRST, SECOND)}
+        self.gate = threading.Event()
+
+    def stall(self, device: CudaDevice) -> None:
+        assert isinstance(device.api, FakeCuda)
+        device.api.launch(device.stream, lambda: self.gate.wait(30) and None)
+
+    def sent(self, owner: int) -> InBuffer:
+        made = self.owners[owner].reserve("uint8", (64,))
+        assert made is not None
+        made.finish(lambda ns: None)
+        return self.consumer.open(self.owners[owner].publish(made, [7])[0].desc, None)
+
+    def close(self) -> None:
+        self.gate.set()
+        self.consumer.close()
+        for owner in self.owners.values():
+            owner.close()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with RunDir.create() as run_dir:
+        made = Scene(run_dir.path)
+        yield made
+        made.close()
+        close_devices()
+        folder = double_folder(run_dir.path)
+        assert {path.name for path in folder.iterdir()} <= {"accesses"}
+        (folder / "accesses").unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def ends(call: Callable[[], object]) -> bool:
+    """Whether it does not wait."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    return not thread.is_alive()
+
+
+def test_who_hears_of_a_death_does_not_wait_for_the_device(scene: Scene) -> None:
+    """The driver closes a dead owner's memory when the device has nothing more to do."""
+    scene.sent(FIRST).release()
+    scene.stall(scene.device)
+    assert ends(lambda: scene.consumer.peer_gone(FIRST))
+
+
+def test_others_tensors_are_opened_while_memory_is_being_closed(scene: Scene) -> None:
+    scene.sent(FIRST).release()
+    scene.stall(scene.device)
+    scene.consumer.peer_gone(FIRST)
+    closing = threading.Thread(target=scene.consumer.tend)  # as the completions' thread does
+    closing.start()
+    opened: list[InBuffer] = []
+    assert ends(lambda: opened.append(scene.sent(SECOND)))
+    opened[0].release()
+    scene.gate.set()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+
+
+def test_a_wait_for_the_dead_is_found_out_while_room_for_an_event_is_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many events are open as may be, all of them waited for: the next one waits for the device,
+    which waits for the dead."""
+    monkeypatch.setattr(cuda_consumer, "DEATH_GRACE_S", 0.05)
+    broken = threading.Event()
+    monkeypatch.setattr(scene.device, "_on_broken", lambda why: broken.set())
+    scene.stall(scene.far)
+    first, second = scene.sent(FIRST), scene.sent(FIRST)
+    with scene.device.queue.batch(lambda ns: None):
+        first.tensor()
+        engine = threading.Thread(target=second.tensor, daemon=True)
+        engine.start()
+        deadline = time.monotonic() + WAIT_S
+        while not scene.consumer._events._lock.locked():  # it makes room
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        scene.consumer.peer_gone(FIRST)
+        assert broken.wait(WAIT_S)
+        scene.gate.set()
+        engine.join(WAIT_S)
+    assert f"incarnation {FIRST}, which is dead" in scene.device.broken
+    first.release()
+    second.release()
+    assert scene.device.completions.wait_idle(WAIT_S)
