@@ -145,6 +145,10 @@ class TinyWorker:
             assert len(shapes) == 1
         rows = sum(q.rows for q in batch.values())
         assert rows <= MAX_ROWS or len(batch) == 1, "over-committed"
+        for task, share in enumerate(self.policy.shares):
+            mine = [q.rows for q in batch.values() if q.task == task]
+            limited = share.max_batch_rows and len(mine) > 1
+            assert not limited or sum(mine) <= share.max_batch_rows, "over the task's limit"
         self.running.append((run, batch))
         self.runs.append((now, run))
 

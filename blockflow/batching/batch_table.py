@@ -21,9 +21,10 @@ class Part(Convoy):
         level: the stage that it waits for or runs, counted from 0 in the worker's row of stages.
         at: where it rests in the pipeline of buffers: ``level``, or a stage that it will skip.
         pair: the buffer pair that it travels on; None while it is not in the pipeline.
+        began_ns: when the batch that it runs, or ran last, began.
     """
 
-    __slots__ = ("at", "level", "pair", "row")
+    __slots__ = ("at", "began_ns", "level", "pair", "row")
 
     def __init__(self, row: Row, level: int) -> None:
         super().__init__()
@@ -31,6 +32,7 @@ class Part(Convoy):
         self.level = level
         self.at = level
         self.pair: int | None = None
+        self.began_ns = 0
 
 
 class Row:

@@ -127,10 +127,10 @@ class DvabatchPolicy(QueueingPolicy):
         if len(self._room) and self._load:
             self._stretch(now, busy)
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
-        asked: set[Part] = set()
+        seen: set[Part] = set()
         for row in self._table:
             for part in row.parts:
-                run = self._advance(part, taken, asked)
+                run = self._advance(part, now, taken, seen)
                 if run is not None:
                     return run
             for part in row.parts:
@@ -138,21 +138,21 @@ class DvabatchPolicy(QueueingPolicy):
                     taken.update(self._before_others(part))
         return self._new(now, taken) if len(self._room) else None
 
-    def _advance(self, part: Part, taken: Collection[int], asked: set[Part]) -> Run | None:
+    def _advance(self, part: Part, now: int, taken: Collection[int], seen: set[Part]) -> Run | None:
         """The next run of ``part``, or of one that it waits for.
 
         Whom an old batch waits for is treated as if it were as old. Where ways part and meet again
         a younger batch can be ahead of an older one; if it left its stage to that one, too, both
         would wait for ever.
         """
-        if part in asked or not part.waiting:
+        if part in seen or not part.waiting:
             return None
-        asked.add(part)
+        seen.add(part)
         free = self.stages[part.level] not in taken
         pair = self._pair_of(part, free)
         if pair is not None and free:
-            return self._start(part, pair)
-        runs = (self._advance(other, taken, asked) for other in self._table.before(part))
+            return self._start(part, pair, now)
+        runs = (self._advance(other, now, taken, seen) for other in self._table.before(part))
         return next((run for run in runs if run is not None), None)
 
     # --- parts at a boundary ---------------------------------------------------------------------
@@ -224,7 +224,7 @@ class DvabatchPolicy(QueueingPolicy):
             part.at += 1
         return part.pair if pipeline.can_start(part.level, part.pair) else None
 
-    def _start(self, part: Part, pair: int) -> Run:
+    def _start(self, part: Part, pair: int, now: int) -> Run:
         queries = self._fitting(list(part.waiting.values()))
         self._leave(part, queries)
         while self._operator and len(part.row.parts) == 1:
@@ -233,9 +233,10 @@ class DvabatchPolicy(QueueingPolicy):
                 break
             queries = queries[:half]
             self._leave(part, queries)
-        return self._go(part, pair, queries)
+        return self._go(part, pair, queries, now)
 
-    def _go(self, part: Part, pair: int, queries: Sequence[Query]) -> Run:
+    def _go(self, part: Part, pair: int, queries: Sequence[Query], now: int) -> Run:
+        part.began_ns = now
         self._convoys.start(part, queries)
         self._pipeline.start(part.level, pair)
         return self._run(queries)
@@ -283,6 +284,8 @@ class DvabatchPolicy(QueueingPolicy):
             or not entry < boundary <= min(self._last_join, len(self.stages) - 1)
             or now - row.created_ns >= self._t_comp_wait
             or not self._room.rows(group)
+            # For a gain nobody joins whom another lane takes at once.
+            or (self._by_gain and self.lanes - len(busy) > (not part.running))
         ):
             return
         rows = row.size
@@ -296,7 +299,8 @@ class DvabatchPolicy(QueueingPolicy):
         if stage not in route:
             return
         k = route.index(stage)
-        times = self._join_times(route, k, aboard, now)
+        there_ns = max(now, self._end_of(part.running, part.began_ns)) if part.running else now
+        times = self._join_times(route, k, aboard, now, there_ns)
 
         def admit(total: int, query: Query) -> bool:
             if not times.same_way(query):
@@ -310,8 +314,6 @@ class DvabatchPolicy(QueueingPolicy):
         if not joining:
             return
         if self._by_gain:
-            if self.lanes - len(busy) > (not part.running):
-                return  # another lane takes them at once
             n = sum(q.rows for q in joining)
             lines = self._join_lines(route, k, aboard, joining)
             if gain(lines, rows, n, self._room.rows(group) - n, self._arrivals.rate(now)) < 0:
@@ -359,7 +361,7 @@ class DvabatchPolicy(QueueingPolicy):
         part.pair = pair
         self._groups[part.row.id] = group
         self._convoys.join(part, queries)
-        return self._go(part, pair, queries)
+        return self._go(part, pair, queries, now)
 
     def _due(self, now: int) -> tuple[list[Group], int | None]:
         """Groups whose window is over, and when the next one's will be."""

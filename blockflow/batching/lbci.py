@@ -219,7 +219,7 @@ class LbciPolicy(QueueingPolicy):
         if stage not in route:
             return []
         k = route.index(stage)
-        times = self._join_times(route, k, aboard, now)
+        times = self._join_times(route, k, aboard, now, now)
         n_d = rows = sum(q.rows for q in aboard)
         done = now - batch.started_ns
         oldest, fits = now, 0

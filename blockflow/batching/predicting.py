@@ -62,6 +62,8 @@ class JoinTimes:
         k: as above.
         aboard: who waits there, or runs the stage before.
         now: when the newcomers start.
+        there_ns: when those aboard are there, ``now`` at the earliest. Until then the stage before
+            is theirs.
 
     Attributes:
         before: the stages that newcomers catch up with.
@@ -78,12 +80,14 @@ class JoinTimes:
         k: int,
         aboard: Sequence[Query],
         now: int,
+        there_ns: int,
     ) -> None:
         self.before = route[:k]
         self._to_there = route[: k + 1]
         self._route_of = route_of
         self._position = position
         self._now = now
+        self._there_ns = there_ns
         self._rows = sum([q.rows for q in aboard])
         self._theirs = BatchTimes(costs, length_of)
         self._all = BatchTimes(costs, length_of, aboard)
@@ -92,8 +96,9 @@ class JoinTimes:
         for query in aboard:
             way, bound = self._from_there(query), query.deadline_ns
             self.ways.add(way)
-            in_time = bound >= now + self._all.ns(way, self._rows)
-            if in_time and bound < self._bounds.get(way, bound + 1):
+            in_time = bound >= there_ns + self._all.ns(way, self._rows)
+            # Who leaves before the boundary waits for nobody there.
+            if way and in_time and bound < self._bounds.get(way, bound + 1):
                 self._bounds[way] = bound
 
     @property
@@ -117,8 +122,11 @@ class JoinTimes:
 
     def end(self, way: Route, rows: int) -> int:
         """When a batch of so many rows in all has run ``way``."""
-        joining = self._theirs.ns(self.before, rows - self._rows)
-        return self._now + joining + self._all.ns(way, rows)
+        theirs, joining = self._theirs, rows - self._rows
+        behind = self._now + theirs.ns(self.before, joining)
+        if self._there_ns > self._now:
+            behind = max(behind, self._there_ns + theirs.ns(self.before[-1:], joining))
+        return behind + self._all.ns(way, rows)
 
     def makes_late(self, rows: int) -> bool:
         """Whether somebody aboard who would be in time without newcomers is late with them."""

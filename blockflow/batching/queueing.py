@@ -128,7 +128,8 @@ class QueueingPolicy(Policy):
 
     def arrive(self, query: Query, now: int) -> None:
         if query.first or query.origin == ELSEWHERE:  # a newcomer here, if not in the worker
-            self._arrivals.add(query.rows, now)
+            # Not ``now``: what waits when the policy changes arrives here all at once.
+            self._arrivals.add(query.rows, query.ready_ns)
         if query.first or not self._convoys.arrive(query):
             self._room.add(query)
 
@@ -228,11 +229,19 @@ class QueueingPolicy(Policy):
         """Of a batch with ``aboard``, to which more queries may be added."""
         return BatchTimes(self._costs, self._length_of, aboard)
 
-    def _join_times(self, route: Route, k: int, aboard: Sequence[Query], now: int) -> JoinTimes:
-        """Of newcomers on ``route`` that catch up with ``aboard`` before its ``k``-th stage."""
-        return JoinTimes(
-            self._costs, self._length_of, self._route, self._position, route, k, aboard, now
-        )
+    def _join_times(
+        self, route: Route, k: int, aboard: Sequence[Query], now: int, there_ns: int
+    ) -> JoinTimes:
+        """Of newcomers on ``route`` that catch up with ``aboard``, who are before its ``k``-th
+        stage at ``there_ns``."""
+        of, by = self._length_of, self._route
+        return JoinTimes(self._costs, of, by, self._position, route, k, aboard, now, there_ns)
+
+    def _end_of(self, running: Mapping[int, Query], began_ns: int) -> int:
+        """When a batch that began then should be done at its stage, by the profile."""
+        queries = list(running.values())
+        rows = sum([q.rows for q in queries])
+        return began_ns + self._times(queries).ns((queries[0].stage,), rows)
 
     def _join_lines(
         self, route: Route, k: int, aboard: Sequence[Query], joining: Sequence[Query]

@@ -31,6 +31,8 @@ _SAID = (
     "too many open files",
     "no space left on device",
     "resource temporarily unavailable",
+    "can't start new thread",  # Python's RuntimeError
+    "memoryerror",  # its type, in an error that came from another process
 )
 """In lower case. EFBIG's text is not among them: a file may be "too large" for good."""
 
@@ -53,6 +55,13 @@ def is_scarcity(error: BaseException) -> bool:
         seen.append(cause)
         cause = cause.__cause__ or cause.__context__
     return False
+
+
+def named(error: BlockFlowError) -> BlockFlowError:
+    """``error``; NO_SPACE in its words where it is a scarcity that was not called so."""
+    if error.code == "NO_SPACE":
+        return error
+    return no_room(error, error.message, error.where) or error
 
 
 def no_room(error: BaseException, message: str, where: str) -> SystemError_ | None:

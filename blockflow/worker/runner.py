@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError, make_error
-from blockflow.core.scarcity import no_room
+from blockflow.core.scarcity import named, no_room
 from blockflow.launch.environment import give_memory_back
 from blockflow.repository.padding import blank, cut, padded
 from blockflow.repository.repository import BlockRepository
@@ -362,7 +362,7 @@ def _not_loaded(exc: Exception) -> BlockFlowError:
     """NO_SPACE, by which another start is tried, also where a file could not be opened for want of
     a descriptor, or the first forward found no memory."""
     if isinstance(exc, BlockFlowError):
-        return exc if exc.code == "NO_SPACE" else no_room(exc, exc.message, exc.where) or exc
+        return named(exc)
     _LOG.error("loading failed", exc_info=exc)
     why = f"{type(exc).__name__}: {exc}"
     return no_room(exc, why, "") or BlockError("LOAD_FAILED", why)

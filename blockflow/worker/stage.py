@@ -23,12 +23,12 @@ class StageMeter:
         "busy",
         "bytes_out",
         "compute",
-        "computed",
-        "computed_rows",
         "copies_out",
         "elements_in",
         "elements_padded",
         "expired",
+        "failed",
+        "failed_rows",
         "failures",
         "overhead",
         "requests",
@@ -46,8 +46,8 @@ class StageMeter:
         self.compute = Histogram()
         self.arrived = RateMeter()
         self.served = RateMeter()
-        self.computed = RateMeter()  # rows of which some may have failed: they took their time
-        self.computed_rows = 0
+        self.failed = RateMeter()  # rows: they took their time as well
+        self.failed_rows = 0
         self.busy = RateMeter()
 
     def given(self, batch: Batch) -> None:
@@ -60,10 +60,11 @@ class StageMeter:
     def account(self, batch: Batch, now: int) -> None:
         """Count a batch that was computed, and the time of each of its tickets that did not fail;
         ``now`` is when it was sent."""
-        rows = 0
+        rows = failed = 0
         for ticket in batch.tickets:
             if ticket.key in batch.errors:
                 self.failures += 1
+                failed += ticket.rows
                 continue
             spent = timing(ticket, batch, now)
             self.wait.record(spent.wait)
@@ -76,17 +77,19 @@ class StageMeter:
         self.rows += rows
         self.compute.record(compute)
         self.served.add(rows, now)
-        self.computed_rows += batch.rows
-        self.computed.add(batch.rows, now)
+        if failed:
+            self.failed_rows += failed
+            self.failed.add(failed, now)
         self.busy.add(compute, now)
 
     def snapshot(self, now: int, queued: int, queued_rows: int) -> StageSnapshot:
         """A copy that another thread may turn into KPIs; cheap: it interrupts the data thread."""
         served, busy = self.served.rate(now), self.busy.rate(now)
         if busy > 0:
-            mu = self.computed.rate(now) * 1e9 / busy
+            mu = (served + self.failed.rate(now)) * 1e9 / busy
         else:
-            mu = self.computed_rows * 1e9 / self.compute.total if self.compute.total else 0.0
+            rows = self.rows + self.failed_rows
+            mu = rows * 1e9 / self.compute.total if self.compute.total else 0.0
         return StageSnapshot(
             queued,
             queued_rows,

@@ -38,6 +38,10 @@ from blockflow.worker.ticket import Batch
 NEVER_NS = 1 << 63
 _BURST = 64
 """Messages read in one go before finished work is looked after again."""
+_SHORT_S = 0.05
+"""Of a longer sleep a millisecond more is nothing."""
+_SELECT_FDS = 1024
+"""``select`` takes no higher descriptors."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
@@ -173,7 +177,7 @@ class Turns:
         self._rests = True
         self.lock.release()
         try:
-            events = self._engine.poll(timeout_s(until))
+            events = sleep(self._engine, until)
         finally:
             self.lock.acquire()
             self._rests = False
@@ -300,7 +304,7 @@ class Turns:
         self._data_until_ns = until_ns
         self.lock.release()
         try:
-            self._data.poll(0 if at_once else timeout_s(until_ns))
+            sleep(self._data, 0 if at_once else until_ns)
         finally:
             self.lock.acquire()
         if self._engaged and not self._paused:
@@ -313,6 +317,8 @@ class Turns:
     def meanwhile(self, now: int) -> None:
         """What is due while a lane computes: expiry, and work for lanes that rest."""
         self._executor.expire(now)
+        if self._engaged and not self._data_hears:
+            self._read_on()  # who has expired has left room
         self._spread()
 
     def next_wake_ns(self) -> int:
@@ -350,8 +356,16 @@ class Turns:
         os.close(self._bell)
 
 
-def timeout_s(until_ns: int) -> float | None:
-    """Seconds until then, 0 at least; None = for ever."""
+def sleep(epoll: select.epoll, until_ns: int) -> list[tuple[int, int]]:
+    """Sleep until ``epoll`` has something to tell, ``until_ns`` at the latest; what it tells.
+
+    It counts whole milliseconds, upwards: as long again as a short window of a policy. ``select``
+    counts microseconds, and waits for an epoll as for any descriptor.
+    """
     if until_ns >= NEVER_NS:
-        return None
-    return max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
+        return epoll.poll()
+    left_s = max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
+    if 0 < left_s < _SHORT_S and epoll.fileno() < _SELECT_FDS:
+        select.select((epoll,), (), (), left_s)
+        left_s = 0
+    return epoll.poll(left_s)

@@ -26,7 +26,8 @@ from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.profile import StageProfile
 from blockflow.core.routing import RouteTable
-from blockflow.launch.process import EXIT_START_FAILED, Adoption, not_started, thread_refused
+from blockflow.core.scarcity import named, no_room
+from blockflow.launch.process import EXIT_START_FAILED, Adoption, thread_refused
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.agent import ControlAgent, Mailbox
 from blockflow.tensormq.janitor import remove_leavings
@@ -48,6 +49,8 @@ _STOP_S = 30.0
 _END_S = 2.0
 """How long the next hops have to read the last outputs, and the engine to free its memory; and the
 other lanes to finish when a forward is stuck."""
+_SELDOM_NS = 1_000_000_000
+"""Who wakes no more often than this, for nothing, costs nothing."""
 
 
 class Worker:
@@ -112,15 +115,16 @@ class Worker:
             if self._state != "loading":
                 raise  # of a device that is lost, say: its memory is gone, nobody waits for it
             _LOG.error("start-up of %s failed: %s", launch.name, exc)
-            self._agent.send(control.StartFailed(launch.incarnation, exc.to_dict()))
+            self._agent.send(control.StartFailed(launch.incarnation, named(exc).to_dict()))
             status = EXIT_START_FAILED
         except Exception as exc:
             if self._state != "loading":
                 raise
             _LOG.exception("start-up of %s ends by a defect", launch.name)
-            what = f"{type(exc).__name__} at start"
-            defect = not_started(what, str(exc), thread_refused(exc), launch.name)
-            self._agent.send(control.StartFailed(launch.incarnation, defect.to_dict()))
+            what = f"{type(exc).__name__} at start: {exc}"
+            lacking = no_room(exc, what, launch.name)
+            error = lacking or SystemError_("INTERNAL", what, where=launch.name)
+            self._agent.send(control.StartFailed(launch.incarnation, error.to_dict()))
             status = EXIT_START_FAILED
         self._terminate(parts, status)
         return status
@@ -195,6 +199,8 @@ class Worker:
         executor, push, turns = parts.executor, parts.push, parts.turns
         end_ns: int | None = None
         stuck = False
+        limits = [s.timeout_ms * 1_000_000 for s in self._launch.stages if s.timeout_ms]
+        shortest_ns = min(limits, default=0)
         with turns.lock:
             self._begin.set()
             while True:
@@ -221,6 +227,8 @@ class Worker:
                 until = end_ns or NEVER_NS
                 if executor.busy:
                     until = min(until, turns.next_wake_ns())
+                elif shortest_ns >= _SELDOM_NS:  # or each forward would wake who sleeps for ever
+                    until = min(until, now + shortest_ns)
                 turns.rest(until)
                 if self._mailbox:
                     self._read_mailbox(parts)
@@ -234,10 +242,10 @@ class Worker:
             with turns.lock:
                 turns.close()
                 parts.executor.abandon()  # its memory goes before it is done
-                more = True
-                while more:  # an inbox at a time
-                    more = turns.receive()
-                    parts.executor.refuse_all(RequestError("WORKER_LOST", "the worker has ended"))
+                ended_here = RequestError("WORKER_LOST", "the worker has ended")
+                parts.executor.refuse_all(ended_here)  # a full inbox would read nothing
+                while turns.receive():  # an inbox at a time
+                    parts.executor.refuse_all(ended_here)
                 self._await_next_hops(parts)
             self._begin.set()
             ended = self._join_engine(_END_S if status == EXIT_OK else 0.0)

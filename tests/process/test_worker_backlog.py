@@ -16,6 +16,7 @@ import psutil
 import pytest
 from dispatcher_rig import wait_until
 
+from blockflow.wire.control import Stop
 from blockflow.worker.executor import INBOX_ROWS
 from tests import worker_rig
 from tests.worker_rig import WAIT_S, Rig, at_work, echo
@@ -63,3 +64,35 @@ def test_a_further_lane_gets_what_waits_in_the_socket(
         for item in message.items:
             left.remove(item.request_id)
             assert (value == sent.index(item.request_id)).all()
+
+
+def test_who_stops_answers_for_what_its_full_inbox_has_left_in_the_socket(rig: Rig) -> None:
+    rig.start(11, {1: echo(rig, "brief", row_ms=ROW_MS)})
+    rig.publish()
+    rig.send(np.zeros((10, 4), np.float32), [1])
+    at_work(rig, 1)
+    x = np.zeros((INBOX_ROWS // 4, 4), np.float32)
+    left = {rig.send(x, [1], remaining_ms=60_000)[0] for _ in range(8)}
+    rig.tell(11, Stop())
+    rig.result()
+    while left:
+        failure = rig.failure()
+        assert failure.error.code == "WORKER_LOST"
+        left -= {item.request_id for item in failure.items}
+
+
+def test_who_expires_leaves_room_for_what_comes_later(rig: Rig) -> None:
+    """The inbox was full, so that nobody listened any more; a lane is free."""
+    busy, free = echo(rig, "long", row_ms=ROW_MS), echo(rig, "idle")
+    rig.start(11, {1: busy, 2: free}, lanes=2)
+    rig.publish()
+    rig.send(np.zeros((1, 4), np.float32), [2])
+    rig.result()  # connections stand
+    rig.send(np.zeros((LONG, 4), np.float32), [1], remaining_ms=60_000)
+    at_work(rig, 1)
+    x = np.zeros((INBOX_ROWS // 4, 4), np.float32)
+    left = {rig.send(x, [1], remaining_ms=1000)[0] for _ in range(4)}
+    while left:
+        left -= {item.request_id for item in rig.failure().items}
+    sent = rig.send(np.zeros((1, 4), np.float32), [2])
+    assert [i.request_id for i in rig.result()[0].items] == sent

@@ -17,6 +17,9 @@ from blockflow.core.profile import Point, StageProfile
 CHAIN = (1, 2, 3, 4)
 CHEAPER = {1: 10.0, 2: 11.0, 4: 13.0, 8: 17.0}  # batching pays
 FLAT = {1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0}  # it does not
+WHO_COME_BESIDE = [(1, 69, False), (1, 70, True), (2, 99, False), (2, 100, True)]
+"""While the batch runs a stage; its deadline in ms, and whether that allows it: with the newcomers
+it ends at 10 + 10 + 50 or 50 + 40 + 10 ms."""
 
 
 def make(
@@ -131,6 +134,29 @@ def test_nobody_joins_at_the_cost_of_a_deadline() -> None:
     assert ran(w)[1] == (2, (0,))
 
 
+@pytest.mark.parametrize(("stage", "deadline_ms", "joins"), WHO_COME_BESIDE)
+def test_newcomers_in_another_lane_wait_for_the_stage_before(
+    stage: int, deadline_ms: int, joins: bool
+) -> None:
+    """The batch ends at 10 ms at stage 1, 50 at stage 2, 60 at stage 3, alone. Newcomers have stage
+    1 from 10 ms on, and stage 2 from 50."""
+    ten, forty = dict.fromkeys((1, 2, 4, 8), 10.0), dict.fromkeys((1, 2, 4, 8), 40.0)
+    w = worker(make({1: ten, 2: forty, 3: ten}, (1, 2, 3), join="always"), lanes=2)
+    walk = Walk((1, 2, 3))
+    w.enter(0, walk, 1, 4, 0, deadline_ms * MS, 0)
+    w.decide(0)
+    for now, running in ((MS, 1), (11 * MS, 2)):
+        if running == stage:
+            come(w, now, 1, walk=walk)
+            w.decide(now)
+        if running == 1:
+            w.finish(0, 10 * MS, fail=False)
+            w.decide(10 * MS)
+            w.decide(10 * MS)
+    w.run_out(11 * MS)
+    assert ((3, (0, 1)) in ran(w)) is joins
+
+
 def test_with_a_profile_joins_have_to_pay() -> None:
     cheap, heavy = dict.fromkeys(CHAIN, CHEAPER), {1: 100.0, 2: 101.0, 4: 102.0, 8: 103.0}
     for times, second in (
@@ -145,6 +171,23 @@ def test_with_a_profile_joins_have_to_pay() -> None:
         come(w, 10 * MS, 1, 2, 3)
         w.run_out(10 * MS)
         assert ran(w)[1] == second
+
+
+def test_a_new_policy_knows_how_fast_they_have_come() -> None:
+    """A row per 100 ms: to join pays, as there is nobody else to come soon. All at once, as they
+    are handed over, it would not."""
+    w = worker(make(dict.fromkeys((1, 2, 3), CHEAPER), (1, 2, 3)))
+    walk, now = Walk((1, 2, 3)), 300 * MS
+    for key in range(3):
+        w.enter(key, walk, 1, 8, 0, 10**12, key * 100 * MS)
+    w.enter(3, walk, 1, 4, 0, 10**11, now)
+    w.change(make(dict.fromkeys((1, 2, 3), CHEAPER), (1, 2, 3)), now)
+    w.decide(now)
+    now += 10 * MS
+    w.finish(0, now, fail=False)
+    w.enter(4, walk, 1, 4, 0, 10**11, now)
+    w.decide(now)
+    assert ran(w) == [(1, (3,)), (1, (4,))]
 
 
 @pytest.mark.parametrize(("left", "joins"), [(2, False), (1, True)])

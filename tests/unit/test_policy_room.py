@@ -203,6 +203,43 @@ def test_tasks_that_all_wait_get_their_shares(data: st.DataObject) -> None:
     assert max(normal) - min(normal) <= 2 * 2 / min(weights) + 2
 
 
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_priority_weight_deadline_and_limit_hold_together(data: st.DataObject) -> None:
+    """Of each batch: within a task the earliest deadlines; nobody before one of a higher priority,
+    unless that one's task has had its limit; and in the end everybody, also of the least priority.
+    """
+    draw = data.draw
+    caps = st.sampled_from([0, 0, 2, 3])
+    shares = [
+        TaskShare(draw(st.sampled_from([0.5, 1.0, 4.0])), draw(st.integers(0, 2)), draw(caps))
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    r = room(*shares)
+    left: dict[int, Query] = {}
+    for key in range(draw(st.integers(1, 25))):
+        task, rows = draw(st.integers(0, len(shares) - 1)), draw(st.sampled_from([1, 1, 2, 5, 9]))
+        left[key] = query(key, 0, task=task, rows=rows, deadline_ms=draw(st.integers(1, 9)))
+        r.add(left[key])
+    while left:
+        picked = [left.pop(key) for key in serve(r, draw(st.integers(1, 8)))]
+        assert picked
+        used = Counter[int]()
+        for q in picked:
+            used[q.task] += q.rows
+        for task, share in enumerate(shares):
+            mine = [q for q in picked if q.task == task]
+            assert len(mine) <= 1 or not share.max_batch_rows or used[task] <= share.max_batch_rows
+            others = [q for q in left.values() if q.task == task]
+            if not others:
+                continue
+            following = min(others, key=lambda q: (q.deadline_ns, q.key))
+            assert all(q.deadline_ns <= following.deadline_ns for q in mine)
+            capped = share.max_batch_rows and used[task] + following.rows > share.max_batch_rows
+            if not (mine and capped):
+                assert all(shares[q.task].priority >= share.priority for q in picked)
+
+
 def test_shares_are_checked() -> None:
     found = share_problems({"weight": 0, "priority": 11, "wieght": 1}, "$.tasks.a.share")
     assert [p.path for p in found] == [

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from blockflow.launch.process import EXIT_START_FAILED
+from blockflow.wire.control import StartFailed
+from blockflow.worker import worker as module
 from blockflow.worker.worker import Worker
 
 
@@ -46,3 +51,34 @@ def test_a_defect_in_a_further_lane_is_not_taken_for_want_of_room(
     worker._lanes = []
     with pytest.raises(RuntimeError, match="only be started once"):
         worker._open_lanes(cast(Any, SimpleNamespace(executor=SimpleNamespace(lanes=2))))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "NO_SPACE"),
+        (RuntimeError("can't start new thread"), "NO_SPACE"),
+        (RuntimeError("what nobody thought of"), "INTERNAL"),
+    ],
+    ids=["descriptor", "thread", "defect"],
+)
+def test_a_start_that_fails_says_whether_there_was_no_room(
+    error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By NO_SPACE it is tried again for as long as that lasts."""
+
+    def fails(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(module, "open_parts", fails)
+    sent: list[Any] = []
+    worker = Worker.__new__(Worker)
+    for name in ("_context", "_watched", "_mailbox"):
+        setattr(worker, name, SimpleNamespace(put=None))
+    worker._launch = cast(Any, SimpleNamespace(name="b#0", incarnation=7))
+    agent = SimpleNamespace(stop_by_signals=lambda: None, start=lambda: None, send=sent.append)
+    worker._agent, worker._state = cast(Any, agent), "loading"
+    monkeypatch.setattr(worker, "_terminate", lambda *_: None)
+    assert worker.run() == EXIT_START_FAILED
+    (failed,) = [m for m in sent if isinstance(m, StartFailed)]
+    assert failed.error["code"] == code and str(error) in failed.error["message"]
