@@ -121,11 +121,14 @@ class Catalog:
             RequestError("CANCELLED", "the client was closed", where=self._link.address)
         )
 
+    def end(self, request_id: bytes, error: BlockFlowError) -> list[Outcome]:
+        """End a question, if there is one of this name, with ``error``."""
+        known = self._questions.pop(request_id, None) is not None
+        return [Failed(request_id, error)] if known else []
+
     def end_all(self, error: BlockFlowError) -> list[Outcome]:
         """End every question with ``error``."""
-        out: list[Outcome] = [Failed(rid, error) for rid in self._questions]
-        self._questions.clear()
-        return out
+        return [o for rid in list(self._questions) for o in self.end(rid, error)]
 
     # --- deadlines -------------------------------------------------------------------------------
 

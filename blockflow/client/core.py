@@ -64,6 +64,7 @@ class ClientCore:
         self._catalog = Catalog(self.link)
         self._max_pending = max_pending
         self._pending: dict[bytes, Pending] = {}
+        self._undated: dict[bytes, Pending] = {}  # of these, who waits for the tasks' own deadline
         # Ended here, with a reply to come, which a later request of the same id would take for its
         # own: another one's result, and a word that slots were read which were not.
         self._owed: set[bytes] = set()
@@ -106,24 +107,25 @@ class ClientCore:
             raise too_many(self._max_pending, self.link.address)
         ms = limits.DEFAULT_DEADLINE_MS if deadline_ms is None else deadline_ms
         deadline_ns = now_ns + ms * 1_000_000
-        p = Pending(
-            request_id, tuple(tasks), desc, body, now_ns, deadline_ns, deadline_ms is not None
-        )
+        p = Pending(request_id, tuple(tasks), desc, body, now_ns, deadline_ns)
         p.retries = retries
         self._pending[request_id] = p
         self._outbox.append(request_id)
         self._arm(request_id, self._due(p))
-        if not p.has_deadline and self.link.up:
-            self._settle_deadline(p)
+        if deadline_ms is None:
+            self._undated[request_id] = p
+            if self.link.up:
+                self._settle_deadline(p)
         self.counters.submitted += 1
 
     def cancel(self, request_id: bytes, why: str = "cancelled by the caller") -> list[Outcome]:
-        """End a request now; the Dispatcher is told when it has it already."""
+        """End a request now; the Dispatcher is told when it has it already. Or a question."""
+        error = RequestError("CANCELLED", why, where=request_id.hex())
         p = self._pending.get(request_id)
         if p is None:
-            return []
+            return self._catalog.end(request_id, error)
         self._give_up(p)
-        return [self._fail(p, RequestError("CANCELLED", why, where=request_id.hex()))]
+        return [self._fail(p, error)]
 
     def ask(
         self, request_id: bytes, wanted: Iterable[str] | None, timeout_ms: int, now_ns: int
@@ -188,10 +190,9 @@ class ClientCore:
             p = self._pending.get(self._outbox[0])
             if p is None or p.sent:
                 self._outbox.popleft()  # cancelled or expired meanwhile
-            elif p.has_deadline or self._knows_deadlines(p, now_ns):
-                if not p.has_deadline:
+            elif p.request_id not in self._undated or self._knows_deadlines(p, now_ns):
+                if self._undated.pop(p.request_id, None) is not None:
                     self._settle_deadline(p)
-                    p.has_deadline = True
                 upload = self._upload(p, now_ns)
                 if upload is None and not self._window.takes(p.desc.nbytes):
                     self._ask_for_those_behind(now_ns)
@@ -246,9 +247,8 @@ class ClientCore:
             msg = decode_to_client(frames[0])
             if isinstance(msg, Description):
                 described = self._catalog.on_description(msg)
-                for p in self._pending.values():
-                    if not p.has_deadline:
-                        self._settle_deadline(p)
+                for p in list(self._undated.values()):
+                    self._settle_deadline(p)
                 return described
             if isinstance(msg, Invitation):
                 self.sharing.on_invitation(msg, now_ns)
@@ -319,7 +319,7 @@ class ClientCore:
 
     def _ask_for_those_behind(self, now_ns: int) -> None:
         """The first request in the queue has to wait, and others with it: not for ever."""
-        p = next((p for p in self._pending.values() if not p.has_deadline), None)
+        p = next(iter(self._undated.values()), None)
         if p is not None:
             self._knows_deadlines(p, now_ns)
 
@@ -328,7 +328,7 @@ class ClientCore:
         own_ms = self._catalog.deadline_ms(p.tasks)
         if own_ms is not None:
             p.deadline_ns = p.submitted_ns + own_ms * 1_000_000
-            p.has_deadline = True
+            self._undated.pop(p.request_id, None)
             self._arm(p.request_id, self._due(p))
 
     # --- ends ------------------------------------------------------------------------------------
@@ -389,6 +389,7 @@ class ClientCore:
 
     def _fail(self, p: Pending, error: BlockFlowError) -> Failed:
         del self._pending[p.request_id]
+        self._undated.pop(p.request_id, None)
         if p.upload is not None and not p.sent:
             self.sharing.put_back(p.upload.slot)
         p.body = None

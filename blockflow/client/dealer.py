@@ -15,6 +15,7 @@ between two messages.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,6 +35,8 @@ LONGEST_NS = 1_000_000_000
 _NEVER_MS = 3_600_000
 """-1, ZeroMQ's word for it, would have it take the queue away as IMMEDIATE does."""
 
+_HANDSHAKE_MS = 5000
+
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -42,6 +45,29 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+_DESCRIPTORS = 20
+"""A client has ten, and pyzmq's collector of arrays, which begins with the first large tensor of a
+process, seven."""
+
+
+def check_descriptors(one: int) -> None:
+    """Whether so many are free: where there are too few, libzmq ends the process (``epoll.cpp``).
+
+    Args:
+        one: any descriptor, to be copied.
+
+    Raises:
+        OSError: they are not.
+    """
+    free: list[int] = []
+    try:
+        for _ in range(_DESCRIPTORS):
+            free.append(os.dup(one))
+    finally:
+        for fd in free:
+            os.close(fd)
 
 
 class Redial:
@@ -107,7 +133,7 @@ class Dealer:
         s.setsockopt(zmq.SNDTIMEO, 0)
         bound_frames(s, limits.MAX_MESSAGE_BYTES)
         s.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
-        s.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        s.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         if address.startswith("tcp://"):  # the kernel tells of the end of a unix socket's peer
             watch_peer(s)
         # A high-water mark and heartbeats together can end this process (tensormq/sockets.py). What

@@ -10,14 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 import zmq
 import zmq.utils.garbage  # at the exit it forgets which arrays are being sent: see IoThread
 
 from blockflow.client.core import ClientCore
-from blockflow.client.dealer import Dealer, Redial
+from blockflow.client.dealer import Dealer, Redial, check_descriptors
 from blockflow.client.outcome import Answered, Failed, Outcome
 from blockflow.client.request import Upload
 from blockflow.client.side import SideConnection
@@ -25,6 +25,7 @@ from blockflow.client.tap import Tap
 from blockflow.client.thread import ClientThread, Held, SharedLock
 from blockflow.client.wakeup import WakeUp
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
+from blockflow.core.scarcity import no_room
 from blockflow.tensormq.curve import Protect
 from blockflow.wire.client import Place
 
@@ -65,6 +66,7 @@ class IoThread:
 
     Raises:
         RequestError: INVALID_REQUEST, the address is none.
+        SystemError_: NO_SPACE: no descriptors, memory or threads are left for it.
     """
 
     def __init__(
@@ -79,18 +81,6 @@ class IoThread:
         self._held = Held()
         self._lock = self.new_lock()  # a signal's handler may post in the middle of a post
         self._closed = False
-        self._context = zmq.Context()
-        try:
-            self._dealer = Dealer(self._context, core.link.address, protect)
-        except (zmq.ZMQError, UnicodeError) as exc:  # the latter: halves of characters
-            self._context.destroy(linger=0)
-            raise RequestError(
-                "INVALID_REQUEST",
-                f"not an address: {exc}",
-                where=core.link.address,
-                hint="use tcp://host:port or ipc://path",
-            ) from exc
-        self._wakeup = WakeUp()
         self._poller = zmq.Poller()
         self.side = SideConnection()
         self._side_fd = -1
@@ -98,7 +88,18 @@ class IoThread:
         self.ended.set_running_or_notify_cancel()  # whoever waits may give up; the end comes anyway
         self._pid = os.getpid()
         self._thread = ClientThread(target=self._run, name="blockflow-client", daemon=True)
-        self._thread.start()
+        with ExitStack() as undo:
+            try:
+                self._wakeup = WakeUp()
+                undo.callback(self._wakeup.close)
+                check_descriptors(self._wakeup.fileno())
+                self._context = zmq.Context()
+                undo.callback(self._context.destroy, linger=0)
+                self._dealer = Dealer(self._context, core.link.address, protect)
+                self._thread.start()
+            except Exception as exc:
+                raise _cannot_begin(exc, core.link.address) from exc
+            undo.pop_all()
         # What is called last was registered first: ZeroMQ's thread must have let go of all arrays
         # before pyzmq forgets them, or it sends, or falls over, what they have become.
         atexit.register(self.shut_down)
@@ -344,6 +345,17 @@ def _tell(end: End, outcome: Outcome) -> None:
         end(outcome)
     except BaseException:  # a future logs others: SystemExit, and what frameworks end tests with
         log.exception("a callback wanted to end the client's thread")
+
+
+def _cannot_begin(exc: Exception, address: str) -> BlockFlowError:
+    """Why there can be no client."""
+    scarce = no_room(exc, f"no room for a client: {exc}", address)
+    if scarce is not None:
+        return scarce
+    if isinstance(exc, zmq.ZMQError | UnicodeError):  # the latter: halves of characters
+        text, hint = f"not an address: {exc}", "use tcp://host:port or ipc://path"
+        return RequestError("INVALID_REQUEST", text, where=address, hint=hint)
+    return make_error("INTERNAL", f"a client cannot begin: {exc!r}", where=address)
 
 
 def _defect(exc: Exception) -> BlockFlowError:

@@ -42,7 +42,6 @@ class Pending:
     body: Any
     submitted_ns: int
     deadline_ns: int
-    has_deadline: bool
     sent: bool = False
     number: int = 0
     upload: Upload | None = None

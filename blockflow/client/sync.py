@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self, TypeVar, overload
 
 from blockflow.client.connection import Connection, Errors, RequestId, Results
 from blockflow.client.counters import Counters
@@ -14,6 +15,8 @@ from blockflow.client.result import Result
 from blockflow.client.sharing import SharedMemory, Wish
 from blockflow.client.tap import Tap
 from blockflow.core.routing import TaskRoute
+
+T = TypeVar("T")
 
 
 class Client:
@@ -119,11 +122,7 @@ class Client:
             results=results,
             retries=retries,
         )
-        try:
-            return pending.result()
-        except BaseException:  # Ctrl-C: nobody waits for the answer any more
-            pending.cancel()
-            raise
+        return _answer(pending)
 
     def submit(
         self,
@@ -151,7 +150,7 @@ class Client:
 
     def tasks(self, *, timeout_s: float = 5.0) -> dict[str, TaskRoute]:
         """The published tasks: path, contract, limits."""
-        return self._connection.tasks(timeout_s).result()
+        return _answer(self._connection.tasks(timeout_s))
 
     def wait_ready(
         self, tasks: str | Iterable[str] = (), *, timeout_s: float = 30.0
@@ -162,7 +161,7 @@ class Client:
             BlockFlowError: NOT_READY, NOT_RUNNING or CONNECTION_LOST after ``timeout_s``;
                 INVALID_REQUEST at once for what cannot be a task's name.
         """
-        return self._connection.wait_ready(tasks, timeout_s).result()
+        return _answer(self._connection.wait_ready(tasks, timeout_s))
 
     def counters(self) -> Counters:
         """What this client has sent and received."""
@@ -188,3 +187,11 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _answer(pending: Future[T]) -> T:
+    try:
+        return pending.result()
+    except BaseException:  # Ctrl-C: nobody waits for the answer any more
+        pending.cancel()
+        raise

@@ -118,7 +118,7 @@ class Exchange:
         elif isinstance(msg, wire.Invite):
             self._invite(client, msg, is_local(frames[0]), received)
         else:
-            self._describe(client, msg.request_id)
+            self._describe(msg.request_id, client)
 
     def _admit(
         self, client: bytes, request: wire.Request, frame: memoryview | None, received: int
@@ -219,9 +219,11 @@ class Exchange:
         result = wire.TaskResult(ANY_TASK, None, error)
         self._send(client, wire.Reply(rid, self.planner.epoch, (result,)), [])
 
-    def _describe(self, client: bytes, question: bytes) -> None:
+    def _describe(self, question: bytes, *clients: bytes) -> None:
         described = make_description(question, self.planner.table, self.admission.bounds)
-        self._send(client, described, [])
+        frame = wire.encode_to_client(described)  # once: it takes milliseconds for many tasks
+        for client in clients:
+            self._send_frames(client, [frame])
 
     def _invite(self, client: bytes, ask: wire.Invite, local: bool, received: int) -> None:
         if local:
@@ -293,8 +295,7 @@ class Exchange:
         self.stats.publish(routes.tasks, canaries)
         self.carry_out(self.table.published())
         if before is not None and before.tasks != routes.tasks:  # with deadlines that clients keep
-            for client in self._clients.present:
-                self._describe(client, wire.UNASKED)
+            self._describe(wire.UNASKED, *self._clients.present)
 
     def peer_gone(
         self, incarnation: int, at_work: Sequence[bytes] = (), unsent: Sequence[Unsent] = ()

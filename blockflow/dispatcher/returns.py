@@ -47,7 +47,8 @@ class Returns:
             text = f"{item.rows} rows came for a request of {entry.rows}"
             return self._table.failure(*place, BlockError("OUTPUT_MISMATCH", text), now)
         try:
-            keep = bool(entry.digest)
+            # Of several tasks' one result each gets a frame: a slot is free when one has read it.
+            keep = bool(entry.digest) or entry.plan.ends.count(item.hop) > 1
             payload = self._desk.cut(buffer, start, item.rows, entry.client, keep)
         except Exception as exc:  # this one request pays for it
             self._defect(f"the result of request {entry.request_id.hex()}")

@@ -212,7 +212,8 @@ class TensorDesk:
         What lies in a worker's slot is copied (once, into a slot of the client where it has one),
         so that the slot is free at once even when the request waits for its other tasks; a frame
         is ours already. What was cut out of a padded batch is not contiguous and becomes so here.
-        What is to outlive the client's connection (``keep``) is copied into a frame of its own.
+        What is to outlive the client's connection, or is the result of several tasks, is copied
+        into a frame (``keep``): a slot is one result's.
         """
         desc = buffer.desc
         dims = (rows, *desc.dims[1:])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from dispatcher_rig import wait_until
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.client import Client
+from blockflow.client.dealer import Dealer
 from blockflow.wire.client import Reply, TaskResult, encode_to_client
 from blockflow.wire.tensor import TensorDesc
 
@@ -26,6 +29,7 @@ LOSER = """
 import sys
 import numpy as np
 from blockflow.client import Client
+from blockflow.client.dealer import Dealer
 from blockflow.core.errors import BlockFlowError
 
 with Client(sys.argv[1], shared_memory="off", connect_timeout_s=60) as client:
@@ -104,3 +108,18 @@ def test_it_connects_again_each_time(tmp_path: Path) -> None:
                 assert np.array_equal(client.infer("echo", X, deadline_s=60).value, X)
                 assert client.counters().connects == count
             wait_until(lambda n=count: client.counters().disconnects == n)
+
+
+def test_an_attempt_that_nobody_answers_gives_way_to_the_next() -> None:
+    """As while a network is silent. The kernel asks ever more seldom, for two minutes in all."""
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # what does not fit into its queue is dropped
+            other = stack.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        context = zmq.Context()
+        stack.callback(context.destroy, 0)
+        dealer = Dealer(context, f"tcp://127.0.0.1:{full.getsockname()[1]}")
+        stack.callback(dealer.close, 0)
+        wait_until(lambda: zmq.EVENT_CONNECT_RETRIED in dict(dealer.events()), timeout_s=60)

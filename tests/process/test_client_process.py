@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from dispatcher_rig import wait_until
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.client import AsyncClient, Client
@@ -172,16 +173,20 @@ def test_a_forgotten_client_is_collected_with_its_thread() -> None:
 
 def test_clients_leave_no_threads_and_no_descriptors() -> None:
     me = psutil.Process()
+
+    def there() -> tuple[int, int, int]:
+        return me.num_fds(), threading.active_count(), me.num_threads()
+
     with FakeDispatcher() as fake:
         with Client(fake.endpoint) as client:
             client.infer("echo", X)
         gc.collect()
-        before = (me.num_fds(), threading.active_count(), me.num_threads())
+        before = there()
         for _ in range(10):
             with Client(fake.endpoint) as client:
                 client.infer("echo", X)
         gc.collect()
-        assert (me.num_fds(), threading.active_count(), me.num_threads()) <= before
+        wait_until(lambda: there() <= before)  # the other end closes when it comes to it
 
 
 async def test_whoever_gives_up_waiting_for_the_end_does_not_disturb_it() -> None:
@@ -339,3 +344,34 @@ def test_ctrl_c_in_infer_cancels_the_request() -> None:
             child.wait()
         assert out.strip() == "interrupted"
         fake.wait_for(lambda: fake.cancelled == [fake.requests[0].request_id])
+
+
+@pytest.mark.parametrize("spare", [0, 3, 8, 13])
+def test_want_of_descriptors_is_told_and_ends_no_process(spare: int) -> None:
+    """libzmq ends it when it has begun a context, and the next descriptor is refused."""
+    code = (
+        "import os, resource, sys\n"
+        "import numpy as np\n"
+        "from blockflow.client import Client\n"
+        "from blockflow.core.errors import BlockFlowError\n"
+        "Client(sys.argv[1]).close()\n"  # what is loaded late takes descriptors, too
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "soft = max(map(int, os.listdir('/proc/self/fd'))) + int(sys.argv[2])\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))\n"
+        "try:\n"
+        "    with Client(sys.argv[1], shared_memory='off') as client:\n"
+        "        client.infer('echo', np.ones((1, 1 << 18), np.float32))\n"
+        "except BlockFlowError as e:\n"
+        "    print(e.code)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft + 64, most))\n"
+        "with Client(sys.argv[1], shared_memory='off') as client:\n"
+        "    print(client.infer('echo', np.ones((1, 1 << 18), np.float32)).task)\n"
+    )
+    with FakeDispatcher() as fake:
+        done = subprocess.run(
+            [sys.executable, "-c", code, fake.endpoint, str(spare)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stdout.split()) == (0, ["NO_SPACE", "echo"]), done.stderr

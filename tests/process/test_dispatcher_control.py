@@ -8,8 +8,10 @@ from typing import Any
 
 import dispatcher_rig
 import numpy as np
+import pytest
 from dispatcher_rig import Rig, X, swallow, task, wait_until
 
+from blockflow.dispatcher.replies import make_description
 from blockflow.wire import client as wire
 from blockflow.wire.control import Drain, Drained, Monitor, Routes, Stats, Undrain
 
@@ -119,3 +121,24 @@ def test_figures_are_pushed_while_the_monitor_is_on(up: Rig) -> None:
     assert stats.process["rss"] > 0
     assert stats.process["slots"] == 64
     assert stats.stages == []
+
+
+def test_changed_tasks_are_described_once_for_all_clients(
+    up: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A description of many tasks takes milliseconds to write, and no request is served then."""
+    written: list[wire.Description] = []
+
+    def count(*args: Any) -> wire.Description:
+        written.append(make_description(*args))
+        return written[-1]
+
+    clients = [up.client(1) for _ in range(3)]
+    for client in clients:
+        client.infer("ta", X)
+    monkeypatch.setattr("blockflow.dispatcher.exchange.make_description", count)
+    up.publish(task("t", ["e"], deadline_ms=500))
+    for client in clients:
+        told, _ = client.answer()
+        assert told.request_id == wire.UNASKED and told.tasks[0]["deadline_ms"] == 500
+    assert len(written) == 1

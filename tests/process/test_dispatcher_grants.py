@@ -39,7 +39,8 @@ def up() -> Iterator[Rig]:
         worker = r.worker(11, {1: "e", 2: "held"})
         worker.behave["e"] = lambda a: a
         kw = {"contract": Contract(SPEC, SPEC), "max_rows": 4096}
-        r.publish(replace(task("t", ["e"]), **kw), replace(task("slow", ["held"]), **kw))
+        paths = {"t": ["e"], "same": ["e"], "slow": ["held"]}
+        r.publish(*(replace(task(name, path), **kw) for name, path in paths.items()))
         yield r
 
 
@@ -309,6 +310,21 @@ def test_the_sdk_and_a_real_dispatcher(up: Rig) -> None:
             parts = result.upload.ms + result.total_ms + result.download.ms
             assert parts == pytest.approx(result.rtt_ms)
         wait_until(lambda: up.server._gauges()["grants"]["bytes"] == 0)
+
+
+def test_tasks_that_end_at_one_block_share_no_slot(up: Rig) -> None:
+    """The slot would be free, and taken anew, when the first of them lets go of it."""
+    with Client(up.server.client_endpoints[0]) as client:
+        client.infer("t", X)
+        wait_until(lambda: client.shared_memory.result_slots)
+        both = client.infer(["t", "same"], X, results="view")
+        kept = both["same"].value
+        del both
+        later = client.infer("t", X + 1, results="view")
+        assert later.download.way == "view"
+        assert np.array_equal(later.value, X + 1)
+        assert np.array_equal(kept, X)
+        assert not np.shares_memory(kept, client.infer(["t", "same"], X)["t"].value)
 
 
 def test_a_result_that_its_client_has_no_memory_for_fails_alone(

@@ -277,6 +277,15 @@ def test_waiting_for_tasks_asks_again_until_they_are_there() -> None:
     assert "u" in failed.error.message
 
 
+def test_a_question_that_nobody_waits_for_is_not_asked_again() -> None:
+    core = connected_core()
+    core.ask(rid(5), ["t", "u"], 3_600_000, 0)
+    send_all(core)
+    failed = only(core.cancel(rid(5)))
+    assert (failed.request_id, failed.error.code) == (rid(5), "CANCELLED")
+    assert core.cancel(rid(5)) == core.on_tick(50 * MS) == send_all(core, 50 * MS) == []
+
+
 def test_a_question_without_an_answer_times_out() -> None:
     core = connected_core()
     core.ask(rid(5), None, 200, 0)

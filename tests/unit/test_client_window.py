@@ -3,6 +3,11 @@ those behind them wait."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import pytest
 from client_core_rig import (
     BODY,
@@ -106,3 +111,27 @@ def test_what_waits_behind_others_has_its_tasks_own_deadline(own_ms: int, told: 
         assert asked == [Describe(UNASKED)]
         core.on_message(description(UNASKED, deadline_ms=own_ms), 0)
     assert ends(core, 4) == own_ms
+
+
+def steps(act: Callable[[], object]) -> int:
+    """How many instructions of the interpreter ``act`` takes."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Callable[..., Any]:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_how_many_wait_costs_nothing() -> None:
+    """The window is looked at with each request and each reply: never through all that wait."""
+    few, many = full(3), full(*range(3, 50))
+    assert steps(lambda: few.next_message(0)) == steps(lambda: many.next_message(0)) > 0
