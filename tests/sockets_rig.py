@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,23 @@ from blockflow.tensormq.push import PushCache
 from blockflow.tensormq.sockets import new_context
 
 TIMEOUT_S = 10.0
+NOBODY = 65534
+STRANGER = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+for reuse in (0, 1):
+    for share in (0, 1):
+        for host in ("127.0.0.1", ""):
+            with socket.socket() as s:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, share)
+                try:
+                    s.bind((host, int(sys.argv[1])))
+                    s.listen()
+                    print("taken", reuse, share, host)
+                except OSError:
+                    pass
+"""
 
 
 @pytest.fixture
@@ -51,3 +70,9 @@ def receive(sock: zmq.Socket[bytes], push: PushCache | None = None) -> list[byte
 
     until(arrived, "a message")
     return sock.recv_multipart()
+
+
+def a_stranger_takes(port: int, uid: int = NOBODY) -> str:
+    """How another user can listen on a port of this machine; '' = in no way."""
+    told = [sys.executable, "-c", STRANGER, str(port), str(uid)]
+    return subprocess.run(told, capture_output=True, text=True, check=True, timeout=60).stdout

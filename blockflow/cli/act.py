@@ -161,8 +161,10 @@ def _open_here(status: Any) -> int | None:
     with suppress(OSError):
         lock = os.stat(Path(run_dir, LOCK_NAME))
         held = Path("/proc", str(pid), "fd")
-        if any(os.path.samestat(lock, os.stat(held / n)) for n in os.listdir(held)):
-            return fd
+        for name in os.listdir(held):
+            with suppress(FileNotFoundError):  # it has closed that one since
+                if os.path.samestat(lock, os.stat(held / name)):
+                    return fd
     os.close(fd)
     return None
 

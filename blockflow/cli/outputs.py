@@ -24,16 +24,29 @@ def check_output(path: Path | None, option: str, suffixes: Collection[str] = ())
     why = ""
     if suffixes and path.suffix.lower() not in suffixes:
         why = f"its name ends with none of {', '.join(suffixes)}"
-    elif path.exists() and not path.is_file():
+    elif os.path.exists(path) and not os.path.isfile(path):
         why = "it is there, and no regular file"
+    elif lacking := _no_path(path):
+        why = lacking
     else:
-        above = next(p for p in path.absolute().parents if p.exists())
+        above = next(p for p in path.absolute().parents if os.path.exists(p))
         if not above.is_dir():
             why = f"{above} is no folder"
         elif not os.access(above, os.W_OK | os.X_OK):
             why = f"{above} cannot be written to"
     if why:
         raise RequestError("INVALID_REQUEST", f"{option} cannot be written: {why}", where=str(path))
+
+
+def _no_path(path: Path) -> str:
+    """Why the system does not even look whether it is there."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError) as exc:
+        return str(getattr(exc, "strerror", None) or exc)
+    return ""
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def up(
         max_inflight_per_client=max_inflight,
         adaptive_limit=adaptive_limit,
     )
-    if not settings.repository.is_dir():
+    if not os.path.isdir(settings.repository):  # or it cannot be looked at
         sys.stderr.write(
             f"blockflow: there is no folder {str(settings.repository)!r} yet: export blocks into "
             "it, or give another one by --repository\n"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
+from pathlib import Path
 from ssl import SSLContext
 
 from blockflow.control.auth import TokenAuth
 from blockflow.control.rest.tls import tls_context
 from blockflow.control.settings import ControlSettings, is_loopback
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import RequestError, SystemError_
 from blockflow.tensormq.keys import Keyring
 
 log = logging.getLogger("blockflow.control")
@@ -79,3 +82,28 @@ def check_tls(settings: ControlSettings) -> SSLContext | None:
             hint="name both --rest-cert and --rest-key",
         )
     return tls_context(certificate, key)
+
+
+def check_state_dir(folder: Path) -> None:
+    """Refuse a state folder that somebody else may write to: who does decides what is deployed at
+    the next start. One that is not there yet is made private.
+
+    Raises:
+        SystemError_: STATE_UNUSABLE.
+    """
+    try:
+        found = folder.stat()
+    except OSError:  # there is none; or nobody can use it, which its opening will tell
+        return
+    if found.st_uid not in (os.geteuid(), 0):
+        why, hint = "belongs to another user", "chown it to this user"
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why, hint = "can be written to by others", f"chmod go-w {folder}"
+    else:
+        return
+    raise SystemError_(
+        "STATE_UNUSABLE",
+        f"the state directory {why}",
+        where=str(folder),
+        hint=f"{hint}, or name one that is not there yet: --state-dir",
+    )

@@ -221,6 +221,14 @@ class Fleet:
         """Active replicas that host ``block``."""
         return [r for r in self.active() if block in r.spec.blocks]
 
+    def hosts(self) -> dict[str, list[Replica]]:
+        """:meth:`hosting` of every block that has any, for who asks about all of them."""
+        found: dict[str, list[Replica]] = {}
+        for replica in self.active():
+            for block in replica.spec.blocks:
+                found.setdefault(block, []).append(replica)
+        return found
+
     def names(self) -> set[str]:
         return {r.name for r in self.replicas}
 

@@ -36,7 +36,7 @@ from blockflow.launch.process import (
     start_time,
 )
 from blockflow.launch.vitals import read_vitals
-from blockflow.launch.ward import REST, TEMPLATE, Kept, Line, Ward
+from blockflow.launch.ward import CLIENTS, REST, TEMPLATE, Kept, Line, Ward
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
 log = logging.getLogger("blockflow.guardian")
@@ -307,7 +307,7 @@ class Guardian:
     def _end(self) -> None:
         """End whatever of the instance lives, and remove the run directory."""
         self._lifeline.cut()
-        for name in [n for n in self._kept if n != REST]:
+        for name in [n for n in self._kept if n not in (REST, CLIENTS)]:
             self._drop(name)
         self._await_all(_LEAVE_S)
         for pid, started in self._ours().items():

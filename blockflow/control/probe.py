@@ -24,6 +24,7 @@ from blockflow.core import limits
 from blockflow.core.errors import BlockError, BlockFlowError, SystemError_
 from blockflow.core.model import BlockInfo, tensor_bytes
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute, merge_paths
+from blockflow.core.scarcity import named, no_room
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.curve import Gatekeeper, LinkGuard
 from blockflow.tensormq.janitor import remove_leavings
@@ -192,7 +193,7 @@ class Prober:
             try:
                 error = self._judge(trial, message, frames[1] if len(frames) > 1 else None)
             except BlockFlowError as exc:
-                error = exc
+                error = named(exc)
             except Exception as exc:  # as above
                 log.exception("an answer of %d cannot be judged", message.sender)
                 error = _defect(exc)
@@ -203,7 +204,7 @@ class Prober:
         """What is wrong with a result. Raises BlockFlowError when it cannot be opened."""
         blocks = [trial.waiting.pop(i.request_id, None) for i in message.items]
         if isinstance(message, Failure):
-            return message.error
+            return named(message.error)
         buffer = self._consumer.open(message.tensor, frame)
         try:
             got = message.tensor
@@ -236,4 +237,5 @@ class Prober:
 
 
 def _defect(exc: Exception) -> SystemError_:
-    return SystemError_("INTERNAL", f"{type(exc).__name__} in the readiness probe: {exc}"[:500])
+    what = f"{type(exc).__name__} in the readiness probe: {exc}"[:500]
+    return no_room(exc, what, "") or SystemError_("INTERNAL", what)

@@ -204,9 +204,9 @@ class Realm:
             out.append("no topology is in force: post a system update")
             return out
         routes = self.publication.in_force
-        served = self._served(routes)
+        served, all_hosts = self._served(routes), self.crew.fleet.hosts()
         for block in self.topology.blocks:
-            hosts = self.crew.fleet.hosting(block)
+            hosts = all_hosts.get(block, [])
             if block in self.closed:
                 out.append(f"block {block} is closed ({self.closed[block]})")
             elif block not in served and all(r.life.state is not State.READY for r in hosts):

@@ -7,7 +7,7 @@ from typing import Any
 
 from blockflow.control.crew import ns
 from blockflow.control.events import Begun, Commit, Finished, Send
-from blockflow.control.fleet import Crash, Numbers, Replica, Role
+from blockflow.control.fleet import Crash, Life, Numbers, Replica, Role
 from blockflow.control.realm import Realm
 from blockflow.control.update import Kind, Phase, Update
 from blockflow.core.errors import BlockFlowError, TopologyError
@@ -181,21 +181,27 @@ class UpdateRunner:
             for replica in self._crew.fleet.hosting(update.block):
                 if not realm.all_closed(replica, "stop"):
                     update.notes.append(f"{replica.name} hosts other blocks and keeps running")
-        if update.kind in (Kind.STOP, Kind.READOPTION):  # that of a dead Manager may be half done
+        # A successor carries out what an operator closed: with a dead Manager, it may be half done.
+        if update.kind in (Kind.STOP, Kind.READOPTION):
             for replica in self._crew.fleet.active():
                 if replica.stopped or not realm.all_closed(replica, "stop"):
                     continue
                 replica.stopped = True
                 replica.restart_at_ns = None
                 update.retiring.add(replica.life.incarnation)
-        elif update.kind is Kind.DRAIN:
-            for replica in self._crew.fleet.hosting(update.block):
-                if replica.life.state is State.READY and realm.all_closed(replica):
-                    replica.life.on(Event.DRAIN)
-                    self._crew.out.append(Send(replica.life.incarnation, Drain()))
+        if update.kind in (Kind.DRAIN, Kind.READOPTION):
+            for replica in self._crew.fleet.active():
+                if not replica.stopped and realm.all_closed(replica):
+                    self._tell_drain(replica.life)
         for life in list(self._crew.lives()):
             if life.incarnation in update.retiring:
                 self._crew.stop(life, now_ns)
+
+    def _tell_drain(self, life: Life) -> None:
+        if life.state is State.READY:
+            life.on(Event.DRAIN)
+        if life.state is State.DRAINING:  # told before, it may not have heard it
+            self._crew.out.append(Send(life.incarnation, Drain()))
 
     def _finish(self, update: Update) -> None:
         self.current = None

@@ -20,7 +20,7 @@ from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
 from blockflow.control.asked import Asked
 from blockflow.control.commands import WAIT_S, Commands
-from blockflow.control.exposure import check_exposure, check_tls
+from blockflow.control.exposure import check_exposure, check_state_dir, check_tls
 from blockflow.control.manager import Manager
 from blockflow.control.policies import with_fitting
 from blockflow.control.profiles import ProfileShelf
@@ -36,10 +36,11 @@ from blockflow.launch.base import Launcher
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import REHEARSAL
 from blockflow.launch.process import become_subreaper, not_started, thread_refused
-from blockflow.launch.ward import REST, Ward
+from blockflow.launch.ward import CLIENTS, REST, Ward
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.curve import make_link_key
 from blockflow.tensormq.janitor import RunDir, sweep_stale
+from blockflow.tensormq.ports import hold
 from blockflow.tensormq.sockets import is_v6
 
 log = logging.getLogger("blockflow.control")
@@ -128,6 +129,8 @@ class System:
     def _start(self) -> None:
         settings, ward = self.settings, self._ward
         auth, tls = check_exposure(settings), check_tls(settings)
+        if ward is None or not ward.deaths:  # later, what is served matters more
+            check_state_dir(settings.state_dir)
         store = (StateStore.open_fresh if self._fresh else StateStore)(settings.state_dir)
         self._undo.append(store.close)
         if ward is None:
@@ -144,6 +147,8 @@ class System:
         inheritance = inherit(settings, store, ward) if ward is not None and ward.adopt else None
         if not settings.plain_links and inheritance is None:
             make_link_key(run_dir.path)
+        if inheritance is None and (ward is None or CLIENTS not in ward.kept):
+            settings = self._hold_clients_port(settings)
         launcher = self._launcher
         if launcher is None:
             rehearsal = (REHEARSAL, {"repository": str(settings.repository)})
@@ -173,8 +178,6 @@ class System:
         self._undo.append(self.manager.shutdown)
         if ward is not None and kept is None:
             ward.line.keep(REST, self.rest.fileno())
-        if inheritance is None:
-            refuse_unfit_address(settings.client_host, settings.client_port)
         try:
             launcher.start()
         except SystemError_ as e:
@@ -284,6 +287,19 @@ class System:
 
     # --- start-up -------------------------------------------------------------------------------
 
+    def _hold_clients_port(self, settings: ControlSettings) -> ControlSettings:
+        """Let nobody else have it while the Dispatcher is replaced; the settings with its number.
+
+        Raises as :func:`hold_address`.
+        """
+        held = hold_address(settings.client_host, settings.client_port)
+        if held is None:
+            return settings
+        self._undo.append(held.close)
+        if self._ward is not None:
+            self._ward.line.keep(CLIENTS, held.fileno())
+        return replace(settings, client_port=held.getsockname()[1])
+
     def _restore(self, store: StateStore) -> Update | None:
         """Deploy the stored topology again."""
         state = store.state
@@ -338,8 +354,10 @@ class System:
         return None
 
 
-def refuse_unfit_address(host: str, port: int) -> None:
-    """Find out that clients cannot be served there before any process is started for it.
+def hold_address(host: str, port: int) -> socket.socket | None:
+    """Find out that clients cannot be served there before any process is started for it, and hold
+    the port (:mod:`blockflow.tensormq.ports`); None where that cannot be done for another reason,
+    which the Dispatcher will tell.
 
     Raises:
         SystemError_: PORT_IN_USE.
@@ -357,9 +375,7 @@ def refuse_unfit_address(host: str, port: int) -> None:
     v6 = is_v6(f"tcp://{with_port(host, port)}")
     family = socket.AF_INET6 if v6 else socket.AF_INET
     try:
-        # ZeroMQ listens on :: for IPv4 as well.
-        both = v6 and socket.has_dualstack_ipv6()
-        socket.create_server((host, port), family=family, dualstack_ipv6=both).close()
+        return hold(host, port, family)
     except OSError as e:
         if e.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             raise RequestError(
@@ -369,7 +385,7 @@ def refuse_unfit_address(host: str, port: int) -> None:
                 hint="take one that `ip address` shows",
             ) from e
         if e.errno != errno.EADDRINUSE:
-            return  # the Dispatcher will say what is wrong with it
+            return None
         raise SystemError_(
             "PORT_IN_USE",
             f"another process listens on {with_port(host, port)}",

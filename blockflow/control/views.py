@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from blockflow.control.brain import Brain
@@ -39,6 +41,19 @@ class Views:
         self._pings = pings
         self._now_ns = now_ns
         self._book = crashes
+
+    @cached_property
+    def _hosts(self) -> dict[str, list[Replica]]:
+        return self._crew.fleet.hosts()
+
+    @cached_property
+    def _tasks_of(self) -> dict[str, list[str]]:
+        """block -> the tasks that visit it. There may be thousands of both."""
+        topology, found = self._realm.topology, dict[str, list[str]]()
+        for task, spec in topology.tasks.items() if topology is not None else ():
+            for block in dict.fromkeys(chain.from_iterable(spec.paths)):
+                found.setdefault(block, []).append(task)
+        return found
 
     # --- system ---------------------------------------------------------------------------------
 
@@ -136,7 +151,7 @@ class Views:
 
     def _block(self, topology: Topology, name: str) -> dict[str, Any]:
         spec, info = topology.blocks[name], topology.infos[name]
-        hosts = self._crew.fleet.hosting(name)
+        hosts = self._hosts.get(name, [])
         kpis = [self._kpis.stage(r.life.incarnation, r.life.stages[name]) for r in hosts]
         # what a worker says that it runs; until one has spoken, what was asked for
         told = next((k for k in kpis if k is not None and k.get("engine")), {})
@@ -168,12 +183,12 @@ class Views:
             "replicas": spec.replicas,
             "ready": sum(r.life.state is State.READY for r in hosts),
             "workers": [r.name for r in hosts],
-            "tasks": [t for t, s in topology.tasks.items() if any(name in p for p in s.paths)],
+            "tasks": list(self._tasks_of.get(name, ())),
             "kpi": aggregate(k for k in kpis if k is not None),
         }
 
     def _block_state(self, block: str) -> str:
-        hosts = self._crew.fleet.hosting(block)
+        hosts = self._hosts.get(block, [])
         how = self._realm.closed.get(block)
         if how is not None:
             publication = self._realm.publication

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
@@ -17,6 +18,8 @@ _MOST_LEVELS = 8
 """Of lists and objects in a block's field: of a launch order's twelve four are around it."""
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 """The numbers that MessagePack has."""
+_HALF = re.compile("[\ud800-\udfff]")
+"""What JSON can write and UTF-8 cannot."""
 
 
 def from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> list[Problem]:
@@ -74,11 +77,14 @@ def uncarried(entry: Mapping[str, Any], path: str) -> dict[str, Problem]:
             if any(type(v) is int and not _LOWEST <= v <= _HIGHEST for v in layer):
                 why = "a number in it has more than 64 bits"
                 break
+            if any(isinstance(v, str) and _HALF.search(v) for v in layer):
+                why = "a text in it has half of a surrogate pair, which is no character"
+                break
             held = [v for v in layer if isinstance(v, dict | list)]
             if not held:
                 why = ""
                 break
-            layer = [x for v in held for x in (v.values() if isinstance(v, dict) else v)]
+            layer = [x for v in held for x in ((*v, *v.values()) if isinstance(v, dict) else v)]
         if why:
             out[name] = Problem(member(path, name), why)
     return out

@@ -99,7 +99,7 @@ CODES: Mapping[str, CodeInfo] = {
         "system",
         _SY,
         507,
-        "no space left in shared memory or on disk, or no process, thread or descriptor",
+        "no memory (shared, or a device's), disk space, process, thread or descriptor is left",
         retryable=True,
     ),
     "ALREADY_RUNNING": _c("system", _CL, 409, "another instance uses this state directory"),

@@ -14,6 +14,14 @@ from blockflow.core.specs import BlockSpec, TaskSpec
 
 MIB = 1024 * 1024
 
+GAPS = 2
+"""First fit may leave a gap beside each tensor that is just too small for the next one: where n
+are out, room for 2 n + 1 of the largest is surely room for one more."""
+LEAST_SLOTS = 2
+"""With one for what goes back on opposed paths, one is left for what goes forward."""
+LEAST_OUTPUTS = GAPS * LEAST_SLOTS - 1
+"""Largest outputs for which an arena has room at least."""
+
 
 def core_problems(spec: BlockSpec, cores: Sequence[int], path: str) -> list[Problem]:
     """What is wrong with a block's cores and threads where the system may use ``cores``."""
@@ -40,19 +48,19 @@ def core_problems(spec: BlockSpec, cores: Sequence[int], path: str) -> list[Prob
 
 
 def arena_problems(spec: BlockSpec, info: BlockInfo, max_rows: int, path: str) -> list[Problem]:
-    """Whether an arena of ``arena_mib`` holds two outputs of ``max_rows`` rows, as far as the
-    contract bounds them: one that the next worker reads, and one that is being made. With a single
-    one, workers on opposed paths would wait for each other."""
+    """Whether an arena of ``arena_mib`` holds three outputs of ``max_rows`` rows, as far as the
+    contract bounds them: one that the next worker reads, one that is being made, and the gap that
+    may lie between them. With less, workers on opposed paths could wait for each other."""
     output = info.contract.output
     if spec.arena_mib is None or not output.bounded:
         return []
-    needed = 2 * output.row_bytes() * max_rows
+    needed = LEAST_OUTPUTS * output.row_bytes() * max_rows
     if needed <= spec.arena_mib * MIB:
         return []
     return [
         Problem(
             f"{path}.arena_mib",
-            f"{spec.arena_mib} MiB cannot hold two outputs of {max_rows} rows ({needed} bytes)",
+            f"{spec.arena_mib} MiB cannot hold three outputs of {max_rows} rows ({needed} bytes)",
             f"give {-(-needed // MIB)} at least, fewer max_rows, or leave arena_mib out",
         )
     ]

@@ -11,6 +11,8 @@ def along(paths: Iterable[Sequence[str]], names: Sequence[str]) -> list[str]:
 
     Where the paths leave it open, or contradict each other, the given order stays.
     """
+    if len(names) < 2:  # of most workers: no path needs to be looked at
+        return list(names)
     before: dict[str, set[str]] = {name: set() for name in names}
     for path in paths:
         for here, there in pairwise([name for name in path if name in before]):

@@ -15,7 +15,7 @@ from typing import Any
 
 from blockflow.core.engines import pins
 from blockflow.core.errors import Problem, TopologyError
-from blockflow.core.fitting import MIB, core_problems
+from blockflow.core.fitting import GAPS, LEAST_OUTPUTS, LEAST_SLOTS, MIB, core_problems
 from blockflow.core.model import BlockInfo
 from blockflow.core.ordering import along
 from blockflow.core.specs import BlockSpec
@@ -24,12 +24,9 @@ from blockflow.core.topology import Topology
 
 MIN_ARENA_BYTES = 1 * MIB
 SOFT_ARENA_BYTES = 256 * MIB
-"""Default ceiling of an arena, unless two full batches need more. Arenas commit memory only as it
-is
-used, so this bounds a worker under load; it is not its cost when idle."""
+"""Default ceiling of an arena, unless the least outputs need more. Arenas commit memory only as it
+is used, so this bounds a worker under load; it is not its cost when idle."""
 _PAGE = 4096
-_MIN_SLOTS = 2
-"""With one for what goes back on opposed paths, one is left for what goes forward."""
 
 
 _CHANGEABLE = frozenset(
@@ -80,7 +77,8 @@ class WorkerSpec:
     def full_slots(self) -> int:
         """Slots that it has for sure: with every one as large as its contracts allow, or as they
         are taken to allow where nothing bounds them, the arena may end before the slots do."""
-        return min(self.slots, max(1, self.arena_bytes // (_largest(self.stages) + _PAGE)))
+        whole = self.arena_bytes // (_largest(self.stages) + _PAGE)
+        return min(self.slots, max(1, (whole + 1) // GAPS))
 
     def identity(self) -> str:
         """Digest of all that cannot change in a running process.
@@ -205,16 +203,18 @@ def _worker(
     first = stages[0].spec
     largest = _largest(stages)
     bounded = all(s.info.contract.output.bounded for s in stages)
-    slots = max(_MIN_SLOTS, sum(s.spec.slots for s in stages))
+    slots = max(LEAST_SLOTS, sum(s.spec.slots for s in stages))
     asked = [s.spec.arena_mib for s in stages if s.spec.arena_mib is not None]
     if asked:
         arena = max(asked) * MIB
     else:
-        wanted = slots * largest if bounded else SOFT_ARENA_BYTES
-        arena = max(MIN_ARENA_BYTES, 2 * largest, min(wanted, SOFT_ARENA_BYTES))
+        # Memory of the host is taken as it is needed; a device's slab is taken whole.
+        whole = slots if first.device != "cpu" else GAPS * slots - 1
+        wanted = whole * largest if bounded else SOFT_ARENA_BYTES
+        arena = max(MIN_ARENA_BYTES, LEAST_OUTPUTS * largest, min(wanted, SOFT_ARENA_BYTES))
     costs = [topology.costs[b] for b in members if b in topology.costs]
     # Slots lie on page boundaries: leave room for the rounding.
-    arena = -(-arena // _PAGE) * _PAGE + slots * _PAGE
+    arena = -(-arena // _PAGE) * _PAGE + GAPS * slots * _PAGE
     return WorkerSpec(
         name=name,
         stages=stages,

@@ -213,7 +213,8 @@ def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
         try:
             spec = BlockSpec.model_validate({k: fields[k] for k in fields if k not in lost})
         except ValidationError as exc:
-            found = from_pydantic(exc, path, BlockSpec)
+            told = {p.path for p in lost.values()}  # they are not missing
+            found = [p for p in from_pydantic(exc, path, BlockSpec) if p.path not in told]
             if isinstance(entry, str):
                 found = [Problem(path, p.message, p.hint) for p in found]
             problems += found

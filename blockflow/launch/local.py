@@ -238,8 +238,8 @@ class TemplateLauncher(Launcher):
                         self._socket.send(encode(["close"]))
                     self._socket.close()
                     self._socket = None
-                try:
-                    self._process.wait(5.0)
+                try:  # one that still imports has no children to end, and hears nothing
+                    self._process.wait(5.0 if self._ready else 0.0)
                 except subprocess.TimeoutExpired:
                     self._process.kill()
                     self._process.wait()

@@ -2,7 +2,8 @@
 
 The Manager may die; what must outlive it lies with its guardian: the write end of the lifeline, the
 run directory, and descriptors that the Manager hands up (the template's socket, REST's listening
-socket). The guardian in turn reaps whom a dead template has orphaned, and says how they ended.
+socket, one that holds the clients' port). The guardian in turn reaps whom a dead template has
+orphaned, and says how they ended.
 
 Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid, started]`` with a
 descriptor, ``["serving", client port]``, ``["alive"]``, ``["stopping"]``, ``["anew", reason]``.
@@ -29,6 +30,9 @@ TEMPLATE = "template"
 
 REST = "rest"
 """Name of the kept listening socket of REST."""
+
+CLIENTS = "clients"
+"""Name of the kept socket that holds the clients' port; nobody listens on it."""
 
 _MESSAGE_BYTES = 64 * 1024
 _STATUSES_KEPT = 256

@@ -20,10 +20,12 @@ from pathlib import Path
 
 from blockflow.core.errors import RepositoryError, SystemError_
 from blockflow.core.limits import VERSION_CHARS
+from blockflow.core.scarcity import no_room
 from blockflow.repository.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
     Manifest,
+    is_block_name,
     parse_manifest,
 )
 
@@ -38,6 +40,34 @@ UNFINISHED = re.compile(r"\.(artifact|manifest)\.\d+(\.before)?")
 """What one writes before it has its name."""
 
 _KEPT = re.compile(rf"manifest@({VERSION_CHARS})\.json")
+
+
+def unopened(error: OSError, path: Path) -> SystemError_ | None:
+    """NO_SPACE where ``path`` cannot be opened for want of a descriptor, say; else None: only then
+    does the error tell something of what is stored."""
+    return no_room(error, f"cannot be opened: {error.strerror}", str(path))
+
+
+def block_names(root: Path) -> list[str]:
+    """Names of the blocks below ``root``, sorted; none where it is not there, or closed to us.
+
+    Raises:
+        SystemError_: NO_SPACE.
+    """
+    try:
+        entries = list(os.scandir(root))
+    except OSError as e:
+        lacking = unopened(e, root)
+        if lacking is not None:
+            raise lacking from e
+        return []
+    return sorted(
+        e.name
+        for e in entries
+        if is_block_name(e.name)
+        and e.is_dir(follow_symlinks=False)
+        and os.path.lexists(os.path.join(e.path, MANIFEST_NAME))
+    )
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -203,13 +233,14 @@ def read_manifest(folder: int, where: Path, name: str, file: str) -> Manifest:
     Raises:
         FileNotFoundError: there is none.
         RepositoryError: CORRUPT_MANIFEST.
+        SystemError_: NO_SPACE.
     """
     try:
         fd = os.open(file, READ, dir_fd=folder)
     except FileNotFoundError:
         raise
     except OSError as e:
-        raise RepositoryError(
+        raise unopened(e, where) or RepositoryError(
             "CORRUPT_MANIFEST", f"the manifest cannot be opened: {e.strerror}", where=str(where)
         ) from None
     with os.fdopen(fd, "rb") as f:

@@ -23,6 +23,7 @@ from blockflow.repository.folder import (
     OPEN_ROOT,
     READ,
     Pending,
+    block_names,
     digest_of,
     having,
     kept_file,
@@ -33,6 +34,7 @@ from blockflow.repository.folder import (
     read_manifest,
     remove_unfinished,
     split_reference,
+    unopened,
     written,
 )
 from blockflow.repository.journal import journalled, recover
@@ -62,17 +64,7 @@ class BlockRepository:
     def names(self) -> list[str]:
         """Names of all blocks, sorted. A missing root is an empty repository."""
         recover(self.root)
-        try:
-            entries = list(os.scandir(self.root))
-        except OSError:
-            return []
-        return sorted(
-            e.name
-            for e in entries
-            if is_block_name(e.name)
-            and e.is_dir(follow_symlinks=False)
-            and os.path.lexists(os.path.join(e.path, MANIFEST_NAME))
-        )
+        return block_names(self.root)
 
     def manifest(self, name: str, *, digest: str | None = None) -> Manifest:
         """A version's manifest.
@@ -270,7 +262,7 @@ class BlockRepository:
         try:
             root = os.open(self.root, OPEN_ROOT)
         except OSError as e:
-            raise RepositoryError(
+            raise unopened(e, self.root) or RepositoryError(
                 "UNKNOWN_BLOCK",
                 f"no block {name!r}: the repository cannot be opened: {e.strerror}",
                 where=str(self.root),
@@ -278,8 +270,8 @@ class BlockRepository:
             ) from None
         try:
             folder = os.open(name, OPEN_FOLDER, dir_fd=root)
-        except OSError:
-            raise self._unknown(name) from None
+        except OSError as e:
+            raise unopened(e, self.root / name) or self._unknown(name) from None
         finally:
             os.close(root)
         try:
@@ -351,7 +343,9 @@ class BlockRepository:
                     continue
                 reason = "the file is not there"
             except OSError as e:
-                reason = str(e.strerror)
+                lacking, reason = unopened(e, self.root / name / pinned.file), str(e.strerror)
+                if lacking is not None:
+                    raise lacking from e
             else:
                 if stat.S_ISREG(os.fstat(fd).st_mode):
                     return pinned, fd

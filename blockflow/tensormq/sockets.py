@@ -21,9 +21,10 @@ import zmq
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
-from blockflow.core.scarcity import SCARCE
+from blockflow.core.scarcity import SCARCE, no_room
 from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.janitor import MAX_PATH_CHARS, data_socket_path
+from blockflow.tensormq.ports import listen_beside
 
 OLDEST_LIBZMQ = (4, 3, 3)
 """Older ones have a remote stack overflow in their handshake (CVE-2019-13132) and others."""
@@ -47,6 +48,8 @@ _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 5000
 """... and as long as the largest frame may take: see :func:`watch_peer`."""
 
+_CONNECT_MS = 3000
+"""An attempt by tcp; the next follows. The kernel's own is long: it asks ever more seldom."""
 _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 1000
 _MAX_PORT = 65535
@@ -192,7 +195,10 @@ def connect_push(
 def _socket(
     ctx: zmq.Context[zmq.Socket[bytes]], kind: int, max_bytes: int, hwm: int
 ) -> zmq.Socket[bytes]:
-    sock = ctx.socket(kind)
+    try:
+        sock = ctx.socket(kind)
+    except zmq.ZMQError as exc:
+        raise no_room(exc, f"no socket can be made: {exc.strerror}", "") or exc from exc
     sock.set(zmq.SNDHWM, hwm)
     sock.set(zmq.RCVHWM, hwm)
     sock.set(zmq.LINGER, LINGER_MS)
@@ -215,7 +221,7 @@ def bound_frames(sock: zmq.Socket[Any], max_bytes: int) -> None:
 
 def watch_peer(sock: zmq.Socket[Any]) -> None:
     """End tcp connections whose peer has vanished without a word, which TCP takes a quarter of an
-    hour to notice. Call it after :func:`bound_frames`.
+    hour to notice, and attempts that nobody answers. Call it after :func:`bound_frames`.
 
     Something is sent every second, and the peer's kernel has some seconds to acknowledge it,
     whatever else is under way. That ZeroMQ answers at the other end is waited for longer: its word
@@ -224,6 +230,7 @@ def watch_peer(sock: zmq.Socket[Any]) -> None:
     their time.
     """
     frame_ms = int(sock.get(zmq.MAXMSGSIZE)) * SLOWEST_NS_PER_BYTE // 1_000_000
+    sock.set(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
     sock.set(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)  # TCP_USER_TIMEOUT, in milliseconds
     sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     sock.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS + frame_ms)
@@ -298,7 +305,12 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None
             _clear_stale(endpoint)
         elif _is_tcp(endpoint) and endpoint.endswith(":0"):
             endpoint = endpoint[:-1] + "*"
-        sock.bind(endpoint)
+        try:
+            sock.bind(endpoint)
+        except zmq.ZMQError as exc:
+            if exc.errno != zmq.EADDRINUSE or not _is_tcp(endpoint) or endpoint.endswith("*"):
+                raise
+            _bind_held(sock, endpoint)
     except zmq.ZMQError as exc:
         sock.close(0)
         if exc.errno == zmq.EADDRINUSE:
@@ -318,6 +330,28 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None
         raise
     bound = sock.get(zmq.LAST_ENDPOINT)
     return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
+
+
+def _bind_held(sock: zmq.Socket[bytes], endpoint: str) -> None:
+    """Listen where the control plane holds the port for whoever comes next.
+
+    Raises:
+        zmq.ZMQError: EADDRINUSE: it is somebody else's.
+        OSError: no descriptor or memory is left.
+    """
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    family = std_socket.AF_INET6 if is_v6(endpoint) else std_socket.AF_INET
+    try:
+        listener = listen_beside(host.strip("[]"), int(port), family, _BACKLOG)
+    except OSError as exc:
+        if exc.errno in SCARCE:
+            raise
+        raise zmq.ZMQError(zmq.EADDRINUSE) from exc
+    sock.set(zmq.USE_FD, listener.detach())  # libzmq's, which closes it
+    try:
+        sock.bind(endpoint)
+    finally:
+        sock.set(zmq.USE_FD, -1)
 
 
 def _clear_stale(endpoint: str) -> None:

@@ -90,6 +90,26 @@ def test_a_machine_without_room_is_not_a_bad_address(
         assert (e.value.code, e.value.retryable) == ("NO_SPACE", True)
 
 
+@pytest.mark.parametrize(
+    ("code", "raised"), [(errno.EMFILE, SystemError_), (zmq.ETERM, zmq.ContextTerminated)]
+)
+def test_no_descriptor_for_the_socket_itself(
+    code: int,
+    raised: type[Exception],
+    ctx: zmq.Context[zmq.Socket[bytes]],
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Refused(zmq.Socket[bytes]):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            raise zmq.ContextTerminated() if code == zmq.ETERM else zmq.ZMQError(code)
+
+    monkeypatch.setattr(ctx, "_socket_class", Refused)
+    with pytest.raises(raised) as e:
+        bind_pull(ctx, "ipc", run_dir, 1)
+    assert code == zmq.ETERM or getattr(e.value, "code", "") == "NO_SPACE"
+
+
 def test_no_descriptor_for_the_look_at_who_listens(
     ctx: zmq.Context[zmq.Socket[bytes]], run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,7 +170,7 @@ def test_connections_that_come_and_go_leave_nothing(up: Rig) -> None:
 
 @pytest.mark.parametrize(
     ("options", "x"),
-    [({"slots": 2}, X), ({"slots": 1}, X), ({"arena_mib": 2, "max_rows": 4}, WIDE)],
+    [({"slots": 2}, X), ({"slots": 1}, X), ({"arena_mib": 3, "max_rows": 4}, WIDE)],
     ids=["two slots", "one slot", "memory for two"],
 )
 def test_opposed_paths_under_load_never_block_each_other(

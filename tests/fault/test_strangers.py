@@ -1,4 +1,5 @@
-"""Processes below a guardian that no Manager has started: they are left alone."""
+"""Strangers: processes below a guardian that no Manager has started are left alone, and other users
+cannot take its clients' port."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from takeover_rig import PATIENCE_S, furnish, members, started
+from dispatcher_rig import wait_until
+from sockets_rig import a_stranger_takes
+from takeover_rig import PATIENCE_S, X, furnish, members, started
 from up_rig import family, gone
 
+from blockflow.client import Client
 from blockflow.control.journal import JournalFile
 
 pytestmark = pytest.mark.timeout(600)
@@ -59,3 +63,23 @@ def test_whom_a_manager_has_started_is_ended_where_no_journal_names_it(root: Pat
         pid, _ = members(before)["b#0"]
         assert f"process {pid} is in no journal and is ended" in it.log()
         assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_user_cannot_take_the_clients_port_while_no_dispatcher_lives(root: Path) -> None:
+    with started(root) as it:
+        port = int(it.address.rpartition(":")[2])
+        it.kill_manager()
+        status = it.taken_over(1)
+        os.kill(status["manager"]["pid"], signal.SIGSTOP)  # it must not start the next one
+        pid, _ = members(status)["dispatcher"]
+        dispatcher = psutil.Process(pid)
+        dispatcher.kill()
+        wait_until(lambda: not dispatcher.is_running() or dispatcher.status() == "zombie")
+        assert a_stranger_takes(port) == ""
+        os.kill(status["manager"]["pid"], signal.SIGCONT)
+        with Client(it.address, connect_timeout_s=PATIENCE_S) as client:
+            assert (client.infer("t", X, deadline_s=60.0).value == X + 11).all()
+        it.process.terminate()
+        assert it.process.wait(PATIENCE_S) == 0, it.log()
+    assert a_stranger_takes(port) != ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
 import time
 from collections.abc import Iterator
@@ -127,6 +129,37 @@ def test_a_failure_is_handed_on(rig: Rig) -> None:
     rig.say(encode_failure(failure))
     error = rig.outcome().error
     assert error is not None and (error.code, error.message) == ("BLOCK_FAILED", "no")
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "block 'a' failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "block 'a' failed: MemoryError: ",
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory",
+    ],
+)
+def test_a_probe_that_runs_out_of_memory_is_tried_again(rig: Rig, why: str) -> None:
+    """As a start that does: another one may find some."""
+    (item,) = rig.prove(11)
+    rig.say(encode_failure(Failure(WORKER, 1, BlockError("BLOCK_FAILED", why, where="a"), (item,))))
+    error = rig.outcome().error
+    assert error is not None
+    assert (error.code, error.message, error.where) == ("NO_SPACE", why, "a")
+
+
+def test_so_is_one_for_whose_result_no_descriptor_is_left(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    (item,) = rig.prove(11)
+    monkeypatch.setattr(rig.prober._consumer, "open", fails)
+    rig.answer(item)
+    error = rig.outcome().error
+    assert error is not None and error.code == "NO_SPACE"
+    assert os.strerror(errno.EMFILE) in error.message
 
 
 def test_a_result_that_cannot_be_read(rig: Rig) -> None:

@@ -213,7 +213,8 @@ def test_the_monitor_and_stored_figures(
     assert http.post("/v1/monitor", json={"on": False}).json() == {"on": False, "hz": 0.0}
     for name in ("../x.jsonl", "/etc/x.jsonl", "x", "", ".jsonl", "a/b.jsonl", "a.jsonl\n"):
         assert error_of(http.post("/v1/kpis/store", json={"file": name}))["where"] == "file"
-    assert error_of(http.post("/v1/monitor", json={"on": True, "hz": 1000}))["where"] == "hz"
+    for order in ({"on": True, "hz": 1000}, {"on": True, "hz": 0}, {"on": False, "hz": -1}):
+        assert error_of(http.post("/v1/monitor", json=order))["where"] == "hz", order
 
 
 @pytest.mark.parametrize(

@@ -389,3 +389,11 @@ def test_a_process_with_many_descriptors_has_a_template_too(tmp_path: Path) -> N
         for fd in held:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_template_that_still_imports_is_not_waited_for(launcher: TemplateLauncher) -> None:
+    """Whoever ends a system amid its start has nothing of what it would import."""
+    launcher.start()
+    process = launcher._process
+    launcher.close()
+    assert isinstance(process, subprocess.Popen) and process.returncode == -signal.SIGKILL

@@ -16,7 +16,7 @@ from blockflow.control.crew import Crew
 from blockflow.control.exposure import check_exposure
 from blockflow.control.fleet import Place
 from blockflow.control.settings import ControlSettings, is_address, is_loopback, with_port
-from blockflow.control.system import refuse_unfit_address
+from blockflow.control.system import hold_address
 from blockflow.core.errors import BlockFlowError
 from blockflow.tensormq.sockets import is_v6
 
@@ -44,7 +44,7 @@ def test_a_name_with_ipv6_addresses_only_is_one(monkeypatch: pytest.MonkeyPatch)
     assert [h for h in found if found[h]] == ["six"]
     assert not is_v6("ipc:///tmp/six:1")
     with pytest.raises(BlockFlowError, match="'none' has no address") as caught:
-        refuse_unfit_address("none", 0)
+        hold_address("none", 0)
     assert (caught.value.code, caught.value.where) == ("INVALID_REQUEST", "--client-host")
 
 
@@ -104,12 +104,12 @@ def test_a_port_that_is_taken_is_found_out_first(host: str) -> None:
     except OSError as e:
         pytest.skip(f"{host} cannot be listened on: {e}")
     with listener, pytest.raises(BlockFlowError) as caught:
-        refuse_unfit_address(host, listener.getsockname()[1])
+        hold_address(host, listener.getsockname()[1])
     assert caught.value.code == "PORT_IN_USE"
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])
 def test_an_address_of_another_machine_is_found_out_first(host: str) -> None:
     with pytest.raises(BlockFlowError, match=host) as caught:
-        refuse_unfit_address(host, 0)
+        hold_address(host, 0)
     assert (caught.value.code, caught.value.where) == ("INVALID_REQUEST", "--client-host")

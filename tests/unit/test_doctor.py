@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -77,6 +78,7 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"leftovers": (Leftover("/dev/shm/x/y", 3 * MIB),)}, "leftovers", Level.WARNING, "3 MiB"),
     ({"state_dir": replace(STATE, writable=False)}, "state", Level.ERROR, "written"),
     ({"state_dir": replace(STATE, ours=False)}, "state", Level.ERROR, "written"),
+    ({"state_dir": replace(STATE, exists=False, writable=False)}, "state", Level.ERROR, "made by"),
     ({"state_dir": replace(STATE, free=MIB)}, "state", Level.ERROR, "1 MiB"),
     ({"state_dir": replace(STATE, mode=0o770)}, "state", Level.ERROR, "others"),
     ({"state_dir": replace(STATE, loose=("s/state.json",))}, "state", Level.ERROR, "others"),
@@ -198,6 +200,15 @@ def test_who_has_the_port(machine: Path) -> None:
     assert rest.holder and rest.option == "--port"
 
 
+def test_a_port_that_is_not_for_this_user(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(gathering.socket, "create_server", refuse)
+    rest, _ = gather(machine / "blocks", rest_port=80, client_port=81).ports
+    assert "for root alone" in rest.holder
+
+
 def test_keys_that_are_unfit(machine: Path) -> None:
     ring = Keyring(machine / "config" / "blockflow" / "keys")
     ring.create()
@@ -206,6 +217,12 @@ def test_keys_that_are_unfit(machine: Path) -> None:
     assert "read by others" in found(machine).keys
     assert "token" not in found(machine, keys=machine / "none").keys
     assert found(machine, keys=machine / "none").keys
+
+
+def test_a_folder_that_cannot_even_be_looked_at_is_told_of(machine: Path) -> None:
+    """A name too long, say, or a folder above that is closed to us."""
+    folder = look_at(machine / ("x" * 300))
+    assert not folder.exists and folder.ours and folder.writable
 
 
 def test_a_folder_that_is_not_there_is_judged_by_its_place(machine: Path) -> None:

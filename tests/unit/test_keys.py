@@ -11,8 +11,9 @@ import pytest
 
 from blockflow.cli.main import main
 from blockflow.control.auth import TokenAuth, read_token
-from blockflow.control.exposure import check_exposure
+from blockflow.control.exposure import check_exposure, check_state_dir
 from blockflow.control.settings import ControlSettings, is_address, is_loopback
+from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.tensormq.curve import LINK_FILE, make_link_key
 from blockflow.tensormq.keys import (
@@ -273,3 +274,31 @@ def test_a_torn_link_key_of_a_former_control_plane_is_replaced(tmp_path: Path) -
     make_link_key(tmp_path)
     assert read_key_file(path) != first
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("loose", [0o770, 0o707, 0o1777])
+def test_a_state_folder_that_others_may_write_to_is_refused(tmp_path: Path, loose: int) -> None:
+    """Who writes there decides what is deployed at the next start."""
+    folder = tmp_path / "state"
+    check_state_dir(folder)  # not there yet: it will be made private
+    folder.mkdir()
+    folder.chmod(0o755)
+    check_state_dir(folder)
+    folder.chmod(loose)
+    with refused("STATE_UNUSABLE"):
+        check_state_dir(folder)
+    system = System(repository=tmp_path, state_dir=folder, rest_port=0, client_port=0)
+    with refused("STATE_UNUSABLE"), system:
+        pass
+    assert not list(folder.iterdir())
+
+
+def test_a_state_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    if tmp_path.stat().st_uid:
+        with refused("STATE_UNUSABLE"):
+            check_state_dir(tmp_path)
+    else:
+        check_state_dir(tmp_path)  # root can do everything anyway

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import control_rig
@@ -13,6 +14,9 @@ from blockflow.control.kpis import KpiBook
 from blockflow.control.update import Kind, Phase
 from blockflow.control.views import Views
 from blockflow.core.errors import BlockError, BlockFlowError, Problem, TopologyError
+from blockflow.core.lifecycle import State
+from blockflow.core.placement import WorkerSpec
+from blockflow.core.specs import TaskSpec
 from blockflow.wire.control import Drain, Drained, Routes, Stop, Undrain
 
 world = control_rig.world
@@ -63,6 +67,22 @@ def test_drain_and_undrain(world: World) -> None:
     assert update.phase is Phase.DONE
     assert world.admitted_blocks() == {"a": 1, "b": 1}
     assert len(world.sent(Undrain)) == 1
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_drain_that_a_manager_began_is_ended_by_the_next(world: World, told: bool) -> None:
+    world.apply(*AB)
+    world.busy = not told  # the worker was to be told when nothing is in flight
+    world.do(lambda now: world.brain.close("a", Kind.DRAIN, now))
+    since = len(world.log)  # what the dead one sent last may not have left it
+    update = world.succeed()
+    world.let_drain()
+    assert update.phase is Phase.DONE
+    assert [s.incarnation for s in world.sent(Drain, since)] == [world.incarnation("a#0")]
+    (life, _) = [r.life for r in world.brain.crew.fleet]
+    assert life.state == State.DRAINING
+    world.do(lambda now: world.brain.close("a", Kind.UNDRAIN, now))
+    assert str(life.state) == State.READY
 
 
 def test_stop_terminates_until_restart(world: World) -> None:
@@ -262,3 +282,32 @@ def test_shutdown_in_mid_update_and_mid_restart(world: World) -> None:
     with pytest.raises(BlockFlowError) as e:
         world.apply(*AB)
     assert e.value.code == "NOT_RUNNING"
+
+
+def test_documents_of_many_blocks_look_at_each_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of hundreds of blocks and thousands of tasks, which the Manager's thread tells of."""
+    n = 60
+    names = [f"b{i}" for i in range(n)]
+    blocks = [{"name": name, "worker": f"w{i % 3}"} for i, name in enumerate(names)]
+    world.apply(blocks, {f"t{name}": [name] for name in names} | {"all": [names[0], names[-1]]})
+    looks: Counter[str] = Counter()
+
+    def counted(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def look(it: Any) -> Any:
+            looks[name] += 1
+            return real.fget(it)
+
+        monkeypatch.setattr(owner, name, property(look))
+
+    counted(WorkerSpec, "blocks")
+    counted(TaskSpec, "paths")
+    views = Views(world.brain, KpiBook(), {}, world.now)
+    found = {b["name"]: b for b in views.blocks()}
+    assert found["b0"]["tasks"] == ["tb0", "all"] and found["b1"]["tasks"] == ["tb1"]
+    assert [b["workers"] for b in found.values()] == [[f"w{i % 3}#0"] for i in range(n)]
+    assert all(t["available"] for t in views.tasks()) and views.health()["ready"]
+    assert looks["blocks"] <= 4 * 3 and looks["paths"] <= 4 * (n + 1)

@@ -206,8 +206,8 @@ def test_an_arena_that_cannot_hold_a_full_output_is_a_problem() -> None:
     with pytest.raises(TopologyError) as caught:
         workers({"blocks": [wide], "tasks": {}})
     (problem,) = caught.value.problems
-    assert problem.path == "$.blocks[0].arena_mib" and "give 2 at least" in problem.hint
-    workers({"blocks": [{**wide, "arena_mib": 2}], "tasks": {}})
+    assert problem.path == "$.blocks[0].arena_mib" and "give 3 at least" in problem.hint
+    workers({"blocks": [{**wide, "arena_mib": 3}], "tasks": {}})
 
 
 def test_a_task_promises_no_more_rows_than_its_blocks_take() -> None:
@@ -245,9 +245,10 @@ def test_slots_that_a_worker_has_for_sure() -> None:
 
     assert full_slots() == 16
     assert full_slots(slots=1) == 2, "one of them for what goes back on opposed paths"
-    # A row is 256 bytes: two outputs of 4096 rows fill 2 MiB, however many slots there are.
-    assert full_slots(max_rows=4096, arena_mib=2) == 2
-    assert full_slots(max_rows=2048, arena_mib=2) == 4
+    # A row is 256 bytes, an output of 4096 rows 1 MiB. Each that is out may have a gap beside it.
+    assert full_slots(max_rows=4096, arena_mib=3) == 2
+    assert full_slots(max_rows=2048, arena_mib=3) == 3
+    assert full_slots(max_rows=4096) == 16, "memory of the host is taken as it is needed"
 
 
 def test_a_workers_blocks_stand_in_the_order_of_the_paths() -> None:

@@ -19,6 +19,7 @@ from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.native import Compute, NativeEngine
 from blockflow.engine.torch_engine import TorchEngine
 from blockflow.repository.echo import save_echo
+from blockflow.repository.journal import JOURNAL
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.atwork import AtWork
@@ -275,3 +276,34 @@ def test_no_descriptor_for_the_blocks_file(
     found = Runner(stages, FailPoints("", Path()))
     monkeypatch.setattr(os, "open", fails)
     assert code_of(found.load(repository)) == "NO_SPACE"
+
+
+@pytest.mark.parametrize("at", range(4), ids=["repository", "folder", "manifest", "artifact"])
+def test_a_block_that_cannot_be_opened_for_want_of_a_descriptor_is_not_called_missing(
+    at: int, repository: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, opened = os.open, 0
+
+    def fails(path: Any, *args: Any, **kw: Any) -> int:
+        nonlocal opened
+        if path != repository.root / JOURNAL:  # there is none
+            opened += 1
+            if opened > at:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *args, **kw)
+
+    monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(SystemError_) as e, repository.artifact("e"):
+        pass
+    assert e.value.code == "NO_SPACE" and os.strerror(errno.EMFILE) in e.value.message
+
+
+def test_nor_is_a_repository_empty_then(
+    repository: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(SystemError_, match=os.strerror(errno.EMFILE)):
+        repository.names()

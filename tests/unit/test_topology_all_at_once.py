@@ -65,3 +65,17 @@ def test_what_cannot_be_carried_is_told_by_field() -> None:
     found = uncarried({"a": 1, "options": deep, "batching": [10**30]}, "$.blocks[3]")
     assert found.keys() == {"options", "batching"}
     assert found["options"].path == "$.blocks[3].options"
+
+
+@pytest.mark.parametrize("value", ["\ud800", ["a", {"b": "c\udfff"}], {"\ud8ff": 1}])
+def test_a_text_that_is_no_unicode_is_refused(value: Any) -> None:
+    """JSON can write half of a surrogate pair; no message to a worker can."""
+    (found,) = uncarried({"name": "a", "options": {"x": value}}, "$.blocks[0]").values()
+    assert found.path == "$.blocks[0].options" and "surrogate" in found.message
+
+
+@pytest.mark.parametrize("name", [10**30, "\ud800"])
+def test_a_field_that_cannot_be_carried_is_not_called_missing_as_well(name: Any) -> None:
+    with pytest.raises(TopologyError) as caught:
+        parse_topology({"blocks": [{"name": name}], "tasks": {}}, lookup)
+    assert [p.path for p in caught.value.problems].count("$.blocks[0].name") == 1

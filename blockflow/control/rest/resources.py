@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from blockflow.control.commands import WAIT_S, Commands
+from blockflow.control.commands import MAX_HZ, WAIT_S, Commands
 from blockflow.control.rest.body import fields
 from blockflow.control.update import FINAL, Kind
-from blockflow.core.errors import Problem, SystemError_, make_error
+from blockflow.core.errors import Problem, RequestError, SystemError_, make_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,11 @@ class Handlers:
 
     def monitor(self, call: Call) -> Answer:
         order = fields(call.body, call.duplicates, {"on": (bool,)}, {"hz": (int, float)})
-        hz = order.get("hz", 4.0) if order["on"] else 0.0
-        return Answer(self.commands.monitor(hz))
+        hz = order.get("hz", 4.0)
+        if not 0 < hz <= MAX_HZ:
+            what = f"hz {str(hz)[:20]} is not above 0 and at most {MAX_HZ:g}"
+            raise RequestError("INVALID_REQUEST", what, where="hz", hint='off is {"on": false}')
+        return Answer(self.commands.monitor(hz if order["on"] else 0.0))
 
     def store_kpis(self, call: Call) -> Answer:
         order = fields(call.body, call.duplicates, {"file": (str,)}, {})

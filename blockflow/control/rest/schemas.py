@@ -167,7 +167,7 @@ def _orders() -> dict[str, Schema]:
         },
         {"rtt_ms": number("round trip, ms"), "state": text("its state, in its own words")},
     )
-    rate = {"type": "number", "minimum": 0, "maximum": MAX_HZ}
+    rate = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_HZ}
     to = {"type": "integer", "minimum": 1}
     return {
         "RollbackOrder": obj(

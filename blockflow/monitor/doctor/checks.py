@@ -228,6 +228,9 @@ def state(f: Facts) -> Iterator[Finding]:
     if folder.exists and (not folder.ours or not folder.writable):
         remedy = f"chown it to this user, or choose another one: --state-dir (now {folder.path})"
         yield Finding(name, Level.ERROR, f"{folder.path} cannot be written by this user", remedy)
+    elif not folder.exists and not folder.writable:
+        remedy = "choose a place that this user may write to: --state-dir, XDG_STATE_HOME or HOME"
+        yield Finding(name, Level.ERROR, f"{folder.path} cannot be made by this user", remedy)
     elif folder.free < LEAST_DISK:
         text = f"{folder.path}: {_size(folder.free)} left on its disk; updates could not be stored"
         yield Finding(name, Level.ERROR, text, "free some space, or choose another --state-dir")
@@ -255,7 +258,7 @@ def ports(f: Facts) -> Iterator[Finding]:
             yield Finding("ports", Level.OK, text)
         else:
             text = f"{port.address} for {port.what} is taken by {port.holder}"
-            remedy = f"stop it, or choose another port: blockflow up {port.option} N"
+            remedy = f"free it, or choose another port: blockflow up {port.option} N"
             yield Finding("ports", Level.ERROR, text, remedy)
 
 

@@ -139,7 +139,7 @@ def look_at(path: Path) -> Folder:
     """A folder's facts; of one that is not there, those of the place where it would be made."""
     exists = os.path.lexists(path)
     there = path.absolute()
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:
         there = there.parent
     status, disk = there.lstat(), shutil.disk_usage(there)
     return Folder(
@@ -211,6 +211,8 @@ def _port(what: str, port: int, option: str) -> Port:
     address = f"{DEFAULT_HOST}:{port}"
     try:
         socket.create_server((DEFAULT_HOST, port)).close()
+    except PermissionError:
+        return Port(what, address, option, "the kernel, for root alone")
     except OSError:
         return Port(what, address, option, _holder(port))
     return Port(what, address, option)
