@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from blockflow.bench.interrupts import interruptible
 from blockflow.cli.convert import convert_all, print_variants, variant_kinds
 from blockflow.cli.exits import exit_code
 from blockflow.cli.options import close_json, commas, progress_bar, users_output
@@ -325,9 +324,3 @@ def _spec(text: str, ranges: list[str]) -> TensorSpec | None:
         return parse_spec(text, parsed)
     except ValueError as e:
         raise _usage(str(e), "for example --input int64[rows,length] --range length=1..512") from e
-
-
-def main() -> None:
-    """Entry of ``tools/export_block.py``: the same command on its own."""
-    with interruptible():
-        typer.run(export)

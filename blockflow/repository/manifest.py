@@ -266,14 +266,10 @@ def parse_manifest(raw: bytes, *, where: str, folder: str | None) -> Manifest:
             ``details["fields"]``.
     """
 
-    def corrupt(message: str, details: dict[str, Any] | None = None) -> RepositoryError:
-        return RepositoryError(
-            "CORRUPT_MANIFEST",
-            message,
-            where=where,
-            hint="export the block again",
-            details=details,
-        )
+    def corrupt(
+        message: str, details: dict[str, Any] | None = None, hint: str = "export the block again"
+    ) -> RepositoryError:
+        return RepositoryError("CORRUPT_MANIFEST", message, where=where, hint=hint, details=details)
 
     if len(raw) > MAX_MANIFEST_BYTES:
         raise corrupt(f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")
@@ -285,7 +281,15 @@ def parse_manifest(raw: bytes, *, where: str, folder: str | None) -> Manifest:
             for err in e.errors(include_url=False, include_input=False)[:20]
         ]
         first = fields[0]
-        raise corrupt(f"field {first['field']}: {first['problem']}", {"fields": fields}) from None
+        said, details = f"field {first['field']}: {first['problem']}", {"fields": fields}
+        if any(field["field"] == "schema_version" for field in fields):
+            # whatever else it says, it is not damaged: an export would take a sound block's place
+            raise corrupt(
+                f"another version of BlockFlow has written it: {said}",
+                details,
+                "read it with the version that wrote it, or a later one; or export the block again",
+            ) from None
+        raise corrupt(said, details) from None
     except RecursionError:
         raise corrupt("the JSON is nested too deeply") from None
     if folder is not None and manifest.name != folder:

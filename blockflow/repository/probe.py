@@ -102,12 +102,9 @@ def infer_spec(
             two of them.
     """
 
-    def refused(why: str) -> ExportError:
-        return ExportError(
-            "NOT_SPLITTABLE",
-            f"{what}: {why}",
-            hint="a block's output dims are numbers or the input's own dynamic dims, rows first",
-        )
+    def refused(why: str, hint: str = "") -> ExportError:
+        usual = "a block's output dims are numbers or the input's own dynamic dims, rows first"
+        return ExportError("NOT_SPLITTABLE", f"{what}: {why}", hint=hint or usual)
 
     first = tensors[0]
     ranks = {y.dim() for y in tensors}
@@ -128,18 +125,24 @@ def infer_spec(
             raise refused(f"dim {i} may be {_either(moving)}: their ranges do not tell them apart")
         elif moving:
             dims.append(moving[0])
-        elif len(set(sizes)) == 1:
+        elif len(set(sizes)) == 1 and sizes[0]:
             dims.append(int(sizes[0]))
+        elif not any(sizes):
+            raise refused(f"dim {i} has no elements")
         else:
             given = _either(str(dict(b)) for b in bindings)
             raise refused(f"dim {i} is {_either(sizes)} for {given}")
     dtype = str(first.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
-        raise refused(f"dtype {dtype} cannot travel between blocks")
+        hint = "torch.view_as_real() makes a real tensor of a complex one"
+        raise refused(
+            f"dtype {dtype} cannot travel between blocks",
+            hint if first.is_complex() else f"dtypes that can: {', '.join(DTYPE_BYTES)}",
+        )
     ranges = {n: r for n, r in bound_by.ranges.items() if n in dims}
     try:
         return TensorSpec(dtype, tuple(dims), ranges)
-    except ValueError as e:  # no elements, or a rank that no message holds
+    except ValueError as e:  # a rank that no message holds
         raise refused(str(e)) from e
 
 

@@ -164,7 +164,8 @@ class ProfileStore:
         another version of the block, and of the unfinished one.
 
         Raises:
-            RepositoryError: UNKNOWN_BLOCK when the block's folder is not there.
+            RepositoryError: UNKNOWN_BLOCK when the block's folder is not there;
+                REPOSITORY_UNUSABLE when it cannot be written.
             SystemError_: NO_SPACE.
         """
         block, name = record.key.blocks[0], record.key.file(record.profile.machine)
@@ -188,8 +189,9 @@ class ProfileStore:
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise SystemError_("NO_SPACE", str(e), where=str(path)) from e
+            missing = isinstance(e, FileNotFoundError)
             raise RepositoryError(
-                "UNKNOWN_BLOCK",
+                "UNKNOWN_BLOCK" if missing else "REPOSITORY_UNUSABLE",
                 f"the profile cannot be written: {e.strerror}",
                 where=str(path),
                 hint="check the repository and its permissions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -172,7 +173,8 @@ def in_train_mode(module: nn.Module) -> str:
 
 def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
     """Import ``module:factory`` and call it under a fixed seed; wrappers of torch.compile and
-    DataParallel are taken off what it returns.
+    DataParallel are taken off what it returns. The current folder stays what it was: paths that the
+    user gave are meant from there.
 
     Raises:
         ExportError: FACTORY_FAILED with the factory's own reason.
@@ -183,19 +185,21 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
 
     module_name, _, attribute = factory.partition(":")
     try:
-        made: Any = import_module(module_name)
-        for part in attribute.split("."):
-            made = getattr(made, part)
+        with _same_folder():
+            made: Any = import_module(module_name)
     except ModuleNotFoundError as e:
         raise failed(f"no module {e.name!r}", "is it installed, or in this folder?") from e
-    except AttributeError as e:
-        raise failed(f"module {module_name!r} has no {attribute!r}") from e
     except (Exception, SystemExit) as e:  # an import runs the user's code, which may raise anything
         raise failed(f"the import failed: {type(e).__name__}: {e}") from e
+    try:
+        for part in attribute.split("."):
+            made = getattr(made, part)
+    except AttributeError as e:
+        raise failed(f"module {module_name!r} has no {attribute!r}") from e
     if not callable(made):
         raise failed(f"{attribute!r} is a {type(made).__name__}, not a function or class")
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _same_folder():
             torch.manual_seed(seed)
             model = made(**arguments)
     except (Exception, SystemExit) as e:
@@ -203,6 +207,17 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")
     return _unwrapped(model)
+
+
+@contextmanager
+def _same_folder() -> Iterator[None]:
+    """The current folder is the same after as before, wherever the user's code has gone."""
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
 
 
 def _refuse_unfinished(module: nn.Module, factory: str) -> None:

@@ -21,6 +21,10 @@ _GLOBAL = re.compile(r"\bGLOBAL (\S+)")
 _WRAPPERS = ("module.", "_orig_mod.")
 """What DataParallel (also DistributedDataParallel) and torch.compile put before each name."""
 
+_COUNTER = "num_batches_tracked"
+"""What batch normalisation counts in training, and older state dicts lack, torchvision's first
+among them. No result depends on it, and torch's own loading leaves it as it is."""
+
 _REFUSED = "Weights only load failed"
 """How torch's message begins when a file is more than tensors."""
 
@@ -34,6 +38,7 @@ def load_weights(module: nn.Module, path: Path) -> str:
 
     Where several names of the model are one tensor (tied weights), any of them will do: safetensors
     keeps such a tensor once. What DataParallel and torch.compile put before every name is left out.
+    The counters of batch normalisation may be missing.
 
     Raises:
         ExportError: WEIGHTS_INVALID, listing the keys that are missing, unexpected or misshapen, or
@@ -58,6 +63,7 @@ def load_weights(module: nn.Module, path: Path) -> str:
     state = _without_wrappers(state, own)
     pairs = list(_tied(own, state))
     state |= {k: state[given] for k, given in pairs if k not in state}
+    state |= {k: t for k, t in own.items() if k not in state and _is_counter(k)}
     problems: dict[str, list[str]] = {
         "missing": [k for k in own if k not in state],
         "unexpected": [k for k in state if k not in own],
@@ -69,8 +75,8 @@ def load_weights(module: nn.Module, path: Path) -> str:
         "complex for a real tensor": [
             k for k in own if k in state and state[k].is_complex() and not own[k].is_complex()
         ],
-        "with fractions for a tensor of integers": [
-            k for k in own if k in state and _loses_fractions(state[k], own[k].dtype)
+        "more than a tensor of integers holds": [
+            k for k in own if k in state and _loses(state[k], own[k].dtype)
         ],
         "at odds with the tensor that they share": [
             f"{k} with {given}" for k, given in pairs if not torch.equal(state[k], state[given])
@@ -102,10 +108,19 @@ def load_weights(module: nn.Module, path: Path) -> str:
     return digest
 
 
-def _loses_fractions(given: Tensor, wanted: torch.dtype) -> bool:
-    if wanted.is_floating_point or wanted.is_complex or not given.is_floating_point():
+def _is_counter(name: str) -> bool:
+    return name.rpartition(".")[2] == _COUNTER
+
+
+def _loses(given: Tensor, wanted: torch.dtype) -> bool:
+    """Whether a tensor of integers would get others than ``given`` holds: without their fractions,
+    or wrapped around where they are too large."""
+    if wanted.is_floating_point or wanted.is_complex or given.is_complex():
         return False
-    return not torch.equal(given.to(wanted).to(given.dtype), given)
+    taken = given.to(wanted)
+    if given.is_floating_point():
+        return not torch.equal(taken.to(given.dtype), given)
+    return not torch.equal(taken.long(), given.long())  # int8 and uint8 wrap into each other
 
 
 def _without_wrappers(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -76,6 +76,16 @@ def test_the_other_script_stands_for_export(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     json.loads(done.stdout)
     assert (tmp_path / "blocks" / "tiny" / "manifest.json").is_file()
+    with open("/dev/full", "w") as full:  # what goes wrong is told as the command tells it
+        done = subprocess.run(
+            [sys.executable, ROOT / "tools" / "export_block.py", "--list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 5 and "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_top_on_a_terminal_is_live_and_leaves_it_as_it_was(rest: FakeRest) -> None:

@@ -225,7 +225,7 @@ def test_what_a_trace_keeps_for_ever_is_listed(repo: BlockRepository) -> None:
         (SwapsRows, ROW, "pt2", "NOT_SPLITTABLE", "dim 0"),
         (ComplexOut, ROW, "pt2", "NOT_SPLITTABLE", "complex64"),
         (TwoOut, ROW, "pt2", "EXPORT_FAILED", "returns a tuple"),
-        (NoOut, ROW, "pt2", "NOT_SPLITTABLE", "dim 0 is outside"),
+        (NoOut, ROW, "pt2", "NOT_SPLITTABLE", "dim 1 has no elements"),
         (lambda: nn.Linear(5, 5), ROW, "pt2", "EXPORT_FAILED", "the model fails on"),
         (lambda: nn.Bilinear(4, 4, 2), ROW, "pt2", "NOT_SPLITTABLE", "2 inputs (input1, input2)"),
         (lambda: nn.Linear(4, 4), ROW, "onnx", "EXPORT_FAILED", "unknown format"),
@@ -270,6 +270,7 @@ def test_names_must_be_enough_and_unique(repo: BlockRepository) -> None:
         ("builtins:dict", "returned a dict"),
         ("broken_factory_module:make", "the import failed: ZeroDivisionError"),
         ("ending_factory_module:make", "the import failed: SystemExit"),
+        ("dated_factory_module:make", "the import failed: AttributeError: module 'os' has no"),
         ("ending_factory:make", "the factory raised SystemExit"),
     ],
 )
@@ -278,6 +279,7 @@ def test_factories_that_fail(
 ) -> None:
     (tmp_path / "broken_factory_module.py").write_text("1 / 0\n")
     (tmp_path / "ending_factory_module.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "dated_factory_module.py").write_text("import os\nos.getcwdu()\n")
     (tmp_path / "ending_factory.py").write_text("def make():\n    raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert words in refused("FACTORY_FAILED", lambda: build(factory, {}, 0)).message

@@ -120,3 +120,20 @@ def test_what_helps_with_sizes_that_the_exporter_refuses(tmp_path: Path) -> None
         export_model(recurrent, repo, prefix="gru")
     assert "torchscript-traced" in e.value.hint
     export_model(recurrent, repo, prefix="gru", format="torchscript-traced")
+
+
+@pytest.mark.parametrize(
+    ("what", "message", "hint"),
+    [
+        (torch.fft.fft, "dtype complex64 cannot travel", "view_as_real"),
+        (lambda x: x.to(torch.float8_e5m2), "dtype float8_e5m2 cannot travel", "float32"),
+        (lambda x: x[:, :0], "dim 1 has no elements", "output dims"),
+    ],
+)
+def test_an_output_that_cannot_travel_is_told_what_could(
+    tmp_path: Path, what: Callable[[Tensor], Tensor], message: str, hint: str
+) -> None:
+    model = LoadedModel(Does(what), "m", TensorSpec("float32", ("rows", 4)))
+    with pytest.raises(ExportError, match=message) as e:
+        export_model(model, BlockRepository(tmp_path), prefix="b")
+    assert hint in e.value.hint

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
@@ -88,6 +90,33 @@ def test_weights_of_a_wrapped_model_are_taken(tmp_path: Path, prefix: str) -> No
     torch.save({prefix + k: t for k, t in source.state_dict().items()}, tmp_path / "w.pt")
     load_weights(target, tmp_path / "w.pt")
     assert torch.equal(source[0].weight, target[0].weight)
+
+
+def test_weights_without_the_counters_of_normalisation(tmp_path: Path) -> None:
+    """As in torchvision's first checkpoints (IMAGENET1K_V1); torch takes such, too."""
+    source, target = (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)) for _ in range(2))
+    state = {k: t for k, t in source.state_dict().items() if "num_batches" not in k}
+    save_file(state, tmp_path / "w.safetensors")
+    load_weights(target, tmp_path / "w.safetensors")
+    assert torch.equal(source[0].weight, target[0].weight)
+    del state["1.running_mean"]  # on which results do depend
+    save_file(state, tmp_path / "w.safetensors")
+    error = refused("WEIGHTS_INVALID", lambda: load_weights(target, tmp_path / "w.safetensors"))
+    assert "1 missing: 1.running_mean" in error.message
+
+
+def elsewhere() -> nn.Module:
+    os.chdir("/")
+    return plain()
+
+
+def test_a_factory_that_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are meant from where the command was given: of the weights, of the repository."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(plain().state_dict(), "w.pt")
+    model = made_here("elsewhere", weights=Path("w.pt"))
+    export_model(model, BlockRepository("blocks"), prefix="b")
+    assert BlockRepository(tmp_path / "blocks").names() == ["b"]
 
 
 def test_a_name_of_the_models_own_is_no_wrapper(tmp_path: Path) -> None:

@@ -91,12 +91,13 @@ class Quantised(nn.Module):
         return x @ self.weight.to(x.dtype)
 
 
-def test_fractions_do_not_become_integers_unseen(tmp_path: Path) -> None:
+def test_what_integers_do_not_hold_is_not_lost_unseen(tmp_path: Path) -> None:
     model, file = Quantised(), tmp_path / "w.pt"
-    torch.save({"weight": torch.full((4, 4), 0.9), "ids": torch.arange(4)}, file)
-    with pytest.raises(ExportError, match="1 with fractions for a tensor of integers: weight"):
-        load_weights(model, file)
-    assert model.weight.eq(1).all()
+    for lost in (torch.full((4, 4), 0.9), torch.full((4, 4), 200), torch.full((4, 4), 200).byte()):
+        torch.save({"weight": lost, "ids": torch.arange(4)}, file)
+        with pytest.raises(ExportError, match="1 more than a tensor of integers holds: weight"):
+            load_weights(model, file)
+        assert model.weight.eq(1).all()
     torch.save({"weight": torch.full((4, 4), -3.0), "ids": torch.arange(4.0)}, file)
     load_weights(model, file)  # nothing is lost
     assert model.weight.eq(-3).all()

@@ -58,6 +58,14 @@ def test_a_valid_manifest_survives_the_round_trip() -> None:
     assert info.contract.output.dims == ("rows", "length", 8)
 
 
+def test_one_of_a_later_version_is_not_called_damaged() -> None:
+    with pytest.raises(RepositoryError) as e:
+        parse({**changed("schema_version", 2), "signature": "of a field yet to come"})
+    assert e.value.code == "CORRUPT_MANIFEST" and "another version of BlockFlow" in e.value.message
+    assert "a later one" in e.value.hint
+    assert {f["field"] for f in e.value.details["fields"]} == {"schema_version", "signature"}
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

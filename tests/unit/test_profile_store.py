@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from blockflow.core.engines import Selection
-from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
+from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.core.profile import StageProfile
 from blockflow.repository import profiles as module
@@ -220,20 +221,27 @@ def test_a_folder_that_is_none(store: ProfileStore, repository: BlockRepository,
     assert e.value.code == "UNKNOWN_BLOCK"
 
 
-def test_a_full_disk_is_said(
-    store: ProfileStore, repository: BlockRepository, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, "NO_SPACE"), (errno.EROFS, "REPOSITORY_UNUSABLE")]
+)
+def test_a_disk_that_takes_nothing_is_said(
+    store: ProfileStore,
+    repository: BlockRepository,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: str,
 ) -> None:
     info = repository.info("a")
     saved = record(store, [info])
     store.save(saved)
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(module.os, "replace", full)
-    with pytest.raises(SystemError_) as e:
+    monkeypatch.setattr(module.os, "replace", refused)
+    with pytest.raises(BlockFlowError) as e:
         store.save(replace(saved, when="later"))
-    assert e.value.code == "NO_SPACE"
+    assert e.value.code == code
     assert store.load(saved.key) == saved
 
 
