@@ -20,7 +20,8 @@ _OF_ANOTHER_CALL = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Standard output of a git command.
+    """Standard output of a git command; bytes that are no text, in a name or a diff, as
+    :func:`os.fsencode` gives them back.
 
     Raises:
         RequestError: INVALID_REQUEST with what git says.
@@ -33,7 +34,6 @@ def git(folder: Path, *arguments: str) -> str:
             env={k: v for k, v in os.environ.items() if k not in _OF_ANOTHER_CALL},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             check=False,
         )
     except FileNotFoundError:
@@ -43,11 +43,11 @@ def git(folder: Path, *arguments: str) -> str:
     if done.returncode:
         raise make_error(
             "INVALID_REQUEST",
-            f"git {arguments[0]}: {done.stderr.strip()}",
+            f"git {arguments[0]}: {done.stderr.decode(errors='replace').strip()}",
             where=str(folder),
             hint="BASE is a revision of this repository: a commit, a tag, HEAD~1",
         )
-    return done.stdout
+    return os.fsdecode(done.stdout)
 
 
 @cache

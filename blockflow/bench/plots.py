@@ -30,6 +30,7 @@ from blockflow.bench.pipeline_figures import (
     Book,
 )
 from blockflow.bench.results import Figure, ResultFile
+from blockflow.core.errors import BlockFlowError, RequestError
 
 _DPI = 100
 
@@ -250,12 +251,21 @@ def draw_all(results: Path, out: Path) -> Iterable[Path]:
 
     Raises:
         SystemError_: MISSING_EXTRA without matplotlib.
+        RequestError: INVALID_REQUEST for a file that holds no figures.
+        OSError: a file cannot be read or written.
     """
     for plot in PLOTS.values():
         file = ResultFile(results / plot.results, plot.results)
-        if file.path.exists():
-            save_page(plot.draw([Figure.from_dict(line) for line in file.read()]), out / plot.name)
-            yield out / plot.name
+        if not file.path.exists():
+            continue
+        try:
+            found = [Figure.from_dict(line) for line in file.read()]
+        except (ValueError, TypeError, AttributeError) as exc:
+            raise RequestError(
+                "INVALID_REQUEST", f"this is no file of figures: {exc!r}", where=str(file.path)
+            ) from exc
+        save_page(plot.draw(found), out / plot.name)
+        yield out / plot.name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -264,7 +274,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for the pictures (default: the same)")
     args = parser.parse_args(argv)
     console = Console()
-    drawn = list(draw_all(args.results, args.out or args.results))
+    try:
+        drawn = list(draw_all(args.results, args.out or args.results))
+    except (BlockFlowError, OSError) as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 2
     for path in drawn:
         console.print(str(path), highlight=False)
     if not drawn:

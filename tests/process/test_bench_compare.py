@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -80,14 +81,32 @@ def test_a_tree_that_moves_during_the_run_is_noticed(
     assert state_of(repo.folder) != before
 
 
+def test_names_and_changes_that_are_no_utf8_are_compared_like_others(
+    repo: Repo, tmp_path: Path
+) -> None:
+    latin = repo.folder / "notes.txt"
+    latin.write_bytes(b"plain\n")
+    repo.write(10.0)
+    repo.commit()
+    latin.write_bytes("caf\xe9\n".encode("latin-1"))
+    Path(os.fsdecode(os.fsencode(repo.folder) + b"/caf\xe9")).touch()
+    states = [state_of(repo.folder)]
+    latin.write_bytes("caf\xe8\n".encode("latin-1"))
+    states.append(state_of(repo.folder))
+    Path(os.fsdecode(os.fsencode(repo.folder) + b"/caf\xe8")).touch()
+    states.append(state_of(repo.folder))
+    assert len(set(states)) == 3
+    assert main(repo.arguments(tmp_path / "out.jsonl", "--rounds", "5")) == 0
+
+
 def test_an_unknown_revision_is_an_error(
     repo: Repo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repo.write(10.0)
     repo.commit()
-    for revision in ("nonsense", ""):
+    for revision, told in (("nonsense", "no commit 'nonsense'"), ("", "'' is not a revision")):
         assert main([revision, *repo.arguments(tmp_path / "out.jsonl")[1:]]) == 2
-        assert "INVALID_REQUEST" in capsys.readouterr().out
+        assert f"INVALID_REQUEST: {told}" in capsys.readouterr().out
     assert leftovers(tmp_path) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import psutil
 import pytest
 from compare_rig import Repo, leftovers, results
 
+from blockflow.bench.compare import arms
 from blockflow.bench.compare.run import main
 from blockflow.bench.compare.trees import worktree
 
@@ -52,6 +54,36 @@ def test_a_run_that_takes_too_long_is_ended(
     assert main(repo.arguments(tmp_path / "out.jsonl", "--timeout", "0.5")) == 2
     assert "TIMEOUT" in capsys.readouterr().out
     assert (repo.worktrees(), leftovers(tmp_path)) == (1, [])
+
+
+CHILD = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+PARENT = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {CHILD!r}])"
+
+
+@pytest.mark.parametrize("last", ["time.sleep(600)", "sys.exit(1)"], ids=["hangs", "ended"])
+def test_what_a_benchmark_has_started_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """Also what takes no heed of SIGTERM, and lives on where the benchmark itself has ended."""
+    monkeypatch.setattr(arms, "_END_S", 0.2)
+    command = [sys.executable, "-c", f"{PARENT}; {last}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        out = process.stdout
+        assert out is not None
+        try:
+            assert out.readline() == b"ready\n"
+            arms._end(process)
+            # The end of the pipe: nobody is left who holds it.
+            assert select.select([out], [], [], WAIT_S)[0]
+            assert out.read() == b""
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from system_rig import served
 
 from blockflow.bench.mlperf import calibrate
-from blockflow.bench.mlperf.accuracy import measure
+from blockflow.bench.mlperf.accuracy import Truth, measure, save_truth
 from blockflow.bench.mlperf.batch_sizes import BatchWatch
 from blockflow.bench.mlperf.document import make_document
 from blockflow.bench.mlperf.plan import Plan
@@ -33,6 +33,7 @@ from blockflow.bench.mlperf.verdict import WHOLE_QUERY
 from blockflow.cli.bench import _finish
 from blockflow.cli.main import main
 from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
@@ -230,6 +231,18 @@ def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path) -> None:
     assert found.to_dict()["kind"] == "partial"
     assert found.counts.answered > 0
     assert found.latencies["echo"]
+
+
+def test_an_accuracy_run_is_never_judged_by_the_labels_of_an_earlier_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save_truth(folder, {"echo": 1}, {"echo": Truth([0], "float32")})
+    with FakeDispatcher() as fake:
+        job = job_of(fake, "echo", tmp_path)
+        settings = replace(job.settings, mode=Mode.ACCURACY)
+        assert run(replace(job, settings=settings), folder, lambda counts: None).verdict.valid
+    with pytest.raises(BlockFlowError, match="no accuracy run with labels"):
+        measure(folder)
 
 
 def test_sigterm_ends_the_command_with_a_partial_report(

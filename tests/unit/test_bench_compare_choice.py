@@ -114,7 +114,16 @@ def test_the_metrics_of_another_benchmark_are_all_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["A", "--rounds", "0"], ["A", "--only", "("], ["A", "--bench", ""]]
+    "arguments",
+    [
+        [],
+        ["A", "--rounds", "0"],
+        ["A", "--only", "("],
+        ["A", "--bench", ""],
+        ["A", "--timeout", "-5"],
+        ["A", "--timeout", "nan"],
+        ["A", "--timeout", "inf"],
+    ],
 )
 def test_bad_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):

@@ -342,6 +342,21 @@ def test_plots_are_drawn_from_what_is_there(tmp_path: Path) -> None:
     assert [p.name for p in draw_all(tmp_path / "none", tmp_path)] == []
 
 
+def test_plots_of_what_are_no_figures_or_cannot_be_written_end_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "hops.jsonl").write_text('{"name": 1\n', encoding="utf-8")
+    assert plot(["--results", str(broken)]) == 2
+    told = capsys.readouterr().err
+    assert "INVALID_REQUEST: this is no file of figures" in told
+    assert "hops.jsonl" in told
+    store_gpu(tmp_path)
+    assert plot(["--results", str(tmp_path), "--out", str(broken / "hops.jsonl")]) == 2
+    assert "hops.jsonl" in capsys.readouterr().err
+
+
 def test_a_grid_is_the_same_on_terminal_and_page() -> None:
     grid = Grid("t", ("a", "n"), [("x", "1"), BREAK, ("y", "2")], frozenset({"a"}))
     assert grid.markdown() == "| a | n |\n| --- | --: |\n| x | 1 |\n| y | 2 |"

@@ -237,7 +237,12 @@ def test_a_short_run_leaves_no_task_out_and_offline_has_one_figure_for_all() -> 
 def test_a_task_that_is_asked_too_rarely_to_be_judged_is_refused() -> None:
     with pytest.raises(BlockFlowError, match="'b'") as caught:
         mixed(Scenario.SERVER, {"a": 1000, "b": 1})
-    assert caught.value.code == "INVALID_REQUEST"
+    assert (caught.value.code, caught.value.where) == ("INVALID_REQUEST", "--task")
+    # A task by itself is not to be mixed otherwise: its percentile asks for so many.
+    rare = {"a": Target(0.999999999)}
+    with pytest.raises(BlockFlowError, match="queries would be needed") as caught:
+        make_settings(Scenario.SERVER, Mode.PERFORMANCE, rare, short=True)
+    assert (caught.value.where, caught.value.hint) == ("--percentile", "choose a lower percentile")
 
 
 def test_queries_of_several_samples_ask_for_neighbours_of_a_shuffled_library() -> None:

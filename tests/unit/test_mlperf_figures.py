@@ -65,6 +65,11 @@ def test_summaries_become_figures_and_tables(tmp_path: Path) -> None:
     )
 
 
+def test_a_folder_that_is_named_twice_is_one_call(tmp_path: Path) -> None:
+    out, target = write(tmp_path / "one", document()), tmp_path / "mlperf.jsonl"
+    assert gather([out], target) == gather([out, out], target)
+
+
 def test_runs_of_one_scenario_are_told_apart(tmp_path: Path) -> None:
     def batches(mean: float) -> list[dict[str, Any]]:
         return [{"block": "trunk", "batches": 9, "rows": 9, "looks": [], "mean": mean}]

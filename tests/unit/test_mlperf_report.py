@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mlperf_documents import document, result, searched, target
 
 from blockflow.bench.mlperf.batch_sizes import EVERY_S, BatchSizes, BatchWatch
-from blockflow.bench.mlperf.report import Table, Text, sections, to_html, to_markdown
+from blockflow.bench.mlperf.report import (
+    HTML,
+    MARKDOWN,
+    SUMMARY,
+    Table,
+    Text,
+    sections,
+    to_html,
+    to_markdown,
+    write_report,
+)
 from blockflow.core.errors import make_error
 
 # --- the report ----------------------------------------------------------------------------------
@@ -34,6 +45,22 @@ def test_a_report_tells_verdicts_tests_blocks_and_batches() -> None:
     assert tables["Where the time went, server: means per request"].rows
     machine = dict(tables["Machine, versions and blocks"].rows)
     assert machine["fixed work"] == "spread 3.0%, drift +2.0% from begin to end"
+
+
+def test_a_picture_of_an_earlier_call_lies_beside_no_later_report(tmp_path: Path) -> None:
+    (tmp_path / "rate.png").write_bytes(b"of a search")
+    write_report(document(), [], tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [HTML, MARKDOWN, SUMMARY]
+
+
+def test_a_report_says_how_sure_a_percentile_is() -> None:
+    def told(**more: Any) -> str:
+        parts = sections(document(results=[result("single-stream", **more)]))
+        (table,) = [p for p in parts if isinstance(p, Table) and p.title == "Verdicts of LoadGen"]
+        return table.rows[0][3]
+
+    assert told(estimate_ms=2.75) == "p90 latency 2.5 ms (with 99% confidence at most 2.75 ms)"
+    assert told(estimate_ms=None) == told() == "p90 latency 2.5 ms"
 
 
 def test_a_report_says_whose_accuracy_nobody_can_tell() -> None:

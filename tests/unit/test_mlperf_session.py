@@ -21,9 +21,9 @@ from blockflow.bench.mlperf.job import Job
 from blockflow.bench.mlperf.plan import Plan
 from blockflow.bench.mlperf.report import HTML, MARKDOWN, SUMMARY, write_report, write_summary
 from blockflow.bench.mlperf.result import RunResult
-from blockflow.bench.mlperf.run import _follow, read_counts
+from blockflow.bench.mlperf.run import _follow, patience_of, read_counts
 from blockflow.bench.mlperf.session import Session
-from blockflow.bench.mlperf.settings import Mode, Scenario
+from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
 from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.verdict import RunVerdict
 from blockflow.cli import bench as bench_module
@@ -134,6 +134,27 @@ def test_a_scenario_that_failed_keeps_no_other_from_being_run_unless_nobody_is_t
     assert session.error.code == code
     document = make_document(session, "a test")
     assert (document["partial"], document["valid"]) == (True, False)
+
+
+def test_two_calls_never_write_to_one_folder(fake: Callable[[Runs], None], tmp_path: Path) -> None:
+    """The runs have the same names: one call would read the other's logs as its own."""
+    refused: list[BlockFlowError] = []
+
+    def run(job: Job, folder: Path) -> RunResult:
+        fake(result)  # the second call's runs
+        with pytest.raises(BlockFlowError, match="another call") as caught:
+            Session(plan_of(tmp_path / "out"), quiet).run()
+        fake(run)
+        refused.append(caught.value)
+        return result(job, folder)
+
+    fake(run)
+    session = Session(plan_of(tmp_path / "out"), quiet)
+    session.run()
+    assert session.error is None
+    assert {(e.code, e.where) for e in refused} == {("INVALID_REQUEST", str(tmp_path / "out"))}
+    fake(result)
+    Session(plan_of(tmp_path / "out"), quiet).run()  # the first one has ended
 
 
 @pytest.mark.parametrize("code", ["OVERLOADED", "DEADLINE_EXCEEDED"])
@@ -330,3 +351,16 @@ def test_lines_of_loadgens_process_that_are_no_counts_go_into_its_log(tmp_path: 
     assert (found.issued, found.answered) == (5, 3)
     assert log.read_text().splitlines() == ["before", *(s for s in lines if s != counts)]
     assert read_counts(counts.encode()) == found
+
+
+def test_a_server_run_is_given_the_time_in_which_nobody_asks() -> None:
+    """At one query in 200 s nothing is answered for minutes, and nothing hangs."""
+
+    def patience_s(scenario: Scenario, rate: float) -> float:
+        targets = {"a": Target(0.5, 100.0)}
+        more = {"short": True, "deadline_s": 1.0, "rate": rate}
+        return patience_of(make_settings(scenario, Mode.PERFORMANCE, targets, **more))
+
+    assert patience_s(Scenario.SERVER, 0.005) == 62.0 + 20 * 200.0
+    assert patience_s(Scenario.SERVER, 1000.0) == pytest.approx(62.02)
+    assert patience_s(Scenario.OFFLINE, 0.005) == 62.0

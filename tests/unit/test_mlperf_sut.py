@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,7 +17,8 @@ from blockflow.bench.mlperf import calibrate as calibrating
 from blockflow.bench.mlperf import run as running
 from blockflow.bench.mlperf.calibrate import FAILURES, Calibration, calibrate, check_bounds
 from blockflow.bench.mlperf.detail_log import DetailLog
-from blockflow.bench.mlperf.job import Job, disk
+from blockflow.bench.mlperf.driver import GIVEN_UP, leave
+from blockflow.bench.mlperf.job import LATENCIES, OUTCOME, TASK, Job, disk
 from blockflow.bench.mlperf.library import Library
 from blockflow.bench.mlperf.settings import (
     Mode,
@@ -187,6 +189,32 @@ def test_a_run_is_given_up_when_nothing_was_answered_for_two_deadlines() -> None
     assert not tally.given_up.is_set()
 
 
+def test_what_is_written_of_a_run_that_is_given_up_is_of_the_same_samples(tmp_path: Path) -> None:
+    """Answers come in until the process has gone."""
+
+    class Late(Tally):
+        def latencies(self) -> dict[str, list[float]]:
+            return self._then_one_more(super().latencies())
+
+        def counts(self) -> Counts:
+            return self._then_one_more(super().counts())
+
+        def _then_one_more(self, found: Any) -> Any:
+            answer = threading.Thread(target=self.answered, args=("a", 1, 1.0, ()), daemon=True)
+            answer.start()
+            answer.join(0.2)  # it comes to its end at once, or waits
+            return found
+
+    tally = Late(["a"], deadline_s=1.0)
+    tally.issued(9, ["a"])
+    tally.answered("a", 1, 1.0, ())
+    tally.give_up("DEADLINE_EXCEEDED", "it is lost")
+    assert leave(tmp_path, tally) == GIVEN_UP
+    answered = json.loads((tmp_path / OUTCOME).read_text())["counts"]["answered"]
+    with np.load(tmp_path / LATENCIES) as found:
+        assert len(found[TASK + "a"]) == answered == 1
+
+
 # --- before the run ------------------------------------------------------------------------------
 
 
@@ -205,6 +233,25 @@ def test_calibration_measures_and_a_failure_is_raised() -> None:
     # Rows that fail are the run's to judge: what was answered before says enough to begin.
     some = FakeClient(None, *[make_error("BLOCK_FAILED", "no")] * FAILURES)
     assert calibrate(some, Library.once({"a": 1}), data, settings).fastest_ms["a"] > 0
+
+
+def test_calibration_counts_what_was_answered_and_no_quick_failures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that fails at once would make the search begin far above what there is."""
+    clock = [0.0]
+
+    class Half(FakeClient):
+        def submit(self, tasks: str, x: Any, *, deadline_s: float, dtype: str | None) -> Any:
+            clock[0] += 0.01
+            self.plan = [make_error("BLOCK_FAILED", "no") if len(self.sent) % 2 else None]
+            return super().submit(tasks, x, deadline_s=deadline_s, dtype=dtype)
+
+    monkeypatch.setattr(calibrating, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    data = {"a": TaskData([np.zeros((1, 4), np.float32)], "float32", 1)}
+    settings = make_settings(Scenario.SERVER, Mode.PERFORMANCE, FREE, short=True)
+    found = calibrate(Half(), Library.once({"a": 1}), data, settings)
+    assert found.rate == pytest.approx(50.0)
 
 
 def test_calibration_waits_for_no_second_answer_that_does_not_come(

@@ -50,6 +50,26 @@ def counts_of(samples: int, *tasks: str, **more: Any) -> Counts:
     return Counts(samples, **{"answered": samples, **more}, queries=queries)
 
 
+def test_loadgens_own_estimate_stands_beside_the_percentile() -> None:
+    """MLCommons' present rules have it as the result: the percentile with 99% confidence."""
+    single = {"early_stopping_latency_ss": 4_000_000, "early_stopping_latency_ms": 0}
+    assert judged(log_of(**single)).to_dict()["estimate_ms"] == 4.0
+    several = settings_of(Scenario.MULTISTREAM)
+    found = judge(several, log_of(early_stopping_latency_ms=5_000_000), counts_of(100), {"a": [1]})
+    assert found.estimate_ms == 5.0
+    none = {"early_stopping_latency_ss": 0, "early_stopping_latency_ms": 0}
+    assert judged(log_of(**none)).estimate_ms is None
+    assert judged(log_of()).estimate_ms is None
+
+
+def test_without_a_bound_nothing_is_late_for_early_stopping() -> None:
+    log = log_of(result_validity="INVALID", early_stopping_met=False)
+    (why,) = judged(log).reasons
+    assert why == "LoadGen: there were too few queries to estimate the percentile (early stopping)"
+    bounded = settings_of(Scenario.SERVER, a=Target(0.9, 10.0))
+    assert any("were late" in why for why in judged(log, bounded).reasons)
+
+
 def judged(
     log: DetailLog, settings: RunSettings | None = None, latencies: Any = None, **more: Any
 ) -> RunVerdict:

@@ -13,8 +13,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from blockflow.bench.calibration import NAME as CALIBRATION
 from blockflow.bench.compare.judgement import Metric, metrics_of
@@ -24,6 +27,7 @@ from blockflow.bench.results import Figure, ResultFile
 from blockflow.core.errors import make_error
 
 _END_S = 10.0
+_LOOK_S = 0.05
 _ASK_S = 60.0
 _TAIL = 2000
 _WHERE = "import blockflow; print(blockflow.__file__)"
@@ -126,11 +130,32 @@ def values_of(figures: Sequence[Figure]) -> dict[Metric, float]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the benchmark and what it has started, if it still runs."""
-    for number, patience_s in ((signal.SIGTERM, _END_S), (signal.SIGKILL, None)):
-        if process.poll() is not None:
-            return
+    """End the benchmark if it still runs, and what it has started, which may outlive it: nothing of
+    it is to load the machine in the next visit, or afterwards."""
+    if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
+            os.killpg(process.pid, signal.SIGTERM)
+    until = time.monotonic() + _END_S
+    while _alive(process.pid):
+        if time.monotonic() > until:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            break
+        time.sleep(_LOOK_S)
+    process.wait()
+
+
+def _alive(group: int) -> bool:
+    """A process of the group runs. Zombies do not: where nobody adopts orphans they stay."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return any(_is_of(group, p) for p in psutil.process_iter())
+
+
+def _is_of(group: int, process: psutil.Process) -> bool:
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (OSError, psutil.Error):  # it has just gone
+        return False

@@ -27,6 +27,7 @@ from blockflow.bench.compare.report import figures, remarks, verdict_grid
 from blockflow.bench.compare.room import room
 from blockflow.bench.compare.trees import Tree, state_of, top_of, working_tree, worktree
 from blockflow.bench.interrupts import INTERRUPTED, hold, orderly
+from blockflow.bench.options import count, positive
 from blockflow.bench.results import ResultFile, make_command
 from blockflow.bench.statistics import percentile
 from blockflow.core.errors import BlockFlowError, make_error
@@ -144,16 +145,14 @@ def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
         prog="python -m blockflow.bench.compare.run", description=__doc__
     )
     parser.add_argument("base", metavar="BASE", help="the revision to compare with")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
+    parser.add_argument("--rounds", type=count, default=ROUNDS, help=f"default {ROUNDS}")
     parser.add_argument("--bench", default=BENCH, help=f"module and arguments (default: {BENCH})")
     parser.add_argument("--only", help="metrics that this regular expression finds")
     parser.add_argument("--repo", type=Path, default=Path(), help="the working tree")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds of one visit")
+    parser.add_argument("--timeout", type=positive, default=600.0, help="seconds of one visit")
     parser.add_argument("--fail", action="store_true", help="status 1 if anything got slower")
     parser.add_argument("--json", default="results/compare.jsonl", help="file for the figures")
     args = parser.parse_args(argv)
-    if args.rounds < 1:
-        parser.error("--rounds is at least 1")
     bench = tuple(shlex.split(args.bench))
     if not bench:
         parser.error("--bench names a module")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -41,13 +42,23 @@ class Tree:
 
 
 def resolve(repo: Path, revision: str) -> str:
-    """The commit that ``revision`` names."""
+    """The commit that ``revision`` names.
+
+    Raises:
+        RequestError: INVALID_REQUEST where it names none.
+        SystemError_: MISSING_EXTRA without git.
+    """
     # An option would be taken for one: "--" does not help with rev-parse.
     if revision.startswith("-") or not revision:
         raise make_error(
             "INVALID_REQUEST", f"{revision!r} is not a revision", hint="for example HEAD~1"
         )
-    return git(repo, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
+    try:
+        return git(repo, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
+    except BlockFlowError as error:
+        if error.code == "INVALID_REQUEST":
+            error.message = f"no commit {revision!r}"  # git itself does not repeat it
+        raise
 
 
 def top_of(folder: Path) -> Path:
@@ -66,9 +77,9 @@ def working_tree(repo: Path) -> Tree:
 def state_of(repo: Path) -> str:
     """Changes whenever a file of the working tree that git knows or would add changes."""
     state = hashlib.sha256(git(repo, "rev-parse", "HEAD").encode())
-    state.update(git(repo, "diff", "HEAD", "--no-ext-diff", "--binary").encode())
+    state.update(os.fsencode(git(repo, "diff", "HEAD", "--no-ext-diff", "--binary")))
     for name in git(repo, "ls-files", "--others", "--exclude-standard", "-z").split("\0"):
-        state.update(name.encode())
+        state.update(os.fsencode(name))
         with contextlib.suppress(OSError):
             state.update((repo / name).read_bytes())
     return state.hexdigest()

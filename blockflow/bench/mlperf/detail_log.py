@@ -15,6 +15,8 @@ _RAN_OUT = "Ending early"
 """Begin of the error by which LoadGen says that it had prepared too few queries."""
 
 _SUFFIXES = ("_percentile_per_query_latency_ns", "_percentile_latency_ns")
+_ESTIMATES = ("early_stopping_latency_ss", "early_stopping_latency_ms")
+"""Of single-stream, and of multistream: that "ms" is no unit, both are nanoseconds."""
 _LAST = {Mode.PERFORMANCE: "num_errors", Mode.ACCURACY: "power_end"}
 """LoadGen's last entry: a log without it broke off."""
 
@@ -64,6 +66,12 @@ class DetailLog:
         name = f"{percent:.2f}"
         # 99.999 is not what it would be rounded to.
         return self.latency_ms.get(name) if abs(float(name) - percent) < 1e-9 else None
+
+    @property
+    def estimate_ms(self) -> float | None:
+        """LoadGen's early-stopping estimate (single-stream, multistream): with 99% confidence its
+        percentile is no higher. None: there were too few queries, or it makes none."""
+        return max(self.number(key) or 0.0 for key in _ESTIMATES) / 1e6 or None
 
     @property
     def missed(self) -> set[str]:

@@ -179,19 +179,21 @@ def leave(folder: Path, tally: Tally) -> int:
     Where its files cannot be written the counts are told all the same, and why is said on standard
     error: which may lie on the same full disk.
     """
-    try:
+    with tally.at_rest():
+        counts, blocks = tally.counts(), tally.blocks()
         # The prefix: a task may be called as one of numpy's own arguments.
         arrays: dict[str, Any] = {TASK + t: np.asarray(x) for t, x in tally.latencies().items()}
         arrays[QUERIES] = np.asarray(tally.queries_ms())
+    try:
         with whole_file(folder / LATENCIES) as file:
             np.savez(file, **arrays)
         write_json(
             folder / OUTCOME,
             {
-                "counts": tally.counts().to_dict(),
+                "counts": counts.to_dict(),
                 "given_up": {"code": tally.code, "why": tally.reason},
                 "first_error": tally.first_error,
-                "blocks": [asdict(b) for b in tally.blocks()],
+                "blocks": [asdict(b) for b in blocks],
             },
         )
     except OSError as exc:

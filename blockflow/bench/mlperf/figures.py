@@ -236,7 +236,8 @@ def gather(outs: Sequence[Path], target: Path) -> int:
             machines, or a file of something else.
         SystemError_: NO_SPACE.
     """
-    documents = [_read(out / SUMMARY) for out in outs]
+    # A folder that is named twice is one call.
+    documents = [_read(out / SUMMARY) for out in dict.fromkeys(out.resolve() for out in outs)]
     try:
         machines = {d["machine"]["cpu"] for d in documents}
         runs = [Run(figures_of(d), d["machine"], d["date"], d["command"]) for d in documents]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +18,7 @@ from blockflow.bench.mlperf.data import Array, Inputs
 from blockflow.bench.mlperf.library import Library
 from blockflow.bench.mlperf.settings import Mode, RunSettings
 from blockflow.bench.mlperf.sut import TaskData
-from blockflow.core.errors import make_error
+from blockflow.core.errors import RequestError, make_error
 
 TASK, QUERIES = "task.", "queries"
 """Names in the file of latencies: a task's, with its own name behind it, and whole queries'."""
@@ -154,6 +155,41 @@ def disk(where: Path) -> Iterator[None]:
             where=str(exc.filename or where),
             hint="make room, or name another folder with --out",
         ) from exc
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """A call's own folder, which no other call takes meanwhile. It is made if it is not there, and
+    goes again if nothing comes into it.
+
+    Runs have the same names in every call: with two of them one would read the other's logs as its
+    own, and say VALID of figures that are not its own.
+
+    Raises:
+        BlockFlowError: INVALID_REQUEST where another call has it, or it cannot be made; NO_SPACE.
+    """
+    made = not folder.exists()
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RequestError(
+                "INVALID_REQUEST",
+                "another call of `blockflow bench` writes there",
+                where=str(folder),
+                hint="wait for its end, or name another folder with --out",
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        if made:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+        os.close(held)
 
 
 def is_full(folder: Path) -> bool:

@@ -15,6 +15,9 @@ from blockflow.bench.mlperf.result import ScenarioResult
 PARTS = ("transit", "wait", "overhead", "compute")
 """Of a request's time at a block."""
 
+LATENCY, RATE, BLOCKS, BATCHES = FILES = ("latency.png", "rate.png", "blocks.png", "batches.png")
+"""Beside the report, as far as there is something to draw."""
+
 COLOURS = ("#17779b", "#e4572e", "#6a994e", "#5a4a78", "#f2b134")
 _POINTS = 1001
 """Of a curve: a run may have millions of samples."""
@@ -22,7 +25,7 @@ _POINTS = 1001
 
 def draw(results: Sequence[ScenarioResult], out: Path) -> list[tuple[str, str]]:
     """Latency by share of samples, latency by throughput where the rate was searched, time and
-    batches per block.
+    batches per block. Pictures of an earlier call that this one has not, go.
 
     Returns:
         title and file's name of each picture.
@@ -33,18 +36,20 @@ def draw(results: Sequence[ScenarioResult], out: Path) -> list[tuple[str, str]]:
     found = []
     timed = [r for r in results if r.result.settings.mode == "performance"]
     if any(r.result.latencies for r in timed):
-        save_page(_latency_page(timed), out / "latency.png")
-        found.append(("Latency: share of samples answered within", "latency.png"))
+        save_page(_latency_page(timed), out / LATENCY)
+        found.append(("Latency: share of samples answered within", LATENCY))
     for r in timed:
         if r.search:  # the server scenario: there is one
-            save_page(_rate_page(r), out / "rate.png")
-            found.append(("Latency by throughput", "rate.png"))
+            save_page(_rate_page(r), out / RATE)
+            found.append(("Latency by throughput", RATE))
     if any(r.result.blocks for r in timed):
-        save_page(_block_page(timed), out / "blocks.png")
-        found.append(("Time per block", "blocks.png"))
+        save_page(_block_page(timed), out / BLOCKS)
+        found.append(("Time per block", BLOCKS))
     if any(r.result.batches for r in timed):
-        save_page(_batch_page(timed), out / "batches.png")
-        found.append(("Batch sizes", "batches.png"))
+        save_page(_batch_page(timed), out / BATCHES)
+        found.append(("Batch sizes", BATCHES))
+    for name in set(FILES) - {name for _, name in found}:
+        (out / name).unlink(missing_ok=True)
     return found
 
 

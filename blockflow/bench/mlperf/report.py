@@ -160,6 +160,8 @@ def _verdicts(document: Mapping[str, Any]) -> Table:
         metric, samples = r["metric"], r["samples"]
         # A server's result is the rate that was offered, not what came back of it.
         value = f"{metric['name']} {metric['value']:.4g} {metric['unit']}" if metric else ""
+        if metric and r.get("estimate_ms") is not None:
+            value += f" (with 99% confidence at most {r['estimate_ms']:.4g} ms)"
         if r["scenario"] == "server" and r["mode"] == "performance":
             value = f"{r['settings']['rate']:.4g} queries/s offered; {value}"
         latency = r["latency_ms"]

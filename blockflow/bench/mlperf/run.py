@@ -19,6 +19,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from blockflow.bench.mlperf.accuracy import LABELS
 from blockflow.bench.mlperf.detail_log import DetailLog, read_log
 from blockflow.bench.mlperf.driver import DONE, GIVEN_UP, UNUSABLE
 from blockflow.bench.mlperf.job import (
@@ -37,7 +38,7 @@ from blockflow.bench.mlperf.job import (
     write_json,
 )
 from blockflow.bench.mlperf.result import RunResult, interrupted
-from blockflow.bench.mlperf.settings import RunSettings
+from blockflow.bench.mlperf.settings import RunSettings, Scenario
 from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.verdict import judge
 from blockflow.client.collector import BlockMeans
@@ -54,6 +55,9 @@ LEAVE_S = 10.0
 
 POLL_S = 0.25
 """Of its output: progress is shown also while there is none."""
+
+_GAPS = 20.0
+"""Poisson arrivals are so many mean gaps apart once in 500 million times."""
 
 _TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
 
@@ -79,8 +83,8 @@ def run(
         job: what to do.
         folder: gets the logs; made if it is not there.
         progress: called with the counts, several times a second.
-        patience_s: without any sample's end for so long the process is killed; by default twice a
-            request's deadline, and the time of a start.
+        patience_s: without any sample's end for so long the process is killed; by default
+            :func:`patience_of` the run.
 
     Returns:
         the result, also of a run that broke off: its ``error`` says why. Ctrl-C is such an error,
@@ -100,10 +104,10 @@ def run(
                 where=str(folder),
                 hint="free some space, or name another folder with --out",
             )
-        for name in (OUTCOME, LATENCIES, DETAIL_LOG, SUMMARY_LOG, ACCURACY_LOG):
+        for name in (OUTCOME, LATENCIES, DETAIL_LOG, SUMMARY_LOG, ACCURACY_LOG, LABELS):
             (folder / name).unlink(missing_ok=True)  # of an earlier run
         write_json(folder / JOB, job.to_dict())
-    patience = 2 * job.settings.deadline_s + START_S if patience_s is None else patience_s
+    patience = patience_of(job.settings) if patience_s is None else patience_s
     said = folder / DRIVER_LOG
     with disk(folder):
         said.write_bytes(b"")  # not what an earlier run had to say
@@ -133,6 +137,13 @@ def run(
             process.stdout.close()
     why = Stopped(patience if hung else 0.0, stopped)
     return read_run(job.settings, folder, process.returncode, last, why)
+
+
+def patience_of(settings: RunSettings) -> float:
+    """Seconds without any sample's end after which a run hangs: twice a request's deadline, the
+    time of a start, and in the server scenario any time in which nobody may have asked."""
+    quiet_s = _GAPS / settings.rate if settings.scenario is Scenario.SERVER else 0.0
+    return 2 * settings.deadline_s + START_S + quiet_s
 
 
 def _follow(

@@ -18,7 +18,7 @@ from blockflow.bench.mlperf.accuracy import Truth, measure, save_truth
 from blockflow.bench.mlperf.batch_sizes import BatchWatch
 from blockflow.bench.mlperf.calibrate import calibrate, check_bounds
 from blockflow.bench.mlperf.data import Inputs, load_hook, load_inputs
-from blockflow.bench.mlperf.job import Job, read_inputs, save_inputs
+from blockflow.bench.mlperf.job import Job, alone, read_inputs, save_inputs
 from blockflow.bench.mlperf.library import Library, shares
 from blockflow.bench.mlperf.plan import Plan
 from blockflow.bench.mlperf.rates import repeat_rate, search_rate
@@ -98,8 +98,8 @@ class Session:
 
         Raises:
             BlockFlowError: what is wrong before anything was measured: bounds that no load can keep
-                among it, of all scenarios. The first one of later failures is in ``error``, and
-                each in its result.
+                among it, of all scenarios, and a folder that another call writes to. The first one
+                of later failures is in ``error``, and each in its result.
         """
         plan = self.plan
         check_loadgen()
@@ -112,6 +112,7 @@ class Session:
         asked = {s: self._settings(s, targets[s]) for s in plan.scenarios}
         hooks = {task: load_hook(text) for task, text in plan.preprocess.items()}
         with (
+            alone(plan.out),
             scratch() as folder,
             Client(plan.address or None, client_keys=plan.client_keys or None) as client,
         ):

@@ -278,12 +278,15 @@ def make_settings(
     )
     if count > MOST_QUERIES:
         rarest = min(targets, key=lambda task: asked[task])
+        alone = len(targets) == 1  # then it is no matter of the mix
         raise RequestError(
             "INVALID_REQUEST",
             f"{count:,} queries would be needed until {rarest!r} was asked often enough; "
             f"LoadGen prepares at most {MOST_QUERIES:,}",
-            where="--task",
-            hint="mix tasks by weights that are less apart, or measure this one on its own",
+            where="--percentile" if alone else "--task",
+            hint="choose a lower percentile"
+            if alone
+            else "mix tasks by weights that are less apart, or measure this one on its own",
         )
     seconds = duration_s or (SHORT_S if short else OFFICIAL_S)
     full = seconds >= OFFICIAL_S and count >= counted(CONFIDENCE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +94,7 @@ class Tally:
         self._patience_s = max(GIVE_UP_AFTER_S, 2 * deadline_s)
         self._now = now
         self._allowance = allowance
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._counts = Counts()
         self._latencies = {task: array("d") for task in tasks}
         self._queries_ms = array("d")
@@ -177,6 +178,13 @@ class Tally:
         if not self.given_up.is_set():
             self.code, self.reason = code, why
             self.given_up.set()
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Nothing is counted meanwhile: what is read are the same samples, whose answers still come
+        in when a run is given up."""
+        with self._lock:
+            yield
 
     def counts(self) -> Counts:
         """A copy of the counts so far."""

@@ -91,6 +91,8 @@ class RunVerdict:
         tasks: each one's own verdict, in performance mode.
         only_early: the only thing against it is LoadGen's early stopping: of more queries with as
             many late ones it would be VALID.
+        estimate_ms: below which LoadGen's one percentile lies with 99% confidence; None where
+            LoadGen does not say.
     """
 
     valid: bool
@@ -101,6 +103,7 @@ class RunVerdict:
     judged_ms: float | None = None
     tasks: tuple[TaskVerdict, ...] = ()
     only_early: bool = False
+    estimate_ms: float | None = None
 
     @property
     def word(self) -> str:
@@ -113,6 +116,7 @@ class RunVerdict:
             "metric": None if self.metric is None else asdict(self.metric),
             "latency_ms": dict(self.latency_ms),
             "judged_ms": self.judged_ms,
+            "estimate_ms": self.estimate_ms,
             "tasks": [t.to_dict() for t in self.tasks],
         }
 
@@ -131,6 +135,8 @@ _TOLD = {
     _QUERIES: "there were too few queries",
     _EARLY: "too many queries were late for so few of them (early stopping)",
 }
+_TOO_FEW = "there were too few queries to estimate the percentile (early stopping)"
+"""Where LoadGen knows no bound, nothing is late."""
 
 
 def judge(
@@ -181,14 +187,22 @@ def judge(
         and log.missed == {_EARLY}
         and not log.complaints
     )
-    reasons += _loadgen(log)
+    reasons += _loadgen(log, settings.scenario)
     too_short = own == 0 and _DURATION in log.missed <= _MORE and log.only_ran_out
     return RunVerdict(
-        not reasons, tuple(reasons), metric, too_short, log.latency_ms, judged_ms, tasks, only_early
+        not reasons,
+        tuple(reasons),
+        metric,
+        too_short,
+        log.latency_ms,
+        judged_ms,
+        tasks,
+        only_early,
+        log.estimate_ms,
     )
 
 
-def _loadgen(log: DetailLog) -> list[str]:
+def _loadgen(log: DetailLog, scenario: Scenario) -> list[str]:
     """What LoadGen holds against the run. A log that says nothing is no VALID one."""
     found = [f"LoadGen: error: {text}" for text in log.complaints]
     validity = log.values.get("result_validity")
@@ -197,7 +211,8 @@ def _loadgen(log: DetailLog) -> list[str]:
     known = [key for key in _TOLD if key in log.missed]
     other = sorted(log.missed - set(_TOLD))
     # Also of a VALID run: LoadGen's verdict passes over too few queries, where no rule enforces it.
-    said = [f"LoadGen: {why}" for why in (*map(_TOLD.get, known), *(f"no {k}" for k in other))]
+    told = _TOLD if scenario is Scenario.SERVER else {**_TOLD, _EARLY: _TOO_FEW}
+    said = [f"LoadGen: {why}" for why in (*map(told.get, known), *(f"no {k}" for k in other))]
     if validity != "VALID" and not said:
         said = ["LoadGen: INVALID, see its log"]
     return [*said, *found]
