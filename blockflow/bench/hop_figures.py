@@ -12,7 +12,7 @@ from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, MIDDLES, SHORT, WARM, WAYS, HopSample
 from blockflow.bench.grid import BREAK, Grid, bounds, ms, size_text, with_bounds
 from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, copies_text
-from blockflow.bench.results import LESS_IS_BETTER, Figure, interval_figure, latency_figure
+from blockflow.bench.results import LESS_IS_BETTER, Figure, bursts_figure, interval_figure
 from blockflow.bench.statistics import (
     MIN_PAIRS,
     Verdict,
@@ -83,8 +83,7 @@ def figures(tracks: Tracks, counted: Mapping[tuple[str, int], Counted]) -> list[
     out = [interval_figure(NOISE, AGAIN, None, same, "x", {"noise": noise})]
     for key, track in tracks.items():
         labels = {"bytes": key.size, "condition": key.condition}
-        samples = [t for times in track.hop.values() for t in times]
-        out.append(latency_figure(HOP, key.way, None, samples, labels))
+        out.append(bursts_figure(HOP, key.way, list(track.hop.values()), labels))
         if not track.long:
             continue
         short, long = _medians(track.short), _medians(track.long)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockflow.bench.results import LESS_IS_BETTER, Figure, interval_figure, latency_figure
+from blockflow.bench.results import LESS_IS_BETTER, Figure, bursts_figure, interval_figure
 from blockflow.bench.statistics import percentile, ratio_interval
 from blockflow.bench.turns import balanced
 from blockflow.client import Client, Result
@@ -62,14 +62,14 @@ WAYS = tuple(
 class LegTimes:
     """Milliseconds by round: the way there, the way back, and all but the blocks' share."""
 
-    there: list[float] = field(default_factory=list)
-    back: list[float] = field(default_factory=list)
+    there: dict[int, list[float]] = field(default_factory=dict)
+    back: dict[int, list[float]] = field(default_factory=dict)
     whole: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, number: int, result: Result) -> None:
         if result.upload.ms is not None and result.download.ms is not None:
-            self.there.append(result.upload.ms)
-            self.back.append(result.download.ms)
+            self.there.setdefault(number, []).append(result.upload.ms)
+            self.back.setdefault(number, []).append(result.download.ms)
         blocks = sum(t.total_ms for t in result.timings)
         self.whole.setdefault(number, []).append(result.rtt_ms - blocks)
 
@@ -145,10 +145,9 @@ def figures(times: Times) -> list[Figure]:
     for (name, size), t in times.items():
         labels = {"bytes": size}
         if t.there:
-            out.append(latency_figure(THERE, name, None, t.there, labels))
-            out.append(latency_figure(BACK, name, None, t.back, labels))
-        every = [ms for burst in t.whole.values() for ms in burst]
-        out.append(latency_figure(WHOLE, name, None, every, labels))
+            out.append(bursts_figure(THERE, name, list(t.there.values()), labels))
+            out.append(bursts_figure(BACK, name, list(t.back.values()), labels))
+        out.append(bursts_figure(WHOLE, name, list(t.whole.values()), labels))
         kind, _, transport = name.partition(", ")
         base = times.get((f"message, {transport}", size))
         if kind != "message" and base is not None:

@@ -275,6 +275,19 @@ def latency_figure(
     )
 
 
+def bursts_figure(
+    name: str, mode: str, bursts: Sequence[Sequence[float]], labels: Mapping[str, Any]
+) -> Figure:
+    """The median of the bursts' medians, in milliseconds; the percentiles are of all samples.
+
+    Those of a burst see the same moment of the machine: only bursts are repeats, and ``n`` counts
+    them.
+    """
+    every = latency_figure(name, mode, None, [ms for burst in bursts for ms in burst], labels)
+    found = median_interval([percentile(burst, 50) for burst in bursts])
+    return replace(every, value=found.value, low=found.low, high=found.high, n=found.n)
+
+
 def interval_figure(
     name: str,
     mode: str,

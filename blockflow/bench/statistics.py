@@ -1,9 +1,12 @@
 """What a benchmark may say: percentiles, medians with intervals, paired ratios, verdicts. Pure.
 
 A machine that others share drifts, so two ways are compared by pairs: both sides of a ratio are
-measured in the same round, and the median of the ratios is the figure. Its interval comes from the
-percentile bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13),
-with a fixed seed, so that the same samples always give the same interval.
+measured in the same round, and the median of the ratios is the figure. Its interval lies between
+order statistics: how many of n samples are below the median is binomial, whatever their
+distribution, and what that leaves between two ranks is interpolated (Hettmansperger and Sheather,
+"Confidence intervals based on interpolated order statistics", Statistics & Probability Letters 4,
+1986). The percentile bootstrap, which is the usual other way, is too narrow for a median of few:
+of seven samples its 95% interval misses the median in one of nine cases.
 """
 
 from __future__ import annotations
@@ -11,19 +14,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from functools import lru_cache
+from math import ceil, comb
 
 import numpy as np
 
 LEVEL = 0.95
-"""Share of the bootstrap's medians that an interval holds."""
+"""How often an interval holds the true median. Of five samples not even the extremes do so that
+often, but 93.75%."""
 
 MIN_PAIRS = 5
 """With fewer an interval says nothing (:class:`Interval`), and nobody concludes anything."""
 
 _ROUNDING = 1e-12
-_RESAMPLES = 2000
-_SEED = 20240229
 _MANY = 1000
 _Z = 1.96
 """Standard deviations on either side that hold ``LEVEL`` of a normal variable."""
@@ -77,21 +80,36 @@ def median_interval(samples: Sequence[float]) -> Interval:
     """
     if not len(samples):
         raise ValueError("no samples")
-    values = np.asarray(samples, dtype=np.float64)
-    middle = float(np.median(values))
-    if len(values) < MIN_PAIRS:
-        return Interval(middle, float(values.min()), float(values.max()), len(values))
-    tail = (1 - LEVEL) / 2 * 100
-    if len(values) > _MANY:
-        # The bootstrap's medians then lie as a normal variable's ranks do: no need to draw them.
-        half = _Z * len(values) ** 0.5 / 2
-        ranks = (len(values) / 2 - half, len(values) / 2 + half)
-        low, high = np.sort(values)[[int(ranks[0]), int(np.ceil(ranks[1]))]]
-        return Interval(middle, float(low), float(high), len(values))
-    draws = np.random.default_rng(_SEED).integers(0, len(values), (_RESAMPLES, len(values)))
-    medians = np.median(values[draws], axis=1)
-    low, high = np.percentile(medians, [tail, 100 - tail])
-    return Interval(middle, float(low), float(high), len(values))
+    values = np.sort(np.asarray(samples, dtype=np.float64))
+    middle, n = float(np.median(values)), len(values)
+    if n < MIN_PAIRS:
+        return Interval(middle, float(values[0]), float(values[-1]), n)
+    if n > _MANY:
+        # Binomial ranks of many are as good as normal, and two neighbours as good as the same.
+        half = _Z * n**0.5 / 2
+        low, high = values[[int(n / 2 - half), int(np.ceil(n / 2 + half))]]
+        return Interval(middle, float(low), float(high), n)
+    rank, share = _ranks(n)
+    low = _between(values[rank], values[rank + 1], share)
+    high = _between(values[-1 - rank], values[-2 - rank], share)
+    return Interval(middle, low, high, n)
+
+
+def _between(a: float, b: float, share: float) -> float:
+    """So far on the way from ``a`` to ``b``; of two equal ones, infinite or not, the same."""
+    return float(a if a == b else a + share * (b - a))
+
+
+@lru_cache
+def _ranks(n: int) -> tuple[int, float]:
+    """Where the lower bound of so many sorted samples lies: a rank from 0, and what share of the
+    way to the next one; the upper bound is its mirror image."""
+    outside, rank = 2 / 2**n, 0  # that the median is beyond one of both extremes
+    while (more := outside + 2 * comb(n, rank + 1) / 2**n) <= 1 - LEVEL:
+        outside, rank = more, rank + 1
+    share = max(0.0, (1 - LEVEL - outside) / (more - outside))
+    k = rank + 1
+    return rank, (n - k) * share / (k + (n - 2 * k) * share)
 
 
 def ratio_interval(base: Sequence[float], other: Sequence[float]) -> Interval:

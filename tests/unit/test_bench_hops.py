@@ -26,7 +26,7 @@ from blockflow.bench.hop_figures import Key, Track, Tracks
 from blockflow.bench.hops import FULL, HEAVY, KIB, MIB, QUICK, SIZES, parse_args, parse_size
 from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, per_hop
 from blockflow.bench.results import interval_figure, latency_figure
-from blockflow.bench.statistics import Interval
+from blockflow.bench.statistics import Interval, median_interval
 from blockflow.client.result import BlockTiming, Result
 
 ROUNDS = 12
@@ -66,6 +66,30 @@ def test_ratios_and_slopes_do_not_see_the_drift() -> None:
     assert by[COPIES_IN, HANDLES.name, 1024].value == 0
     assert by[COPIES, HANDLES.name, 1024].value == 1
     assert by[BYTES, HANDLES.name, 1024].value == 1024
+
+
+def test_a_hop_s_interval_is_that_of_rounds() -> None:
+    """Requests of one round are alike; a machine that drifts makes rounds differ, and only these
+    say how far the median may be off."""
+    hop = found(tracks(0.12, 0.1))[hf.HOP, HANDLES.name, 1024]
+    rounds = median_interval([0.12 * (1 + i / ROUNDS) for i in range(ROUNDS)])
+    for bound in ("value", "low", "high"):
+        assert getattr(hop, bound) == pytest.approx(getattr(rounds, bound))
+    assert (hop.n, hop.p99_ms) == (ROUNDS, pytest.approx(0.12 * (2 - 1 / ROUNDS)))
+
+
+def test_a_leg_s_interval_is_that_of_rounds() -> None:
+    times = legs.LegTimes()
+    drift = [1 + i / ROUNDS for i in range(ROUNDS)]
+    for i, slow in enumerate(drift):
+        times.there[i], times.back[i], times.whole[i] = [slow] * 8, [slow * 2] * 8, [slow * 3] * 8
+    out = legs.figures({("message, ipc", KIB): times})
+    assert [f.name for f in out] == [legs.THERE, legs.BACK, legs.WHOLE]
+    rounds = median_interval(drift)
+    for figure, factor in zip(out, (1, 2, 3), strict=True):
+        assert figure.n == ROUNDS
+        expected = (factor * rounds.low, factor * rounds.high)
+        assert (figure.low, figure.high) == pytest.approx(expected)
 
 
 def test_missed_aims_are_said() -> None:

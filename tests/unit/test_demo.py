@@ -36,6 +36,7 @@ def deployment(name: str, memory: Memory, joint: JointFigures | None = None) -> 
     tasks = {
         t: TaskFigures(
             t,
+            360,
             0.99,
             (1.0, 2.0, 3.0),
             200.0,
@@ -50,7 +51,7 @@ def deployment(name: str, memory: Memory, joint: JointFigures | None = None) -> 
 
 
 def deployments() -> list[Deployment]:
-    joint = JointFigures(dict.fromkeys(TASKS, 0.99), (2.0, 3.0, 4.0), 150.0)
+    joint = JointFigures(360, dict.fromkeys(TASKS, 0.99), (2.0, 3.0, 4.0), 150.0)
     return [
         deployment("modular", Memory(5, 8 * MIB, 60 * MIB, 70 * MIB), joint),
         deployment("separate models", Memory(3, 24 * MIB, 55 * MIB, 66 * MIB)),
@@ -116,6 +117,13 @@ def test_shared_blocks_are_averaged_over_the_tasks_that_visit_them() -> None:
     assert means["trunk1"].count == 9
     assert means["trunk1"].compute_ms == pytest.approx(2.0)
     assert means["head_parity"].count == 3
+
+
+def test_accuracy_is_of_all_images_and_latency_of_the_requests() -> None:
+    counts = {(f.name, f.mode): f.n for f in report.figures(deployments())}
+    assert counts["accuracy", "modular/digit"] == counts["throughput", "modular/digit"] == 360
+    assert counts["throughput", "modular/all"] == 360
+    assert counts["latency", "modular/digit"] == counts["latency", "modular/all"] == 3
 
 
 def test_the_report_shows_everything_in_80_columns() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from thesis_doubles import LOST, SETTINGS, Doubled, Life, run_until, save_blocks
 
-from blockflow.bench import statistics
 from blockflow.bench.compare.judgement import MIN_PAIRS
 from blockflow.bench.results import PARTIAL
 from blockflow.bench.thesis import offline, offline_memory
@@ -26,12 +25,6 @@ from blockflow.core.errors import BlockFlowError, make_error
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_blocks(tmp_path_factory.mktemp("blocks"))
-
-
-@pytest.fixture(autouse=True)
-def quick_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an interval is worth is tested elsewhere; here hundreds are made."""
-    monkeypatch.setattr(statistics, "_RESAMPLES", 50)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: e.name)

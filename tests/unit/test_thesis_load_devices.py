@@ -20,6 +20,7 @@ from blockflow.bench.thesis.devices_model import (
     spread_topology,
     way_of,
 )
+from blockflow.bench.thesis.rates_figures import REFUSED
 from blockflow.bench.thesis.served import ARMS, TWICE, WAYS
 from blockflow.client.result import BlockTiming
 
@@ -70,6 +71,21 @@ def test_a_visit_s_times_are_those_of_what_was_answered() -> None:
     assert visit.total_overhead == pytest.approx(8.0)  # waiting is no overhead
     with pytest.raises(ValueError, match="no request"):
         DeviceVisit.of([record(0, 1, "TIMEOUT")])
+
+
+def test_requests_that_were_refused_are_told_of() -> None:
+    """Whoever is refused takes no time: a way that refuses its slow requests is no faster."""
+    timings = [BlockTiming("w.pt2.block1", 1.0, 0.0, 1.0, 5.0)]
+    answered, refused = record(0, 1, timings=timings), record(0, 1, "OVERLOADED")
+    calm, busy = DeviceVisit.of([answered] * 4), DeviceVisit.of([answered, refused])
+    assert (calm.refused, busy.refused) == (0.0, 0.5)
+    visits = {(HANDLES, 1): [calm] * 5, (TENSORS, 1): [calm] * 4 + [busy], (TWICE, 1): [calm] * 5}
+    made = Distribution(visits, Places(CORES, ["0"]), 30.0, {})
+    shares = {f.mode: f.interval.high for f in made.figures() if f.name == REFUSED}
+    assert shares == {HANDLES: 0.0, TENSORS: 0.5, TWICE: 0.0}
+    assert made.refusals() == [
+        f"10.0% of the requests by {TENSORS} at PDI 100 were refused: they have no time"
+    ]
 
 
 def test_overhead_by_distribution_stands_beside_the_thesis_s() -> None:

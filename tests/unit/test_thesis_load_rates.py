@@ -21,11 +21,13 @@ from blockflow.bench.thesis.rates_figures import (
     LIMIT,
     OF_LIMIT,
     RATIO,
+    REFUSED,
     SATURATED,
     Sweep,
 )
 from blockflow.bench.thesis.rates_model import Calm, Capacity, Flow, flow_of, typical
 from blockflow.bench.thesis.served import (
+    ARMS,
     TWICE,
     WAYS,
     Asked,
@@ -141,9 +143,10 @@ def test_clients_figures_stand_beside_the_thesis_s() -> None:
     assert knee.value == pytest.approx(3.96)
     assert knee.labels["thesis"] == 4
     assert (knee.low, knee.high, knee.n) == (knee.value, knee.value, 5)
-    ratio = next(f for f in made.figures() if f.unit == "x" and f.labels["clients"] == 1)
+    ratio = next(f for f in made.figures() if "noise" in f.labels and f.labels["clients"] == 1)
     assert (ratio.value, ratio.labels["thesis"]) == (2.5, 2.5)
     assert made.noise == 0
+    assert {f.name for f in made.figures() if "noise" in f.labels} == {ratio.name}  # of no rate
     assert "whole tensors are 2.50 times slower" in made.says()
     grid = made.grid()
     assert {len(row) for row in grid.rows} == {len(grid.heads)}
@@ -305,3 +308,18 @@ def test_a_way_that_answered_nothing_is_not_compared() -> None:
     assert RATIO not in {f.name for f in made.figures()}
     assert KEEPS_UP not in {f.name for f in made.figures() if f.mode == TENSORS}
     assert "nothing can be said" in made.says()
+
+
+def test_clients_that_were_refused_are_told_of() -> None:
+    served_ = [ClientVisit(18.0, 55.0)] * 5
+    visits = {(arm, n): list(served_) for arm in ARMS for n in (1, 10)}
+    visits[HANDLES, 10][2] = ClientVisit(18.0, 55.0, 0.25)
+    made = Clients(visits, {})
+    shares = {(f.mode, f.labels["clients"]): f for f in made.figures() if f.name == REFUSED}
+    assert {where: f.interval.high for where, f in shares.items() if f.interval.high} == {
+        (HANDLES, 10): 0.25
+    }
+    assert made.refusals() == [
+        f"5.0% of the requests of 10 clients by {HANDLES} were refused: they have no time"
+    ]
+    assert Asked([record(0, 1), record(0, 1, "OVERLOADED")], 1.0).refused == 0.5

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from thesis_doubles import Doubled, Life, run_until, save_blocks
 
-from blockflow.bench import statistics, thesis_page
+from blockflow.bench import thesis_page
 from blockflow.bench.results import ResultFile
 from blockflow.bench.thesis import deployment, devices
 from blockflow.bench.thesis.beside import THESIS_MODEL
@@ -65,7 +65,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def run(experiment: Experiment, model: str) -> Findings:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(statistics, "_RESAMPLES", 50)
             context = Doubled(repository, Settings(model=model))
             made: Findings = run_until(experiment, context, Life(), patch)
         return made

@@ -16,7 +16,6 @@ import pytest
 from thesis_doubles import Double, Doubled, Life, run_until, save_blocks
 from thesis_rig import CHAIN, HANDLES, TENSORS, record
 
-from blockflow.bench import statistics
 from blockflow.bench.thesis import (
     batches,
     clients,
@@ -71,7 +70,6 @@ def test_the_way_that_is_measured_twice_has_processes_of_its_own(
     experiment: Experiment, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two starts of the same thing differ; the same processes, asked twice, would not tell that."""
-    monkeypatch.setattr(statistics, "_RESAMPLES", 50)
     context = Watched(repository)
     warmed: set[str] = set()
 
@@ -101,7 +99,6 @@ def test_the_message_that_is_sent_twice_goes_to_another_process(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(Double, "string", lambda self: asked.append(id(self)))
-    monkeypatch.setattr(statistics, "_RESAMPLES", 50)
     run_until(transports.EXPERIMENT, Doubled(repository), Life(), monkeypatch)
     counts = Counter(asked)
     assert len(counts) == 2

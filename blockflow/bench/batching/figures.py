@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from blockflow.bench.batching.plan import (
     BATCHSIZE,
@@ -99,7 +100,10 @@ CLOSE = 0.02
 """A ratio whose interval reaches no farther to either side: nobody would wait for more."""
 _AIMED = frozenset({TIME_RATIO, TEST_RATIO, CLOSED_RATIO, OF_BOUND, ALONE_RATIO})
 """What is measured until it is decided."""
-_RESAMPLES, _SEED = 2000, 20240229
+_INTERIM = 0.001
+"""How often a look before the last one may be wrong."""
+_Z = 1.96
+"""Standard errors on either side that make an interval of 95%."""
 
 Labels = Mapping[str, Any]
 
@@ -133,7 +137,8 @@ def time_figures(arm: str, cells: Sequence[Cell], labels: Labels) -> list[Figure
         ),
     ]
     if times:
-        each = median_interval([c.mean_ms for c in cells if c.times_ms])
+        some = [c.times_ms for c in cells if c.times_ms]
+        mean = pooled([sum(each) for each in some], [len(each) for each in some])
         out.append(
             Figure(
                 TIME,
@@ -141,13 +146,13 @@ def time_figures(arm: str, cells: Sequence[Cell], labels: Labels) -> list[Figure
                 None,
                 percentile(times, 50),
                 percentile(times, 90),
-                sum(times) / len(times),
+                mean.value,
                 "ms",
                 len(times),
                 percentile(times, 99),
                 percentile(times, 10),
-                each.low,
-                each.high,
+                mean.low,
+                mean.high,
                 {**more, "lag_ms": round(max(c.lag_ms for c in cells), 3)},
             )
         )
@@ -155,19 +160,27 @@ def time_figures(arm: str, cells: Sequence[Cell], labels: Labels) -> list[Figure
 
 
 def share_over(cells: Sequence[Cell]) -> Interval:
-    """Per cent of all queries that were over the bound. Those of one visit share its queue, so the
-    interval is that of whole visits, drawn again and again; of a few their extremes."""
-    offered = np.array([c.offered for c in cells])
-    late = np.array([c.over * c.offered for c in cells])
-    value = 100 * float(late.sum() / offered.sum())
-    if len(cells) < MIN_PAIRS:
-        each = [100 * c.over for c in cells]
-        return Interval(value, min(each), max(each), len(cells))
-    draws = np.random.default_rng(_SEED).integers(0, len(cells), (_RESAMPLES, len(cells)))
-    shares = 100 * late[draws].sum(axis=1) / offered[draws].sum(axis=1)
-    tail = (1 - LEVEL) / 2 * 100
-    low, high = np.percentile(shares, [tail, 100 - tail])
-    return Interval(value, float(low), float(high), len(cells))
+    """Per cent of all queries that were over the bound."""
+    found = pooled([c.over * c.offered for c in cells], [c.offered for c in cells])
+    low, high = max(0.0, found.low), min(1.0, found.high)
+    return Interval(100 * found.value, 100 * low, 100 * high, found.n)
+
+
+def pooled(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
+    """The sum of ``parts`` to that of ``wholes``, a number of each per visit.
+
+    Queries of one visit share its queue, so only visits are repeats: the interval is that of the
+    ratio estimator (Cochran, "Sampling Techniques", 1977, section 6.4) with Student's factor; of a
+    few their extremes.
+    """
+    x, y = np.asarray(wholes, dtype=np.float64), np.asarray(parts, dtype=np.float64)
+    value, n = float(y.sum() / x.sum()), len(x)
+    if n < MIN_PAIRS:
+        each = [value, *(y / x).tolist()]
+        return Interval(value, min(each), max(each), n)
+    error = float(np.sqrt(((y - value * x) ** 2).sum() / (n - 1) / n) / x.mean())
+    reach = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * error
+    return Interval(value, value - reach, value + reach, n)
 
 
 def over_aim(figure: Figure, most: float) -> Figure:
@@ -249,13 +262,39 @@ def _with_losses(figure: Figure, *, ours: bool, theirs: bool) -> Figure:
 
 
 def decided(found: Sequence[Figure]) -> bool:
-    """Whether more visits would tell nothing: each aim for the time is met or missed, or its ratio
-    is known within two per cent on either side."""
-    return all(
-        f.labels["verdict"] != Verdict.NOISE or width_of(f) <= CLOSE
-        for f in found
-        if f.name in _AIMED and "verdict" in f.labels
-    )
+    """Whether more visits would tell nothing: each aim for the time is met or missed, so clearly
+    that looking after every visit does not make it so, or it is within the noise and its ratio is
+    known within two per cent on either side. The latter concludes nothing, so it may be by chance.
+    """
+    return all(_settled(f) for f in found if f.name in _AIMED and "verdict" in f.labels)
+
+
+def _settled(figure: Figure) -> bool:
+    labels = figure.labels
+    if labels["verdict"] == Verdict.NOISE:
+        return width_of(figure) <= CLOSE
+    if labels.get("failed") and labels["verdict"] == Verdict.MISSED:
+        return True  # what was lost stays lost
+    noise, at_least = labels.get("noise", 0.0), labels["at_least"]
+    sure = interim(figure.interval)
+    return judge(sure, labels["goal"], noise, at_least=at_least) == labels["verdict"]
+
+
+def interim(found: Interval) -> Interval:
+    """What a decision before the last visit has to rest on.
+
+    Of two equal things a 95% interval that is looked at ten times shows a difference three times
+    as often as one that is looked at once. So only the last look has it; all before have one of
+    99.9% (Haybittle 1971, Peto et al., "Design and analysis of randomized clinical trials requiring
+    prolonged observation of each patient", British Journal of Cancer 34, 1976), and what is
+    concluded in the end is wrong hardly more often than if nobody had looked. From the median to
+    the farther bound is taken for 1.96 standard errors, of which Student's distribution says how
+    many are needed: what is clear from the beginning needs few visits. Where all values lie at
+    either of two places on both sides of the goal, this is still too often sure.
+    """
+    errors = max(found.value - found.low, found.high - found.value) / _Z
+    reach = float(stdtrit(found.n - 1, 1 - _INTERIM / 2)) * errors if found.n > 1 else float("inf")
+    return Interval(found.value, found.value - reach, found.value + reach, found.n)
 
 
 def width_of(figure: Figure) -> float:

@@ -33,7 +33,7 @@ class Further:
     """More rounds, as long as those so far decide nothing.
 
     Whoever looks again after every round finds a decision by chance more often than an interval
-    says; so :attr:`decided` should want more than a bare one.
+    says; so :attr:`decided` wants more than the last look does (:func:`figures.interim`).
 
     Attributes:
         most: rounds in all.

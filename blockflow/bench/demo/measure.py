@@ -30,9 +30,11 @@ Step = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """One task on all images. ``latencies_ms``: one request at a time, as the client sees it."""
+    """One task on all images. ``latencies_ms``: one request at a time, as the client sees it; the
+    others are of as many ``images``."""
 
     task: str
+    images: int
     accuracy: float
     latencies_ms: tuple[float, ...]
     per_second: float
@@ -51,6 +53,7 @@ class TaskFigures:
 class JointFigures:
     """All tasks asked in one request per image: a shared trunk runs once."""
 
+    images: int
     accuracy: Mapping[str, float]
     latencies_ms: tuple[float, ...]
     per_second: float
@@ -95,7 +98,7 @@ def measure_task(
     outputs, per_second = send_all(client, (task,), images, lambda f: step(f / 2))
     right = accuracy(outputs[task], labels(task, digits))
     latencies, blocks = one_by_one(client, (task,), images, requests, lambda f: step((1 + f) / 2))
-    return TaskFigures(task, right, latencies, per_second, blocks)
+    return TaskFigures(task, len(images), right, latencies, per_second, blocks)
 
 
 def measure_joint(
@@ -105,7 +108,7 @@ def measure_joint(
     outputs, per_second = send_all(client, TASKS, images, lambda f: step(f / 2))
     right = {task: accuracy(outputs[task], labels(task, digits)) for task in TASKS}
     latencies, _ = one_by_one(client, TASKS, images, requests, lambda f: step((1 + f) / 2))
-    return JointFigures(right, latencies, per_second)
+    return JointFigures(len(images), right, latencies, per_second)
 
 
 def measure_memory(pids: Sequence[int], state: int) -> Memory:

@@ -166,7 +166,7 @@ def figures(deployments: Sequence[Deployment], whole_run_s: float | None = None)
     for d in deployments:
         for name, task in d.tasks.items():
             mode = f"{d.name}/{name}"
-            n = len(task.latencies_ms)
+            n = task.images
             share = task.accuracy * 100
             out.append(
                 Figure("accuracy", mode, 1, None, None, share, "%", n, labels=MORE_IS_BETTER)
@@ -175,9 +175,9 @@ def figures(deployments: Sequence[Deployment], whole_run_s: float | None = None)
             out.append(Figure("throughput", mode, 1, None, None, task.per_second, "1/s", n))
         if d.joint is not None:
             mode = f"{d.name}/all"
-            n = len(d.joint.latencies_ms)
             out.append(latency_figure("latency", mode, 1, d.joint.latencies_ms))
-            out.append(Figure("throughput", mode, 1, None, None, d.joint.per_second, "1/s", n))
+            rate, n = d.joint.per_second, d.joint.images
+            out.append(Figure("throughput", mode, 1, None, None, rate, "1/s", n))
         for b in block_means(d):
             for part in ("transit", "wait", "overhead", "compute"):
                 value = float(getattr(b, f"{part}_ms"))

@@ -43,7 +43,7 @@ def run(ctx: Context) -> Findings:
         def visit(arm: str, n: int) -> Visit:
             tasks = [task_of(arm, i) for i in range(n)]
             asked = ask_in_turn(clients[:n], tasks, x, seconds)
-            return Visit(percentile(asked.steady_ms, 50), asked.rate)
+            return Visit(percentile(asked.steady_ms, 50), asked.rate, asked.refused)
 
         with ctx.step("clients that ask in turn", rounds * len(found)) as advance:
             for number in range(rounds):
@@ -53,16 +53,18 @@ def run(ctx: Context) -> Findings:
                 ctx.keep(Clients(found, ctx.settings.labels).figures())
     made = Clients(found, ctx.settings.labels)
     figures = made.figures()
+    heads = ("way", "clients", "round", "median_ms", "per_s", "refused")
     knees = [f for f in figures if f.name in (KNEE, STEP)]
     notes = [
-        f"equal visits were apart by up to {made.noise:.0%}: read no difference smaller than that"
+        f"equal visits were apart by up to {made.noise:.0%}: read no difference smaller than that",
+        *made.refusals(),
     ]
     return Findings(
         made.says(),
         figures,
         [made.grid(), beside_grid("Where latency begins to grow", knees)],
         [Plot("Round trip and throughput by number of clients", "clients", made.draw())],
-        [Data("visits", ("way", "clients", "round", "median_ms", "per_s"), made.rows())],
+        [Data("visits", heads, made.rows())],
         notes,
     )
 

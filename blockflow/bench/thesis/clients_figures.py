@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
-from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.results import LESS_IS_BETTER, Figure, interval_figure
 from blockflow.bench.statistics import MIN_PAIRS, Interval, median_interval, slope
 from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, known, quoted, thesis
+from blockflow.bench.thesis.rates_figures import REFUSED
 
 LATENCY = "round trip"
 RATE = "throughput"
@@ -39,10 +41,12 @@ _THESIS_KNEE = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Some clients asked in turn for a while: the median round trip, and answers per second."""
+    """Some clients asked in turn for a while: the median round trip, answers per second, and the
+    share of the requests that were refused, which are in neither."""
 
     latency_ms: float
     rate: float
+    refused: float = 0.0
 
 
 def find_knee(alone_ms: Sequence[float], rate: Sequence[float]) -> Interval:
@@ -137,10 +141,13 @@ class Clients:
                 figure = interval_figure(LATENCY, arm, 1, latency.median(arm), "ms", labels)
                 out.append(thesis(figure, THESIS_MS.get((arm, n)), _SOURCE))
                 out.append(interval_figure(RATE, arm, 1, rate.median(arm), "1/s", labels))
+                refused = median_interval([v.refused for v in self._visits[arm, n]])
+                less = labels | LESS_IS_BETTER
+                out.append(interval_figure(REFUSED, arm, 1, refused, "x", less))
             if len(self.ways) > 1:
-                labels["noise"] = latency.noise
                 ratio = latency.ratio(TENSORMQ, ZEROMQ)
-                figure = interval_figure(RATIO, ZEROMQ, 1, ratio, "x", labels)
+                noise = {**labels, "noise": latency.noise}
+                figure = interval_figure(RATIO, ZEROMQ, 1, ratio, "x", noise)
                 out.append(thesis(figure, self._printed_ratio(n), _SOURCE))
         for way in self.ways:
             figure = interval_figure(KNEE, way, 1, self.knee(way), "1", self._labels)
@@ -150,6 +157,15 @@ class Clients:
                 figure = interval_figure(STEP, way, 1, step, "ms", self._labels)
                 out.append(thesis(figure, None, _SOURCE))
         return out
+
+    def refusals(self) -> list[str]:
+        """A note for each arm and number of clients of whose requests some were refused."""
+        means = ((arm, n, fmean(v.refused for v in f)) for (arm, n), f in self._visits.items())
+        return [
+            f"{share:.1%} of the requests of {n} clients by {arm} were refused: they have no time"
+            for arm, n, share in means
+            if share
+        ]
 
     def grid(self) -> Grid:
         """A row per number of clients."""
@@ -223,7 +239,7 @@ class Clients:
     def rows(self) -> list[tuple[Any, ...]]:
         """All visits, for a file."""
         return [
-            (way, n, number, round(v.latency_ms, 4), round(v.rate, 4))
+            (way, n, number, round(v.latency_ms, 4), round(v.rate, 4), round(v.refused, 4))
             for (way, n), found in self._visits.items()
             for number, v in enumerate(found)
             if not way.endswith(AGAIN)

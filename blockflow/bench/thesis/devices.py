@@ -107,6 +107,7 @@ def run(ctx: Context) -> Findings:
             "What changes is who computes beside whom; the thesis's copies between GPUs do not "
             "occur. Several GPUs: --device cuda:0 on a machine that has them"
         )
+    notes += made.refusals()
     blocks = len(chain.blocks)
     notes += [
         f"PDI {index(n, blocks):.0f}: skipped, {blocks} blocks on {n} different {places.kind} "

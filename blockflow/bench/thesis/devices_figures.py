@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
-from blockflow.bench.results import MORE_IS_BETTER, Figure, interval_figure
+from blockflow.bench.results import LESS_IS_BETTER, MORE_IS_BETTER, Figure, interval_figure
 from blockflow.bench.statistics import median_interval, percentile
 from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, quoted, thesis
 from blockflow.bench.thesis.devices_model import Places, index
+from blockflow.bench.thesis.rates_figures import REFUSED
+from blockflow.bench.thesis.rates_model import refused_of
 from blockflow.client.collector import OK, Record
 
 COMPUTE, OVERHEAD = "computing time", "overhead"
@@ -31,14 +34,16 @@ class Visit:
     Attributes:
         compute: m of eq. 4.1. overhead: o, the way to the block included; both by block.
         total_overhead: the median of the requests' sums over the path.
+        refused: share of the requests that were not answered, and are in no time.
     """
 
     compute: Mapping[str, float]
     overhead: Mapping[str, float]
     total_overhead: float
+    refused: float = 0.0
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> Visit:
+    def of(cls, records: Sequence[Record]) -> Visit:
         """From requests; those that failed say nothing of times.
 
         Raises:
@@ -54,7 +59,7 @@ class Visit:
             compute.setdefault(name, []).append(hop.compute_ms)
             overhead.setdefault(name, []).append(hop.transit_ms + hop.overhead_ms)
         sums = [sum(hop.transit_ms + hop.overhead_ms for hop in path) for path in good]
-        return cls(_means(compute), _means(overhead), percentile(sums, 50))
+        return cls(_means(compute), _means(overhead), percentile(sums, 50), refused_of(records))
 
 
 class Distribution:
@@ -100,7 +105,20 @@ class Distribution:
                 ):
                     figure = interval_figure(name, arm, 1, median_interval(values), "ms", labels)
                     out.append(thesis(figure, None, "figures 4.15 and 4.16"))
+            labels = {**self._labels, "pdi": self.pdi(count), **LESS_IS_BETTER}
+            refused = median_interval([v.refused for v in found])
+            out.append(interval_figure(REFUSED, arm, 1, refused, "x", labels))
         return [*out, *self.ratios()]
+
+    def refusals(self) -> list[str]:
+        """A note for each arm and number of devices of whose requests some were refused."""
+        means = ((arm, n, fmean(v.refused for v in f)) for (arm, n), f in self._visits.items())
+        return [
+            f"{share:.1%} of the requests by {arm} at PDI {self.pdi(n):.0f} were refused: they "
+            "have no time"
+            for arm, n, share in means
+            if share
+        ]
 
     def ratios(self) -> list[Figure]:
         """How much less overhead handles have, by number of devices."""

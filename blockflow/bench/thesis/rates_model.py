@@ -101,6 +101,11 @@ class Flow:
         return self.answered / self.offered if self.offered else 0.0
 
 
+def refused_of(records: Sequence[Record]) -> float:
+    """Share of the requests that got an error."""
+    return sum(r.outcome != OK for r in records) / len(records) if records else 0.0
+
+
 def flow_of(records: Iterable[Record], seconds: float, settling_s: float) -> Flow:
     """From the records of an open loop that sent for ``seconds``, of which the first
     ``settling_s`` fill queues and do not count."""
@@ -109,10 +114,9 @@ def flow_of(records: Iterable[Record], seconds: float, settling_s: float) -> Flo
     came = [r for r in found if begin <= r.intended_ms < end]
     done = [r for r in found if r.outcome == OK and begin <= r.done_ms < end]
     per_s = 1e3 / (end - begin)
-    refused = sum(r.outcome != OK for r in came)
     return Flow(
         offered=len(came) * per_s,
         answered=len(done) * per_s,
-        refused=refused / len(came) if came else 0.0,
+        refused=refused_of(came),
         latency_ms=tuple(r.latency_ms for r in done),
     )

@@ -20,6 +20,7 @@ from blockflow.bench.pipeline_ways import block_names, task_name, topology
 from blockflow.bench.results import Figure
 from blockflow.bench.statistics import percentile
 from blockflow.bench.thesis.beside import AGAIN
+from blockflow.bench.thesis.rates_model import refused_of
 from blockflow.client import Client, TaskGenerator
 from blockflow.client.collector import OK, Record
 from blockflow.control.system import System
@@ -125,6 +126,11 @@ class Asked:
     def answers(self) -> int:
         """All that a meter has seen which ran from the begin of the first of these visits."""
         return self.earlier + len(self.latency_ms)
+
+    @property
+    def refused(self) -> float:
+        """Share of the requests that were not answered: they have no time."""
+        return refused_of(self.records)
 
     @property
     def steady_ms(self) -> list[float]:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from blockflow.bench.grid import digits, size_text
-from blockflow.bench.results import Figure, interval_figure, latency_figure
-from blockflow.bench.statistics import median_interval, percentile
+from blockflow.bench.results import Figure, bursts_figure, interval_figure
+from blockflow.bench.statistics import percentile
 from blockflow.bench.thesis import peers
 from blockflow.bench.thesis.bars import draw_bars
 from blockflow.bench.thesis.beside import (
@@ -188,16 +187,9 @@ def findings(found: Bursts, nbytes: int, model: str) -> Findings:
 
 
 def _round_trip(name: str, bursts: Sequence[Sequence[float]], of: Labels) -> Figure:
-    """The median of the bursts' medians; the percentiles are of all round trips.
-
-    Those of a burst see the same moment of the machine: only bursts are repeats.
-    """
     kind, _, way = name.partition(", ")
-    every = latency_figure(kind, way, None, [ms for burst in bursts for ms in burst], of[kind])
-    found = median_interval([percentile(burst, 50) for burst in bursts])
-    made = replace(every, value=found.value, low=found.low, high=found.high, n=found.n)
     base = HTTP if way == HTTP_NEW else way
-    return thesis(made, THESIS.get((kind, base)), _SOURCE)
+    return thesis(bursts_figure(kind, way, bursts, of[kind]), THESIS.get((kind, base)), _SOURCE)
 
 
 def _ratio(rounds: Rounds, kind: str, base: str, way: str, of: Labels) -> Figure:
