@@ -195,6 +195,25 @@ def test_what_was_measured_holds_while_it_is_measured_again(
     assert store.fresh([info], REFERENCE.selections) != before
 
 
+@pytest.mark.parametrize(
+    "kw",
+    [{"again": True}, {"effort": Effort(confidence=0.02, seconds=1.0)}],
+    ids=["again", "surer"],
+)
+def test_what_replaces_a_table_knows_no_less_whoever_finishes_it(
+    info: BlockInfo, store: ProfileStore, lab: Lab, kw: dict[str, Any]
+) -> None:
+    session(info, store, lab).run([REFERENCE], CELLS)
+    lab.fails["exported"] = raises(KeyboardInterrupt(), "measure", CELLS[1])
+    with pytest.raises(KeyboardInterrupt):
+        session(info, store, lab, **kw).run([REFERENCE], CELLS)
+    lab.fails.clear()
+    lab.log.clear()
+    session(info, store, lab).run([REFERENCE], CELLS[:1])
+    assert {c for _, c in lab.measured()} == set(CELLS[1:])
+    assert len(store.fresh([info], REFERENCE.selections).profile.points) == len(CELLS)
+
+
 @pytest.mark.parametrize("change", ["digest", "facts", "torn"])
 def test_a_stale_record_is_measured_anew(
     info: BlockInfo, store: ProfileStore, lab: Lab, change: str

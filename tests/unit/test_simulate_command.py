@@ -89,6 +89,18 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: Any)
         assert text in out
 
 
+def test_of_what_did_not_come_or_had_no_result_nothing_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No share of it was served, no time was spent in queues: that is not 0."""
+    tasks = ("--task", "often=stem", "--task", "never@0.000001=stem", "--rate", "10")
+    status, out = simulate(capsys, *SHORT, *tasks)
+    assert status == 0
+    assert re.findall(r"never +(\d+) +(\S+) +(\S+) +(\S+)", out) == [("0", "-", "-", "-")]
+    (late,) = document(capsys, *SHORT, "--load", "1", "--deadline-ms", "1")["entries"]
+    assert [late[name] for name in ("mean_ms", "wait_ms", "compute_ms")] == [None] * 3
+
+
 def test_a_plot_without_a_result_is_drawn(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -134,6 +134,15 @@ def test_capacity_is_that_of_the_lanes_the_busiest_block_or_the_cores(
     assert len(done.requests) / 20.0 == pytest.approx(able, rel=0.02)
 
 
+@pytest.mark.parametrize(("noisy", "able"), [(True, 81.6), (False, 100.0)])
+def test_capacity_counts_forwards_with_their_means(noisy: bool, able: float) -> None:
+    """Of a lognormal whose deviation is half of its mean, the mean is 1.225 medians."""
+    model = chain([profile("a", lambda b, n: 10.0 * b, spread=0.5)])
+    assert capacity(model, ONE, None, noisy=noisy) == pytest.approx(able, rel=0.001)
+    done = run(model, Closed(4), seconds=100.0, noisy=noisy)
+    assert len(done.requests) / 100.0 == pytest.approx(able, rel=0.02)
+
+
 def test_what_is_between_two_forwards_takes_no_core() -> None:
     """Six blocks of a millisecond in workers of their own: two cores serve 333 queries a second."""
     blocks = [steady(name, 1.0) for name in "abcdef"]
@@ -355,6 +364,14 @@ def test_nothing_served_is_no_division_by_zero() -> None:
     done = run(chain([steady("a", 10.0)]), at(0.0))
     found = outcome(done, 0.5, 1.0, 10.0)
     assert (found.offered, found.times.mean_ms, found.over, found.throughput) == (0, 0.0, 0.0, 0.0)
+
+
+def test_a_forward_that_outlasts_its_queries_keeps_its_worker_busy_no_longer_than_it_runs() -> None:
+    model = chain([steady("a", 90.0)])
+    hasty = replace(model, tasks=(replace(model.tasks[0], deadline_ms=10.0),))
+    found = outcome(run(hasty, at(10.0)), 0.0, 0.1, 10.0)
+    assert (found.expired, found.virtual_s) == (1, 0.02)
+    assert found.busy == {"worker1#0": pytest.approx(0.9)}
 
 
 def test_jains_index() -> None:

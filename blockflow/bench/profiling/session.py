@@ -52,7 +52,8 @@ class Outcome:
         error: largest relative difference to the reference; None: not compared.
         reason: why it was not measured, or not to the end; '' if it was.
         reused: cells that a former session had measured.
-        owed: cells that a former session had measured with less effort: measured anew, too.
+        owed: cells of a former table that are measured anew, too: that table was made with less
+            effort, or a session that was to replace it was interrupted.
         complete: every cell that was ever asked for is there.
     """
 
@@ -146,14 +147,18 @@ class Session:
         if candidate.reason:
             return outcome
         outcome.parts = [{} for _ in self._infos] if len(self._infos) > 1 else []
-        record = self._stored(candidate)
-        if record is None:
+        records = self._stored(candidate)
+        if not records:
             return outcome
+        record = records[0]
+        known = dict.fromkeys(
+            Cell(p.threads, p.rows, p.length) for r in records for p in r.profile.points
+        )
         tables = [(outcome.points, record.profile)]
         tables += zip(outcome.parts, record.parts, strict=True)
         if not self._effort.covered_by(record.settings):
             # One record, one effort: all of it is measured anew, lest it knows less than before.
-            outcome.owed = tuple(Cell(p.threads, p.rows, p.length) for p in record.profile.points)
+            outcome.owed = tuple(known)
             return outcome
         for points, profile in tables:
             points.update({Cell(p.threads, p.rows, p.length): p for p in profile.points})
@@ -161,21 +166,24 @@ class Session:
             for points, _ in tables:
                 for cell in cells:
                     points.pop(cell, None)
+        # What replaces a table knows no less: an interrupted session's cells are due, asked or not.
+        outcome.owed = tuple(c for c in known if c not in outcome.points)
         outcome.complete = record.complete and not self._again
         outcome.reused = sum(c in outcome.points for c in cells)
         return outcome
 
-    def _stored(self, candidate: Candidate) -> ProfileRecord | None:
-        """This machine's record if it holds, first of all an interrupted one to go on with; what
+    def _stored(self, candidate: Candidate) -> list[ProfileRecord]:
+        """This machine's records that hold, first of all an interrupted one to go on with; what
         does not hold is measured anew."""
         key = self._key(candidate)
         digest, ran = chain_digest(self._infos), ran_by(self._infos, candidate.selections)
+        found = []
         for find in (self._store.unfinished, self._store.load):
             with suppress(RepositoryError):
                 record = find(key)
                 if record and not staleness(record, digest, ran, self._store.facts):
-                    return record
-        return None
+                    found.append(record)
+        return found
 
     def _key(self, candidate: Candidate) -> ProfileKey:
         return ProfileKey.of([i.name for i in self._infos], candidate.selections)

@@ -1,6 +1,6 @@
 """Comparison: the outcomes of all seeds, gathered by policy and rate.
 
-Every seed gives one figure; shown are the median of the seeds and its bootstrap interval. Two
+Every seed gives one figure; shown are the median of the seeds and its interval. Two
 policies meet the same queries under the same seed, so their ratio is taken seed by seed.
 """
 
@@ -17,16 +17,17 @@ from blockflow.bench.simulation.outcome import Outcome
 from blockflow.bench.simulation.text import policy_label
 from blockflow.bench.statistics import Interval, median_interval, ratio_interval
 
-_LATENCIES = ("mean", "p50", "p90", "p99")
+_LATENCIES = ("mean", "p50", "p90", "p99", "wait", "compute")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """One task under one policy at one rate: all seeds' counts, and medians over the seeds."""
+    """One task under one policy at one rate: all seeds' counts, and medians over the seeds in which
+    it had queries, or results; None where there is no such seed."""
 
     offered: int
     results: int
-    served: Interval
+    served: Interval | None
     mean_ms: Interval | None
     p99_ms: Interval | None
 
@@ -61,7 +62,8 @@ class Entry:
     versus: Interval | None
 
     def latency(self, which: str) -> Interval | None:
-        """``mean``, ``p50``, ``p90`` or ``p99`` in milliseconds; None when nothing was served."""
+        """``mean``, ``p50``, ``p90`` or ``p99``, or the mean ``wait`` or ``compute``, in
+        milliseconds; None when nothing was served."""
         values = [getattr(o.times, f"{which}_ms") for o in self.outcomes if o.results]
         return median_interval(values) if values else None
 
@@ -98,11 +100,12 @@ class Entry:
     def task(self, name: str) -> TaskEntry:
         """One task's part of this entry."""
         mine = [o.tasks[name] for o in self.outcomes]
+        served = [t.results / t.offered for t in mine if t.offered]
         times = [t.times for t in mine if t.results]
         return TaskEntry(
             sum(t.offered for t in mine),
             sum(t.results for t in mine),
-            median_interval([t.results / t.offered if t.offered else 0.0 for t in mine]),
+            median_interval(served) if served else None,
             median_interval([t.mean_ms for t in times]) if times else None,
             median_interval([t.p99_ms for t in times]) if times else None,
         )
@@ -117,12 +120,10 @@ SHARES: Mapping[str, Callable[[Outcome], float]] = {
     "rejected": lambda o: o.rejected / o.offered if o.offered else 0.0,
     "busiest": lambda o: max(o.busy.values()),
     "fairness": lambda o: o.fairness,
-    "wait_ms": lambda o: o.times.wait_ms,
-    "compute_ms": lambda o: o.times.compute_ms,
 }
 """Figures of an outcome that every entry has, by their name in the JSON form."""
 
-_UNITS = {"throughput": "1/s", "rows_per_s": "1/s", "wait_ms": "ms", "compute_ms": "ms"}
+_UNITS = {"throughput": "1/s", "rows_per_s": "1/s"}
 
 
 def compare(
@@ -154,7 +155,7 @@ def figures(entries: Sequence[Entry]) -> list[Figure]:
         labels = {"rate": entry.rate, "load": round(entry.load, 4)}
         mean = entry.latency("mean")
         if mean is not None:
-            p50, p90, p99 = (entry.latency(w) for w in _LATENCIES[1:])
+            p50, p90, p99, wait, compute = (entry.latency(w) for w in _LATENCIES[1:])
             out.append(
                 Figure(
                     "simulated latency",
@@ -171,6 +172,9 @@ def figures(entries: Sequence[Entry]) -> list[Figure]:
                     labels=labels,
                 )
             )
+            for name, part in (("wait_ms", wait), ("compute_ms", compute)):
+                if part is not None:
+                    out.append(interval_figure(name, entry.policy, None, part, "ms", labels))
         if entry.versus is not None:
             out.append(
                 interval_figure("latency ratio", entry.policy, None, entry.versus, "x", labels)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from blockflow.bench.simulation.arrivals import Arrivals, Mix, parse_arrivals
 from blockflow.bench.simulation.invariants import invariants
 from blockflow.bench.simulation.outcome import Outcome, outcome
+from blockflow.bench.simulation.service import mean_ms
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
 from blockflow.bench.simulation.system import SystemModel
@@ -143,13 +145,16 @@ class Runner:
         return outcome(simulator, e.warmup_s, e.duration_s, e.bound_ms)
 
 
-def capacity(system: SystemModel, rows: Sizes, lengths: Sizes | None) -> float:
+def capacity(
+    system: SystemModel, rows: Sizes, lengths: Sizes | None, *, noisy: bool = True
+) -> float:
     """Queries per second that the system serves at most without batching: the yardstick of a load.
 
-    The smaller of what its busiest worker and what its cores can do, by the profiles' medians. A
-    worker of several lanes is as busy as its busiest stage at least. What is between two forwards
-    (``turn_ms``) keeps a worker, and no core.
+    The smaller of what its busiest worker and what its cores can do. A forward counts with its
+    mean, which is its median where none is ``noisy``. A worker of several lanes is as busy as its
+    busiest stage at least. What is between two forwards (``turn_ms``) keeps a worker, and no core.
     """
+    forward = mean_ms if noisy else StageProfile.ms
     work: dict[str, float] = {}
     computing: dict[str, float] = {}
     slowest: dict[str, float] = {}
@@ -160,7 +165,7 @@ def capacity(system: SystemModel, rows: Sizes, lengths: Sizes | None) -> float:
         for block in task.path:
             worker, stage = hosts[block]
             share = task.traffic / traffic
-            ms = _mean_ms(stage.profile, worker.threads, rows, lengths)
+            ms = _mean_ms(partial(forward, stage.profile), worker.threads, rows, lengths)
             computing[worker.name] = computing.get(worker.name, 0.0) + share * ms
             part = share * (ms + system.turn_ms)
             work[worker.name] = work.get(worker.name, 0.0) + part
@@ -176,7 +181,10 @@ def capacity(system: SystemModel, rows: Sizes, lengths: Sizes | None) -> float:
     return min(alone, together)
 
 
-def _mean_ms(profile: StageProfile, threads: int, rows: Sizes, lengths: Sizes | None) -> float:
+def _mean_ms(
+    forward: Callable[..., float], threads: int, rows: Sizes, lengths: Sizes | None
+) -> float:
+    """Over the sizes of queries; ``forward`` takes rows, threads and length."""
     if lengths is None:
-        return rows.mean_of(lambda r: profile.ms(r, threads))
-    return rows.mean_of(lambda r: lengths.mean_of(lambda n: profile.ms(r, threads, n)))
+        return rows.mean_of(lambda r: forward(r, threads))
+    return rows.mean_of(lambda r: lengths.mean_of(lambda n: forward(r, threads, n)))

@@ -72,7 +72,8 @@ class Outcome:
         tasks: by task.
         fairness: Jain's index over the tasks of results / offered: 1 = all fare alike.
         batches: rows -> batches, by block, the warm-up included.
-        busy: share of the time with a forward under way, by worker, until the last query left.
+        busy: share of the time with a forward under way, by worker, until the last query left and
+            the last forward ended.
         stalls: batches that waited for a slot.
         queries: all that came, the warm-up included.
         virtual_s: until the last query left.
@@ -148,7 +149,8 @@ def outcome(simulator: Simulator, warmup_s: float, end_s: float, bound_ms: float
         for number, sizes in worker.batches.items():
             batches.setdefault(worker.stages[number].block, Counter()).update(sizes)
     exits = Counter(r.exit for r in requests)
-    last = simulator.last_exit_ns
+    # A forward may end after all of its queries have expired.
+    last = max([simulator.last_exit_ns, *(w.last_end_ns for w in simulator.workers)])
     return Outcome(
         offered=len(requests),
         results=len(answered),
@@ -164,7 +166,7 @@ def outcome(simulator: Simulator, warmup_s: float, end_s: float, bound_ms: float
         busy={w.name: w.busy_ns / last / w.lanes if last else 0.0 for w in simulator.workers},
         stalls=sum(w.stalls for w in simulator.workers),
         queries=len(simulator.requests),
-        virtual_s=last / 1e9,
+        virtual_s=simulator.last_exit_ns / 1e9,
     )
 
 

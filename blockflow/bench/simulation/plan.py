@@ -80,7 +80,7 @@ def plan_experiment(system: SystemModel, order: Order) -> tuple[Experiment, floa
     drawn = lengths.largest if lengths is not None and recorded is None else 0
     told = [e[3] or 0 for e in kind.entries] if isinstance(kind, Recorded) else []
     _check_classes(system, specs, max([drawn, *told]))
-    able = capacity(system, rows, recorded or lengths)
+    able = capacity(system, rows, recorded or lengths, noisy=order.noisy)
     rates = _rates(order, kind, able)
     duration = order.duration_s or (_length_of(kind) if isinstance(kind, Recorded) else 60.0)
     warmup = duration / 10 if order.warmup_s is None else order.warmup_s

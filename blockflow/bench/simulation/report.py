@@ -153,5 +153,5 @@ def _with_bounds(found: Interval | None) -> str:
     return f"{_digits(found.value)}\n{_digits(found.low)}-{_digits(found.high)}"
 
 
-def _percent(found: Interval) -> str:
-    return f"{100 * found.value:.1f}%"
+def _percent(found: Interval | None) -> str:
+    return "-" if found is None else f"{100 * found.value:.1f}%"

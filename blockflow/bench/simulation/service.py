@@ -42,13 +42,26 @@ class Service:
         return max(1, round(ns * exp(sigma * self._rng.gauss(0.0, 1.0))))
 
     def _cell(self, rows: int, length: int | None) -> tuple[int, float]:
-        profile, threads = self._profile, self._threads
-        ms = profile.ms(rows, threads, length)
-        near = min(
-            (p for p in profile.points if p.threads == threads),
-            key=lambda p: (abs((p.length or 0) - (length or 0)), abs(p.rows - rows)),
-        )
-        return max(1, round(ms * _NS)), sigma_of(near.spread)
+        ms, sigma = _forward(self._profile, rows, self._threads, length)
+        return max(1, round(ms * _NS)), sigma
+
+
+def mean_ms(profile: StageProfile, rows: int, threads: int, length: int | None = None) -> float:
+    """Mean of a forward that fluctuates, in milliseconds: a lognormal's is its median times
+    ``e^(sigma^2 / 2)``."""
+    ms, sigma = _forward(profile, rows, threads, length)
+    return ms * exp(sigma * sigma / 2)
+
+
+def _forward(
+    profile: StageProfile, rows: int, threads: int, length: int | None
+) -> tuple[float, float]:
+    """A forward's median in milliseconds, and sigma of the lognormal factor."""
+    near = min(
+        (p for p in profile.points if p.threads == threads),
+        key=lambda p: (abs((p.length or 0) - (length or 0)), abs(p.rows - rows)),
+    )
+    return profile.ms(rows, threads, length), sigma_of(near.spread)
 
 
 def sigma_of(spread: float) -> float:

@@ -88,6 +88,7 @@ class SimWorker:
         lanes: how many forwards it computes at once.
         running: the batches under way.
         busy_ns: time with a forward under way, the sum over all lanes.
+        last_end_ns: when the last forward so far has ended.
         stalls: batches that had to wait for a slot.
         most_slots: most slots out at once.
         wait_until: when the policies want to be asked again; None = when something happens.
@@ -116,6 +117,7 @@ class SimWorker:
         self.most_slots = 0
         self.stalls = 0
         self.busy_ns = 0
+        self.last_end_ns = 0
         self.batches: dict[int, Counter[int]] = {n: Counter() for n in numbers}
         self.requests: dict[int, Request] = {}
         self.lanes = model.lanes
@@ -283,6 +285,7 @@ class SimWorker:
         batch.compute_to_ns = now - self._turn_ns
         compute = batch.compute_to_ns - batch.started_ns
         self.busy_ns += compute
+        self.last_end_ns = batch.compute_to_ns
         requests = self.requests
         for ticket in batch.tickets:
             request = requests[ticket.key]
