@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -219,6 +220,28 @@ def test_the_deadline_heap_does_not_grow_with_what_has_ended(table: InFlightTabl
         entry = admit(table, rid=n, deadline_ns=60 * SECOND)
         table.outcome(entry.ticket, 1, 1, HEAD_A, answer())
     assert len(table._deadlines) < 600
+
+
+def test_whoever_is_left_is_due_at_its_deadline_all_the_same(table: InFlightTable) -> None:
+    rng, left = Random(1), dict[int, Entry]()
+    for n in range(5000):
+        due = rng.randrange(SECOND, 60 * SECOND)
+        entry = admit(table, rid=n, deadline_ns=due)
+        if n % 50:
+            table.outcome(entry.ticket, 1, 1, HEAD_A, answer())
+        else:
+            left[due] = entry
+    for due in sorted(left):
+        assert table.next_deadline() == due
+        assert table.tick(due) == [Reply(left[due]), ReleaseInput(left[due])]
+
+
+def test_a_tasks_rows_under_way_are_those_of_its_requests(table: InFlightTable) -> None:
+    both, one = admit(table, "a", "b", rid=1), admit(table, "a", rid=2)
+    assert [table.rows_of(task) for task in "abt"] == [4, 2, 0]
+    table.outcome(one.ticket, 1, 1, HEAD_A, answer())
+    table.cancel(b"c", both.request_id)
+    assert [table.rows_of(task) for task in "abt"] == [0, 0, 0]
 
 
 def test_cancel_answers_the_open_tasks(table: InFlightTable) -> None:

@@ -69,6 +69,10 @@ def test_what_nobody_opens_is_revoked_and_then_free() -> None:
     assert reserved(t) == slot
     t.publish(slot, [7])  # nothing of that life is left in the next one
     assert t.reclaim([0] * 8, now + 10 * REVOKE_NS) == ([], [])
+    t.release(slot, 0, t[slot].generation)
+    assert reserved(t) == slot
+    t.publish(slot, [7], until_ns=now)  # nor that it was revoked: somebody may just be opening it
+    assert t.reclaim([0] * 8, now + 11 * REVOKE_NS) == ([slot], [])
 
 
 def test_what_is_opened_stays_with_its_consumer() -> None:
@@ -86,15 +90,16 @@ def test_what_is_opened_stays_with_its_consumer() -> None:
 
 
 def test_what_is_held_or_awaited_longer_is_not_reclaimed() -> None:
-    t = table(lanes=2)
+    t = table(lanes=3)
     slot = reserved(t)
     t.hold(slot)
     t.publish(slot, [7], until_ns=0)
-    assert t.reclaim([0] * 8, 9 * REVOKE_NS) == ([], [])
+    assert t.reclaim([0] * 12, 9 * REVOKE_NS) == ([], [])
     t.publish(slot, [8], until_ns=9 * REVOKE_NS)
+    t.publish(slot, [9], until_ns=0)
     t.unhold(slot)
-    assert t.reclaim([0] * 8, 9 * REVOKE_NS) == ([], [])
-    assert t.reclaim([0] * 8, 10 * REVOKE_NS) == ([slot], [])
+    assert t.reclaim([0] * 12, 9 * REVOKE_NS) == ([], [])
+    assert t.reclaim([0] * 12, 10 * REVOKE_NS) == ([slot], [])
 
 
 def test_stale_releases_are_counted_and_change_nothing() -> None:

@@ -240,11 +240,16 @@ def fate(w: World, entry: Entry, how: str) -> None:
         w.table.tick(6 * SECOND)
     elif how == "deadline":
         w.table.tick(10 * SECOND)
+    elif how == "failure":
+        gone = RequestError("BLOCK_UNAVAILABLE", "its own worker says so")
+        w.table.failure(entry.ticket, 1, 0, first, gone, 0)
     else:
         w.table.abort_all(RequestError("BLOCK_UNAVAILABLE", "shutting down"))
 
 
-@pytest.mark.parametrize("how", ["death", "no time is left", "rumour", "deadline", "shutdown"])
+@pytest.mark.parametrize(
+    "how", ["death", "no time is left", "rumour", "deadline", "failure", "shutdown"]
+)
 def test_what_may_have_run_is_not_called_retryable(how: str) -> None:
     """A client that sends again what is retryable would run the block twice."""
     w = World(once=["trunk"], trunk=[1], head_a=[2])
@@ -256,7 +261,7 @@ def test_what_may_have_run_is_not_called_retryable(how: str) -> None:
     assert "only if that does no harm" in error.hint and "'trunk'" in error.hint
 
 
-@pytest.mark.parametrize("how", ["no time is left", "rumour", "deadline", "shutdown"])
+@pytest.mark.parametrize("how", ["no time is left", "rumour", "deadline", "failure", "shutdown"])
 def test_without_such_a_block_it_is(how: str) -> None:
     w = World(trunk=[1], head_a=[2])
     entry = w.admit("a")

@@ -84,3 +84,29 @@ def test_what_a_dead_worker_reports_may_be_nonsense() -> None:
     records = [b"", b"x" * 17, entry.ticket + b"\x01\xff", b"u" * 18]
     out = w.table.peer_gone(Death.of(entry.plan.incarnations[0], records), 0)
     assert w.rest(out) == [SendAgain(entry)]
+
+
+def test_company_that_has_ended_meanwhile_was_company_all_the_same() -> None:
+    """It may have been its input, although nobody waits for that any more."""
+    w = World(trunk=[1], head_a=[9])
+    entry = w.admit("a")
+    w.die(1, entry)
+    w.publish(trunk=[2], head_a=[9])
+    ended = w.admit("a")
+    assert w.rest(w.table.cancel(ended.client, ended.request_id)) == done(ended)
+    assert w.die(2, entry, ended) == []
+    assert entry.deaths == 2
+    assert w.publish(trunk=[3], head_a=[9]) == [SendAgain(entry)]
+    assert w.answer(entry) == done(entry)
+    assert codes(entry) == []
+
+
+def test_where_an_older_attempt_was_proves_nothing_of_the_present_one() -> None:
+    """The first attempt still computes in a branch where the second one's block may have begun."""
+    w = World(once=["head_a"], trunk=[1], head_a=[9])
+    entry = w.admit("a")
+    w.die(1, unsent=[entry])
+    assert w.publish(trunk=[2], head_a=[9]) == [SendAgain(entry)]
+    older = entry.ticket + bytes([1, 0])
+    assert w.rest(w.table.peer_gone(Death.of(9, [older]), 0)) == done(entry)
+    assert codes(entry) == ["WORKER_LOST"]

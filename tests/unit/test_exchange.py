@@ -1,0 +1,173 @@
+"""The request path between sockets and memory that do as a test says: what is kept, how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import zmq
+
+from blockflow.bench.faultsim.arena import Arena, SlotConsumer, SlotProducer
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
+from blockflow.dispatcher.admission import Admission
+from blockflow.dispatcher.clients import Sent
+from blockflow.dispatcher.exchange import Exchange
+from blockflow.dispatcher.repeats import ResultMemory
+from blockflow.dispatcher.returns import Returns
+from blockflow.dispatcher.tensors import TensorDesk
+from blockflow.tensormq.push import Unsent
+from blockflow.wire import client as wire
+from blockflow.wire.data import Data, Item, decode_data_plane, encode_data
+from blockflow.wire.tensor import TensorDesc
+
+SPEC = TensorSpec("float32", ("rows", 4))
+OWN, CLIENT = 7, b"client"
+
+
+class Door:
+    """Clients, and sockets to the workers: ``takes`` says whether a message is taken at all."""
+
+    def __init__(self) -> None:
+        self.takes = True
+        self.sent: list[Unsent] = []
+        self.replies: list[tuple[wire.Reply, list[bytes]]] = []
+
+    def to_client(self, client: bytes, frames: Sequence[Any], now_ns: int) -> Sent:
+        reply = wire.decode_to_client(frames[0])
+        assert isinstance(reply, wire.Reply)
+        self.replies.append((reply, [bytes(f) for f in frames[1:]]))
+        return Sent.YES
+
+    def to_worker(
+        self, endpoint: str, frames: Sequence[Any], copy: bool = False, tag: Any = None
+    ) -> bool:
+        if self.takes:
+            self.sent.append(Unsent(endpoint, frames, tag))
+        return self.takes
+
+
+class Scene:
+    """A Dispatcher with one task of one block ``a``, whose workers have arenas of their own."""
+
+    def __init__(self, mode: str = "tensormq", replayable: bool = True) -> None:
+        self.door = Door()
+        self.arenas = {n: Arena(n, 8) for n in (OWN, 11, 12)}
+        producer, consumer = SlotProducer(self.arenas[OWN]), SlotConsumer(self.arenas)
+        grants = cast(Any, SimpleNamespace(place=lambda client, part: None))
+        self.desk = TensorDesk(producer, consumer, grants)
+        clients = SimpleNamespace(send=self.door.to_client, present=())
+        self.exchange = Exchange(
+            OWN,
+            Admission(8, 8, 1 << 20),
+            self.desk,
+            grants,
+            cast(Any, clients),
+            cast(Any, SimpleNamespace(send=self.door.to_worker)),
+            ResultMemory(0),
+            lambda: 0,
+        )
+        self.version = 0
+        self.route = StageRoute(1, "a", "a#0", 11, "to 11", mode, replayable=replayable)
+        self.publish(11)
+
+    def publish(self, *incarnations: int) -> None:
+        self.version += 1
+        stages = {n: replace(self.route, stage=n, incarnation=n) for n in incarnations}
+        tasks = {"t": TaskRoute("t", ("a",), Contract(SPEC, SPEC))}
+        self.exchange.publish(RouteTable(1, self.version, stages, tasks))
+
+    def ask(self, number: int, values: Sequence[float] = (0.0,)) -> None:
+        """A request of one row per value."""
+        x = np.repeat(np.array(values, np.float32), 4)
+        desc = TensorDesc("float32", (len(values), 4))
+        request = wire.Request(number.to_bytes(16, "big"), ("t",), 1000, desc)
+        header = wire.encode_to_dispatcher(request)
+        self.exchange.on_client(CLIENT, [zmq.Frame(header), zmq.Frame(x.tobytes())])
+
+    def items(self) -> list[Item]:
+        """What the workers have been sent."""
+        found = [decode_data_plane(memoryview(m.frames[0])) for m in self.door.sent if m.tag]
+        return [item for data in found if isinstance(data, Data) for item in data.items]
+
+    def answer(self, sender: int, items: Sequence[Item], values: Sequence[float]) -> None:
+        """One message with the results of a batch, in a slot of the sender."""
+        slots = SlotProducer(self.arenas[sender])
+        slot = slots.reserve("float32", (len(values), 4))
+        assert slot is not None
+        slot.memory[:] = np.repeat(np.array(values, np.float32), 4).tobytes()
+        (payload,) = slots.publish(slot, (OWN,))
+        message = encode_data(Data(sender, 0, payload.desc, tuple(items)))
+        self.exchange.on_return([zmq.Frame(message)])
+
+    def ends(self) -> list[str]:
+        """The codes of all replies; '' for a result."""
+        results = [r for reply, _ in self.door.replies for r in reply.results]
+        return [r.error.code if r.error else "" for r in results]
+
+    def out(self) -> tuple[int, int, int]:
+        """Credits, slots for inputs and bytes of frames that are not free."""
+        slots = self.arenas[OWN].leases.outstanding
+        return self.exchange.admission.inflight, slots, self.desk.framed
+
+
+@pytest.mark.parametrize("mode", ["tensormq", "zeromq"])
+def test_what_no_worker_takes_is_answered_and_keeps_nothing(mode: str) -> None:
+    s = Scene(mode)
+    s.door.takes = False
+    s.ask(1)
+    assert s.ends() == ["BLOCK_UNAVAILABLE"]
+    assert s.out() == (0, 0, 0)
+
+
+def test_a_frame_counts_until_its_request_has_ended() -> None:
+    s = Scene("zeromq")
+    s.ask(1)
+    assert s.out() == (1, 0, 16)
+    s.answer(11, s.items(), [1.0])
+    assert (s.ends(), s.out()) == ([""], (0, 0, 0))
+
+
+def test_an_attempt_that_never_left_is_not_the_present_one() -> None:
+    """Its message comes back late: that says nothing of the attempt that has begun meanwhile."""
+    s = Scene(replayable=False)
+    s.ask(1)
+    (message,) = s.door.sent
+    s.exchange.peer_gone(11, unsent=[message])
+    s.publish(12)
+    assert [i.attempt for i in s.items()] == [1, 2]
+    s.exchange.on_unsent([message])
+    assert s.ends() == []
+    s.exchange.peer_gone(12, unsent=[message])
+    assert s.ends() == ["WORKER_LOST"]  # its block may have begun, and must not a second time
+    assert s.out() == (0, 0, 0)
+
+
+def test_each_result_of_a_batch_is_its_own_requests_though_another_has_ended() -> None:
+    s = Scene()
+    s.ask(1, [1.0, 2.0])
+    s.ask(2, [3.0])
+    items = s.items()
+    cancel = wire.encode_to_dispatcher(wire.Cancel((1).to_bytes(16, "big")))
+    s.exchange.on_client(CLIENT, [zmq.Frame(cancel)])
+    s.answer(11, items, [10.0, 20.0, 30.0])
+    assert s.ends() == ["CANCELLED", ""]
+    _, (rows,) = s.door.replies[1]
+    assert np.frombuffer(rows, np.float32).tolist() == [30.0] * 4
+
+
+def test_a_defect_at_a_workers_message_keeps_no_slot_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Scene()
+    s.ask(1)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Returns, "take", fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        s.answer(11, s.items(), [1.0])
+    assert s.arenas[11].leases.outstanding == 0

@@ -1,0 +1,128 @@
+"""Whose turn it is, request by request: service counts rows, and nobody gains by being away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from policy_rig import query
+
+from blockflow.batching.room import Group, WaitingRoom
+from blockflow.batching.shares import TaskShare
+
+HERE: Group = (1, (4,))
+THERE: Group = (1, (8,))
+
+
+class Room:
+    """A waiting room of tasks A, B, ...; a query's task is read off its key, 10 * number + task."""
+
+    def __init__(self, *shares: TaskShare) -> None:
+        self.room = WaitingRoom(shares, lambda q: (q.stage, q.shape))
+        self._numbers = count(1)
+
+    def come(
+        self, task: int, rows: int = 1, times: int = 1, shape: tuple[int, ...] = (4,)
+    ) -> list[int]:
+        keys = [10 * next(self._numbers) + task for _ in range(times)]
+        for key in keys:
+            self.room.add(query(key, 0, task=task, rows=rows, shape=shape))
+        return keys
+
+    def batch(self, limit: int) -> list[int]:
+        """The tasks of the next batch of the group whose turn it is."""
+        group = self.room.first()
+        assert group is not None
+        picked = self.room.pick(group, limit)
+        self.room.serve(group, picked)
+        return [q.task for q in picked]
+
+    def one_by_one(self, steps: int) -> list[int]:
+        return [task for _ in range(steps) for task in self.batch(1)]
+
+
+A, B = 0, 1
+EQUAL = (TaskShare(), TaskShare())
+
+
+def rows(tasks: Iterable[int], of_a: int) -> tuple[int, int]:
+    """How many rows of A and of B those were; one of B is one row."""
+    found = list(tasks)
+    return of_a * found.count(A), found.count(B)
+
+
+def test_service_is_counted_in_rows_from_batch_to_batch() -> None:
+    r = Room(*EQUAL)
+    r.come(A, rows=4, times=10)
+    r.come(B, times=40)
+    large, small = rows(r.one_by_one(25), of_a=4)
+    assert abs(large - small) <= 4
+
+
+def test_service_is_counted_in_rows_within_a_batch() -> None:
+    r = Room(*EQUAL)
+    r.come(A, rows=4, times=10)
+    r.come(B, times=40)
+    assert rows(r.batch(16), of_a=4) == (8, 8)
+
+
+def test_a_request_that_does_not_fit_ends_the_batch() -> None:
+    """Small ones of other tasks do not go before it: they might for ever."""
+    r = Room(*EQUAL)
+    r.come(A)
+    r.come(A, rows=4)
+    r.come(B, times=9)
+    assert r.batch(4) == [A, B]
+    assert r.batch(4) == [A]
+
+
+def test_who_comes_back_at_once_has_had_what_it_has_had() -> None:
+    """A task with one request at a time, each of four rows, beside one that always waits."""
+    r = Room(*EQUAL)
+    r.come(B, times=100)
+    served = []
+    for _ in range(25):
+        if not any(q.task == A for q in r.room):
+            r.come(A, rows=4)
+        served += r.one_by_one(1)
+    large, small = rows(served, of_a=4)
+    assert abs(large - small) <= 5
+
+
+def test_who_comes_while_a_large_request_runs_begins_with_it() -> None:
+    r = Room(*EQUAL)
+    r.come(A, rows=8, times=3)
+    assert r.batch(1) == [A]
+    r.come(B, times=20)
+    assert r.one_by_one(8) == [B] * 8
+
+
+def test_a_task_that_is_more_urgent_comes_first_in_another_group_as_well() -> None:
+    r = Room(TaskShare(), TaskShare(priority=1))
+    r.come(B, times=4)
+    assert r.one_by_one(3) == [B] * 3
+    r.come(A, shape=(8,))
+    assert r.room.first() == HERE
+    assert r.one_by_one(2) == [B, A]
+
+
+def test_what_more_urgent_tasks_have_had_is_no_debt_of_the_others() -> None:
+    r = Room(*EQUAL, TaskShare(priority=1))
+    r.come(2, rows=8, times=5)
+    assert r.one_by_one(5) == [2] * 5
+    r.come(A, times=20)
+    assert r.one_by_one(2) == [A, A]
+    r.come(2, rows=8)
+    assert r.one_by_one(1) == [2]
+    r.come(B, times=20)
+    assert r.one_by_one(8).count(B) >= 4
+
+
+def test_who_has_gone_unserved_was_away() -> None:
+    r = Room(*EQUAL)
+    (gone,) = r.come(A)
+    r.come(B, times=40)
+    assert r.room.remove(gone) is not None
+    assert r.one_by_one(20) == [B] * 20
+    r.come(A, times=20)
+    assert 4 <= r.one_by_one(10).count(A) <= 6

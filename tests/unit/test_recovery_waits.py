@@ -1,0 +1,57 @@
+"""Between two attempts: what waits is spared by rumours, and makes room for others of its kind."""
+
+from __future__ import annotations
+
+from recovery_rig import SECOND, World, done
+
+from blockflow.core.errors import RequestError
+from blockflow.dispatcher.entry import QUARANTINE, Entry, ReleaseInput, SendAgain
+
+TRUNK, HEAD_A, HEAD_B = 1, 2, 4
+
+
+def two_suspects(w: World) -> tuple[Entry, Entry]:
+    """The first one is under way, the second one waits for it."""
+    first, second = w.admit("a", "b"), w.admit("t")
+    assert w.die(TRUNK, first, second) == []
+    assert w.publish(trunk=[5], head_a=[HEAD_A], head_b=[HEAD_B]) == [SendAgain(first)]
+    assert second.waits_for == QUARANTINE
+    return first, second
+
+
+def test_a_rumour_does_not_fail_what_is_to_be_run_again() -> None:
+    w = World(once=["head_b"], trunk=[TRUNK], head_a=[HEAD_A, 3], head_b=[HEAD_B])
+    entry = w.admit("a", "b")
+    end = entry.plan.ends[0]
+    gone = RequestError("WORKER_LOST", "the next hop's worker is gone")
+    assert w.table.failure(entry.ticket, 1, end, TRUNK, gone, 0) == []
+    assert w.die(entry.plan.incarnations[end]) == []  # and so it is; "b" goes on
+    w.table.tick(6 * SECOND)
+    assert (entry.lost, entry.outcomes) == ({end}, {})
+    assert w.answer(entry, end=1) == [SendAgain(entry)]
+    assert w.answer(entry) == done(entry)
+
+
+def test_however_many_workers_a_rerun_has_lost_it_is_charged_once() -> None:
+    w = World(budget=1, once=["head_b"], trunk=[TRUNK], head_a=[HEAD_A], head_b=[HEAD_B], mid=[5])
+    entry = w.admit("a", "b", "deep")
+    assert w.die(5) == []  # "deep"
+    assert w.die(HEAD_A) == []  # "a"
+    assert len(entry.lost) == 2
+    assert w.table.gauges()["budget"] == 1
+
+
+def test_a_suspect_that_leaves_its_attempt_late_makes_room_for_the_next() -> None:
+    """Its worker died before; only now has what it waited for come, and that worker is away."""
+    w = World(once=["head_b"], trunk=[TRUNK], head_a=[HEAD_A], head_b=[HEAD_B])
+    first, second = two_suspects(w)
+    assert w.die(HEAD_A) == []
+    assert w.answer(first, end=1) == [SendAgain(second)]
+    assert first.waits_for == "a worker of block 'head_a'"
+
+
+def test_a_suspect_whose_client_is_gone_makes_room_for_the_next() -> None:
+    w = World(trunk=[TRUNK], head_a=[HEAD_A], head_b=[HEAD_B])
+    first, second = two_suspects(w)
+    w.table.attach(b"other", first)
+    assert w.table.client_gone(b"other") == [ReleaseInput(first), SendAgain(second)]
