@@ -19,8 +19,9 @@ from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.monitor.rest import RestClient, segment
 
 _SLOW_S = 120.0
-_LOOK_S = 0.1
 """Time-out of calls that wait for a drain, a start or a stop."""
+
+_LOOK_S = 0.1
 
 AnyBlock = Annotated[
     str, typer.Argument(help="A block; none means all.", autocompletion=complete_block)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from blockflow.control.endings import lacking, last_words, last_work
 from blockflow.control.events import Exited, Instruction, Kill, Launch, Prove, Proved, Send
 from blockflow.control.fleet import (
     CRASHES_KEPT,
     DISPATCHER_ENTRY,
     DISPATCHER_NAME,
-    TICKETS_SHOWN,
     WORKER_ENTRY,
     Crash,
     Fleet,
-    LastWork,
     Life,
     Numbers,
     Place,
@@ -41,8 +40,6 @@ from blockflow.core.errors import SystemError_, from_dict
 from blockflow.core.lifecycle import TABLE, Event, State
 from blockflow.core.placement import WorkerSpec
 from blockflow.core.threads import Share
-from blockflow.launch.child import CRASH_STATUS
-from blockflow.tensormq.atwork import Work
 from blockflow.wire.control import (
     ControlMessage,
     Hello,
@@ -51,7 +48,6 @@ from blockflow.wire.control import (
     StartFailed,
     Stop,
 )
-from blockflow.wire.data import REQUEST_ID_BYTES
 
 STARTING = frozenset({State.LAUNCHING, State.LOADING, State.PROVING})
 
@@ -252,10 +248,13 @@ class Crew:
         self._tell_gone(event, blame=not (told or life.innocent))
         if told:
             return life, None
+        cause = describe_end(life, event, starting)
+        if starting and life.error is None and not life.condemned:
+            life.error = lacking(life.name, last_words(event.status, event.log_tail), cause)
         return life, Crash(
             event.incarnation,
             now_ns,
-            describe_end(life, event, starting),
+            cause,
             life.error,
             event.log_tail,
             life.error is None
@@ -366,23 +365,8 @@ def describe_end(life: Life, event: Exited, starting: bool) -> str:
     cause = describe_exit(event.status)
     if starting:
         cause += " while it started"
-    if event.status == CRASH_STATUS and event.log_tail:
-        cause += f": {event.log_tail[-1]}"  # an exception ended it: the traceback's last line
-    return cause
-
-
-def last_work(life: Life, works: Sequence[Work], now_ns: int) -> tuple[LastWork, ...]:
-    """What a process was executing at its end."""
-    blocks = {stage: block for block, stage in life.stages.items()}
-    return tuple(
-        LastWork(
-            blocks.get(w.stage, f"stage {w.stage}"),
-            round((now_ns - w.started_ns) / 1e6, 3),
-            w.count,
-            tuple(r[:REQUEST_ID_BYTES].hex() for r in w.records[:TICKETS_SHOWN]),
-        )
-        for w in works
-    )
+    words = last_words(event.status, event.log_tail)
+    return f"{cause}: {words}" if words else cause
 
 
 def describe_exit(status: int) -> str:

@@ -76,8 +76,14 @@ def take_lock(path: Path) -> int:
         OSError: it cannot be opened.
         SystemError_: ALREADY_RUNNING: another process has locked it.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags, 0o600)
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    except OSError as e:
+        if e.errno != errno.EROFS:
+            raise
+        # A disk that has failed, say. Nothing can be saved, but what runs can be taken over.
+        fd = os.open(path, os.O_RDONLY | flags)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:

@@ -250,7 +250,12 @@ class Guardian:
             return status
         if self._stop_ns is not None:
             return 1
-        raise SystemError_("INTERNAL", f"the control plane was {_how(status)} while it started")
+        raise SystemError_(
+            "INTERNAL",
+            f"the control plane was {_how(status)} while it started",
+            # ZeroMQ, say, aborts where it gets no thread.
+            hint="why a library aborts, it has said above" if status == -signal.SIGABRT else "",
+        )
 
     # --- signals --------------------------------------------------------------------------------
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from blockflow.control.endings import ABORTED, FATAL
+
 log = logging.getLogger("blockflow.control")
 
 TAIL_LINES = 10
 _TAIL_BYTES = 16 * 1024
 _LINE_CHARS = 300
-_FATAL = "Fatal Python error: "
-"""How faulthandler begins, which tells where a process was when a signal ended it."""
-
 _MOST_FILES = 100
 MOST_BYTES = 8 * 1024 * 1024
 """Of a log; one that has more is cut."""
@@ -109,7 +108,8 @@ def cut(path: str, most: int) -> None:
 
 def tail(path: str) -> tuple[str, ...]:
     """The lines of a log file that say how its process ended: the last ones, or those of the fatal
-    error that the interpreter reported; bounded in number and length; () when it cannot be read."""
+    error that the interpreter reported, after what was said just before an abort; bounded in
+    number and length; () when it cannot be read."""
     if not path:
         return ()
     try:
@@ -119,9 +119,11 @@ def tail(path: str) -> tuple[str, ...]:
     except OSError:
         return ()
     lines = text.splitlines()
-    fatal = [i for i, line in enumerate(lines) if line.startswith(_FATAL)]
+    fatal = [i for i, line in enumerate(lines) if line.startswith(FATAL)]
     # The innermost calls come first, and a list of all loaded modules last.
     said = [line for line in lines[fatal[-1] :] if line] if fatal else []
+    if said[:1] == [ABORTED] and fatal[-1]:
+        said.insert(0, lines[fatal[-1] - 1])  # by whoever has aborted
     return tuple(line[:_LINE_CHARS] for line in said[:TAIL_LINES] or lines[-TAIL_LINES:])
 
 

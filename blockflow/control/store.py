@@ -58,15 +58,11 @@ class StateStore:
 
     Raises (constructor):
         SystemError_: ALREADY_RUNNING when another process holds the folder; STATE_CORRUPT when no
-            generation in it can be read; STATE_UNUSABLE when the folder cannot be used; NO_SPACE
-            when it is full.
-
-    Attributes:
-        warning: what was found at the start and should be known, '' = nothing.
+            generation can be read; STATE_UNUSABLE when it cannot be used; NO_SPACE when it is full.
     """
 
-    warning: str
     _lock: int
+    _found = _scarce = ""
     _spans: dict[str, Span]
     _left: dict[str, Span]
     _file: NumbersFile | None
@@ -82,6 +78,11 @@ class StateStore:
     @property
     def state(self) -> StoredState:
         return self._state
+
+    @property
+    def warning(self) -> str:
+        """What was found at the start, or holds at present, and should be known; "" = nothing."""
+        return "; ".join(filter(None, (self._found, self._scarce)))
 
     def close(self) -> None:
         """Give the folder free. Idempotent."""
@@ -115,7 +116,7 @@ class StateStore:
                 with suppress(OSError):
                     os.unlink(path)
             raise self._io_error(e) from e
-        self._state = state
+        self._state, self._scarce = state, ""
 
     def commit(
         self,
@@ -153,7 +154,7 @@ class StateStore:
     def warn(self, text: str) -> None:
         """Add something to :attr:`warning`."""
         log.warning("%s: %s", self.root, text)
-        self.warning = f"{self.warning}; {text}" if self.warning else text
+        self._found = f"{self._found}; {text}" if self._found else text
 
     def attend(self, run_dir: Path) -> None:
         """Write down in ``run_dir`` what is given out from now on, for a successor; and where no
@@ -202,7 +203,7 @@ class StateStore:
         )
         self.save(self._state)
         self.ended()
-        self.warning = ""
+        self._found = ""
         self._spans.clear()
 
     @classmethod
@@ -224,8 +225,7 @@ class StateStore:
 
     def _open(self, root: Path | str) -> None:
         self.root = Path(root)
-        self.warning = ""
-        self._spans, self._left, self._file, self._scarce = {}, {}, None, False
+        self._spans, self._left, self._file = {}, {}, None
         self._lock = self._acquire()
 
     def _take(self, kind: str) -> int:
@@ -252,8 +252,8 @@ class StateStore:
             if not rest:
                 raise
             if not self._scarce:
-                self._scarce = True
-                self.warn(f"{e.message}; processes are replaced with numbers that were reserved")
+                self._scarce = f"{e.message}; new processes get numbers that were reserved before"
+                log.warning("%s: %s", self.root, self._scarce)
             return rest
         self._left.pop(kind, None)  # lower ones than these
         return Span(first, first + NUMBER_STRIDE)

@@ -152,11 +152,11 @@ class RestClient:
             document = json.loads(raw) if len(raw) <= MAX_ANSWER_BYTES else None
         except (ValueError, RecursionError):
             document = None
-        if document is None:
+        if not isinstance(document, dict):  # as each of its answers is
             raise self._not_running(f"what answers there (HTTP {status}) is not BlockFlow")
         if status < 400:
             return document
-        error = document.get("error") if isinstance(document, dict) else None
+        error = document.get("error")
         if not isinstance(error, dict):
             raise make_error("INTERNAL", f"HTTP {status} without a reason", where=self.url + path)
         raise from_dict(error)

@@ -15,7 +15,7 @@ import pytest
 from cgroup_rig import cgroup, move_out
 from control_rig import echo_repository
 from dispatcher_rig import wait_until
-from system_rig import served
+from system_rig import own_template, served
 from up_rig import command
 
 from blockflow.cli.exits import ExitCode
@@ -23,6 +23,7 @@ from blockflow.client import Client
 from blockflow.control.rest.server import RestServer
 from blockflow.control.supervision import WORKER_POLICY
 from blockflow.control.system import System
+from blockflow.core.errors import TopologyError
 from blockflow.launch.base import Launcher
 
 X = np.ones((1, 4), np.float32)
@@ -56,6 +57,27 @@ def test_a_worker_that_dies_meanwhile_comes_back(tmp_path: Path, launcher: Launc
         move_out(full)
         assert np.array_equal(waiting.result(LONG_S).value, X)
         assert worker(system)["state"] == "ready"
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_an_update_whose_worker_gets_too_few_threads_blames_no_block(
+    tmp_path: Path, threads: int
+) -> None:
+    """Not even the control thread, or none of ZeroMQ's, which aborts: nothing can be said then."""
+    echo_repository(tmp_path / "blocks")
+    with (
+        own_template() as own,
+        served(tmp_path, {"blocks": ["a"], "tasks": {"t": ["a"]}}, own) as system,
+        cgroup("pids", "pids.max", 2 + threads) as full,
+    ):
+        (full / "cgroup.procs").write_text(str(own.template_pid))
+        with pytest.raises(TopologyError) as caught:
+            system.deploy({"blocks": ["a", "b"], "tasks": {"t": ["a"], "u": ["b"]}})
+        error = caught.value
+        assert error.details["cause"]["code"] == "NO_SPACE", error
+        assert "pids.max" in error.hint and "mend the block" not in error.hint
+        move_out(full)
+        system.deploy({"blocks": ["a", "b"], "tasks": {"t": ["a"], "u": ["b"]}})
 
 
 def test_rest_without_its_last_thread_does_not_seem_to_serve(

@@ -271,7 +271,12 @@ def test_a_manager_that_dies_too_often_is_given_up(relay: Relay) -> None:
     assert gone(list(children), Path(run_dir))
 
 
-def test_a_manager_that_dies_at_its_start_ends_it(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "hint"), [(signal.SIGKILL, ""), (signal.SIGABRT, "a library aborts")]
+)
+def test_a_manager_that_dies_at_its_start_ends_it(
+    root: Path, number: signal.Signals, hint: str
+) -> None:
     process = subprocess.Popen(
         command(root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -280,11 +285,13 @@ def test_a_manager_that_dies_at_its_start_ends_it(root: Path) -> None:
         while not (found := [c for c in family_of(process.pid) if name_of(c) == "bf:manager"]):
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.005)
-        os.kill(found[0].pid, signal.SIGKILL)
+        os.kill(found[0].pid, number)
         output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode != 0
-        assert "killed by SIGKILL while it started" in errors
-        assert json.loads(output)["error"]["code"] == "INTERNAL"
+        assert f"killed by {number.name} while it started" in errors
+        error = json.loads(output)["error"]
+        assert error["code"] == "INTERNAL"
+        assert (hint in error["hint"]) if hint else ("hint" not in error)
     finally:
         process.kill()
         process.wait()

@@ -169,13 +169,13 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_something_else_there(rest: FakeRest) -> None:
-    for answer in (b"<html>", b"", b'{"a": '):
+    for answer in (b"<html>", b"", b'{"a": ', b"[]", b"1"):
         rest.answers["GET /v1/status"] = answer
         assert main(["status"]) == ExitCode.NOT_RUNNING
     rest.answers["GET /v1/status"] = (500, {"no": "reason"})
     assert main(["status"]) == ExitCode.INTERNAL
     rest.answers["GET /v1/status"] = (500, ["no", "reason"])
-    assert main(["status"]) == ExitCode.INTERNAL
+    assert main(["status"]) == ExitCode.NOT_RUNNING
 
 
 def test_an_answer_that_does_not_come_is_a_timeout() -> None:

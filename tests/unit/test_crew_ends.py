@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import control_rig
+import pytest
 from control_rig import AB, TIMING, World
 
-from blockflow.control.events import Kill, Launch, Proved, Received
+from blockflow.control.events import Exited, Kill, Launch, Proved, Received
 from blockflow.core.errors import BlockError
 from blockflow.wire.control import StartFailed
 
@@ -55,3 +58,43 @@ def test_a_dispatcher_that_is_down_stays_down_when_the_system_ends(world: World)
     world.pass_time(60)
     assert world.gone
     assert sum(isinstance(i, Launch) and i.role == "dispatcher" for i in world.log) == 1
+
+
+ABORTED = "Fatal Python error: Aborted"
+
+
+@pytest.mark.parametrize(
+    ("status", "tail", "scarce"),
+    [
+        (1, ("Traceback", "RuntimeError: can't start new thread"), True),
+        (-signal.SIGABRT, ("Resource temporarily unavailable (x.cpp:1)", ABORTED, "Stack"), True),
+        (1, ("MemoryError", "KeyError: 'x'"), False),
+        (-signal.SIGABRT, ("Assertion failed (x.cpp:1)", ABORTED, "Stack"), False),
+        (-signal.SIGSEGV, ("MemoryError",), False),
+        (-signal.SIGABRT, ("MemoryError",), False),
+    ],
+)
+def test_who_had_no_room_even_to_say_so(
+    world: World, status: int, tail: tuple[str, ...], scarce: bool
+) -> None:
+    """It could not get its first threads, say."""
+    world.mute.add("a#0")
+    update = world.apply(["a"], {"t": ["a"]})
+    a = world.incarnation("a#0")
+    del world.alive[a]
+    world.tell(Exited(a, status, tail))
+    assert update.error is not None
+    assert ("pids.max" in update.error.hint) is scarce
+    assert ("mend the block" in update.error.hint) is not scarce
+    if tail[0].startswith("Resource"):
+        assert f"SIGABRT while it started: {tail[0]}" in update.error.message
+
+
+def test_want_of_room_while_it_serves_is_a_crash(world: World) -> None:
+    """What it was executing may have been the reason."""
+    world.apply(["a"], {"t": ["a"]})
+    a = world.incarnation("a#0")
+    del world.alive[a]
+    world.tell(Exited(a, 1, ("MemoryError",)))
+    (replica,) = world.brain.crew.fleet
+    assert replica.crash is not None and not replica.crash.no_room

@@ -125,3 +125,15 @@ class TestTail:
         lines = tail(str(path))
         assert lines[0] == "Fatal Python error: Segmentation fault"
         assert "inner" in lines[2] and "outer" in lines[3] and len(lines) == 10
+
+    def test_of_an_abort_begins_with_what_was_said_before_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.log"
+        code = "import faulthandler, os\nfaulthandler.enable()\n"
+        code += "os.write(2, b'no room (thread.cpp:1)\\n')\nos.abort()"
+        with path.open("wb") as f:
+            f.write(b"ready\n")
+            f.flush()
+            subprocess.run([sys.executable, "-c", code], stderr=f, check=False)
+        lines = tail(str(path))
+        assert lines[:2] == ("no room (thread.cpp:1)", "Fatal Python error: Aborted")
+        assert len(lines) <= 10

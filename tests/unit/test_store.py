@@ -41,6 +41,30 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     StateStore(tmp_path).close()
 
 
+def test_on_a_read_only_disk_what_is_stored_can_be_read_and_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path)
+    real = os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr("os.open", read_only)
+    with StateStore(tmp_path) as store:
+        assert (store.state.epoch, store.warning) == (2, "")
+        assert code_of(tmp_path) == "ALREADY_RUNNING"
+        with pytest.raises(SystemError_) as refused:
+            store.take_incarnation()
+        assert refused.value.code == "STATE_UNUSABLE"
+    assert code_of(tmp_path / "new") == "STATE_UNUSABLE"
+    monkeypatch.undo()
+    with StateStore(tmp_path) as store:
+        commit(store, 3)
+
+
 def test_whose_lock_was_removed_gives_way_to_who_has_it_now(tmp_path: Path) -> None:
     with StateStore(tmp_path) as first:
         commit(first, 1)

@@ -133,6 +133,19 @@ def test_a_successor_on_a_full_disk_goes_on_with_what_is_left(root: Path, run_di
         assert store.take_incarnation() >= given[0] + NUMBER_STRIDE
 
 
+def test_a_full_disk_is_told_of_for_as_long_as_it_is_full(root: Path, run_dir: Path) -> None:
+    with attending(root, run_dir) as store:
+        store.take_incarnation()
+    with attending(root, run_dir) as store:
+        store.warn("something else")
+        with full():
+            store.take_incarnation()
+            assert store.warning.startswith("something else; ")
+            assert "numbers that were reserved" in store.warning
+        store.save(store.state)
+        assert store.warning == "something else"
+
+
 def test_who_has_no_numbers_left_on_a_full_disk_says_so(root: Path, run_dir: Path) -> None:
     with full():
         with StateStore(root) as store, pytest.raises(SystemError_) as e:
@@ -185,6 +198,14 @@ def test_what_runs_has_used_its_numbers(root: Path, run_dir: Path) -> None:
     with full(), attending(root, run_dir) as store:
         store.skip(incarnation=number + 7, stage=0, epoch=0)
         assert store.take_incarnation() == number + 8
+
+
+def test_what_is_in_use_is_passed_over_also_by_who_has_reserved_more(root: Path) -> None:
+    with StateStore(root) as store:
+        inc, stage = store.take_incarnation(), store.take_stage()
+        store.skip(incarnation=inc + 7, stage=stage + 7, epoch=0)
+        assert store.take_incarnation() > inc + 7
+        assert store.take_stage() > stage + 7
 
 
 def test_somebody_elses_numbers_are_left_out(root: Path, run_dir: Path) -> None:

@@ -1,0 +1,52 @@
+"""What the dead have left behind that says why they ended. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from blockflow.control.fleet import TICKETS_SHOWN, LastWork, Life
+from blockflow.core.errors import SystemError_
+from blockflow.core.scarcity import no_room
+from blockflow.launch.child import CRASH_STATUS
+from blockflow.tensormq.atwork import Work
+from blockflow.wire.data import REQUEST_ID_BYTES
+
+FATAL = "Fatal Python error: "
+"""How faulthandler begins, which tells where a process was when a signal ended it."""
+
+ABORTED = FATAL + "Aborted"
+
+
+def last_words(status: int, log_tail: Sequence[str]) -> str:
+    """What the exception, or the library that aborted, has said; "" where nothing did.
+
+    Args:
+        status: exit status, or minus the signal's number.
+        log_tail: of :func:`blockflow.control.logfiles.tail`.
+    """
+    if status == CRASH_STATUS and log_tail:
+        return log_tail[-1]  # the traceback's last line
+    if status == -signal.SIGABRT and log_tail[1:2] == (ABORTED,):
+        return log_tail[0]  # ZeroMQ, C++ and CUDA say what they abort for
+    return ""
+
+
+def lacking(name: str, words: str, cause: str) -> SystemError_ | None:
+    """NO_SPACE for a process that could not even say that it cannot start, for want of its first
+    threads, say; None where its last ``words`` are of something else."""
+    return no_room(SystemError_("INTERNAL", words), f"{name}: {cause}", name)
+
+
+def last_work(life: Life, works: Sequence[Work], now_ns: int) -> tuple[LastWork, ...]:
+    """What a process was executing at its end."""
+    blocks = {stage: block for block, stage in life.stages.items()}
+    return tuple(
+        LastWork(
+            blocks.get(w.stage, f"stage {w.stage}"),
+            round((now_ns - w.started_ns) / 1e6, 3),
+            w.count,
+            tuple(r[:REQUEST_ID_BYTES].hex() for r in w.records[:TICKETS_SHOWN]),
+        )
+        for w in works
+    )
