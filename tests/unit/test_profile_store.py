@@ -13,7 +13,7 @@ import pytest
 
 from blockflow.core.engines import Selection
 from blockflow.core.errors import BlockFlowError, RepositoryError
-from blockflow.core.model import BlockInfo, TensorSpec
+from blockflow.core.model import BlockInfo, TensorSpec, Variant
 from blockflow.core.profile import StageProfile
 from blockflow.repository import profiles as module
 from blockflow.repository.echo import save_echo
@@ -100,6 +100,31 @@ def test_each_version_has_its_profile(store: ProfileStore, repository: BlockRepo
         store.save(record(store, [last]))
         assert store.fresh([last], [ECHO]).profile.digest == last.digest
     assert len(store.records("a")) == 9  # the oldest ones went
+
+
+def test_a_variant_that_was_made_anew_has_no_profile_yet(
+    store: ProfileStore, repository: BlockRepository
+) -> None:
+    """The artifact is the same; what is computed from it is not."""
+
+    def converted(digest: str) -> BlockInfo:
+        variant = Variant("x.onnx", digest, 1)
+        return replace(repository.info("a"), variants={"onnx": variant})
+
+    chosen = Selection("openvino", "int8", {}, "onnx")
+    kept = record(store, [converted("1" * 64)], ran=ran_by([converted("1" * 64)], [chosen]))
+    for digest, holds in (("1" * 64, True), ("2" * 64, False)):
+        now = converted(digest)
+        found = staleness(kept, now.digest, ran_by([now], [chosen]), FACTS)
+        assert (not found) is holds, found
+
+
+def test_a_chain_is_of_all_its_artifacts_in_their_order(repository: BlockRepository) -> None:
+    a, b = repository.info("a"), repository.info("b")
+    other = replace(b, digest="f" * 64)
+    a = replace(a, digest="0" * 64)
+    chains = [(a,), (b,), (a, b), (b, a), (a, other)]
+    assert len({chain_digest(c) for c in chains}) == len(chains)
 
 
 def test_none_at_all_is_said_with_the_command(

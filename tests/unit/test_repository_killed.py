@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import threading
@@ -112,6 +114,67 @@ def half_stored(repo: BlockRepository) -> None:
         if version("echo1") == "2":
             break
     assert (repo.root / JOURNAL).exists() and version("echo2") == "1"
+
+
+def test_who_waited_for_the_journal_of_one_that_was_killed_undoes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other blocks, whose folders it has no lock on."""
+    repo = repository(tmp_path)
+    form = repo.manifest("echo1")
+    lock, deaths = fcntl.flock, iter([partial(half_stored, repo)])
+
+    def flock(fd: int, how: int) -> None:
+        is_journal = os.readlink(f"/proc/self/fd/{fd}").endswith(JOURNAL)
+        if is_journal and (death := next(deaths, None)):
+            death()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    repo.save_all([(form.model_copy(update={"name": n}), b"new") for n in ("other1", "other2")])
+    monkeypatch.undo()
+    assert repo.names() == ["echo1", "echo2", "other1", "other2"]
+    assert repo.versions("echo1") == ["1"]
+
+
+def test_what_its_writer_cannot_undo_is_undone_by_who_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = repository(tmp_path)
+    before = content(repo)
+    replace, well = os.replace, iter([True])
+
+    def fails(source: str, target: str, **kw: Any) -> None:
+        if target == "manifest.json" and not next(well, False):
+            raise OSError(errno.EIO, "the disk is ill")
+        replace(source, target, **kw)
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(RepositoryError):
+        store(repo, "2")
+    assert (repo.root / JOURNAL).exists()
+    monkeypatch.undo()
+    assert repo.versions("echo1") == ["1"]
+    repo.sweep()
+    assert content(repo) == before
+
+
+def test_who_waited_for_a_writer_that_was_killed_is_not_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked for a killed one's journal before that one died."""
+    repo = repository(tmp_path)
+    lock, deaths = fcntl.flock, iter([partial(half_stored, repo)])
+
+    def flock(fd: int, how: int) -> None:
+        if death := next(deaths, None):
+            death()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    save_echo(repo, "echo1", SPEC, settings={"delay_ms": 1}, version="3")
+    assert repo.names() == ["echo1", "echo2"]
+    assert repo.versions("echo1") == ["3", "1"]
 
 
 @pytest.mark.parametrize("finder", ["names", "manifest", "sweep", "save", "save_all"])

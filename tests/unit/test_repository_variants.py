@@ -198,3 +198,16 @@ def test_a_corrupt_variant_is_a_corrupt_manifest(
     with pytest.raises(RepositoryError) as e:
         repository.info("b")
     assert e.value.code == "CORRUPT_MANIFEST"
+
+
+def test_a_manifest_that_is_saved_again_takes_no_variants_along(
+    repository: BlockRepository,
+) -> None:
+    """They, and what was measured, are of the artifact that it had."""
+    stored = save_block(repository, "a")
+    repository.save_variant("a", "openvino", form(), b"converted", digest=stored.digest)
+    repository.save_choice("a", "machine", choice(), digest=stored.digest)
+    known = repository.manifest("a")
+    assert known.variants and known.choices
+    again = repository.save(known, b"retrained")
+    assert (again.variants, again.choices) == ({}, {})

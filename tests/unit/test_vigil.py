@@ -98,3 +98,11 @@ def test_a_guardian_that_was_away_begins_to_count_anew() -> None:
 def test_a_pause_that_ends_is_forgiven() -> None:
     """Stopped for five seconds, now and then."""
     assert killed(stopped, 200, until=200, signs=5.0) is None
+
+
+def test_one_that_waited_for_the_disk_has_its_time_though_it_sleeps_when_it_is_looked_at() -> None:
+    def at_first(since_ns: int) -> Vitals:
+        return at_the_disk(since_ns) if since_ns < 2 * S else asleep(since_ns)
+
+    found = killed(at_first, 60)
+    assert found is not None and found[0] >= POLICY.busy

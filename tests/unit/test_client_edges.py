@@ -1,0 +1,185 @@
+"""The client's core where a connection, a caller or a slot goes in the middle of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from client_core_rig import (
+    BODY,
+    DESC,
+    MS,
+    SPEC,
+    connected_core,
+    description,
+    only,
+    rid,
+    send_all,
+    submit,
+)
+
+from blockflow.client.core import GRACE_NS, ClientCore
+from blockflow.client.outcome import Answered, Link, per_task
+from blockflow.client.request import Upload
+from blockflow.client.result import Trip, make_result
+from blockflow.client.sharing import Sharing
+from blockflow.core.errors import make_error
+from blockflow.core.model import Contract
+from blockflow.core.routing import TaskRoute
+from blockflow.tensormq.grants import MIN_TENSOR_BYTES, geometry
+from blockflow.wire.client import (
+    Description,
+    Invitation,
+    Place,
+    Reply,
+    TaskResult,
+    encode_to_client,
+)
+from blockflow.wire.grants import Direction, Granted
+from blockflow.wire.tensor import TensorDesc
+
+BIG = TensorDesc("uint8", (1, MIN_TENSOR_BYTES))
+MS_OF = {"t": 500, "u": 200, "v": 900}
+
+
+def attach(core: ClientCore, slots: int) -> None:
+    """The connection gets memory for uploads."""
+    core.sharing.want(Direction.UPLOAD, BIG.nbytes, 0)
+    send_all(core)
+    core.sharing.on_invitation(Invitation(rid(9), "/x", bytes(16), ""), 0)
+    core.sharing.on_attached()
+    core.sharing.on_packet(Granted(1, Direction.UPLOAD, geometry(BIG.nbytes)[0], slots), 0)
+
+
+def sharing_core(slots: int = 1) -> ClientCore:
+    core = ClientCore(
+        "tcp://test:1",
+        connect_timeout_ns=1000 * MS,
+        max_pending=10,
+        now_ns=0,
+        sharing=Sharing("auto"),
+    )
+    core.on_connected()
+    attach(core, slots)
+    return core
+
+
+def submit_big(core: ClientCore, n: int, tasks: tuple[str, ...] = ("t",)) -> None:
+    core.submit(rid(n), tasks, BIG, memoryview(bytes(BIG.nbytes)), 1000, 0)
+
+
+def answer(n: int, *results: TaskResult) -> bytes:
+    return encode_to_client(Reply(rid(n), 1, results))
+
+
+def test_what_may_go_again_keeps_its_body() -> None:
+    core = connected_core()
+    core.submit(rid(1), ("t",), DESC, BODY, 1000, 0, 1)
+    bodies: list[Any] = []
+    for _ in range(2):
+        message = core.next_message(0)
+        assert message is not None
+        bodies.append(message[1])
+        core.sent(message[2])
+        core.on_disconnected(MS)
+        core.on_connected()
+    assert bodies == [BODY, BODY]
+
+
+def test_a_slot_of_a_former_connection_is_not_written_to() -> None:
+    """It was taken, and the connection broke before the header had left."""
+    core = sharing_core()
+    submit_big(core, 1)
+    message = core.next_message(0)
+    assert message is not None and isinstance(message[1], Upload)
+    core.on_disconnected(MS)
+    core.on_connected()
+    (sent, *_) = (m for m in send_all(core) if hasattr(m, "upload"))
+    assert sent.upload is None
+
+
+def test_a_slot_stays_taken_while_the_dispatcher_may_still_read_it() -> None:
+    """Whatever the caller does: the next input would be read for this one's."""
+    core = sharing_core(slots=1)
+    submit_big(core, 1)
+    (first,) = send_all(core)
+    assert first.upload == (1, 0)
+    core.cancel(rid(1))
+    submit_big(core, 2)
+    uploads = [m.upload for m in send_all(core) if hasattr(m, "upload")]
+    assert uploads == [None]
+    error = make_error("CANCELLED", "by its caller")
+    core.on_message([answer(1, TaskResult("t", None, error))], MS)
+    submit_big(core, 3)
+    assert [m.upload for m in send_all(core) if hasattr(m, "upload")] == [(1, 0)]
+
+
+def test_a_result_that_nobody_waits_for_gives_its_slot_back() -> None:
+    core = connected_core()
+    submit(core, 1)
+    send_all(core)
+    core.cancel(rid(1))
+    place = Place(3, 1, 2)
+    assert core.on_message([answer(1, TaskResult("t", DESC, None, place=place))], MS) == []
+    assert list(core.unclaimed) == [place]
+
+
+def test_what_has_run_for_one_task_is_not_sent_again_for_another() -> None:
+    core = sharing_core()
+    submit_big(core, 1, ("t", "u"))
+    send_all(core)
+    lost = TaskResult("u", None, make_error("CONNECTION_LOST", "a worker's"))
+    out = core.on_message([answer(1, TaskResult("t", DESC, None), lost), bytes(16)], MS)
+    assert isinstance(only(out), Answered) and send_all(core) == []
+
+
+def test_another_connection_may_lead_to_other_deadlines() -> None:
+    core = connected_core()
+    core.ask(rid(7), None, 1000, 0)
+    send_all(core)
+    core.on_message(description(rid(7), deadline_ms=300), 0)
+    core.on_disconnected(MS)
+    core.on_connected()
+    submit(core, 1, deadline_ms=None)
+    assert [m for m in send_all(core, 2 * MS) if hasattr(m, "deadline_ms")] == []  # it asks first
+    core.on_message(description(bytes(16), deadline_ms=700), 3 * MS)
+    (sent,) = send_all(core, 3 * MS)
+    assert sent.deadline_ms == 697
+
+
+def test_of_several_tasks_the_shortest_deadline_holds() -> None:
+    core = connected_core()
+    core.ask(rid(7), None, 1000, 0)
+    send_all(core)
+    routes = [TaskRoute(t, ("b",), Contract(SPEC, SPEC), 32, ms) for t, ms in MS_OF.items()]
+    tasks = tuple(r.to_dict() for r in routes)
+    core.on_message([encode_to_client(Description(rid(7), 1, tasks, {}))], 0)
+    core.submit(rid(1), tuple(MS_OF), DESC, BODY, None, 0)
+    (sent,) = send_all(core)
+    assert sent.deadline_ms == min(MS_OF.values())
+    assert only(core.on_tick(min(MS_OF.values()) * MS + GRACE_NS)).error.code == "DEADLINE_EXCEEDED"
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_the_legs_of_a_request_add_up_where_the_clocks_are_one(local: bool) -> None:
+    answered = TaskResult("t", DESC, None, total_ns=30 * MS)
+    outcome = Answered(rid(1), 1, (answered,), (BODY,), 100 * MS, 110 * MS)
+    trip = Trip(DESC.nbytes, False, local)
+    result = make_result(outcome, answered, DESC, BODY, None, trip, 160 * MS)
+    assert (result.rtt_ms, result.total_ms) == (60.0, 30.0)
+    legs = (result.upload.ms, result.download.ms)
+    assert legs == ((10.0, 20.0) if local else (None, None))
+
+
+def test_who_asks_just_after_the_connection_was_lost_waits_for_the_next() -> None:
+    link = Link("tcp://test:1", 1000, 0)
+    assert link.gives_up_at(asked_ns=0) == 1000
+    link.since_ns = 5000
+    assert link.gives_up_at(asked_ns=100) == 6000  # it was sent, and is to be sent again
+    assert link.gives_up_at(asked_ns=5500) == 6500
+
+
+def test_an_error_of_the_whole_request_is_each_tasks_with_its_time() -> None:
+    error = make_error("OVERLOADED", "no credit")
+    (t, u) = per_task((TaskResult("*", None, error, total_ns=7),), ("t", "u"))
+    assert [(r.task, r.error, r.total_ns) for r in (t, u)] == [("t", error, 7), ("u", error, 7)]
