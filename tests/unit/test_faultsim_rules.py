@@ -69,6 +69,10 @@ def keeps_slots(patch: Patch) -> None:
     patch.setattr(TensorDesk, "release", lambda self, retained: None)
 
 
+def keeps_slots_of_what_is_not_sent(patch: Patch) -> None:
+    patch.setattr(TensorDesk, "unsent", lambda self, payload: None)
+
+
 def takes_any_attempt(patch: Patch) -> None:
     def current(self: InFlightTable, ticket: bytes, attempt: int, hop: int) -> Entry | Drop:
         entry = self._by_ticket.get(ticket)
@@ -189,6 +193,7 @@ DEFECTS: list[tuple[Callable[[Patch], None], str, tuple[str, ...]]] = [
     (forgets_deadlines, judge.IN_TIME, ("silence", "lost message")),
     (keeps_credits, judge.BOOKS, KINDS),
     (keeps_slots, judge.BOOKS, ("stop",)),
+    (keeps_slots_of_what_is_not_sent, judge.BOOKS, ("full queue",)),
     (
         takes_any_attempt,
         judge.FENCED,

@@ -37,3 +37,20 @@ def test_failed_rows_took_their_time_too(later_s: int) -> None:
     _, mu, served = meter.snapshot(1000 * MS + later_s * 1000 * MS, 0, 0).rates
     assert mu == pytest.approx(200)
     assert served == 0 and meter.rows == 0 and meter.failures == 100
+
+
+def test_rows_are_counted_and_not_requests() -> None:
+    """Four rows of 5 ms together, all of which fail: 800 a second."""
+    meter = StageMeter()
+    for n in range(100):
+        meter.account(failed(4, n * 10 * MS, (n * 10 + 5) * MS), (n * 10 + 5) * MS)
+    assert meter.snapshot(1000 * MS, 0, 0).rates[1] == pytest.approx(800)
+
+
+def test_what_only_pads_is_what_no_row_has() -> None:
+    """Three rows of 4 and one of 6 columns, padded to 6."""
+    meter = StageMeter()
+    tickets = [SimpleNamespace(rows=3, shape=(4,)), SimpleNamespace(rows=1, shape=(6,))]
+    batch = SimpleNamespace(rows=4, shape=(6,), pad_to=(6,), tickets=tickets)
+    meter.given(cast(Any, batch))
+    assert (meter.elements_in, meter.elements_padded) == (24, 6)

@@ -32,6 +32,7 @@ _WEIGHTS = {
     "killed while late": 2,
     "lost message": 1,
     "doubled message": 2,
+    "full queue": 2,
     "client gone": 2,
     "connection reset": 2,
     "poison": 2,
@@ -80,6 +81,7 @@ class Faults:
             "killed while late": self._kill_while_late,
             "lost message": self._lose,
             "doubled message": self._double,
+            "full queue": self._fill_queue,
             "client gone": self._client_gone,
             "connection reset": self._reset,
             "poison": self._poison,
@@ -101,6 +103,7 @@ class Faults:
         self._poisons = self._load_failures = 0
         self._after_output = None
         self._world.network.lose_next = self._world.network.double_next = 0
+        self._world.network.make_room()
 
     def _happen(self, now: int, kind: str) -> None:
         if self._acts[kind](now):
@@ -237,6 +240,14 @@ class Faults:
 
     def _double(self, now: int) -> bool:
         self._world.network.double_next += self._world.rng.randint(1, 3)
+        return True
+
+    def _fill_queue(self, now: int) -> bool:
+        """Who reads too slowly is sent nothing for a while."""
+        victim = self._victim()
+        if victim is None:
+            return False
+        self._world.network.fill(victim.incarnation, now + self._world.rng.randint(_MS, 900 * _MS))
         return True
 
     def _client_gone(self, now: int) -> bool:

@@ -92,6 +92,7 @@ class Judge:
         self._kills: Counter[bytes] = Counter()
         self._ran_once: set[tuple[int, str]] = set()
         self._gone: set[tuple[int, int]] = set()
+        self._turned_away: set[int] = set()
 
     def _broken(self, rule: str, now: int, what: str) -> InvariantBroken:
         return InvariantBroken(rule, now, what)
@@ -106,13 +107,18 @@ class Judge:
 
     def sent(self, dispatcher: SimDispatcher, data: Data) -> None:
         """An input has left the Dispatcher: an attempt begins."""
-        handle = data.tensor.handle
-        if handle is None:
+        number = _number_in(dispatcher, data)
+        if number is None:
             return
-        (number, *_) = ROW.unpack(dispatcher.arena.memory(handle.offset, ROW.size))
         for item in data.items:
             self._number[item.request_id] = number
             self._attempt[item.request_id] = item.attempt
+
+    def turned_away(self, dispatcher: SimDispatcher, data: Data) -> None:
+        """An input could not leave the Dispatcher for want of room: its request may be refused."""
+        number = _number_in(dispatcher, data)
+        if number is not None:
+            self._turned_away.add(number)
 
     def visits(self, item: Item, block: str, now: int) -> None:
         """An item has come to a worker."""
@@ -200,6 +206,8 @@ class Judge:
     ) -> None:
         """No request ends because a worker is being replaced, before its time is up."""
         if error.code != "BLOCK_UNAVAILABLE" or error.where not in BLOCKS:
+            return
+        if number in self._turned_away:
             return
         if not dispatcher.exchange.planner.down(error.where):
             what = f"request {number} is refused, but {error.where} will come back"
@@ -307,3 +315,11 @@ class Judge:
             if arena.leases.outstanding > excused:
                 what = f"incarnation {incarnation} has {arena.leases.outstanding} slots out"
                 raise self._broken(BOOKS, now, what + f", {excused} of them lost on the way")
+
+
+def _number_in(dispatcher: SimDispatcher, data: Data) -> int | None:
+    """Whose input a message of the Dispatcher brings, by what lies in its slot."""
+    handle = data.tensor.handle
+    if handle is None:
+        return None
+    return int(ROW.unpack(dispatcher.arena.memory(handle.offset, ROW.size))[0])

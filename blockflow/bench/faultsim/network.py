@@ -1,4 +1,5 @@
-"""Network: messages between processes under virtual time: in order, late, lost or doubled."""
+"""Network: messages between processes under virtual time: in order, late, lost, doubled or not
+taken."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Network:
         rng: of the delays.
 
     Attributes:
-        happened: messages ``lost`` and ``doubled``.
+        happened: messages ``lost``, ``doubled`` and ``refused``.
         lose_next, double_next: so many of the next data messages are lost, or come twice.
     """
 
@@ -34,6 +35,7 @@ class Network:
         self._rng = rng
         self._latest: dict[tuple[Peer, Peer], int] = {}
         self._late: dict[Peer, int] = {}
+        self._full: dict[Peer, int] = {}
         self.happened: Counter[str] = Counter()
         self.lose_next = 0
         self.double_next = 0
@@ -42,9 +44,25 @@ class Network:
         """What ``peer`` sends stays under way until then."""
         self._late[peer] = max(until_ns, self._late.get(peer, 0))
 
+    def fill(self, peer: Peer, until_ns: int) -> None:
+        """Everybody's queue of data messages for ``peer`` has no room until then."""
+        self._full[peer] = max(until_ns, self._full.get(peer, 0))
+
+    def make_room(self) -> None:
+        """All queues take messages again."""
+        self._full.clear()
+
+    def refused(self, peer: Peer) -> bool:
+        """Whether the queue for ``peer`` does not take this data message."""
+        if self._full.get(peer, 0) <= self._loop.now:
+            return False
+        self.happened["refused"] += 1
+        return True
+
     def forget(self, peer: Peer) -> None:
         """It will never send or receive again."""
         self._late.pop(peer, None)
+        self._full.pop(peer, None)
         self._latest = {k: t for k, t in self._latest.items() if peer not in k}
 
     def send(self, source: Peer, target: Peer, call: Callable[[int, Any], None], arg: Any) -> None:

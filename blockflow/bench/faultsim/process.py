@@ -38,7 +38,7 @@ class Links:
     """Sending sides of one process, as :class:`~blockflow.tensormq.push.PushCache` has them.
 
     What is sent to a dead process waits for a connection that never comes; whoever drops the
-    endpoint gets it back.
+    endpoint gets it back. A queue without room takes nothing.
     """
 
     def __init__(self, world: World, incarnation: int) -> None:
@@ -50,6 +50,8 @@ class Links:
         self, endpoint: str, frames: Sequence[Any], copy: bool = False, tag: Any = None
     ) -> bool:
         message = [bytes(getattr(f, "buffer", f)) for f in frames]
+        if self._world.refused(self._incarnation, endpoint, message):
+            return False
         if not self._world.carry(self._incarnation, endpoint, message):
             self._pending.setdefault(endpoint, []).append(Unsent(endpoint, frames, tag))
         return True

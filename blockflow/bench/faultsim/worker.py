@@ -331,14 +331,20 @@ class SimWorker(SimProcess):
             payload = part.of(whole)
             items = _items(part, batch, now)
             header = encode_data(Data(self.incarnation, now, payload.desc, items))
-            self._links.send(route.endpoint, [header], tag=_Letter(payload, items))
+            letter = _Letter(payload, items)
+            if not self._links.send(route.endpoint, [header], tag=letter):
+                full = RequestError("BLOCK_UNAVAILABLE", "the next hop takes no messages")
+                self._give_up(letter, full, now)
 
     def _unsent(self, messages: Sequence[Unsent], now: int) -> None:
         for message in messages:
             if isinstance(message.tag, _Letter):
-                self._producer.revoke(message.tag.payload)
-                error = RequestError("WORKER_LOST", "the next hop's worker is gone")
-                self._fail(message.tag.items, error, now)
+                gone = RequestError("WORKER_LOST", "the next hop's worker is gone")
+                self._give_up(message.tag, gone, now)
+
+    def _give_up(self, letter: _Letter, error: BlockFlowError, now: int) -> None:
+        self._producer.revoke(letter.payload)
+        self._fail(letter.items, error, now)
 
     def _fail(self, items: Sequence[Item], error: BlockFlowError, now: int) -> None:
         route = self._routes.stages.get(DISPATCHER_STAGE)

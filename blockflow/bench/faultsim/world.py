@@ -250,9 +250,20 @@ class World:
 
     # --- messages
 
+    def refused(self, source: int, endpoint: str, frames: list[bytes]) -> bool:
+        """Whether the sender's queue for this endpoint has no room for a data message."""
+        target = _incarnation(endpoint)
+        if not self.network.refused(target):
+            return False
+        self.note(f"refused: {source} to {target}")
+        message, sender = decode_data_plane(frames[0]), self.processes.get(source)
+        if isinstance(message, Data) and isinstance(sender, SimDispatcher):
+            self.judge.turned_away(sender, message)
+        return True
+
     def carry(self, source: int, endpoint: str, frames: list[bytes]) -> bool:
         """A data message leaves; False: there is nobody to connect to."""
-        target = self.processes.get(int(endpoint.rpartition("/")[2]))
+        target = self.processes.get(_incarnation(endpoint))
         if target is None or not target.alive:
             return False
         # Read once, for everybody that looks on: the wire is what costs most in a run.
@@ -290,6 +301,11 @@ class World:
             self.network.send(
                 dispatcher.incarnation, client, self.clients.answered, (client, reply)
             )
+
+
+def _incarnation(endpoint: str) -> int:
+    """Whose endpoint it is."""
+    return int(endpoint.rpartition("/")[2])
 
 
 def _restart(block: str, brain: Brain, now: int) -> None:
