@@ -31,8 +31,8 @@ def test_a_short_run_has_a_row_for_everything(
 
 
 def test_ratios_are_paired_by_round() -> None:
-    message = LegTimes([1.0], [1.0], {0: [2.0], 1: [20.0], 2: [4.0]})
-    slot = LegTimes([1.0], [1.0], {0: [1.0], 1: [10.0], 3: [50.0]})
+    message = LegTimes({0: [1.0]}, {0: [1.0]}, {0: [2.0], 1: [20.0], 2: [4.0]})
+    slot = LegTimes({0: [1.0]}, {0: [1.0]}, {0: [1.0], 1: [10.0], 3: [50.0]})
     found = figures({("message, tcp", KIB): message, ("slot, tcp", KIB): slot})
     (ratio,) = [f for f in found if f.name == RATIO]
     assert (ratio.mode, ratio.value, ratio.n) == ("slot, tcp", pytest.approx(0.5), 2)
