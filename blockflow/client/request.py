@@ -9,6 +9,7 @@ from typing import Any
 from blockflow.client.sharing import Slot
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
+from blockflow.core.text import has_half
 from blockflow.wire.client import MAX_TRIES
 from blockflow.wire.tensor import TensorDesc
 
@@ -149,4 +150,4 @@ def _is_name(task: object) -> bool:
     """Whether it can be a task's name: text without halves of characters, which nothing sends."""
     if not isinstance(task, str) or not 0 < len(task) <= limits.MAX_NAME_CHARS:
         return False
-    return not any("\ud800" <= c <= "\udfff" for c in task)
+    return not has_half(task)

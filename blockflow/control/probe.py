@@ -24,7 +24,7 @@ from blockflow.core import limits
 from blockflow.core.errors import BlockError, BlockFlowError, SystemError_
 from blockflow.core.model import BlockInfo, tensor_bytes
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute, merge_paths
-from blockflow.core.scarcity import named, no_room
+from blockflow.core.scarcity import failure, named
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.curve import Gatekeeper, LinkGuard
 from blockflow.tensormq.janitor import remove_leavings
@@ -237,5 +237,4 @@ class Prober:
 
 
 def _defect(exc: Exception) -> SystemError_:
-    what = f"{type(exc).__name__} in the readiness probe: {exc}"[:500]
-    return no_room(exc, what, "") or SystemError_("INTERNAL", what)
+    return failure(exc, f"{type(exc).__name__} in the readiness probe: {exc}"[:500], "")

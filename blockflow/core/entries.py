@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from blockflow.core.errors import Problem
 from blockflow.core.jsonpath import member
 from blockflow.core.paths import near
+from blockflow.core.text import has_half
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -18,8 +18,6 @@ _MOST_LEVELS = 8
 """Of lists and objects in a block's field: of a launch order's twelve four are around it."""
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 """The numbers that MessagePack has."""
-_HALF = re.compile("[\ud800-\udfff]")
-"""What JSON can write and UTF-8 cannot."""
 
 
 def from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> list[Problem]:
@@ -77,7 +75,7 @@ def uncarried(entry: Mapping[str, Any], path: str) -> dict[str, Problem]:
             if any(type(v) is int and not _LOWEST <= v <= _HIGHEST for v in layer):
                 why = "a number in it has more than 64 bits"
                 break
-            if any(isinstance(v, str) and _HALF.search(v) for v in layer):
+            if any(isinstance(v, str) and has_half(v) for v in layer):
                 why = "a text in it has half of a surrogate pair, which is no character"
                 break
             held = [v for v in layer if isinstance(v, dict | list)]

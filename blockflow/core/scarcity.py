@@ -64,6 +64,12 @@ def named(error: BlockFlowError) -> BlockFlowError:
     return no_room(error, error.message, error.where) or error
 
 
+def failure(error: BaseException, message: str, where: str) -> SystemError_:
+    """What an exception that nobody expected is told as: NO_SPACE with ``message`` where it is a
+    scarcity, else INTERNAL."""
+    return no_room(error, message, where) or SystemError_("INTERNAL", message, where=where)
+
+
 def no_room(error: BaseException, message: str, where: str) -> SystemError_ | None:
     """NO_SPACE with ``message``; None where ``error`` is no scarcity."""
     if not is_scarcity(error):

@@ -1,8 +1,9 @@
-"""Text of others on a person's terminal: error messages and log lines quote models, clients and
-files, and an escape sequence in them would act there.
-"""
+"""Text of others: on a person's terminal, where error messages and log lines quote models, clients
+and files and an escape sequence in them would act; and in messages."""
 
 from __future__ import annotations
+
+import re
 
 _KEPT = "\t\n"
 _BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -19,3 +20,11 @@ def visible(text: str) -> str:
     """``text`` with its control characters as Python writes them (``\\x1b``), but for tabs and new
     lines."""
     return text.translate(_SHOWN)
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def has_half(text: str) -> bool:
+    """Whether half of a surrogate pair is in it: JSON can write one, UTF-8 and messages cannot."""
+    return _HALF.search(text) is not None

@@ -11,7 +11,7 @@ from typing import Any
 from blockflow import __version__
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import DispatcherLaunch
-from blockflow.core.scarcity import no_room
+from blockflow.core.scarcity import failure
 from blockflow.dispatcher.monitor import Snapshot
 from blockflow.dispatcher.server import DispatcherServer, remove_files
 from blockflow.launch.logs import log_to_stderr
@@ -77,5 +77,4 @@ def run(spec: Mapping[str, Any]) -> int:
 
 
 def _defect(exc: Exception) -> BlockFlowError:
-    what = f"{type(exc).__name__} at start: {exc}"
-    return no_room(exc, what, "dispatcher") or BlockFlowError("INTERNAL", what)
+    return failure(exc, f"{type(exc).__name__} at start: {exc}", "dispatcher")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import difflib
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -185,7 +184,7 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
 
     module_name, _, attribute = factory.partition(":")
     try:
-        with _same_folder():
+        with chdir("."):  # the code of others may go elsewhere
             made: Any = import_module(module_name)
     except ModuleNotFoundError as e:
         raise failed(f"no module {e.name!r}", "is it installed, or in this folder?") from e
@@ -199,7 +198,7 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
     if not callable(made):
         raise failed(f"{attribute!r} is a {type(made).__name__}, not a function or class")
     try:
-        with torch.random.fork_rng(devices=[]), _same_folder():
+        with torch.random.fork_rng(devices=[]), chdir("."):
             torch.manual_seed(seed)
             model = made(**arguments)
     except (Exception, SystemExit) as e:
@@ -207,17 +206,6 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")
     return _unwrapped(model)
-
-
-@contextmanager
-def _same_folder() -> Iterator[None]:
-    """The current folder is the same after as before, wherever the user's code has gone."""
-    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield
-    finally:
-        os.fchdir(here)
-        os.close(here)
 
 
 def _refuse_unfinished(module: nn.Module, factory: str) -> None:

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockflow.core.errors import SystemError_
-from blockflow.core.scarcity import no_room
+from blockflow.core.scarcity import failure
 from blockflow.wire.data import REQUEST_ID_BYTES, Item
 
 MAGIC = int.from_bytes(b"BFwork\x00\x00", "little")
@@ -115,7 +114,7 @@ class AtWork:
                 os.close(fd)
         except OSError as exc:
             what, where = f"cannot make the at-work file: {exc.strerror}", str(path)
-            raise no_room(exc, what, where) or SystemError_("INTERNAL", what, where=where) from exc
+            raise failure(exc, what, where) from exc
         made = cls(mapping, lanes, records)
         for i, word in enumerate((LAYOUT_VERSION, incarnation, lanes, records), start=1):
             made._words[i] = word

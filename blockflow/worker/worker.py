@@ -26,7 +26,7 @@ from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.profile import StageProfile
 from blockflow.core.routing import RouteTable
-from blockflow.core.scarcity import named, no_room
+from blockflow.core.scarcity import failure, named
 from blockflow.launch.process import EXIT_START_FAILED, Adoption, thread_refused
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.agent import ControlAgent, Mailbox
@@ -122,8 +122,7 @@ class Worker:
                 raise
             _LOG.exception("start-up of %s ends by a defect", launch.name)
             what = f"{type(exc).__name__} at start: {exc}"
-            lacking = no_room(exc, what, launch.name)
-            error = lacking or SystemError_("INTERNAL", what, where=launch.name)
+            error = failure(exc, what, launch.name)
             self._agent.send(control.StartFailed(launch.incarnation, error.to_dict()))
             status = EXIT_START_FAILED
         self._terminate(parts, status)

@@ -212,12 +212,7 @@ class Faults:
     # --- messages and clients
 
     def _late_messages(self, now: int) -> bool:
-        victim = self._victim()
-        if victim is None:
-            return False
-        # Not so long that its answers to pings could be missed: that is what a hang looks like.
-        self._world.network.delay(victim.incarnation, now + self._world.rng.randint(_MS, 900 * _MS))
-        return True
+        return self._for_a_while(self._world.network.delay, now)
 
     def _kill_while_late(self, now: int) -> bool:
         """What a request's earlier attempt has left behind comes when the next one is under way."""
@@ -244,10 +239,15 @@ class Faults:
 
     def _fill_queue(self, now: int) -> bool:
         """Who reads too slowly is sent nothing for a while."""
+        return self._for_a_while(self._world.network.fill, now)
+
+    def _for_a_while(self, order: Callable[[int, int], None], now: int) -> bool:
+        """``order`` takes an incarnation, and until when."""
         victim = self._victim()
         if victim is None:
             return False
-        self._world.network.fill(victim.incarnation, now + self._world.rng.randint(_MS, 900 * _MS))
+        # Not so long that its answers to pings could be missed: that is what a hang looks like.
+        order(victim.incarnation, now + self._world.rng.randint(_MS, 900 * _MS))
         return True
 
     def _client_gone(self, now: int) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from blockflow.bench.canvas import new_page
@@ -21,6 +20,7 @@ from blockflow.bench.statistics import MIN_PAIRS, Interval, median_interval, slo
 from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, known, quoted, thesis
 from blockflow.bench.thesis.rates_figures import REFUSED
+from blockflow.bench.thesis.rates_model import refusals
 
 LATENCY = "round trip"
 RATE = "throughput"
@@ -160,12 +160,10 @@ class Clients:
 
     def refusals(self) -> list[str]:
         """A note for each arm and number of clients of whose requests some were refused."""
-        means = ((arm, n, fmean(v.refused for v in f)) for (arm, n), f in self._visits.items())
-        return [
-            f"{share:.1%} of the requests of {n} clients by {arm} were refused: they have no time"
-            for arm, n, share in means
-            if share
-        ]
+        return refusals(
+            (f"of {n} clients by {arm}", [v.refused for v in found])
+            for (arm, n), found in self._visits.items()
+        )
 
     def grid(self) -> Grid:
         """A row per number of clients."""

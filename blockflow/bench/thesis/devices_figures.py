@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from blockflow.bench.canvas import new_page
@@ -15,7 +14,7 @@ from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import AGAIN, Rounds, quoted, thesis
 from blockflow.bench.thesis.devices_model import Places, index
 from blockflow.bench.thesis.rates_figures import REFUSED
-from blockflow.bench.thesis.rates_model import refused_of
+from blockflow.bench.thesis.rates_model import refusals, refused_of
 from blockflow.client.collector import OK, Record
 
 COMPUTE, OVERHEAD = "computing time", "overhead"
@@ -112,13 +111,10 @@ class Distribution:
 
     def refusals(self) -> list[str]:
         """A note for each arm and number of devices of whose requests some were refused."""
-        means = ((arm, n, fmean(v.refused for v in f)) for (arm, n), f in self._visits.items())
-        return [
-            f"{share:.1%} of the requests by {arm} at PDI {self.pdi(n):.0f} were refused: they "
-            "have no time"
-            for arm, n, share in means
-            if share
-        ]
+        return refusals(
+            (f"by {arm} at PDI {self.pdi(n):.0f}", [v.refused for v in found])
+            for (arm, n), found in self._visits.items()
+        )
 
     def ratios(self) -> list[Figure]:
         """How much less overhead handles have, by number of devices."""

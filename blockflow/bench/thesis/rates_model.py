@@ -106,6 +106,14 @@ def refused_of(records: Sequence[Record]) -> float:
     return sum(r.outcome != OK for r in records) / len(records) if records else 0.0
 
 
+def refusals(shares: Iterable[tuple[str, Sequence[float]]]) -> list[str]:
+    """A note for each of whose requests some were refused: who they are, and the visits' shares."""
+    means = ((who, statistics.fmean(share)) for who, share in shares)
+    return [
+        f"{m:.1%} of the requests {who} were refused: they have no time" for who, m in means if m
+    ]
+
+
 def flow_of(records: Iterable[Record], seconds: float, settling_s: float) -> Flow:
     """From the records of an open loop that sent for ``seconds``, of which the first
     ``settling_s`` fill queues and do not count."""
