@@ -1,11 +1,13 @@
-"""Writes what the documents say of stored results: docs/performance.md, and the table of promises.
+"""Writes what the documents say of stored results: whole pages, and the table of promises.
 
-``docs/performance.in.md`` holds the prose. In it, a line ``<!-- results: TABLE -->`` becomes a
-table of ``docs/results/*.jsonl`` with a line that says how, where and when it was measured, and a
-line ``<!-- image: NAME | what it shows -->`` becomes that picture of ``docs/img``. What has no
-results yet says so, with the command that makes them. Lines between ``<!-- if: FILE -->`` and
-``<!-- end -->`` are there only when that result file is, those after ``<!-- unless: FILE -->`` only
-when it is not. ``<!-- thesis -->`` becomes the stored experiments of the thesis.
+Each ``docs/PAGE.in.md`` holds the prose of ``docs/PAGE.md``. In it, a line
+``<!-- results: TABLE -->`` becomes a table of ``docs/results/*.jsonl`` with a line that says how,
+where and when it was measured, and a line ``<!-- image: NAME | what it shows -->`` becomes that
+picture of ``docs/img``. ``<!-- verdicts: TABLE | TEXT -->`` becomes a row that counts what that
+table says of aims. What has no results yet says so, with the command that makes them. Lines between
+``<!-- if: FILE -->`` and ``<!-- end -->`` are there only when that result file is, those after
+``<!-- unless: FILE -->`` only when it is not. ``<!-- thesis -->`` becomes the stored experiments of
+the thesis.
 
 The table of promises is written into docs/reliability.md, and what ``make bench`` has found into
 README.md beside that folder, each between two marks.
@@ -20,6 +22,7 @@ import argparse
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +31,7 @@ from rich.console import Console
 
 from blockflow.bench import thesis_page
 from blockflow.bench.calibration import steadiness_of
-from blockflow.bench.doc_tables import TABLES, Make
+from blockflow.bench.doc_tables import TABLES, Make, Table
 from blockflow.bench.plots import PLOTS, draw_all
 from blockflow.bench.readme import COSTS, costs
 from blockflow.bench.readme import PAGE as FRONT_PAGE
@@ -36,12 +39,15 @@ from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
 from blockflow.bench.reliability.page import PROMISE_PASSAGE, promise_table, result_names
 from blockflow.bench.reliability.promises import COMMANDS
 from blockflow.bench.results import Figure, ResultFile, Run, revision_text
+from blockflow.bench.statistics import Verdict
 
-PAGE, TEMPLATE = "performance.md", "performance.in.md"
-NOTICE = "<!-- Made from performance.in.md and results/ by python -m blockflow.bench.docs. -->"
+PAGE, TEMPLATE = ".md", ".in.md"
+NOTICE = "<!-- Made from {} and results/ by python -m blockflow.bench.docs. -->"
 BENCH = "bench"
+VERDICTS = (Verdict.MET, Verdict.NOISE, Verdict.MISSED)
+"""The columns of verdicts."""
 THESIS = "<!-- thesis -->"
-_PLACE = re.compile(r"^<!-- (results|image): ([\w.-]+)(?: \| (.*))? -->$")
+_PLACE = re.compile(r"^<!-- (results|image|verdicts): ([\w.-]+)(?: \| (.*))? -->$")
 _IF = re.compile(r"^<!-- (if|unless): ([\w.-]+) -->$")
 _END = "<!-- end -->"
 
@@ -112,7 +118,7 @@ def render(
         ValueError: the template names a table, a picture or a file that nobody makes, or a
             condition does not end.
     """
-    out = [NOTICE, ""]
+    out: list[str] = []
     asked, shown = "", True
     for line in template.splitlines():
         match, condition = _PLACE.match(line), _IF.match(line)
@@ -130,11 +136,31 @@ def render(
             out.append(line)
         else:
             kind, name, text = match.groups()
-            out += _image(name, text or "", images) if kind == "image" else _table(name, stored)
+            if kind == "image":
+                out += _image(name, text or "", images)
+            elif kind == "verdicts":
+                out.append(_verdicts(name, text or "", stored))
+            else:
+                out += _table(name, stored)
     if asked:
         raise ValueError(f"the lines for {asked!r} have no end: {_END}")
     # A picture that is not there leaves its empty lines behind.
     return re.sub(r"\n{3,}", "\n\n", "\n".join(out)) + "\n"
+
+
+def made_pages(
+    docs: Path,
+    stored: Mapping[str, Stored],
+    images: frozenset[str],
+    thesis: Sequence[str] = (),
+) -> dict[Path, str]:
+    """The text of every page that has a template; arguments and errors as :func:`render`."""
+    pages = {}
+    for template in sorted(docs.glob(f"*{TEMPLATE}")):
+        text = render(template.read_text(encoding="utf-8"), stored, images, thesis)
+        page = template.with_name(template.name.removesuffix(TEMPLATE) + PAGE)
+        pages[page] = f"{NOTICE.format(template.name)}\n\n{text}"
+    return pages
 
 
 def _is_stored(name: str, stored: Mapping[str, Stored]) -> bool:
@@ -149,10 +175,24 @@ def _image(name: str, text: str, images: frozenset[str]) -> list[str]:
     return [f"![{text}](img/{name})"] if name in images else []
 
 
-def _table(name: str, stored: Mapping[str, Stored]) -> list[str]:
+def _table_of(name: str) -> Table:
     table = TABLES.get(name)
     if table is None:
         raise ValueError(f"nobody makes table {name!r}; known: {', '.join(TABLES)}")
+    return table
+
+
+def _verdicts(name: str, text: str, stored: Mapping[str, Stored]) -> str:
+    """A row: ``text``, and how many aims the table calls met, within noise and missed."""
+    table = _table_of(name)
+    results = stored.get(table.results)
+    rows = [] if results is None else table.make(results.figures).rows
+    counts = Counter(row[-1] for row in rows)
+    return f"| {text} | {' | '.join(str(counts[v]) if rows else '' for v in VERDICTS)} |"
+
+
+def _table(name: str, stored: Mapping[str, Stored]) -> list[str]:
+    table = _table_of(name)
     results = stored.get(table.results)
     grid = None if results is None else table.make(results.figures)
     if results is None or grid is None:
@@ -220,8 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path in take(args.take, args.docs):
             console.print(str(path), highlight=False)
     stored, images, thesis = read_all(args.docs)
-    template = (args.docs / TEMPLATE).read_text(encoding="utf-8")
-    pages = {args.docs / PAGE: render(template, stored, images, thesis)}
+    pages = made_pages(args.docs, stored, images, thesis)
     page = args.docs / PROMISE_PAGE
     if page.exists():
         text = page.read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import floor, log10
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
@@ -94,13 +95,14 @@ def ms(value: float | None) -> str:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Three significant digits, two of what is below a tenth, without an exponent."""
     if value == 0:
         return "0"
     size = abs(value)
     if size >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+    places = 1 if size >= 10 else 2 if size >= 1 else 3 if size >= 0.01 else 1 - floor(log10(size))
+    return f"{value:.{places}f}"
 
 
 def bounds(low: float | None, high: float | None) -> str:

@@ -75,7 +75,7 @@ def lines(documents: Sequence[Document], images: frozenset[str]) -> list[str]:
     heads = ("experiment", "of", "", "in one line")
     out = [Grid("", heads, rows, frozenset(heads)).markdown(), ""]
     for document in documents:
-        title = f"### {title_of(document, 'title')} ({', '.join(document['of'])})"
+        title = f"## {title_of(document, 'title')} ({', '.join(document['of'])})"
         out += [title, "", document["says"], ""]
         for table in document["tables"]:
             heads = tuple(table["heads"])

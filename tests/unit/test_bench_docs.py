@@ -22,9 +22,8 @@ from blockflow.bench.batching import figures as batching
 from blockflow.bench.calibration import Steadiness, calibration_figures
 from blockflow.bench.chaos.report import TIMELINE
 from blockflow.bench.doc_tables import TABLES, faultsim_grid, fuzz_grid, plain_grid
-from blockflow.bench.docs import PAGE, TEMPLATE, Stored, main, promises, read_all, render, take
-from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM
-from blockflow.bench.grid import BREAK, Grid, bounds, digits, size_text, with_bounds
+from blockflow.bench.docs import Stored, made_pages, main, promises, read_all, render, take
+from blockflow.bench.echo_chain import CONDITIONS, HANDLES
 from blockflow.bench.mlperf.figures import figures_of
 from blockflow.bench.plots import PLOTS, draw_all
 from blockflow.bench.plots import main as plot
@@ -35,12 +34,14 @@ from blockflow.bench.results import Figure, ResultFile, Run, latency_figure
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MOST_PICTURE_BYTES = 150 * 1024
 NONE: frozenset[str] = frozenset()
+PAGE, TEMPLATE = "performance.md", "performance.in.md"
 
 
-def test_the_page_is_made_of_its_template_and_the_stored_results() -> None:
-    template = (DOCS / TEMPLATE).read_text(encoding="utf-8")
-    made = render(template, *read_all(DOCS))
-    assert made == (DOCS / PAGE).read_text(encoding="utf-8"), "run: make bench-docs"
+def test_pages_are_made_of_their_templates_and_the_stored_results() -> None:
+    made = made_pages(DOCS, *read_all(DOCS))
+    assert {page.name for page in made} == {PAGE, "thesis-figures.md"}
+    for page, text in made.items():
+        assert text == page.read_text(encoding="utf-8"), "run: make bench-docs"
 
 
 def test_the_promises_are_what_the_stored_results_say() -> None:
@@ -223,6 +224,28 @@ def test_a_table_names_the_runs_that_it_shows() -> None:
     assert "make memory" in Stored(runs).provenance("")
 
 
+def test_verdicts_are_counted_by_benchmark() -> None:
+    text = "| | met | noise | missed |\n<!-- verdicts: batching.aims | [there](#there) -->"
+    labels = {"base": "serial", "goal": 1.0}
+    rows = [
+        Figure(
+            batching.CLOSED_RATIO,
+            "x",
+            None,
+            None,
+            None,
+            1.0,
+            "x",
+            1,
+            labels={**labels, "verdict": verdict},
+        )
+        for verdict in ("met", "missed", "met", "within noise", "missed", "missed")
+    ]
+    page = render(text, {"batching": Stored([Run(rows, {})])}, NONE)
+    assert page.splitlines()[-1] == "| [there](#there) | 2 | 1 | 3 |"
+    assert render(text, {}, NONE).splitlines()[-1] == "| [there](#there) |  |  |  |"
+
+
 def test_without_results_the_page_says_what_makes_them() -> None:
     text = "before\n\n<!-- results: hops.time -->\n\n<!-- image: hops.png | a hop -->\n\nafter"
     page = render(text, {}, NONE)
@@ -238,7 +261,7 @@ def test_a_misspelt_placeholder_is_an_error(line: str) -> None:
 
 def test_a_section_is_there_when_its_results_are() -> None:
     text = "a\n<!-- if: overload -->\n\nb\n\n<!-- results: overload.loads -->\n\n<!-- end -->\nc"
-    assert render(text, {}, NONE).endswith("\n\na\nc\n")
+    assert render(text, {}, NONE) == "a\nc\n"
     page = render(text, {"overload": Stored([Run(overload_results(), {})])}, NONE)
     assert "\nb\n\n| load |" in page
     assert "| 1x | 50.0 | 48.0 | 100% |" in page
@@ -281,7 +304,7 @@ def test_the_thesiss_experiments_are_stored_and_shown_in_its_order(tmp_path: Pat
     take(tmp_path, docs)
     text = "<!-- if: thesis -->\n# T\n\n<!-- thesis -->\n<!-- end -->"
     page = render(text, *read_all(docs))
-    assert page.index("### What early costs (table 4.9)") < page.index("### What late costs")
+    assert page.index("\n## What early costs (table 4.9)") < page.index("\n## What late costs")
     assert "| `early` | table 4.9 | done | early costs little |" in page
     assert "| way | ms |\n| --- | --: |\n| handle | 1.0 |" in page
     assert "sound" not in page
@@ -355,29 +378,3 @@ def test_plots_of_what_are_no_figures_or_cannot_be_written_end_in_a_line(
     store_gpu(tmp_path)
     assert plot(["--results", str(tmp_path), "--out", str(broken / "hops.jsonl")]) == 2
     assert "hops.jsonl" in capsys.readouterr().err
-
-
-def test_a_grid_is_the_same_on_terminal_and_page() -> None:
-    grid = Grid("t", ("a", "n"), [("x", "1"), BREAK, ("y", "2")], frozenset({"a"}))
-    assert grid.markdown() == "| a | n |\n| --- | --: |\n| x | 1 |\n| y | 2 |"
-    assert Grid("t", ("a",), [("x|y\nz",)]).markdown().endswith("| x\\|y z |")
-    assert grid.rich().row_count == 2
-    assert [(g.title, list(g.rows)) for g in grid.split("a")] == [
-        ("t: x", [("1",)]),
-        ("t: y", [("2",)]),
-    ]
-
-
-def test_numbers_keep_three_digits_that_mean_something() -> None:
-    assert [digits(v) for v in (0, 0.01234, 1.234, 12.34, 1234.5)] == [
-        *("0", "0.012", "1.23", "12.3"),
-        "1234",
-    ]
-    assert bounds(None, None) == ""
-    assert bounds(-3.2, -1.0) == "-3.20 to -1.00"
-    assert with_bounds(1.0, 0.98, 1.02) == "1.000 (0.980-1.02)"
-    assert with_bounds(1.0, None, None) == "1.000"
-    assert [size_text(n) for n in (200, 1024, 16 * 1024, 100 * 2**20)] == [
-        *("200 B", "1 KiB", "16 KiB", "100 MiB"),
-    ]
-    assert WARM in CONDITIONS

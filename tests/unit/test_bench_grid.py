@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from blockflow.bench.grid import BREAK, Grid
+from blockflow.bench.grid import BREAK, Grid, bounds, digits, size_text, with_bounds
 from blockflow.bench.results import Figure, figure_table, latency_figure
 
 HEADS = ("scenario", "deployment", "MiB, modular", "95%", "memory")
@@ -59,3 +59,32 @@ def test_figures_have_no_empty_columns_and_whole_names() -> None:
     assert "p50" not in lines[2] and "batch" not in lines[2]
     timed = shown(figure_table("", [counted, latency_figure("a", "b", 8, [1.5])]), 80)
     assert all(head in "\n".join(timed) for head in ("batch", "p50 ms", "p90 ms"))
+
+
+def test_a_grid_is_the_same_on_terminal_and_page() -> None:
+    grid = Grid("t", ("a", "n"), [("x", "1"), BREAK, ("y", "2")], frozenset({"a"}))
+    assert grid.markdown() == "| a | n |\n| --- | --: |\n| x | 1 |\n| y | 2 |"
+    assert Grid("t", ("a",), [("x|y\nz",)]).markdown().endswith("| x\\|y z |")
+    assert grid.rich().row_count == 2
+    assert [(g.title, list(g.rows)) for g in grid.split("a")] == [
+        ("t: x", [("1",)]),
+        ("t: y", [("2",)]),
+    ]
+
+
+def test_numbers_keep_three_digits_that_mean_something() -> None:
+    assert [digits(v) for v in (0, 0.01234, 1.234, 12.34, 1234.5)] == [
+        *("0", "0.012", "1.23", "12.3"),
+        "1234",
+    ]
+    assert [digits(v) for v in (0.002, -0.0004, 0.00999, 0.01)] == [
+        *("0.0020", "-0.00040", "0.0100"),
+        "0.010",
+    ]
+    assert bounds(None, None) == ""
+    assert bounds(-3.2, -1.0) == "-3.20 to -1.00"
+    assert with_bounds(1.0, 0.98, 1.02) == "1.000 (0.980-1.02)"
+    assert with_bounds(1.0, None, None) == "1.000"
+    assert [size_text(n) for n in (200, 1024, 16 * 1024, 100 * 2**20)] == [
+        *("200 B", "1 KiB", "16 KiB", "100 MiB"),
+    ]
