@@ -4,10 +4,11 @@ Each ``docs/PAGE.in.md`` holds the prose of ``docs/PAGE.md``. In it, a line
 ``<!-- results: TABLE -->`` becomes a table of ``docs/results/*.jsonl`` with a line that says how,
 where and when it was measured, and a line ``<!-- image: NAME | what it shows -->`` becomes that
 picture of ``docs/img``. ``<!-- verdicts: TABLE | TEXT -->`` becomes a row that counts what that
-table says of aims. What has no results yet says so, with the command that makes them. Lines between
-``<!-- if: FILE -->`` and ``<!-- end -->`` are there only when that result file is, those after
-``<!-- unless: FILE -->`` only when it is not. ``<!-- thesis -->`` becomes the stored experiments of
-the thesis.
+table says of aims. ``<!-- runs: FILE -->`` becomes the list of that file's runs where there are
+several, and its tables name them by their numbers. What has no results yet says so, with the
+command that makes them. Lines between ``<!-- if: FILE -->`` and ``<!-- end -->`` are there only
+when that result file is, those after ``<!-- unless: FILE -->`` only when it is not.
+``<!-- thesis -->`` becomes the stored experiments of the thesis.
 
 The table of promises is written into docs/reliability.md, and what ``make bench`` has found into
 README.md beside that folder, each between two marks.
@@ -23,7 +24,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,8 @@ BENCH = "bench"
 VERDICTS = (Verdict.MET, Verdict.NOISE, Verdict.MISSED)
 """The columns of verdicts."""
 THESIS = "<!-- thesis -->"
-_PLACE = re.compile(r"^<!-- (results|image|verdicts): ([\w.-]+)(?: \| (.*))? -->$")
+_PLACE = re.compile(r"^<!-- (results|image|verdicts|runs): ([\w.-]+)(?: \| (.*))? -->$")
+_RUNS = re.compile(r"^<!-- runs: ([\w.-]+) -->$", re.MULTILINE)
 _IF = re.compile(r"^<!-- (if|unless): ([\w.-]+) -->$")
 _END = "<!-- end -->"
 
@@ -68,6 +70,11 @@ class Stored:
     def figures(self) -> list[Figure]:
         return [f for run in self.runs for f in run.figures]
 
+    def shown_by(self, make: Make) -> list[int]:
+        """Which runs a table shows something of; all where it shows nothing of any."""
+        each = range(len(self.runs))
+        return [i for i in each if make(self.runs[i].figures).rows] or list(each)
+
     def provenance(self, usual: str, make: Make | None = None) -> str:
         """How, where and when, in a sentence per run.
 
@@ -75,7 +82,7 @@ class Stored:
             usual: the command where none was stored.
             make: of a table: only the runs that it shows something of; None for all.
         """
-        shown = [r for r in self.runs if make is None or make(r.figures).rows] or self.runs
+        shown = self.runs if make is None else [self.runs[i] for i in self.shown_by(make)]
         return " ".join(_sentence(run, usual) for run in shown)
 
 
@@ -120,6 +127,7 @@ def render(
     """
     out: list[str] = []
     asked, shown = "", True
+    listed = set(_RUNS.findall(template))
     for line in template.splitlines():
         match, condition = _PLACE.match(line), _IF.match(line)
         if condition is not None:
@@ -138,10 +146,12 @@ def render(
             kind, name, text = match.groups()
             if kind == "image":
                 out += _image(name, text or "", images)
+            elif kind == "runs":
+                out += _runs(name, stored)
             elif kind == "verdicts":
                 out.append(_verdicts(name, text or "", stored))
             else:
-                out += _table(name, stored)
+                out += _table(name, stored, listed)
     if asked:
         raise ValueError(f"the lines for {asked!r} have no end: {_END}")
     # A picture that is not there leaves its empty lines behind.
@@ -191,7 +201,15 @@ def _verdicts(name: str, text: str, stored: Mapping[str, Stored]) -> str:
     return f"| {text} | {' | '.join(str(counts[v]) if rows else '' for v in VERDICTS)} |"
 
 
-def _table(name: str, stored: Mapping[str, Stored]) -> list[str]:
+def _runs(name: str, stored: Mapping[str, Stored]) -> list[str]:
+    """The list of a file's runs; a single one stands below each table itself."""
+    if not _is_stored(name, stored) or len(runs := stored[name].runs) == 1:
+        return []
+    usual = next(t.command for t in TABLES.values() if t.results == name)
+    return ["*Runs:*", "", *(f"{i}. {_sentence(run, usual)}" for i, run in enumerate(runs, 1))]
+
+
+def _table(name: str, stored: Mapping[str, Stored], listed: Collection[str]) -> list[str]:
     table = _table_of(name)
     results = stored.get(table.results)
     grid = None if results is None else table.make(results.figures)
@@ -199,7 +217,13 @@ def _table(name: str, stored: Mapping[str, Stored]) -> list[str]:
         return [f"*No stored results yet: `{table.command}`.*"]
     if not grid.rows:
         return []
-    return [grid.markdown(), "", f"<sub>{results.provenance(table.command, table.make)}</sub>"]
+    if table.results in listed and len(results.runs) > 1:
+        numbers = [str(i + 1) for i in results.shown_by(table.make)]
+        word = "Run" if len(numbers) == 1 else "Runs"
+        found = f"{word} {', '.join(numbers)} of the list at the end of this section."
+    else:
+        found = results.provenance(table.command, table.make)
+    return [grid.markdown(), "", f"<sub>{found}</sub>"]
 
 
 def _result_files() -> list[str]:

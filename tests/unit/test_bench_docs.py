@@ -224,6 +224,22 @@ def test_a_table_names_the_runs_that_it_shows() -> None:
     assert "make memory" in Stored(runs).provenance("")
 
 
+def test_several_runs_are_listed_once_and_named_by_their_numbers() -> None:
+    text = "<!-- results: overload.loads -->\n\n<!-- runs: overload -->"
+    runs = [
+        Run(overload_results()[:1], {"cpu": "a cpu"}, "2026-01-01", "make goodput"),
+        Run(overload_results()[1:], {"cpu": "a cpu"}, "2026-01-02", "make memory"),
+    ]
+    page = render(text, {"overload": Stored(runs)}, NONE)
+    assert "<sub>Run 1 of the list at the end of this section.</sub>\n\n*Runs:*\n\n1. " in page
+    assert page.count("`make goodput`, 2026-01-01") == page.count("\n2. `make memory`, 2026") == 1
+    alone = render(text, {"overload": Stored(runs[:1])}, NONE)
+    assert "<sub>`make goodput`, 2026" in alone and "Runs" not in alone
+    assert "Runs" not in render(text, {}, NONE)
+    with pytest.raises(ValueError, match="nonsense"):
+        render("<!-- runs: nonsense -->", {}, NONE)
+
+
 def test_verdicts_are_counted_by_benchmark() -> None:
     text = "| | met | noise | missed |\n<!-- verdicts: batching.aims | [there](#there) -->"
     labels = {"base": "serial", "goal": 1.0}
