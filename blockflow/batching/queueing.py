@@ -130,7 +130,7 @@ class QueueingPolicy(Policy):
         if query.first or query.origin == ELSEWHERE:  # a newcomer here, if not in the worker
             # Not ``now``: what waits when the policy changes arrives here all at once.
             self._arrivals.add(query.rows, query.ready_ns)
-        if query.first or not self._convoys.arrive(query):
+        if not self._convoys.arrive(query):
             self._room.add(query)
 
     def drop(self, key: int, now: int) -> None:

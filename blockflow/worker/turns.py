@@ -202,6 +202,8 @@ class Turns:
         with self.lock:
             self._resting += 1
             self._spread()  # something may have waited for this lane
+            self._read_on()
+            self._hand_over()
             while True:
                 while not self._given and not self._closing:
                     self._work.wait()
@@ -291,8 +293,7 @@ class Turns:
                     last = pull.recv(_NOBLOCK, copy=False)
                     frame = b""
             executor.receive(header.bytes, frame, now)
-        self._more = True
-        self._wake()  # the data thread looks, if nobody else does
+        self._more = True  # whoever goes to sleep next reads on
         return True
 
     # --- the data thread, with the lock ----------------------------------------------------------
@@ -317,9 +318,9 @@ class Turns:
     def meanwhile(self, now: int) -> None:
         """What is due while a lane computes: expiry, and work for lanes that rest."""
         self._executor.expire(now)
-        if self._engaged and not self._data_hears:
-            self._read_on()  # who has expired has left room
         self._spread()
+        if not self._data_hears:
+            self._read_on()  # who has expired or started has left room
 
     def next_wake_ns(self) -> int:
         """When :meth:`meanwhile` or the executor's time-outs are due at the latest."""

@@ -288,6 +288,20 @@ def test_who_takes_no_handles_gets_the_elements_as_they_were(rig: Rig) -> None:
     rig.read_all()
 
 
+def test_who_does_not_reach_the_output_gets_the_elements(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.slots, "reaches", lambda out, consumer: consumer != THIRD)
+    batch = rig.batch([[1, 2]], [[1, 3]])
+    rig.delivery.prepare(batch, rig.slots)
+    assert batch.shipment is None
+    rig.send(batch, prepared=False)
+    frames = {m.items[0].request_id: frame for _, m, frame in rig.push.sent}
+    first, second = (t.item.request_id for t in batch.tickets)
+    assert frames == {first: b"", second: torch.full((2,), 2.0).numpy().tobytes()}
+    rig.read_all()
+
+
 def test_failures_of_many_are_told_in_messages_that_fit(rig: Rig) -> None:
     tree, _ = merge_paths([[1, 2]])
     done = pack_timings([HopTiming(n, 1, 1, 1, 1) for n in range(30)])

@@ -176,6 +176,39 @@ def test_branches_here_share_an_output_until_the_last_has_read_it(
     assert bench.slots is not None and bench.slots.free == 3
 
 
+def test_what_goes_on_here_from_a_padded_batch_keeps_its_own_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, lanes=1)
+    bench.arrive(1, 1, 2)
+    batch = bench.expect(1)
+    batch.cuts = {1: (1,)}
+    bench.compute(batch)
+    (follower,) = waiting(bench)
+    assert (follower.stage, follower.shape, follower.source.shape) == (2, (1,), (2,))
+
+
+def test_what_lies_in_a_slot_is_copied_before_the_slot_is_let_go_of() -> None:
+    done: list[str] = []
+    x = torch.ones(1, 2)
+    source = Source("float32", (2,), 1, tensor=x, on_release=lambda: done.append("let go"))
+
+    def full(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("can't allocate memory")
+
+    with pytest.raises(RuntimeError):
+        source.detach(full)
+    assert done == [] and source.tensor() is x
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        done.append("copied")
+        return tensor.clone()
+
+    assert source.detach(copied) and not source.detach(copied)
+    source.release()
+    assert done == ["copied", "let go"]
+
+
 def test_a_forwards_time_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, stages=1, timeout_ms=(20,))
     bench.clock.now = 100 * MS

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
 
-from policy_rig import MS, TinyWorker, Walk, facts_for, profile, query
+import pytest
+from policy_rig import MS, TIMES, TinyWorker, Walk, facts_for, profile, query
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Run
 from blockflow.batching.registry import create_policy
 
 CHAIN = (1, 2, 3, 4)
+FIVE = (1, 2, 3, 4, 5)
 CHEAP = {1: 10.0, 2: 11.0, 4: 13.0, 8: 17.0}
 FLAT = {1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0}
 
@@ -129,3 +132,37 @@ def test_who_leaves_out_the_stage_where_a_batch_rests_does_not_catch_up_with_it(
     w.run_out(MS)
     assert ran(w)[:3] == [(1, (0,)), (1, (1,)), (2, (0, 1))]
     assert w.left == {0, 1, 2}
+
+
+def any_walk(rng: Random) -> Walk:
+    """Some stages, in another order than the worker's perhaps, with a fork at the end perhaps."""
+    stages = sorted(rng.sample(FIVE, rng.randint(2, 5)))
+    kind = rng.random()
+    if kind < 0.25:
+        rng.shuffle(stages)
+    elif kind < 0.6 and len(stages) > 2:
+        fork = rng.randint(1, len(stages) - 2)
+        return Walk((*stages[:fork], tuple(stages[fork:])))
+    return Walk(tuple(stages))
+
+
+@pytest.mark.parametrize("seed", [*range(30), 72, 503])
+def test_whatever_ways_cross_nobody_waits_for_ever(seed: int) -> None:
+    """Who has no place and whoever holds the places wait for each other, but for the order: in 3
+    those on other pairs have to go first, in 72 and 503 those at the very same stage."""
+    rng = Random(seed)
+    kinds = rng.choice([["load"], ["load", "operator"], ["operator"], ["load", "input"]])
+    pairs = rng.choice([1, 2, 2, 3])
+    spec = {"policy": "dvabatch", "join": "always", "policies": kinds, "buffer_pairs": pairs}
+    times = rng.choice([TIMES, {b: 2.0 * b for b in (1, 2, 4, 8, 16)}])
+    policy = create_policy(spec, FIVE, facts_for(FIVE, times))
+    worker = TinyWorker(policy, {}, lanes=rng.choice([1, 2, 3, 4]))
+    for n in range(60):
+        now, what = n * MS, rng.random()
+        if what < 0.35:
+            worker.enter(n, any_walk(rng), rng.choice([1, 1, 2]), 4, 0, 10**15, now)
+        elif what < 0.6:
+            worker.finish(rng.randrange(4), now, fail=rng.random() < 0.05)
+        else:
+            worker.decide(now)
+    worker.run_out(60 * MS)

@@ -198,6 +198,21 @@ def test_join_by_gain_only() -> None:
     assert policy.decide(15 * MS) == Run(2, (1, 2))
 
 
+def test_who_joins_does_not_count_as_left_behind_as_well() -> None:
+    """Nobody is: apart they take 2 + 4, together 2 x (2 + 3), and who comes next waits less."""
+    quick = profile({b: 1.0 + b for b in (1, 2, 4, 8)})
+    spec = {"policy": "lbci", "t_opt_ms": 40, "join": "gain"}
+    policy = create_policy(spec, (1, 2), {s: StageFacts(f"b{s}", 8, 1, quick) for s in (1, 2)})
+    assert isinstance(policy, LbciPolicy)
+    queries = {1: query(1, 0)}
+    policy.arrive(queries[1], 0)
+    run = policy.decide(0)
+    assert run == Run(1, (1,))
+    policy.arrive(query(2, MS // 4), MS // 4)
+    go_on(policy, run, 2 * MS, queries)
+    assert policy.decide(2 * MS) == Run(1, (2,))
+
+
 @pytest.mark.parametrize(("lanes", "left", "joins"), [(1, 1, True), (2, 2, False), (2, 1, True)])
 def test_nobody_joins_for_a_gain_whom_another_lane_can_take(
     lanes: int, left: int, joins: bool
@@ -232,6 +247,57 @@ def test_newcomers_that_all_drop_out_hold_nobody_back() -> None:
     assert run == Run(1, (3,))
     policy.done(1, [], 25 * MS)  # it failed
     assert policy.decide(25 * MS) == Run(2, (1, 2))
+
+
+def test_the_tightest_deadline_aboard_counts() -> None:
+    policy = make(t_opt_ms=500)
+    queries = {1: query(1, 0, deadline_ms=35), 2: query(2, 0)}
+    for q in queries.values():
+        policy.arrive(q, 0)
+    run = policy.decide(0)
+    assert run == Run(1, (1, 2))
+    go_on(policy, run, 15 * MS, queries)
+    policy.arrive(query(3, 15 * MS), 15 * MS)
+    assert policy.decide(15 * MS) == Run(2, (1, 2))  # 30 alone; 45 with the newcomer
+
+
+def test_the_wait_of_a_newcomer_is_that_at_this_stage() -> None:
+    policy = make()
+    under_way(policy)
+    policy.arrive(query(3, 15 * MS)._replace(arrival_ns=-40 * MS), 15 * MS)
+    assert policy.decide(15 * MS) == Run(1, (3,))
+
+
+def test_nobody_catches_up_through_a_busy_stage() -> None:
+    policy = make()
+    under_way(policy)
+    policy.arrive(query(3, 15 * MS), 15 * MS)
+    assert policy.decide(15 * MS, {1}) == Run(2, (1, 2))
+
+
+def test_who_exceeds_the_bound_even_alone_runs_alone() -> None:
+    policy = make(t_opt_ms=25)  # one row takes 20, two 30
+    for key in (1, 2):
+        policy.arrive(query(key, 0, rows=2), 0)
+    assert policy.decide(0) == Run(1, (1,))
+
+
+def test_nobody_joins_a_batch_that_has_left_others_behind() -> None:
+    """It is smaller than N_opt only because the next did not fit."""
+    policy, queries = make(), {k: query(k, 0, rows=3) for k in (1, 2)}
+    for q in queries.values():
+        policy.arrive(q, 0)
+    run = policy.decide(0)
+    assert run == Run(1, (1,))
+    policy.arrive(query(3, 15 * MS, deadline_ms=500), 15 * MS)
+    go_on(policy, run, 20 * MS, queries)
+    assert policy.decide(20 * MS) == Run(2, (1,))
+
+
+def test_of_several_ways_the_least_n_opt_counts() -> None:
+    policy = make()
+    for ways in ([(1,), (1, 2)], [(1, 2), (1,)]):
+        assert policy._n_opt(ways, None) == 5
 
 
 def test_side_by_side_a_second_batch_starts() -> None:

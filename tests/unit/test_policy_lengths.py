@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policy_rig import MS
 
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.policy import Policy, Query, Run
+from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
 from blockflow.core.profile import Point, StageProfile
 
@@ -88,6 +88,13 @@ def test_nobody_is_late_because_of_who_came_after(
     for n, key in enumerate(run.keys, start=1):
         deadline = queries[key][1] * MS
         assert takes(lengths) <= deadline + 10 or takes(lengths[:n]) > deadline - 10
+
+
+def test_a_window_counts_the_longest_that_waits_and_not_its_class() -> None:
+    """The short one takes 2 ms; one of 512 would take 64."""
+    policy = make(policy="window", max_delay_ms=1000)
+    policy.arrive(query(1, SHORT, 100 * MS), 0)
+    assert policy.decide(0) == WaitUntil(75 * MS)
 
 
 def test_lbci_counts_the_longest_for_n_opt() -> None:

@@ -94,6 +94,41 @@ def test_what_waits_within_a_stage_and_came_with_no_batch_goes_on_alone() -> Non
     assert worker.left == {1, 2, 3}
 
 
+def test_who_skips_the_end_of_a_stage_stays_with_its_batch() -> None:
+    policy = make({"policy": "dvabatch"}, [2, 1])
+    assert isinstance(policy, SlicedPolicy)
+    worker = TinyWorker(policy, {})
+    for key, walk in ((1, Walk((1, 2, 3))), (2, Walk((1, 3)))):
+        worker.enter(key, walk, 1, 4, 0, 10**12, 0)
+    for run in (Run(1, (1, 2)), Run(2, (1,)), Run(3, (1, 2))):
+        decided = worker.decide(0)
+        assert isinstance(decided, Run)
+        assert (decided.stage, set(decided.keys)) == (run.stage, set(run.keys))
+        worker.finish(0, 0, fail=False)
+    assert worker.left == {1, 2}
+    worker.decide(0)
+    assert not policy._trip_of and not policy._trips
+
+
+def test_the_policy_knows_the_lanes() -> None:
+    policy = make({"policy": "dvabatch"}, [2, 1])
+    assert isinstance(policy, SlicedPolicy)
+    policy.lanes = 3
+    policy.decide(0)
+    assert policy._policy.lanes == 3
+
+
+def test_a_stage_pads_if_all_of_it_does_and_scatters_like_the_worst_of_it() -> None:
+    one, two = facts_for((1, 2)).values()
+    for pads in ((True, True), (True, False), (False, True)):
+        both = merged([replace(f, pads=p) for f, p in zip((one, two), pads, strict=True)])
+        assert both.pads == all(pads)
+    restless = replace(two, profile=profile({1: 2.0, 8: 9.0}, spread=0.25))
+    for members in ([one, restless], [restless, one]):
+        found = merged(members).profile
+        assert found is not None and found.r_max(1) == 0.25
+
+
 def test_the_policy_sees_the_sum_of_a_stage() -> None:
     one, two = facts_for((1, 2)).values()
     both = merged([replace(one, max_rows=4), two])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from policy_rig import MS, profile, query
 
+from blockflow.batching.costs import Costs
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.policy import Policy, Run
+from blockflow.batching.policy import Policy, Query, Run
+from blockflow.batching.predicting import JoinTimes
+from blockflow.batching.queueing import QueueingPolicy
 from blockflow.batching.registry import create_policy
 
 STAGES = (1, 2, 3)
@@ -28,6 +31,87 @@ def test_lbci_counts_the_way_of_those_aboard(t_opt_ms: float, joins: bool) -> No
     policy.done(1, (1,), 10 * MS)
     policy.arrive(query(1, 0, stage=2, first=False, ahead=(3,)), 10 * MS)
     assert policy.decide(10 * MS) == (Run(1, (2,)) if joins else Run(2, (1,)))
+
+
+@pytest.mark.parametrize(("t_opt_ms", "joins"), [(36, False), (60, True)])
+def test_lbci_counts_the_way_of_newcomers(t_opt_ms: float, joins: bool) -> None:
+    """As above, but it is the newcomer that goes on when those aboard have left."""
+    policy = make(policy="lbci", t_opt_ms=t_opt_ms)
+    policy.arrive(query(1, 0, ahead=(2,)), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.arrive(query(2, 10 * MS, ahead=(2, 3)), 10 * MS)
+    policy.done(1, (1,), 10 * MS)
+    policy.arrive(query(1, 0, stage=2, first=False, ahead=()), 10 * MS)
+    assert policy.decide(10 * MS) == (Run(1, (2,)) if joins else Run(2, (1,)))
+
+
+def test_who_leaves_before_the_newcomers_are_there_is_not_late_because_of_them() -> None:
+    """The first one's batch runs stage 1 until 10, and there it leaves."""
+    aboard = [query(1, 0, deadline_ms=12, ahead=()), query(2, 0, ahead=(2, 3))]
+    costs = Costs({s: StageFacts(f"b{s}", 8, 1, FLAT) for s in STAGES}, 8)
+    position = {stage: i for i, stage in enumerate(STAGES)}
+
+    def route(q: Query) -> tuple[int, ...]:
+        return (q.stage, *(q.ahead or ()))
+
+    times = JoinTimes(costs, lambda _: None, route, position, STAGES, 1, aboard, 5 * MS, 10 * MS)
+    times.add(query(3, 5 * MS, ahead=(2, 3)))
+    assert not times.makes_late(3)
+
+
+def test_nobody_joins_a_batch_that_a_younger_one_follows() -> None:
+    policy = make(policy="lbci", t_opt_ms=1000)
+    policy.arrive(query(1, 0), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.done(1, (1,), 0)
+    policy.arrive(query(1, 0, stage=2, first=False), 0)
+    assert policy.decide(0) == Run(2, (1,))
+    policy.arrive(query(2, 0), 0)
+    assert policy.decide(0, {2}) == Run(1, (2,))
+    for key, stage in ((2, 1), (1, 2)):
+        policy.done(stage, (key,), 0)
+        policy.arrive(query(key, 0, stage=stage + 1, first=False), 0)
+    policy.arrive(query(3, 0), 0)
+    assert policy.decide(0) == Run(3, (1,)), "the third would overtake the second"
+    assert policy.decide(0, {3}) == Run(1, (3,))
+
+
+def parted(policy: Policy) -> None:
+    """One goes on to stage 2 and leaves there, the other one is at stage 3 at once."""
+    for key, ahead in ((1, (2,)), (2, (3,))):
+        policy.arrive(query(key, 0, ahead=ahead), 0)
+    assert policy.decide(0) == Run(1, (1, 2))
+    policy.done(1, (1, 2), 0)
+    for key, stage in ((1, 2), (2, 3)):
+        policy.arrive(query(key, 0, stage=stage, first=False, ahead=()), 0)
+
+
+def test_nobody_joins_a_batch_that_has_parted() -> None:
+    policy = make(policy="lbci", t_opt_ms=1000)
+    parted(policy)
+    policy.arrive(query(3, 0, ahead=(2,)), 0)
+    assert policy.decide(0) == Run(2, (1,))
+
+
+def test_a_younger_batch_leaves_a_stage_to_an_older_one_that_waits_for_it() -> None:
+    policy = make(policy="lbci", t_opt_ms=1000)
+    parted(policy)
+    assert policy.decide(0) == Run(2, (1,))
+    policy.arrive(query(3, 0, ahead=(3,)), 0)
+    assert policy.decide(0, {2}) == Run(1, (3,))
+    policy.done(1, (3,), 0)
+    policy.arrive(query(3, 0, stage=3, first=False, ahead=()), 0)
+    assert policy.decide(0, {2}) is None
+    policy.done(2, (1,), 0)
+    assert policy.decide(0) == Run(3, (2,))
+
+
+def test_a_route_begins_where_its_query_waits_and_those_of_several_are_put_together() -> None:
+    policy = make(policy="window")
+    assert isinstance(policy, QueueingPolicy)
+    for stage in (2, 3):
+        assert policy._route(query(1, 0, stage=stage, ahead=())) == (stage,)
+    assert policy._routes([query(1, 0, ahead=(3,)), query(2, 0, ahead=(2,))]) == (1, 2, 3)
 
 
 def test_who_comes_another_way_does_not_join_there() -> None:

@@ -6,6 +6,7 @@ from policy_rig import MS, TinyWorker, Walk, facts_for, query
 
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
+from blockflow.batching.window import WindowPolicy
 
 
 def make(stages: tuple[int, ...] = (1,), *, profiled: bool = False, **options: object) -> Policy:
@@ -67,6 +68,10 @@ def test_without_a_profile_the_last_batches_tell_how_long_one_takes() -> None:
     policy.done(1, [2], 28 * MS)
     policy.arrive(query(3, 30 * MS, deadline_ms=50), 30 * MS)
     assert policy.decide(30 * MS) == WaitUntil(80 * MS - 25 * MS)
+    assert policy.decide(55 * MS) == Run(1, (3,))
+    policy.done(1, [3], 57 * MS)  # quick, but the slow one is not forgotten at once
+    policy.arrive(query(4, 60 * MS, deadline_ms=50), 60 * MS)
+    assert policy.decide(60 * MS) == WaitUntil(110 * MS - 22_500_000)
 
 
 def test_who_is_in_time_in_a_smaller_batch_only_gets_the_smaller_batch() -> None:
@@ -106,6 +111,39 @@ def test_forks_are_run_one_after_the_other() -> None:
     worker.enter(1, Walk((1, 3)), 1, 4, 0, 10**9, 0)
     worker.run_out(0)
     assert [(r.stage, len(r.keys)) for _, r in worker.runs] == [(1, 2), (2, 1), (3, 2)]
+
+
+def test_a_part_of_a_batch_does_not_overtake_an_older_batch() -> None:
+    policy = make((1, 2, 3, 4))
+
+    def goes_on(key: int, stage: int, to: int, *ahead: int) -> None:
+        policy.done(stage, (key,), 0)
+        policy.arrive(query(key, 0, stage=to, first=False, ahead=ahead), 0)
+
+    policy.arrive(query(1, 0, ahead=(2, 4)), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    goes_on(1, 1, 2, 4)
+    assert policy.decide(0) == Run(2, (1,))
+    for key, ahead in ((2, (3, 4)), (3, (2,))):
+        policy.arrive(query(key, 0, ahead=ahead), 0)
+    assert policy.decide(0, {2}) == Run(1, (2, 3))
+    policy.done(1, (2, 3), 0)
+    for key, stage, rest in ((2, 3, (4,)), (3, 2, ())):
+        policy.arrive(query(key, 0, stage=stage, first=False, ahead=rest), 0)
+    assert policy.decide(0, {2}) == Run(3, (2,))
+    goes_on(1, 2, 4)
+    goes_on(2, 3, 4)
+    assert policy.decide(0) == Run(4, (1,))
+
+
+def test_who_goes_on_within_the_worker_has_not_arrived_again() -> None:
+    policy = make((1, 2))
+    assert isinstance(policy, WindowPolicy)
+    policy.arrive(query(1, 0), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.done(1, (1,), MS)
+    policy.arrive(query(1, MS, stage=2, first=False), MS)
+    assert policy._arrivals.rate(2 * MS) == 0
 
 
 def test_lengths_of_one_class_are_padded_to_the_longest() -> None:

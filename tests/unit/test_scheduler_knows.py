@@ -43,6 +43,14 @@ def test_of_several_policies_the_soonest_counts() -> None:
         assert s.decide(0) == WaitUntil(4 * MS)
 
 
+def test_a_window_begins_when_its_query_begins_to_wait_at_the_stage() -> None:
+    s = Scheduler({1: WINDOW})
+    late = ticket(0, 1)
+    late.ready_ns = 5 * MS
+    s.arrive(late, 5 * MS)
+    assert s.decide(5 * MS) == WaitUntil(15 * MS)
+
+
 def test_new_shares_lose_nobody_who_waits() -> None:
     s = Scheduler({1: WINDOW})
     s.arrive(ticket(0, 1), 0)

@@ -7,9 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from blockflow.worker.stage import StageMeter
+from blockflow.core.errors import RequestError
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.metrics import Histogram
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.engine.base import EngineOptions
+from blockflow.engine.echo import EchoEngine
+from blockflow.worker import stage as module
+from blockflow.worker.stage import Stage, StageMeter, StageSnapshot
 
 MS = 1_000_000
+ROW = TensorSpec("float32", ("rows", "n"))
+INFO = BlockInfo("b", "1", "0" * 64, "echo", Contract(ROW, ROW), 0, 0)
 
 
 def failed(rows: int, begin: int, end: int) -> Any:
@@ -54,3 +63,51 @@ def test_what_only_pads_is_what_no_row_has() -> None:
     batch = SimpleNamespace(rows=4, shape=(6,), pad_to=(6,), tickets=tickets)
     meter.given(cast(Any, batch))
     assert (meter.elements_in, meter.elements_padded) == (24, 6)
+
+
+def once(value: int) -> Histogram:
+    made = Histogram()
+    made.record(value)
+    return made
+
+
+def test_each_figure_has_its_name() -> None:
+    snapshot = StageSnapshot(
+        queued=11,
+        queued_rows=12,
+        counts=(1, 2, 4, 8, 16),
+        rates=(3.0, 6.0, 2.5),
+        times=(once(5), once(6), once(7)),
+        outs=(21, 22),
+        elements=(31, 32),
+    )
+    kpi = snapshot.kpi(StageSpec(9, INFO, engine="echo", precision="fp32"))
+    assert (kpi.stage, kpi.block, kpi.engine, kpi.precision) == (9, "b", "echo", "fp32")
+    assert (kpi.queue, kpi.queue_rows) == (11, 12)
+    assert (kpi.requests, kpi.rows, kpi.batches, kpi.failures, kpi.expired) == (1, 2, 4, 8, 16)
+    assert (kpi.lam, kpi.mu, kpi.rho, kpi.rows_per_s) == (3.0, 6.0, 0.5, 2.5)
+    assert kpi.mean_batch_rows == 0.5
+    times = [once(n).summary() for n in (5, 6, 7)]
+    assert [kpi.wait, kpi.overhead, kpi.compute] == times
+    assert (kpi.bytes_out, kpi.copies_out) == (21, 22)
+    assert (kpi.elements_in, kpi.elements_padded) == (31, 32)
+
+
+def test_a_snapshot_is_of_its_moment() -> None:
+    meter = StageMeter()
+    meter.wait.record(5)
+    before = meter.snapshot(0, 0, 0).times[0]
+    meter.wait.record(500)
+    assert before.counts == once(5).counts and before.summary() == once(5).summary()
+
+
+def test_what_a_block_takes_is_remembered_by_type_and_dims_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_SHAPES_KEPT", 2)
+    stage = Stage(StageSpec(1, INFO), EchoEngine(INFO, EngineOptions()))
+    for n in range(5):
+        assert stage.output_dims("float32", (1, n + 1)) == (1, n + 1)
+        assert len(stage._fits) <= 2
+    with pytest.raises(RequestError):
+        stage.output_dims("int64", (1, 5))

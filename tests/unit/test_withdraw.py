@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
 from blockflow.core.model import Contract, TensorSpec
@@ -13,6 +15,7 @@ from blockflow.dispatcher.entry import Answer, Entry
 from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.withdraw import Withdrawals
 from blockflow.wire.data import Item, Withdraw, decode_data_plane
+from blockflow.worker import withdrawn
 from blockflow.worker.scheduler import Scheduler
 from blockflow.worker.ticket import Batch, Source, Ticket
 from blockflow.worker.withdrawn import MOST, WithdrawnRequests
@@ -47,6 +50,14 @@ def test_memory_is_bounded_in_number_and_time() -> None:
     assert item(3 * MOST - 1) in known
     known.add([(item(7).request_id, 1)], 3 * MOST + MINUTE)
     assert len(known) == 1
+
+
+def test_who_is_withdrawn_again_is_remembered_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(withdrawn, "MOST", 2)
+    known = WithdrawnRequests()
+    for now, n in enumerate((1, 2, 1, 3)):
+        known.add([(item(n).request_id, 1)], now)
+    assert [item(n) in known for n in (1, 2, 3)] == [True, False, True]
 
 
 def ticket(key: int, it: Item) -> Ticket:

@@ -209,6 +209,7 @@ def test_lanes_change_while_batches_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert bench.start() is None, "one still runs"
     bench.executor.lanes = 3
     three = bench.expect(3)
+    assert bench.scheduler.lanes == 3
     bench.compute(two)
     bench.compute(three)
     assert bench.executor.idle

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.tensormq.channel import Usage
+from blockflow.wire.control import Stats
 from blockflow.worker import monitor
+from blockflow.worker.copies import InputCopies
 from blockflow.worker.monitor import KpiMonitor, Snapshot
+from blockflow.worker.stage import StageMeter
 
 
 @pytest.mark.parametrize(
@@ -32,3 +40,145 @@ def test_an_idle_worker_says_so_once_a_second(
     assert made._worth_telling(Snapshot({}, {"threads": 2}), None)
     now += 1_000_000_000
     assert made._worth_telling(Snapshot({}, {"threads": 2}), None)
+
+
+class Change:
+    """The monitor's condition: each wait for a sample is one step of the test's."""
+
+    def __init__(self, *steps: Callable[[], None]) -> None:
+        self.steps = list(steps)
+        self.waits: list[float | None] = []
+        self.ended: list[bool] = []
+        self.notified = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def notify(self) -> None:
+        self.notified += 1
+
+    def wait_for(self, told: Callable[[], object], timeout_s: float) -> None:
+        self.ended.append(bool(told()))
+
+    def wait(self, timeout_s: float | None) -> None:
+        self.waits.append(timeout_s)
+        self.steps.pop(0)()
+
+
+def test_a_higher_rate_brings_the_next_sample_closer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: 100.0)
+    asked: list[bool] = []
+    made = KpiMonitor(1, {}, {}, "cpu", None, lambda: asked.append(True), lambda _: None)
+    change = Change(lambda: made.set_rate(8.0), made.close)
+    made._change = cast(Any, change)
+    made.set_rate(0.25)
+    assert change.notified == 1
+    made._run()
+    assert change.waits == [4.0, 0.125] and asked == [True]
+
+
+def test_a_sample_without_an_answer_is_left_out_and_the_next_one_comes_a_period_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    sent: list[Stats] = []
+    answers = [Snapshot({}, {"threads": 1}), None, Snapshot({}, {"threads": 1})]
+
+    def ask() -> None:
+        nonlocal now
+        now += 1.0  # it takes its time
+        if (answer := answers.pop(0)) is not None:
+            made.answer(answer)
+
+    def pass_time() -> None:
+        nonlocal now
+        now += 0.25
+
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
+    monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: 5_000_000_000)
+    made = KpiMonitor(1, {}, {}, "cpu", None, ask, sent.append)
+    change = Change(pass_time, pass_time, made.close)
+    made._change = cast(Any, change)
+    made.set_rate(4.0)
+    made._run()
+    assert [m.extra for m in sent] == [{"threads": 1}], "nor again what has not changed"
+    assert change.waits == [0.25] * 3 and change.ended == [True, False, True]
+
+
+def test_who_is_closed_waits_for_no_answer() -> None:
+    made = KpiMonitor(1, {}, {}, "cpu", None, lambda: None, lambda _: None)
+    change = Change()
+    made._change = cast(Any, change)
+    made.close()
+    assert made._answered() is None and change.ended == [True]
+
+
+USAGE = Usage(
+    capacity=800, used=300, high_water=400, committed=500, slots=16, slots_used=7, stalls=3, stale=0
+)
+
+
+def snapshot(queued: int = 0, requests: int = 0) -> Snapshot:
+    stage = StageMeter()
+    stage.requests, stage.rows = requests, 2 * requests
+    return Snapshot({1: stage.snapshot(0, queued, queued)}, {"threads": 1})
+
+
+def make(memory: Any = None) -> KpiMonitor:
+    spec = TensorSpec("float32", ("rows", 2))
+    block = StageSpec(1, BlockInfo("b", "1", "0" * 64, "echo", Contract(spec, spec), 0, 0))
+    copied = {1: InputCopies(2, 16)}
+    return KpiMonitor(7, {1: block}, copied, "cpu", None, lambda: None, lambda _: None, memory)
+
+
+def test_whatever_has_happened_is_worth_telling(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5_000_000_000
+    monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: now)
+    made = make()
+    for told in (
+        (snapshot(), USAGE),
+        (snapshot(queued=1), USAGE),
+        (snapshot(queued=1), replace(USAGE, used=0)),
+        (snapshot(queued=1, requests=1), replace(USAGE, used=0)),
+    ):
+        assert made._worth_telling(*told)
+        assert not made._worth_telling(*told)
+    now += 1_000_000_000
+    assert made._worth_telling(*told) and not made._worth_telling(*told)
+
+
+def test_each_figure_has_its_name() -> None:
+    times = {1: SimpleNamespace(summary=lambda: {"count": 4.0})}
+    memory = SimpleNamespace(
+        device=None, device_times=times, extra=lambda: {"host": 1}, figures=dict
+    )
+    sampled: dict[str, Any] = {}
+
+    def sample(now: int, **figures: Any) -> Any:
+        sampled.update(figures)
+        return SimpleNamespace(to_dict=dict)
+
+    sampler = cast(Any, SimpleNamespace(sample=sample))
+    stats = make(memory)._stats(sampler, snapshot(requests=3), USAGE)
+    assert sampled == {
+        "rows": 6,
+        "arena_bytes": 800,
+        "arena_used": 300,
+        "slots": 16,
+        "slots_used": 7,
+    }
+    (stage,) = stats.stages
+    assert (stage["copies_in"], stage["bytes_copied_in"]) == (2, 16)
+    assert stage["device"] == {"count": 4.0}
+    assert stats.incarnation == 7
+    assert stats.extra == {"threads": 1, "host": 1, "arena_committed": 500, "slot_stalls": 3}
+
+
+@pytest.mark.parametrize(("hz", "period_s"), [(0.0, 0.0), (4.0, 0.25), (1e9, 0.01), (1e-9, 1000.0)])
+def test_a_rate_is_kept_within_what_can_be_sampled(hz: float, period_s: float) -> None:
+    made = make()
+    made.set_rate(hz)
+    assert made._period_s == period_s

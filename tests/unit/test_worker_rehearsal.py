@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from blockflow.core.engines import TORCH_EXPORT
 from blockflow.core.errors import RepositoryError
-from blockflow.core.model import TensorSpec
+from blockflow.core.model import BlockInfo, TensorSpec
+from blockflow.engine.base import Engine, EngineOptions
 from blockflow.launch.preload import REHEARSAL, modules_of
 from blockflow.launch.process import thread_count
 from blockflow.repository.echo import save_echo
@@ -70,15 +71,26 @@ def test_the_smallest_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             nn.Sequential(nn.Linear(4, width)).eval(), "test", TensorSpec("float32", ("rows", 4))
         )
         export_model(model, repository, names=[name])
-    loaded = []
+    save_echo(repository, "tiny", TensorSpec("float32", ("rows", 4)))  # loads nothing worth it
+    loaded: list[str] = []
+    closed: list[str] = []
     create = rehearsal.create_engine
-    monkeypatch.setattr(
-        rehearsal, "create_engine", lambda info, o: (loaded.append(info.name), create(info, o))[1]
-    )
+
+    def made(info: BlockInfo, options: EngineOptions) -> Engine:
+        engine = create(info, options)
+        loaded.append(info.name)
+        monkeypatch.setattr(engine, "close", lambda: closed.append(info.name))
+        return engine
+
+    monkeypatch.setattr(rehearsal, "create_engine", made)
     threads = thread_count()
     rehearsal.rehearse({"repository": str(tmp_path)})
-    assert set(loaded) == {"small"}
+    assert loaded == closed == ["small", "small"], "code is specialised when it runs again"
     assert thread_count() == threads
+    with monkeypatch.context() as patch:
+        patch.setattr(rehearsal, "_MOST_BYTES", repository.manifest("small").size - 1)
+        rehearsal.rehearse({"repository": str(tmp_path)})
+    assert len(loaded) == 2
     (tmp_path / "small" / repository.manifest("small").artifact).write_bytes(b"altered")
     with pytest.raises(RepositoryError):
         rehearsal.rehearse({"repository": str(tmp_path)})

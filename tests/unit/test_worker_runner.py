@@ -221,6 +221,7 @@ def test_batch_mates_of_a_bad_item_are_served(
     rows = rows_of(batch)
     assert rows[0] == [2, 4] and rows[2] == [10, 12]
     assert bench.engine.calls == [3, 1, 1, 1]
+    assert batch.forward_ns > batch.compute_from_ns, "a time-out is one forward's"
     assert bench.runner.copied[1] == InputCopies(1, 24)
     assert batch.copies == (0 if slot and bench.engine.zero_copy else 2 if slot else 1)
 
