@@ -7,10 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dispatcher_rig import PATIENCE_S
+from dispatcher_rig import PATIENCE_S, RawClient
 
+from blockflow.tensormq.grants import MIN_TENSOR_BYTES
 from blockflow.tensormq.grants_memory import Segment
-from blockflow.wire.grants import Direction, Granted, decode_from_dispatcher, encode_side
+from blockflow.wire import client as wire
+from blockflow.wire.grants import (
+    Ask,
+    Attach,
+    Direction,
+    Granted,
+    decode_from_dispatcher,
+    encode_side,
+)
 
 UP, DOWN = Direction.UPLOAD, Direction.RESULT
 
@@ -54,3 +63,27 @@ def sides() -> Iterator[list[Side]]:
     yield made
     for side in made:
         side.close()
+
+
+def invited(client: RawClient) -> wire.Invitation:
+    client.send(wire.encode_to_dispatcher(wire.Invite(client.new_id())))
+    answer, _ = client.answer()
+    assert isinstance(answer, wire.Invitation)
+    return answer
+
+
+def attached(sides: list[Side], client: RawClient) -> Side:
+    way = invited(client)
+    assert way.reason == ""
+    side = Side(way.path)
+    sides.append(side)
+    side.say(Attach(way.token))
+    return side
+
+
+def granted(side: Side, direction: Direction, nbytes: int = MIN_TENSOR_BYTES) -> Granted:
+    side.say(Ask(direction, nbytes))
+    answer = side.answer()
+    assert isinstance(answer, Granted), answer
+    assert (answer.direction, answer.slot_bytes >= nbytes) == (direction, True)
+    return answer

@@ -159,10 +159,10 @@ def judge(figure: Interval, goal: float, noise: float = 0.0, *, at_least: bool =
     if figure.n < MIN_PAIRS:
         return Verdict.NOISE
     below, above = goal * (1 - noise), goal * (1 + noise)
-    if figure.high <= below:
-        return Verdict.MISSED if at_least else Verdict.MET
-    if figure.low > above:
-        return Verdict.MET if at_least else Verdict.MISSED
+    if figure.low >= above if at_least else figure.high <= below:
+        return Verdict.MET
+    if figure.high < below if at_least else figure.low > above:
+        return Verdict.MISSED
     return Verdict.NOISE
 
 

@@ -255,12 +255,9 @@ class ClientCore:
                 return []
         except WireError as exc:
             self.counters.malformed += 1
-            rid = request_id_of(frames[0])
-            bad = self._pending.get(rid) if rid is not None else None
-            if bad is None:
-                return []
-            self._window.on_reply(bad.request_id, bad.number)
-            return [self._fail(bad, exc)]
+            rid = request_id_of(frames[0], limits.MAX_CONTROL_BYTES)
+            bad = None if rid is None else self._handled(rid)
+            return [] if bad is None else [self._fail(bad, exc)]
         return self._on_reply(msg, tuple(frames[1:]), now_ns)
 
     # --- time ------------------------------------------------------------------------------------
@@ -336,12 +333,8 @@ class ClientCore:
     def _on_reply(self, msg: Reply, frames: tuple[Any, ...], now_ns: int) -> list[Outcome]:
         self._catalog.on_epoch(msg.epoch)
         results, places = msg.results, [r.place for r in msg.results if r.place is not None]
-        p = self._pending.get(msg.request_id)
-        number = 0 if p is None else p.number
-        self.sharing.on_reply(msg.request_id, number)
-        self._window.on_reply(msg.request_id, number)
+        p = self._handled(msg.request_id)
         if p is None:
-            self._owed.discard(msg.request_id)
             self.counters.late_replies += 1
             self.unclaimed.extend(places)
             return []
@@ -364,6 +357,15 @@ class ClientCore:
         aligned = tuple([r.place or (None if r.tensor is None else next(rest)) for r in results])
         rid, by_slot, received_ns = p.request_id, p.upload is not None, msg.received_ns
         return [Answered(rid, msg.epoch, results, aligned, p.submitted_ns, received_ns, by_slot)]
+
+    def _handled(self, request_id: bytes) -> Pending | None:
+        """A reply has come, and says, whatever it holds, that the request was read. Who waits?"""
+        p = self._pending.get(request_id)
+        number = 0 if p is None else p.number
+        self.sharing.on_reply(request_id, number)
+        self._window.on_reply(request_id, number)
+        self._owed.discard(request_id)
+        return p
 
     def _send_again(self, p: Pending, results: Sequence[TaskResult]) -> bool:
         """The Dispatcher did not find our slot, so that nothing has run: now in a message."""

@@ -162,12 +162,14 @@ class TensorSpec:
         can).
 
         A fixed dim fits the same number or, here, a dynamic dim whose range covers it. A dynamic
-        output fits only a dynamic input whose range is not narrower.
+        output fits only a dynamic input whose range is not narrower. What has one name here must be
+        one number or name there.
         """
         if self.dtype != other.dtype:
             return f"dtype {other.dtype} into {self.dtype}"
         if len(self.dims) != len(other.dims):
             return f"rank {len(other.dims)} into {len(self.dims)}"
+        bound: dict[str, Dim] = {ROWS: ROWS}
         for i, (want, have) in enumerate(zip(self.dims, other.dims, strict=True)):
             if i == 0:
                 continue
@@ -175,6 +177,8 @@ class TensorSpec:
                 if have != want:
                     return f"dim {i}: {have} into {want}"
                 continue
+            if bound.setdefault(want, have) != have:
+                return f"dim {i}: {have} into {want}, which is {bound[want]}"
             lo, hi = self.ranges.get(want, (1, limits.MAX_DIM))
             olo, ohi = (
                 (have, have)

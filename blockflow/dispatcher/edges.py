@@ -44,9 +44,6 @@ class EdgeBook:
         after: dict[str, dict[str, None]] = {}
         for task in table.tasks.values():
             for path in (task.path, task.canary.path if task.canary else ()):
-                for block in path[:1]:
-                    for group in groups.get(block, ()):
-                        after.setdefault(group, {})
                 for here, there in pairwise(path):
                     for a in groups.get(here, ()):
                         after.setdefault(a, {}).update(groups.get(there, {}))

@@ -223,10 +223,12 @@ def _is_slot(grant: Any, slot: Any) -> bool:
     return is_int(grant, 1, _U32) and is_int(slot, 0, limits.MAX_GRANT_SLOTS - 1)
 
 
-def request_id_of(header: bytes | memoryview) -> bytes | None:
-    """Best effort for error replies: the id in a header that failed to decode otherwise."""
+def request_id_of(
+    header: bytes | memoryview, max_bytes: int = limits.MAX_HEADER_BYTES
+) -> bytes | None:
+    """Best effort: the id in a header that failed to decode otherwise, of at most ``max_bytes``."""
     try:
-        raw = decode(header, max_bytes=limits.MAX_HEADER_BYTES, what=_WHAT)
+        raw = decode(header, max_bytes=max_bytes, what=_WHAT)
     except BlockFlowError:
         return None
     if type(raw) is list and len(raw) > 2 and type(raw[2]) is bytes:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
+import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import grants_rig
 import pytest
 import zmq
 from grants_rig import DOWN, UP, Side
 
+from blockflow.core import limits
+from blockflow.dispatcher import grants
 from blockflow.dispatcher.grants import TOKEN_NS, GrantDesk
 from blockflow.tensormq.grants import GrantBook
 from blockflow.wire.grants import Ask, Attach, Granted, Refused
@@ -58,6 +65,29 @@ def test_who_says_nothing_is_closed(desk: GrantDesk, sides: list[Side]) -> None:
     assert desk.events == {"silent": 1, "refused": 1}
 
 
+def test_who_is_attached_may_be_silent(desk: GrantDesk, sides: list[Side]) -> None:
+    path, token, _ = desk.invite(b"a", 0)
+    sides.append(Side(path))
+    sides[0].say(Attach(token))
+    serve(desk)
+    assert desk.next_due() is None
+    desk.tick(2 * TOKEN_NS)
+    assert desk.gauges()["clients"] == 1 and desk.events == {}
+
+
+def test_first_it_says_who_it_is_and_once(desk: GrantDesk, sides: list[Side]) -> None:
+    path, token, _ = desk.invite(b"a", 0)
+    sides += [Side(path), Side(path)]
+    sides[0].say(Ask(UP, 1 << 20))
+    serve(desk)
+    assert sides[0].closed() and desk.events == {"malformed": 1}
+    sides[1].say(Attach(token))
+    serve(desk)
+    sides[1].say(Attach(desk.invite(b"a", 0)[1]))
+    serve(desk)
+    assert sides[1].closed() and desk.events == {"malformed": 1, "refused": 1}
+
+
 def test_who_is_given_up_is_not_invited_any_more(desk: GrantDesk, sides: list[Side]) -> None:
     path, token, _ = desk.invite(b"a", 0)
     _, other, _ = desk.invite(b"b", 0)
@@ -68,6 +98,50 @@ def test_who_is_given_up_is_not_invited_any_more(desk: GrantDesk, sides: list[Si
         serve(desk)
     assert sides[0].closed() and desk.events == {"refused": 1}
     assert desk.gauges()["clients"] == 1
+
+
+def test_of_a_clients_invitations_the_last_one_holds(desk: GrantDesk, sides: list[Side]) -> None:
+    tokens = [desk.invite(b"a", 0)[1] for _ in range(2)]
+    for token in tokens:
+        sides.append(Side(str(desk._path)))
+        sides[-1].say(Attach(token))
+        serve(desk)
+    assert sides[0].closed() and desk.events == {"refused": 1}
+    assert desk.gauges()["clients"] == 1
+
+
+def test_invitations_are_bounded_until_they_are_too_old(desk: GrantDesk) -> None:
+    reasons = [desk.invite(b"%d" % n, 0)[2] for n in range(65)]
+    assert reasons[:-1] == [""] * 64 and "too many clients" in reasons[-1]
+    assert "too many clients" in desk.invite(b"late", TOKEN_NS - 1)[2]
+    assert desk.invite(b"late", TOKEN_NS)[2] == ""
+
+
+def test_the_end_of_one_client_is_no_others(desk: GrantDesk, sides: list[Side]) -> None:
+    """Though the descriptor of its side connection is the other's by now."""
+    for name in (b"a", b"b"):
+        path, token, _ = desk.invite(name, 0)
+        sides.append(Side(path))
+        sides[-1].say(Attach(token))
+        serve(desk)
+        if name == b"a":
+            (fd,) = desk._sides
+            sides[-1].close()
+            serve(desk)
+    assert list(desk._sides) == [fd]
+    desk.client_gone(b"a")
+    assert desk.gauges()["clients"] == 1
+
+
+def test_what_may_be_granted_follows_from_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {"SC_PHYS_PAGES": 1 << 20, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    assert grants._most_bytes() == 1 << 30
+    pages["SC_PHYS_PAGES"] <<= 10
+    assert grants._most_bytes() == limits.MAX_GRANTED_BYTES
+    for soft, most in ((400, 100), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, n=soft: (n, n))
+        assert grants._most_descriptors() == most
 
 
 def test_no_more_clients_than_the_book_takes(desk: GrantDesk, sides: list[Side]) -> None:
@@ -96,6 +170,10 @@ def test_other_users_are_not_served(
     assert side.closed()
     assert desk.events == {"refused": 1}
     assert token
+    for user, group, same in ((4711, 1, True), (1, 4711, False)):
+        who = struct.pack("3i", 4711, user, group)
+        peer = SimpleNamespace(getsockopt=lambda *_, who=who: who)
+        assert grants._same_user(cast(socket.socket, peer)) is same
 
 
 def test_without_descriptors_it_looks_away_and_comes_back(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zmq
 from dispatcher_rig import RawClient, Rig, rig, task, wait_until
-from grants_rig import DOWN, UP, Side
+from grants_rig import DOWN, UP, Side, attached, granted, invited
 
 from blockflow.client import Client
 from blockflow.core import limits
@@ -24,7 +24,7 @@ from blockflow.core.model import Contract, TensorSpec
 from blockflow.dispatcher.clients import is_local
 from blockflow.tensormq.janitor import run_root
 from blockflow.wire import client as wire
-from blockflow.wire.grants import Ask, Attach, Direction, Granted, Refused, encode_side
+from blockflow.wire.grants import Ask, Attach, Granted, Refused, encode_side
 from blockflow.wire.tensor import TensorDesc
 
 SPEC = TensorSpec("float32", ("rows", 256))
@@ -42,30 +42,6 @@ def up() -> Iterator[Rig]:
         paths = {"t": ["e"], "same": ["e"], "slow": ["held"]}
         r.publish(*(replace(task(name, path), **kw) for name, path in paths.items()))
         yield r
-
-
-def invited(r: Rig, client: RawClient) -> wire.Invitation:
-    client.send(wire.encode_to_dispatcher(wire.Invite(client.new_id())))
-    answer, _ = client.answer()
-    assert isinstance(answer, wire.Invitation)
-    return answer
-
-
-def attached(r: Rig, sides: list[Side], client: RawClient) -> Side:
-    way = invited(r, client)
-    assert way.reason == ""
-    side = Side(way.path)
-    sides.append(side)
-    side.say(Attach(way.token))
-    return side
-
-
-def granted(side: Side, direction: Direction, nbytes: int = X.nbytes) -> Granted:
-    side.say(Ask(direction, nbytes))
-    answer = side.answer()
-    assert isinstance(answer, Granted), answer
-    assert (answer.direction, answer.slot_bytes >= nbytes) == (direction, True)
-    return answer
 
 
 def send(
@@ -90,7 +66,7 @@ def code(client: RawClient) -> str:
 @pytest.mark.parametrize("which", [0, 1], ids=["ipc", "tcp"])
 def test_inputs_and_results_go_through_slots(up: Rig, sides: list[Side], which: int) -> None:
     client = up.client(which)
-    side = attached(up, sides, client)
+    side = attached(sides, client)
     mine, results = granted(side, UP), granted(side, DOWN)
     for i in range(3 * results.slots):
         slot = i % mine.slots
@@ -118,7 +94,7 @@ def test_inputs_and_results_go_through_slots(up: Rig, sides: list[Side], which: 
 
 def test_no_free_slot_no_wait(up: Rig, sides: list[Side]) -> None:
     client = up.client()
-    side = attached(up, sides, client)
+    side = attached(sides, client)
     results = granted(side, DOWN)
     for _ in range(results.slots):
         client.ask("t", X)
@@ -144,7 +120,7 @@ def test_what_is_computed_is_what_was_checked(up: Rig, sides: list[Side]) -> Non
 
     up.workers[0].behave["held"] = held
     client = up.client()
-    side = attached(up, sides, client)
+    side = attached(sides, client)
     mine = granted(side, UP)
     memory = side.segments[mine.grant].slot(0, X.nbytes)
     memory[:] = memoryview(X).cast("B")
@@ -161,7 +137,7 @@ def test_what_is_computed_is_what_was_checked(up: Rig, sides: list[Side]) -> Non
 
 def test_a_hole_in_the_segment_reads_as_zeros(up: Rig, sides: list[Side]) -> None:
     client = up.client()
-    side = attached(up, sides, client)
+    side = attached(sides, client)
     mine, results = granted(side, UP), granted(side, DOWN)
     side.segments[mine.grant].slot(0, X.nbytes)[:] = memoryview(X).cast("B")
     for number in (mine.grant, results.grant):
@@ -175,8 +151,8 @@ def test_a_hole_in_the_segment_reads_as_zeros(up: Rig, sides: list[Side]) -> Non
 
 def test_slots_that_are_not_the_clients_are_refused(up: Rig, sides: list[Side]) -> None:
     alice, bob, carol = up.client(), up.client(), up.client()
-    side = attached(up, sides, alice)
-    granted(attached(up, sides, bob), DOWN)
+    side = attached(sides, alice)
+    granted(attached(sides, bob), DOWN)
     mine, results = granted(side, UP), granted(side, DOWN)
     side.segments[mine.grant].slot(0, X.nbytes)[:] = memoryview(X).cast("B")
     send(bob, (mine.grant, 0))
@@ -201,7 +177,7 @@ def test_slots_that_are_not_the_clients_are_refused(up: Rig, sides: list[Side]) 
 
 def test_an_invitation_is_good_once_and_for_its_client(up: Rig, sides: list[Side]) -> None:
     client = up.client()
-    way = invited(up, client)
+    way = invited(client)
     first = Side(way.path)
     sides.append(first)
     first.say(Attach(way.token))
@@ -211,7 +187,7 @@ def test_an_invitation_is_good_once_and_for_its_client(up: Rig, sides: list[Side
     again.say(Attach(way.token))
     assert again.closed()
     # A new one takes the place of the connection before.
-    second = attached(up, sides, client)
+    second = attached(sides, client)
     granted(second, UP)
     assert first.closed()
     assert up.server._gauges()["grants"]["segments"] == 1
@@ -232,8 +208,8 @@ def test_nonsense_on_the_side_socket_ends_it_alone(
     up: Rig, sides: list[Side], packet: bytes
 ) -> None:
     client = up.client()
-    good = attached(up, sides, client)
-    bad = Side(invited(up, up.client()).path)
+    good = attached(sides, client)
+    bad = Side(invited(up.client()).path)
     sides.append(bad)
     bad.socket.send(packet)
     assert bad.closed()
@@ -242,7 +218,7 @@ def test_nonsense_on_the_side_socket_ends_it_alone(
 
 def test_descriptors_that_a_client_sends_are_dropped(up: Rig, sides: list[Side]) -> None:
     client = up.client()
-    way = invited(up, client)
+    way = invited(client)
     before = len(os.listdir("/proc/self/fd"))
     side = Side(way.path)
     sides.append(side)
@@ -257,9 +233,9 @@ def test_descriptors_that_a_client_sends_are_dropped(up: Rig, sides: list[Side])
 
 def test_a_flood_of_connections_disturbs_nobody(up: Rig, sides: list[Side]) -> None:
     client = up.client()
-    side = attached(up, sides, client)
+    side = attached(sides, client)
     mine = granted(side, UP)
-    path = invited(up, client).path
+    path = invited(client).path
     flood: list[socket.socket] = []
     try:
         for _ in range(300):
@@ -291,7 +267,7 @@ def test_clients_of_other_hosts_get_no_way() -> None:
 
     for peer in ("127.0.0.1", "127.3.2.1", "::1", "localhost:1000:1000:77", "::ffff:127.0.0.1"):
         assert is_local(Frame(peer))  # type: ignore[arg-type]
-    for peer in ("10.0.0.7", "192.168.127.1", "fe80::1", "", None):
+    for peer in ("10.0.0.7", "192.168.127.1", "fe80::1", "::2", "", None):
         assert not is_local(Frame(peer))  # type: ignore[arg-type]
 
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from control_rig import AB, World, topology
+from control_rig import AB, Counter, World, topology
 
-from blockflow.control.adoption import plan_adoption
+from blockflow.control.adoption import (
+    Inheritance,
+    install,
+    plan_adoption,
+    running_lookup,
+    spec_of,
+)
+from blockflow.control.brain import Brain
 from blockflow.control.fleet import Role
 from blockflow.control.update import Kind
 from blockflow.core.placement import desired_workers
@@ -73,3 +80,38 @@ def test_what_was_stopped_is_not_started_for_a_moment(world: World) -> None:
     world.succeed()
     world.pass_time(5.0)
     assert world.launched()[since:] == []
+
+
+def test_the_name_of_one_that_is_started_again_is_given_to_no_other(world: World) -> None:
+    world.die("a#0")
+    desired = desired_workers(topology([{"name": "a", "replicas": 2}, "b"], AB[1]), (0, 1))
+    plan = plan_adoption(world.journal(), world.brain.realm.epoch, desired)
+    assert [s.name for s, _ in plan.keep] == ["a#0", "b#0"]
+    assert [s.replica for s in plan.start] == ["a#1"]
+
+
+def test_what_the_epoch_means_and_its_notes_are_inherited(world: World) -> None:
+    epoch, stored = world.stored
+    digests, notes = {"a": "a-digest"}, ("b: another version",)
+    again = Brain(world.brain.realm.settings, world.brain.crew.place, Counter())
+    adoption = install(
+        again.realm, Inheritance(world.journal(), epoch, stored, {"posted": 1}, digests, notes)
+    )
+    again.readopt(adoption, world.now)
+    assert (again.realm.stored, again.realm.notes) == (digests, notes)
+
+
+def test_a_birth_certificate_says_all_that_concerns_the_end_of_a_worker(world: World) -> None:
+    pair = {"worker": "w", "cores": [1, 0], "lanes": 2, "threads": 1}
+    blocks = [{"name": "a", "timeout_ms": 1234, **pair}, {"name": "b", **pair}]
+    world.apply(blocks, AB[1])
+    (seat,) = world.journal().seats
+    (real,) = (r.spec for r in world.brain.crew.fleet)
+    spec = spec_of(seat)
+    assert [s.spec.timeout_ms for s in spec.stages] == [1234, 0]
+    assert (spec.cores, spec.lanes, spec.threads) == (real.cores, 2, 1)
+
+
+def test_a_block_that_is_named_with_its_version_is_found_where_it_runs(world: World) -> None:
+    lookup = running_lookup(world.journal(), {"a@1": "a-digest"}, pytest.fail)
+    assert lookup("a@1").name == "a"

@@ -120,6 +120,7 @@ def test_a_warm_up_is_found_and_left_out_of_both_arms() -> None:
     assert warm_up([30.0, 20.0, *[10.0, 10.1] * 4]) == 2
     assert warm_up([10.0] * 6) == 0
     assert warm_up([0.1] * 7) == 0
+    assert warm_up([1.0, 0.0] * 9) == 0  # one less would spread less, and tell less
     assert warm_up([1.0]) == 0
     # At most a third: a change in the middle of a run is no warm-up.
     assert warm_up([30.0] * 5 + [10.0]) <= 2

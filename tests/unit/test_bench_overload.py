@@ -51,6 +51,22 @@ def test_only_what_is_done_in_the_time_that_counts_is_counted() -> None:
     assert one.took_ms("ok") == pytest.approx([20.0] * 280)
 
 
+def test_the_deepest_moment_may_be_an_early_one() -> None:
+    one = load(1.0, 40, 0)
+    one.depths = [Depth(3.0, 9, 5), Depth(8.0, 2, 1), Depth(10.5, 99, 99)]  # after its end
+    assert [(f.value, dict(f.labels)) for f in one.depth_figures()] == [
+        (2, {"first half": 9, "max": 9}),
+        (1, {"first half": 5, "max": 5}),
+    ]
+
+
+def test_a_rejection_is_told_by_the_slowest() -> None:
+    one = load(1.0, 0, 0)
+    one.ended = [Ended(5.0, 5.0 + n / 1e3, "rejected") for n in range(1, 101)]
+    (row,) = load_grid(figures([one], [])).rows
+    assert row[-2] == "99.0"
+
+
 def test_figures_and_remarks() -> None:
     loads = [load(1.0, 40, 0), load(3.0, 38, 90)]
     found = figures(loads, MEMORY_SEEN)

@@ -129,6 +129,9 @@ def test_goals_may_be_lower_bounds() -> None:
     assert judge(share, 0.97, at_least=True) is Verdict.MET
     assert judge(share, 0.99, at_least=True) is Verdict.MISSED
     assert judge(share, 0.98, at_least=True) is Verdict.NOISE
+    # A goal that is just reached is reached, from either side.
+    exact = Interval(1.0, 1.0, 1.0, 20)
+    assert judge(exact, 1.0) is judge(exact, 1.0, at_least=True) is Verdict.MET
 
 
 def test_a_slope_needs_two_points() -> None:

@@ -148,7 +148,9 @@ def test_a_further_attempt_takes_the_tasks_own_path_and_no_turn() -> None:
 def test_the_cache_tells_ways_over_the_same_stages_apart() -> None:
     # stable a>b and a>b>c, canaries the other way round: one request visits the same stages
     made = planner([task("ab", "abc", 0.5), task("abc", "ab", 0.5, name="u")])
-    for p in ways(made, "t", "u"):
+    plans = ways(made, "t", "u")
+    assert {bool(p.canaries) for p in plans} == {True, False}
+    for p in plans:
         ends = [p.blocks[e] for e in p.ends]
         assert ends == (["c", "b"] if p.canaries else ["b", "c"])
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from blockflow.bench.chaos.faults import Injected
 from blockflow.bench.chaos.findings import JUDGED_S, Findings
 from blockflow.bench.chaos.grids import fault_grid, growth_grid, outcome_grid
-from blockflow.bench.chaos.growth import ONE_LIFE, growths
+from blockflow.bench.chaos.growth import ONE_LIFE, Tolerance, growth, growths
 from blockflow.bench.chaos.kills import REPLICAS
 from blockflow.bench.chaos.ledger import OK
 from blockflow.bench.chaos.report import (
@@ -230,3 +230,16 @@ def test_figures_tables_and_picture_of_a_run() -> None:
     assert ("OVERLOADED", "1", "33.33") in outcome_grid(stored).rows
     assert growth_grid(figures(Findings(ledger(), memory=memory(1.0, 0.0)))).rows
     assert len(draw(stored).axes) == 2
+
+
+def test_what_may_be_chance_is_no_growth() -> None:
+    """Twelve medians, one above the line and one below it in turn."""
+    at_s = [n / 10 for n in range(1001)]
+    values = [100 + (-1) ** int((at - 20) * 12 / 80) for at in at_s]
+    found = growth("x", at_s, values, Tolerance("MiB", 1.0))
+    assert found is not None
+    residuals = 12 - 36 / 143  # squares, around a line through equidistant points
+    half = 2.26 * 12 * (residuals / 10 / 143) ** 0.5
+    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.01)
+    assert not replace(found, value=30.0, low=9.0, high=51.0, tolerance=10.0).grows
+    assert replace(found, value=30.0, low=11.0, high=49.0, tolerance=10.0).grows

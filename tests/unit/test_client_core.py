@@ -31,6 +31,7 @@ from blockflow.wire.client import (
     TaskResult,
     encode_to_client,
 )
+from blockflow.wire.codec import decode, encode
 
 
 def test_a_request_goes_out_once_and_its_reply_ends_it() -> None:
@@ -325,6 +326,17 @@ def test_a_reply_that_does_not_fit_ends_its_request(task: str) -> None:
     submit(core, 2)
     send_all(core)
     assert only(core.on_message(reply(2)[:1], 0)).error.code == "MALFORMED_MESSAGE"
+
+
+def test_a_result_that_cannot_be_read_ends_its_request_at_once() -> None:
+    """A tensor's dims lie deeper in it than anything in what a client sends."""
+    core = connected_core()
+    submit(core, 1)
+    send_all(core)
+    raw = decode(reply(1)[0], max_bytes=limits.MAX_CONTROL_BYTES, what="reply")
+    raw[3] = "no epoch"
+    failed = only(core.on_message([encode(raw), bytes(16)], 0))
+    assert (failed.request_id, failed.error.code) == (rid(1), "MALFORMED_MESSAGE")
 
 
 def test_close_ends_everything_and_leaves_the_cancels_to_send() -> None:

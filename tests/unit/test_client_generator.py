@@ -7,9 +7,9 @@ import json
 import threading
 import time
 from concurrent.futures import Future
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -139,6 +139,25 @@ def test_runs_after_one_another_share_the_collectors_time_line() -> None:
     assert s.duration_s <= took_s
     assert s.duration_s >= sum((r[-1].done_ms - r[0].intended_ms) / 1e3 for r in runs)
     assert s.throughput == pytest.approx(12 / s.duration_s)
+
+
+def test_each_run_ends_with_its_own_duration() -> None:
+    class Seconds(Collector):
+        """Each look at the clock takes one."""
+
+        def now_ms(self) -> float:
+            return next(self.seconds) * 1e3
+
+        seconds = count()
+
+    class Full:
+        def submit(self, *_: Any, **__: Any) -> Future[Any]:
+            raise RequestError("OVERLOADED", "full")
+
+    clock = Seconds()
+    generator = TaskGenerator(cast(Any, Full()), "t", [X], duration_s=10.0, collector=clock)
+    # A request takes three looks, and the run's begin one.
+    assert [len(generator.run().records()) for _ in range(2)] == [3, 6]
 
 
 def test_progress_cannot_wait_for_the_client() -> None:

@@ -26,12 +26,30 @@ from blockflow.wire.client import (
     TaskResult,
     encode_to_client,
 )
+from blockflow.wire.codec import decode, encode
 from blockflow.wire.grants import Direction, Granted
 from blockflow.wire.tensor import TensorDesc
+
+LARGE = TensorDesc("uint8", (1, MIN_TENSOR_BYTES))
 
 
 def retrying(core: ClientCore, n: int, retries: int = 2, deadline_ms: int = 1000) -> None:
     core.submit(rid(n), ("t",), DESC, BODY, deadline_ms, 0, retries)
+
+
+def core_with_a_slot() -> ClientCore:
+    """It has been granted one slot for uploads."""
+    sharing = Sharing("auto")
+    core = ClientCore(
+        "tcp://test:1", connect_timeout_ns=1000 * MS, max_pending=10, now_ns=0, sharing=sharing
+    )
+    core.on_connected()
+    sharing.want(Direction.UPLOAD, LARGE.nbytes, 0)
+    send_all(core)
+    sharing.on_invitation(Invitation(rid(9), "/x", bytes(16), ""), 0)
+    sharing.on_attached()
+    sharing.on_packet(Granted(1, Direction.UPLOAD, geometry(LARGE.nbytes)[0], 1), 0)
+    return core
 
 
 def test_a_request_goes_again_under_its_id_when_the_connection_broke() -> None:
@@ -64,18 +82,8 @@ def test_retries_run_out() -> None:
 
 def test_an_upload_that_was_not_found_is_no_sending() -> None:
     """Nothing has run: it uses up no retry, and a block that must not run twice may run."""
-    big = TensorDesc("uint8", (1, MIN_TENSOR_BYTES))
-    sharing = Sharing("auto")
-    core = ClientCore(
-        "tcp://test:1", connect_timeout_ns=1000 * MS, max_pending=10, now_ns=0, sharing=sharing
-    )
-    core.on_connected()
-    sharing.want(Direction.UPLOAD, big.nbytes, 0)
-    send_all(core)
-    sharing.on_invitation(Invitation(rid(9), "/x", bytes(16), ""), 0)
-    sharing.on_attached()
-    sharing.on_packet(Granted(1, Direction.UPLOAD, geometry(big.nbytes)[0], 1), 0)
-    core.submit(rid(1), ("t",), big, memoryview(bytes(big.nbytes)), 1000, 0, 1)
+    core = core_with_a_slot()
+    core.submit(rid(1), ("t",), LARGE, memoryview(bytes(LARGE.nbytes)), 1000, 0, 1)
     (sent,) = send_all(core)
     assert (sent.upload, sent.tries) == ((1, 0), 1)
     gone = TaskResult("*", None, make_error("CONNECTION_LOST", "no such slot"))
@@ -87,6 +95,18 @@ def test_an_upload_that_was_not_found_is_no_sending() -> None:
     (sent,) = send_all(core)
     assert sent.tries == 2
     assert only(core.on_disconnected(3 * MS)).error.code == "CONNECTION_LOST"
+
+
+def test_also_a_reply_that_makes_no_sense_says_that_a_slot_was_read() -> None:
+    core = core_with_a_slot()
+    error = TaskResult("t", None, make_error("BLOCK_FAILED", "x"))
+    for n in (1, 2):
+        core.submit(rid(n), ("t",), LARGE, memoryview(bytes(LARGE.nbytes)), 1000, 0)
+        (sent,) = send_all(core)
+        assert sent.upload == (1, 0)
+        raw = decode(encode_to_client(Reply(rid(n), 1, (error,))), max_bytes=4096, what="reply")
+        raw[3] = "no epoch"
+        assert only(core.on_message([encode(raw)], MS)).error.code == "MALFORMED_MESSAGE"
 
 
 def test_no_retry_waits_longer_than_for_a_connection_or_the_deadline() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from blockflow.client.tensors import from_wire, to_wire
+from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.wire.tensor import DTYPES, TensorDesc
 
@@ -205,3 +206,24 @@ def test_results_are_writable_even_from_read_only_frames() -> None:
     back[0] = 1
     assert "torch" in sys.modules
     assert from_wire(TensorDesc("uint8", (3,)), b"abc", "torch").add_(1).tolist() == [98, 99, 100]
+
+
+def test_sizes_are_judged_in_elements_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError) as caught:
+        to_wire(np.ones((2, 0), np.float32))
+    assert caught.value.code == "EMPTY_INPUT"
+    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", 16)
+    to_wire(np.ones(4, np.float32))
+    with pytest.raises(RequestError, match="20 bytes, the limit is 16") as caught:
+        to_wire(np.ones(5, np.float32))
+    assert caught.value.code == "TOO_LARGE"
+    for size in (15, 17):
+        with pytest.raises(BlockFlowError, match="its frame"):
+            from_wire(TensorDesc("float32", (4,)), bytearray(size), "numpy")
+
+
+def test_a_view_that_torch_negates_in_passing_arrives_negated() -> None:
+    x = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
+    assert x.is_neg()
+    _, body, _ = to_wire(x)
+    assert np.frombuffer(body, np.float32).tolist() == [-2.0, -4.0]

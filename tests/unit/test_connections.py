@@ -25,12 +25,20 @@ def test_the_first_with_a_descriptor_is_clear_and_its_client_certain() -> None:
     assert not book.heard_of(FD)
     first = book.began(FD, 100, 0)
     assert first.clear and not book.unclear and book.at(FD) is first
+    assert book.heard_of(FD)
     assert takes_over(name(1), first)
     first.belongs_to(name(1))
     assert first.certain and not first.doubtful(0)
     assert book.ended(FD) is first
     assert book.at(FD) is None and book.heard_of(FD)
     assert book.ended(FD) is None
+
+
+def test_also_of_one_that_was_not_booked_messages_may_come() -> None:
+    book = Connections()
+    assert book.ended(FD) is None  # it had ended before anybody looked
+    assert book.heard_of(FD)
+    assert not book.began(FD, 100, 0).clear
 
 
 def test_a_later_one_is_clear_when_all_was_read_after_it_was_heard_of() -> None:

@@ -103,3 +103,31 @@ def test_while_nobody_looks_nobody_is_slow(frames: int) -> None:
     looks = [*range(0, stop, STEP_NS), *range(still + stop, still + due, STEP_NS)]
     assert not any(debt.hopeless(now, 0) for now in looks)
     assert debt.hopeless(still + due + STEP_NS, 0)
+
+
+def test_where_nobody_counts_each_frame_begins_the_time_anew() -> None:
+    debt, frame = owing(10, 4 * MIB), CROWDED_NS + SLOWEST_NS_PER_BYTE * 4 * MIB
+    gone = frame - frame % STEP_NS - 2 * STEP_NS
+    for now in range(0, 5 * gone, STEP_NS):
+        if now and now % gone == 0:
+            debt.posted[0][0].done = True  # type: ignore[misc]
+            assert not debt.settle(now)
+        assert not debt.hopeless(now, None)
+
+
+def test_the_time_that_a_look_was_late_is_not_the_last_bytes_either() -> None:
+    debt = owing(3, 4 * MIB)
+    looks = [(0, 0), (2, 0), (4, 5), (105, 5), (107, 5), (109, 5)]  # bytes came at 4
+    assert not any(debt.hopeless(at * STEP_NS, taken) for at, taken in looks)
+    assert debt.hopeless(111 * STEP_NS, 5)
+
+
+def test_all_that_is_written_is_taken_off_and_what_waits_is_owed() -> None:
+    debt = owing(2, MIB)
+    debt.waiting.append([b"x"])
+    for tracker, _ in debt.posted:
+        tracker.done = True  # type: ignore[misc]
+    assert not debt.settle(0)
+    assert debt.posted_bytes == 0
+    debt.waiting.clear()
+    assert debt.settle(0)

@@ -80,6 +80,7 @@ def test_of_opposed_paths_one_keeps_a_slot_free() -> None:
     assert planner.edges.full(guarded[0].guards) in ("A#0", "B#0")
     planner.give_back(guarded[0])
     assert planner.edges.full(guarded[0].guards) == ""
+    assert planner.edges.full(2 * guarded[0].guards)  # there is one left, and it would need two
 
 
 def test_what_holds_no_slot_of_another_worker_is_not_counted() -> None:
@@ -93,12 +94,16 @@ def test_a_canary_path_counts_like_any_other() -> None:
     planner = planner_of(OPPOSED[0], {"there": ["a", "b"]}, canary=["b", "a"])
     plans = {plan(planner, "there").guards for _ in range(4)}
     assert len(plans) == 2
+    workers = {"A": ["a"], "B": ["b"], "C": ["c"]}  # no task's own path leads to C
+    planner = planner_of(workers, {"there": ["a", "b"]}, canary=["a", "c", "b"])
+    assert {plan(planner, "there").guards for _ in range(4)} == {()}
 
 
 def test_a_worker_with_one_slot_still_serves_one_at_a_time() -> None:
     planner = planner_of(*OPPOSED, slots=1)
     guarded = next(p for p in (plan(planner, "there"), plan(planner, "back")) if p.guards)
     assert planner.edges.full(guarded.guards) == ""
+    assert planner.edges.full(2 * guarded.guards) == ""  # more than there are goes alone
     planner.take(guarded)
     assert planner.edges.full(guarded.guards)
 
@@ -115,6 +120,18 @@ def test_unknown_slots_are_no_bound() -> None:
 def test_replicas_are_one_worker() -> None:
     route = StageRoute(1, "a", "trunk#1", 2, "", "tensormq")
     assert group_of(route) == "trunk"
+    # From one to the other nothing goes forward: the other's requests may do the same.
+    stages = {
+        n: StageRoute(n, block, f"W#{n}", n, "", "tensormq", slots=4)
+        for n, block in ((1, "a"), (2, "b"))
+    }
+    contract = Contract(ANY, ANY)
+    paths = {"there": ("a", "b"), "back": ("b", "a")}
+    planner = Planner()
+    planner.replace(
+        RouteTable(1, 1, stages, {n: TaskRoute(n, p, contract) for n, p in paths.items()})
+    )
+    assert (plan(planner, "there").guards, plan(planner, "back").guards) == ((1,), (2,))
     assert group_of(StageRoute(1, "a", "plain", 2, "", "tensormq")) == "plain"
     book = EdgeBook()
     book.take((5, 5, 6))

@@ -120,10 +120,16 @@ def test_an_error_can_be_copied(
     assert again.to_dict() == error.to_dict()
 
 
+def test_at_once_is_a_time_to_try_again() -> None:
+    told = make_error("OVERLOADED", "x", retry_after_ms=0).to_dict()
+    assert from_dict(told).retry_after_ms == 0
+
+
 def test_an_unknown_code_is_a_defect_not_a_crash() -> None:
     assert make_error("NO_SUCH_CODE", "x").code == "INTERNAL"
     assert RequestError("NO_SUCH_CODE", "x").code == "INTERNAL"
-    assert from_dict({"code": "NO_SUCH_CODE", "message": "x"}).code == "INTERNAL"
+    read = from_dict({"code": "NO_SUCH_CODE", "message": "x"})
+    assert (read.code, read.message) == ("INTERNAL", "unknown error code 'NO_SUCH_CODE': x")
 
 
 @pytest.mark.parametrize(

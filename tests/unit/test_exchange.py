@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from blockflow.bench.faultsim.arena import Arena, SlotConsumer, SlotProducer
+from blockflow.core.errors import make_error
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
 from blockflow.dispatcher.admission import Admission
@@ -54,11 +55,14 @@ class Door:
 class Scene:
     """A Dispatcher with one task of one block ``a``, whose workers have arenas of their own."""
 
-    def __init__(self, mode: str = "tensormq", replayable: bool = True) -> None:
+    def __init__(
+        self, mode: str = "tensormq", replayable: bool = True, place: wire.Place | None = None
+    ) -> None:
         self.door = Door()
+        self.now = 0
         self.arenas = {n: Arena(n, 8) for n in (OWN, 11, 12)}
         producer, consumer = SlotProducer(self.arenas[OWN]), SlotConsumer(self.arenas)
-        grants = cast(Any, SimpleNamespace(place=lambda client, part: None))
+        grants = cast(Any, SimpleNamespace(place=lambda client, part: place))
         self.desk = TensorDesk(producer, consumer, grants)
         clients = SimpleNamespace(send=self.door.to_client, present=())
         self.exchange = Exchange(
@@ -68,8 +72,8 @@ class Scene:
             grants,
             cast(Any, clients),
             cast(Any, SimpleNamespace(send=self.door.to_worker)),
-            ResultMemory(0),
-            lambda: 0,
+            ResultMemory(1 << 20),
+            lambda: self.now,
         )
         self.version = 0
         self.route = StageRoute(1, "a", "a#0", 11, "to 11", mode, replayable=replayable)
@@ -81,11 +85,11 @@ class Scene:
         tasks = {"t": TaskRoute("t", ("a",), Contract(SPEC, SPEC))}
         self.exchange.publish(RouteTable(1, self.version, stages, tasks))
 
-    def ask(self, number: int, values: Sequence[float] = (0.0,)) -> None:
+    def ask(self, number: int, values: Sequence[float] = (0.0,), tries: int = 0) -> None:
         """A request of one row per value."""
         x = np.repeat(np.array(values, np.float32), 4)
         desc = TensorDesc("float32", (len(values), 4))
-        request = wire.Request(number.to_bytes(16, "big"), ("t",), 1000, desc)
+        request = wire.Request(number.to_bytes(16, "big"), ("t",), 1000, desc, None, tries)
         header = wire.encode_to_dispatcher(request)
         self.exchange.on_client(CLIENT, [zmq.Frame(header), zmq.Frame(x.tobytes())])
 
@@ -94,14 +98,16 @@ class Scene:
         found = [decode_data_plane(memoryview(m.frames[0])) for m in self.door.sent if m.tag]
         return [item for data in found if isinstance(data, Data) for item in data.items]
 
-    def answer(self, sender: int, items: Sequence[Item], values: Sequence[float]) -> None:
+    def answer(
+        self, sender: int, items: Sequence[Item], values: Sequence[float], sent_ns: int = 0
+    ) -> None:
         """One message with the results of a batch, in a slot of the sender."""
         slots = SlotProducer(self.arenas[sender])
         slot = slots.reserve("float32", (len(values), 4))
         assert slot is not None
         slot.memory[:] = np.repeat(np.array(values, np.float32), 4).tobytes()
         (payload,) = slots.publish(slot, (OWN,))
-        message = encode_data(Data(sender, 0, payload.desc, tuple(items)))
+        message = encode_data(Data(sender, sent_ns, payload.desc, tuple(items)))
         self.exchange.on_return([zmq.Frame(message)])
 
     def ends(self) -> list[str]:
@@ -158,6 +164,58 @@ def test_each_result_of_a_batch_is_its_own_requests_though_another_has_ended() -
     assert s.ends() == ["CANCELLED", ""]
     _, (rows,) = s.door.replies[1]
     assert np.frombuffer(rows, np.float32).tolist() == [30.0] * 4
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_result_of_other_rows_is_no_answer(rows: int) -> None:
+    s = Scene("zeromq")
+    s.ask(1, [1.0, 2.0])
+    (item,) = s.items()
+    s.answer(11, [replace(item, rows=rows)], [0.0] * rows)
+    assert (s.ends(), s.out()) == (["OUTPUT_MISMATCH"], (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("met", "code"),
+    [
+        (make_error("TIMEOUT", "x"), "TIMEOUT"),
+        (MemoryError(), "NO_SPACE"),
+        (ValueError("x"), "INTERNAL"),
+    ],
+)
+def test_a_result_that_cannot_be_cut_out_fails_its_own_request(
+    monkeypatch: pytest.MonkeyPatch, met: Exception, code: str
+) -> None:
+    s = Scene("zeromq")
+
+    def fail(*_: Any) -> None:
+        raise met
+
+    monkeypatch.setattr(TensorDesk, "cut", fail)
+    s.ask(1)
+    s.answer(11, s.items(), [1.0])
+    assert (s.ends(), s.out()) == ([code], (0, 0, 0))
+
+
+def test_what_may_be_asked_for_again_is_in_no_clients_slot() -> None:
+    s = Scene(place=wire.Place(1, 2, 3))
+    for number, tries in ((1, 0), (2, 1)):
+        s.ask(number, tries=tries)
+        s.answer(11, s.items()[-1:], [5.0])
+    (placed, no_frames), (kept, frames) = s.door.replies
+    assert (placed.results[0].place, no_frames) == (wire.Place(1, 2, 3), [])
+    assert (kept.results[0].place, len(frames)) == (None, 1)
+    s.ask(2, tries=2)
+    assert s.door.replies[2] == (kept, frames)
+
+
+def test_the_way_back_begins_when_the_last_block_has_sent() -> None:
+    s = Scene()
+    s.ask(1)
+    s.now = 50
+    s.answer(11, s.items(), [1.0], sent_ns=40)
+    ((reply, _),) = s.door.replies
+    assert (reply.results[0].egress_ns, reply.results[0].total_ns) == (10, 50)
 
 
 def test_a_defect_at_a_workers_message_keeps_no_slot_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import socket
@@ -40,6 +41,22 @@ def test_no_slot_reaches_beyond_itself(slot: int, nbytes: int) -> None:
     ours, _ = pair()
     with pytest.raises(WireError):
         ours.slot(slot, nbytes)
+
+
+def test_without_address_space_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fd = Segment.create(SIZE, 1)
+    before = os.listdir("/proc/self/fd")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", full)
+    with pytest.raises(OSError, match="memory"):
+        Segment.create(SIZE, 1)
+    assert os.listdir("/proc/self/fd") == before
+    with pytest.raises(OSError, match="memory"):
+        Segment.adopt(fd, SIZE, 1)
+    assert len(os.listdir("/proc/self/fd")) == len(before) - 1
 
 
 def test_a_client_can_neither_shrink_nor_grow_nor_seal_it() -> None:

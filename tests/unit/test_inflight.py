@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ from blockflow.dispatcher.retry import RetryBudget
 
 CONTRACT = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))
 TRUNK, HEAD_A, HEAD_B = 101, 102, 103
-SECOND = 1_000_000_000
+SECOND, MS = 1_000_000_000, 1_000_000
 
 
 def routes(version: int = 1) -> RouteTable:
@@ -259,6 +260,16 @@ def test_a_client_that_left_gets_nothing(table: InFlightTable) -> None:
     assert len(table) == 1
     assert table.outcome(mine[0].ticket, 1, 1, HEAD_A, answer()) == [Drop("unknown")]
     assert kinds(table.outcome(other.ticket, 1, 1, HEAD_A, answer())) == [Reply, ReleaseInput]
+
+
+def test_what_goes_to_the_first_stage(table: InFlightTable) -> None:
+    entry = admit(table, deadline_ns=5 * MS)
+    entry.plan = replace(entry.plan, epoch=3, share=2)
+    item = entry.item(2 * MS)
+    assert (item.request_id, item.attempt, item.rows) == (entry.ticket, 1, 2)
+    assert (item.epoch, item.task, item.hop, item.alone) == (3, 2, 0, False)
+    left = [entry.item(now_ns).remaining_ms for now_ns in (2 * MS, 5 * MS, 5 * MS + 1)]
+    assert left == [3, 0, 0]
 
 
 def test_a_request_that_could_not_be_sent_fails_once(table: InFlightTable) -> None:

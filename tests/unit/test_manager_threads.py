@@ -8,12 +8,13 @@ import pytest
 from control_rig import World, topology
 
 from blockflow.batching.registry import with_overlap
-from blockflow.control.events import Launch, Send
+from blockflow.control.events import Launch, Received, Send
 from blockflow.control.kpis import KpiBook
 from blockflow.control.update import Kind, Phase
 from blockflow.control.views import Views
 from blockflow.core.errors import BlockError, TopologyError
-from blockflow.wire.control import Routes, SetThreads, Stats
+from blockflow.core.placement import WorkerSpec
+from blockflow.wire.control import Hello, Routes, RoutesApplied, SetThreads, Stats
 
 
 @pytest.fixture
@@ -54,12 +55,78 @@ def test_an_added_worker_restarts_nobody_and_the_others_make_room(world: World) 
     assert told(world, at) == [("a#0", 1), ("b#0", 1)]
 
 
+def test_what_changes_no_seat_and_no_life_makes_nobody_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a death each of hundreds acknowledges its new routes."""
+    apply(world, "a", "b")
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkerSpec, "demand", None)
+        i = world.incarnation("a#0")
+        world.tell(Received(i, RoutesApplied(i, world.brain.realm.version)))
+    world.die("a#0")
+    world.pass_time(1)
+    assert world.computing() == {"a#0": 2, "b#0": 2}
+
+
 def test_who_shrinks_is_told_before_the_new_ones_get_work(world: World) -> None:
     apply(world, "a")
     at = len(world.log)
     apply(world, "a", "b")
     kinds = [type(i.message) for i in world.log[at:] if isinstance(i, Send)]
     assert kinds.index(SetThreads) < kinds.index(Routes)
+
+
+def test_who_shrinks_is_told_first_whatever_was_heard_before_the_epoch_was_stored(
+    world: World,
+) -> None:
+    apply(world, "a", "b")
+    at, brain = len(world.log), world.brain
+    wanted = topology([{"name": "a", "threads": 3}, "b"], {"t-a": ["a"], "t-b": ["b"]})
+    brain.apply(wanted, {}, world.now)
+    i = world.incarnation("a#0")
+    brain.handle(Received(i, RoutesApplied(i, brain.realm.version)), world.now)
+    world.settle()
+    kinds = [type(i.message) for i in world.log[at:] if isinstance(i, Send)]
+    assert kinds.index(SetThreads) < kinds.index(Routes)
+    assert told(world, at) == [("b#0", 1), ("a#0", 3)]
+
+
+def test_two_generations_of_a_worker_are_planned_apart(world: World) -> None:
+    apply(world, {"name": "a", "threads": 1})
+    world.busy = True
+    apply(world, {"name": "a", "threads": 3}, digests={"a": "new"})
+    assert world.computing() == {"a#0": 1, "a#1": 3}
+
+
+def test_a_further_replica_is_launched_with_what_it_will_keep(world: World) -> None:
+    apply(world, "a")
+    at = len(world.log)
+    apply(world, {"name": "a", "replicas": 2})
+    assert [i.spec["threads"] for i in world.log[at:] if isinstance(i, Launch)] == [2]
+    world.busy = True
+    apply(world, "a")
+    assert world.computing() == {"a#0": 2, "a#1": 2}  # one of them is left of those that retire
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_who_could_not_hear_how_many_it_has_learns_it(world: World, lives: bool) -> None:
+    """By its Hello, or its successor by its birth."""
+    apply(world, "a", "b")
+    world.mute.add("a#0")
+    world.die("a#0")
+    world.pass_time(1)
+    i = world.incarnation("a#0")
+    apply(world, "a", "b", "c", "d")
+    assert world.computing()["a#0"] == 2
+    world.mute.clear()
+    if lives:
+        world.tell(Received(i, Hello("worker", "a#0", i, 1, "1")))
+    else:
+        world.die("a#0")
+        world.pass_time(1)
+        assert world.alive[world.incarnation("a#0")].spec["threads"] == 1
+    assert world.computing()["a#0"] == 1
 
 
 def test_while_the_new_ones_load_the_old_keep_theirs(world: World) -> None:

@@ -32,3 +32,6 @@ def test_it_is_bounded() -> None:
     for count in range(past.REMEMBERED + 1):
         book.add(name(count), cut_off=False)
     assert name(0) not in book and name(1) in book and name(past.REMEMBERED) in book
+    book.add(name(1), cut_off=False)  # again: the latest now
+    book.add(name(past.REMEMBERED + 1), cut_off=False)
+    assert name(1) in book and name(2) not in book

@@ -88,6 +88,7 @@ def test_policy_changes_without_a_restart() -> None:
     assert not plan.stop
     (change,) = plan.policies
     assert (change.block, change.policy["policy"]) == ("block1", "window")
+    assert not plan.empty
 
 
 def test_blocks_of_one_worker() -> None:
@@ -140,6 +141,9 @@ def test_oversubscription_is_taken_when_it_is_meant() -> None:
     text = oversubscription(found, plan)
     assert text == "3 threads may compute at once on 2 cores; asked for by block2"
     assert oversubscription(found[:1], plan_workers(found[:1])) == ""
+    body["blocks"] = ["block1", {"name": "block2", "threads": 2, "replicas": 2}]
+    found = workers({**body, "tasks": {}})
+    assert oversubscription(found, plan_workers(found)).startswith("5 threads may compute")
     # More than a worker has cores is no use to anybody.
     three = {"name": "block1", "threads": 3}
     assert crowded(three, oversubscribe=True)[0] == "$.blocks[0].threads"
@@ -175,6 +179,29 @@ def test_arena_holds_two_full_batches() -> None:
     assert MIB <= small.arena_bytes < 2 * MIB
     (asked,) = workers({"blocks": [{"name": "block1", "arena_mib": 3}], "tasks": {}})
     assert 3 * MIB <= asked.arena_bytes < 4 * MIB
+
+
+def test_a_device_takes_its_arena_whole_and_nobody_takes_more_than_is_usual() -> None:
+    block = {"name": "block1", "max_rows": 4096}  # an output is 1 MiB
+    (host,), (device,), (many,) = (
+        workers({"blocks": [{**block, **more}], "tasks": {}})
+        for more in ({}, {"device": "cuda:0"}, {"slots": 1024})
+    )
+    assert 31 * MIB <= host.arena_bytes < 32 * MIB  # 16 slots, and the gaps between them
+    assert 16 * MIB <= device.arena_bytes < 17 * MIB
+    assert SOFT_ARENA_BYTES <= many.arena_bytes < SOFT_ARENA_BYTES + 9 * MIB
+
+
+def test_what_a_worker_asks_of_the_cores() -> None:
+    pair = [{"name": b, "worker": "w", "cores": [1], "lanes": 2} for b in ("block1", "block2")]
+    (spec,) = found = workers({"blocks": pair, "tasks": {}, "oversubscribe": True})
+    assert (spec.cores, spec.demand().cores) == ((1,), (1,))
+    assert plan_workers(found).lanes == (2,)
+    for device, overlap in (("cpu", 2), ("cuda:0", 1)):
+        blocks = [{"name": b, "worker": "w", "device": device} for b in ("block1", "block2")]
+        topology = parse_topology({"blocks": blocks, "tasks": {}}, lookup)
+        wishes = replace(topology, overlap={"block1": 2, "block2": 2})
+        assert [s.demand().overlap for s in desired_workers(wishes, CORES)] == [overlap]
 
 
 def test_identity_ignores_what_can_change_in_place() -> None:

@@ -60,6 +60,7 @@ def test_cells_are_ordered_and_bound() -> None:
         ([9.0, 5.0, 5.0, 5.0, 5.1], True),
         ([9.0, 8.0, 7.0, 6.0, 5.0], False),
         ([5.0, 5.1, 5.2, 4.9], True),
+        ([5.0, 9.0, 5.1, 5.0, 5.0], True),
     ],
 )
 def test_warm_is_when_nothing_gets_better(times: list[float], warm: bool) -> None:
@@ -98,6 +99,7 @@ def test_a_steady_cell_is_soon_sure() -> None:
     runs, visits, _ = play(random.Random(1), 1.0, 0.005, Effort())
     assert visits == VISITS
     assert runs >= Effort().min_runs
+    assert next_visit([], Effort(min_runs=3, max_runs=3)) == 3
 
 
 def test_a_noisy_cell_takes_more_runs_and_ends() -> None:

@@ -105,18 +105,22 @@ def test_the_budget_covers_a_full_house_twice_and_then_denies() -> None:
     assert w.table.gauges()["budget_denied"] == 1
 
 
-def test_finished_tasks_keep_their_results() -> None:
-    w = World(trunk=[1, 2], head_a=[3, 4], head_b=[5])
+@pytest.mark.parametrize("ended", [0, 1])
+def test_finished_tasks_keep_their_results(ended: int) -> None:
+    """The next attempt has nodes of its own, whatever those of the one before were."""
+    w = World(trunk=[1, 2], head_a=[3, 4], head_b=[5, 6])
     entry = w.admit("a", "b")
-    assert w.answer(entry, end=1) == []
+    assert w.answer(entry, end=ended) == []
     kept = entry.plan
-    head = entry.plan.incarnations[entry.plan.ends[0]]
+    head = entry.plan.incarnations[entry.plan.ends[1 - ended]]
     assert w.die(head) == [SendAgain(entry)]
-    assert [t.name for t in entry.plan.tasks] == ["a"]
+    assert [t.name for t in entry.plan.tasks] == ["ba"[ended]]
     assert w.answer(entry) == done(entry)
-    first, second = entry.results()
-    assert (first.task, first.outcome.payload, first.plan) == ("a", 2, entry.plan)
-    assert (second.task, second.outcome.payload, second.plan) == ("b", 1, kept)
+    results = entry.results()
+    assert [r.task for r in results] == ["a", "b"]
+    finished, again = results[ended], results[1 - ended]
+    assert (finished.outcome.payload, finished.plan) == (1, kept)
+    assert (again.outcome.payload, again.plan) == (2, entry.plan)
 
 
 def test_a_death_on_no_open_way_changes_nothing() -> None:

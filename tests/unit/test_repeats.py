@@ -9,7 +9,7 @@ import pytest
 from blockflow.core.errors import RequestError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
-from blockflow.dispatcher.entry import Answer, Entry
+from blockflow.dispatcher.entry import Answer, Entry, TaskEnd
 from blockflow.dispatcher.inflight import InFlightTable
 from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.repeats import (
@@ -127,6 +127,14 @@ def test_failures_may_run_again_unless_a_block_must_not() -> None:
     assert len(memory) == 0
     memory.remember(ended(new_table(replayable=False), 1, error="WORKER_LOST"), [b"x"], 0)
     assert len(memory) == 1
+    # With one task's result beside another one's failure it would run in vain.
+    half = ended(new_table(), 2)
+    half.tasks = ("t", "u")
+    half.kept["u"] = TaskEnd("u", half.plan, 0, RequestError("BLOCK_FAILED", "x"), 0)
+    memory.remember(half, [b"x"], 0)
+    assert memory.recall(rid(2), b"d", 0) == (b"x",)
+    memory.remember(ended(new_table(), 3), [b"y"], MAX_AGE_NS)
+    assert memory.gauges()["results"] == 1  # the others are too old
 
 
 def test_what_is_in_flight_is_attached_to_the_new_connection() -> None:
@@ -142,6 +150,18 @@ def test_what_is_in_flight_is_attached_to_the_new_connection() -> None:
     # It heard late of the break, and had sent it by the new connection already.
     assert find_known(memory, table, b"new", request(), mine, 0) == ()
     assert (table.of_client(b"new"), memory.events["attached"]) == (1, 2)
+
+
+def test_two_clients_may_have_chosen_the_same_name() -> None:
+    table = new_table()
+    first, second = admit(table, 1), admit(table, 1, b"e", client=b"other")
+    with pytest.raises(RequestError) as caught:
+        table.attach(b"other", first)
+    assert caught.value.code == "DUPLICATE_REQUEST"
+    assert table.named(b"c", rid(1)) is first
+    assert table.named(b"other", rid(1)) is second
+    table.outcome(first.ticket, 1, 0, 11, Answer("y", (), 0))
+    assert table.find(rid(1), b"e") is second
 
 
 def test_what_was_answered_is_found() -> None:

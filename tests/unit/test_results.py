@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,17 @@ from blockflow.bench.results import (
     Figure,
     ResultFile,
     Run,
+    bursts_figure,
     figure_table,
     fingerprint,
+    interval_figure,
+    kept_runs,
     latency_figure,
     make_command,
     revision_text,
     same_machine,
 )
+from blockflow.bench.statistics import Interval, median_interval
 from blockflow.repository import machine
 
 REQUIRED = {"name", "mode", "batch", "p50_ms", "p90_ms", "value", "unit", "n", "machine"}
@@ -32,6 +37,32 @@ def test_a_latency_figure_tells_its_median_and_tail() -> None:
     figure = latency_figure("latency", "digit", 1, [1.0, 2.0, 3.0, 10.0])
     assert (figure.p50_ms, figure.p90_ms, figure.p99_ms, figure.value) == (2.0, 10.0, 10.0, 2.0)
     assert figure.n == 4
+
+
+def test_of_bursts_only_their_medians_are_repeats() -> None:
+    bursts = [[n, n, 100.0 * n] for n in (1.0, 5.0, 2.0, 4.0, 3.0)]
+    figure = bursts_figure("latency", "digit", bursts, {"bytes": 8})
+    assert (figure.value, figure.n, figure.labels) == (3.0, 5, {"bytes": 8})
+    found = median_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert figure.interval == found
+    assert (figure.p50_ms, figure.p99_ms) == (4.0, 500.0)
+
+
+def test_a_figure_has_its_interval_or_is_its_own() -> None:
+    found = Interval(2.0, 1.0, 4.0, 7)
+    figure = interval_figure("ratio", "digit", None, found, "x")
+    assert figure.interval == found
+    assert Figure.from_dict(figure.to_dict()) == figure
+    assert replace(figure, low=None, high=None).interval == Interval(2.0, 2.0, 2.0, 7)
+
+
+def test_what_is_not_measured_again_is_kept_with_what_its_run_says_of_itself() -> None:
+    def figures(*names: str) -> list[Figure]:
+        return [Figure(n, "x", None, None, None, 1.0, "x", 1) for n in names]
+
+    runs = [Run(figures("a", "of the run", "b"), {}), Run(figures("a", "of the run"), {})]
+    kept = kept_runs(runs, lambda f: None if f.name == "of the run" else f.name, {"a"})
+    assert [[f.name for f in run.figures] for run in kept] == [["of the run", "b"]]
 
 
 def test_a_run_replaces_the_file_of_the_one_before(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
+from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from blockflow.core import limits
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import (
+    CanaryRoute,
     PathNode,
     PathTree,
     RouteTable,
@@ -98,14 +102,54 @@ def test_a_packed_path_of_another_length_is_refused() -> None:
         PathTree.from_wire(merge_paths([[1, 2]])[0].wire + b"\1")
 
 
-def test_the_table_survives_its_json_form() -> None:
+def test_as_many_nodes_as_a_path_may_have() -> None:
+    most = limits.MAX_PATH_NODES
+    tree = PathTree(tuple(PathNode(1, i - 1, True) for i in range(most)))
+    assert PathTree.from_wire(tree.wire) == tree
+
+
+def whole_table() -> RouteTable:
+    """Nothing in it is as it would be by default."""
+    canary = CanaryRoute(("b", "c"), 0.25)
     table = RouteTable(
         3,
         9,
-        {1: StageRoute(1, "b", "b#0", 11, "ipc://x", "tensormq", "cuda:0")},
-        {"t": TaskRoute("t", ("b",), CONTRACT, 8, 500, False)},
+        {1: StageRoute(1, "b", "b#0", 11, "ipc://x", "tensormq", "cuda:0", False, 16)},
+        {"t": TaskRoute("t", ("b",), CONTRACT, 8, 500, False, 1, 64, canary, 4)},
+        ({}, {"priority": 1}),
+        {"c": "it was given up"},
     )
+    for part in (table, *table.stages.values(), *table.tasks.values()):
+        assert all(getattr(part, f.name) != f.default for f in fields(part))
+    return table
+
+
+def test_the_table_survives_its_json_form() -> None:
+    table = whole_table()
     again = RouteTable.from_dict(json.loads(json.dumps(table.to_dict())))
     assert again == table
     assert again.stages_of("b") == (1,)
     assert again.stages_of("none") == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": inf},
+        {"version": None},
+        {"stages": [{}]},
+        {"stages": 3},
+        {"tasks": [[]]},
+        {"down": ["c"]},
+        {"shares": 3},
+    ],
+)
+def test_nonsense_is_no_table(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        RouteTable.from_dict({**whole_table().to_dict(), **change})
+
+
+def test_a_table_without_the_stages_of_the_dead() -> None:
+    table = whole_table()
+    assert table.without({1, 12}) is table  # a stage's number is no incarnation
+    assert table.without({11}) == replace(table, stages={})

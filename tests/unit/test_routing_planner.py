@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from blockflow.core.errors import RequestError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
+from blockflow.dispatcher import plan as made_by
 from blockflow.dispatcher.plan import Plan, Planner
 
 CONTRACT = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 2)))
@@ -127,7 +129,9 @@ def test_all_tasks_of_a_request_use_the_same_replica() -> None:
 
 
 def test_the_next_block_is_taken_in_the_same_worker() -> None:
-    p = planner({1: ("a", 11), 2: ("b", 11), 3: ("a", 12), 4: ("b", 12)}, t=("a", "b"))
+    stages = {1: ("a", 11), 2: ("b", 11), 3: ("a", 12), 4: ("b", 12)}
+    p = planner(stages, t=("a", "b"), late=("b",))
+    plan(p, "late")  # or a's replicas and b's would be next in turn together
     ways = set()
     for _ in range(4):
         made = plan(p, "t")
@@ -147,6 +151,44 @@ def test_a_dead_worker_is_avoided_also_by_a_table_that_names_it() -> None:
     p.replace(table({5: ("b", 15)}, 3, t=("b",)))
     assert stages_of(plan(p, "t")) == [5]
     assert p.version == 3
+
+
+def test_the_order_of_the_tasks_is_that_of_their_answers() -> None:
+    p = planner({1: ("trunk", 11), 2: ("a", 12)}, t=("trunk",), ta=("trunk", "a"))
+    assert plan(p, "t", "ta").ends == (0, 1)
+    assert plan(p, "ta", "t").ends == (1, 0)
+
+
+def test_new_routes_make_new_plans_also_where_no_stage_is_new() -> None:
+    stages = {1: ("b", 11)}
+    p = planner(stages, t=("b",))
+    assert plan(p, "t").version == 1
+    p.replace(table(stages, 2, t=("b",)))
+    assert (plan(p, "t").version, plan(p, "t").epoch) == (2, 2)
+
+
+def test_a_request_has_the_share_of_its_task_of_the_highest_priority() -> None:
+    routes = table({1: ("b", 11)}, low=("b",), high=("b",))
+    tasks = {n: replace(routes.tasks[n], share=i) for i, n in enumerate(("low", "high"))}
+    p = Planner()
+    p.replace(replace(routes, tasks=tasks, shares=({}, {"priority": 1})))
+    assert [plan(p, *names).share for names in (("low",), ("low", "high"), ("high", "low"))] == [
+        0,
+        1,
+        1,
+    ]
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_by, "_CACHE_LIMIT", 2)
+    monkeypatch.setattr(made_by, "_DEAD_LIMIT", 2)
+    p = planner({n: ("b", 10 + n) for n in range(1, 7)}, t=("b",))
+    for _ in range(6):
+        plan(p, "t")
+        assert len(p._cache) <= 2
+    for incarnation in (11, 12, 13):
+        p.peer_gone(incarnation)
+    assert list(p._dead) == [12, 13]
 
 
 def test_a_load_outlives_the_routes_that_it_came_with() -> None:

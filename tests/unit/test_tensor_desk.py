@@ -75,6 +75,13 @@ def test_into_a_clients_slot_it_is_one_copy(padded: bool) -> None:
     assert scene.copies() == 1
 
 
+def test_what_is_small_rides_in_the_message() -> None:
+    grants = Scene().desk._grants
+    small, large = (memoryview(bytes(n)) for n in (MIN_TENSOR_BYTES - 1, MIN_TENSOR_BYTES))
+    assert grants.place(b"slots", small) is None
+    assert grants.place(b"slots", large) is not None
+
+
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("slot", [False, True])
 @pytest.mark.parametrize("keep", [False, True])

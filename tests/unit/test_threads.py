@@ -207,3 +207,10 @@ def test_free_workers_fill_the_machine(cores: int, workers: int) -> None:
     assert max(plan.threads) - min(plan.threads) <= 1
     joined = plan_threads([*demands, Demand("x", 1, tuple(range(cores)))])
     assert all(now <= before for now, before in zip(joined.threads, plan.threads, strict=False))
+
+
+def test_of_equals_the_first_by_name_grows_and_an_unknown_cost_is_the_usual_one() -> None:
+    cores = (0, 1, 2)
+    assert plan_threads([Demand("b", 1, cores), Demand("a", 1, cores)]).threads == (1, 2)
+    known = Demand("a", 1, cores, cost_ms=0.5)
+    assert plan_threads([known, Demand("b", 1, cores)]).threads == (2, 1)

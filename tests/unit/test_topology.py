@@ -224,7 +224,7 @@ def test_contract_of_a_task_follows_dynamic_dims() -> None:
     )
     contract = topology.contract_of("t")
     assert contract.input == blocks["a"].contract.input
-    assert contract.output.dims == ("rows", "n", 4)
+    assert (contract.output.dtype, contract.output.dims) == ("float32", ("rows", "n", 4))
     assert contract.output.ranges == ranges
 
 

@@ -32,6 +32,22 @@ def test_a_wrong_field_hides_neither_the_block_nor_its_paths() -> None:
     assert any("block9" in message for message in found.values())
 
 
+def test_nothing_is_judged_by_limits_that_were_not_meant() -> None:
+    task = {"path": PATH, "max_rows": 64}
+    body = {"blocks": PATH, "tasks": {"t": task}, "limits": {"max_rows": "64"}}
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(body, lookup, cores=(0,))
+    assert [p.path for p in caught.value.problems] == ["$.limits.max_rows"]
+
+
+@pytest.mark.parametrize("stable", ["block1", "nowhere"])
+def test_a_block_that_is_not_stored_hides_nothing_of_a_canary(stable: str) -> None:
+    other = "nowhere" if stable == "block1" else "block1"
+    task = {"path": [stable], "canary": {"path": [other], "share": 0.5}}
+    found = problems({"blocks": ["block1", "nowhere"], "tasks": {"t": task}})
+    assert set(found) == {"$.blocks[1]"}
+
+
 def test_what_cannot_be_missing_is_not_made_up() -> None:
     found = problems({"blocks": [{"name": 7}, "block1"], "tasks": {"a": {"path": 3}}})
     assert {p.partition(".name")[0] for p in found if "blocks[0]" in p} == {"$.blocks[0]"}

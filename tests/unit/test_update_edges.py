@@ -179,3 +179,13 @@ def test_what_was_stored_for_another_update_is_not_this_ones(world: World, outco
     world.make_ready("c#0")
     assert str(update.phase) == Phase.DONE
     assert world.admitted_blocks() == {"a": 1, "c": 1}
+
+
+def test_once_the_old_routes_are_empty_their_deadline_concerns_nobody(world: World) -> None:
+    """One that is told to stop has a deadline of its own."""
+    world.apply(["a"], {"t": ["a"]})
+    world.mute.add("a#0")
+    update = world.apply(["a"], {"t": ["a"]}, digests={"a": "new"})
+    world.pass_time(TIMING.ack)
+    assert update.phase is Phase.DRAINING and update.retiring
+    assert update.drain_deadline_ns is None

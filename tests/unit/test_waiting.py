@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -257,6 +258,17 @@ def test_so_does_their_memory() -> None:
     assert w.table.charged == 8 * 64
 
 
+def test_a_task_takes_no_more_rows_than_its_bound() -> None:
+    w, admission = World(trunk=[1]), Admission(20, 20, 1 << 20)
+    table = w.planner.table
+    assert table is not None
+    w.planner.replace(replace(table, tasks={"t": replace(table.tasks["t"], max_inflight_rows=3)}))
+    for rid, rows in enumerate((2, 1)):
+        enter(w, admission, b"one", "t", rid, rows)
+    with pytest.raises(RequestError, match="'t' has 3 of 3 rows under way"):
+        enter(w, admission, b"one", "t", 2)
+
+
 def test_time_in_the_waiting_room_says_nothing_about_queues() -> None:
     class Learnt(Admission):
         count = 0
@@ -311,6 +323,17 @@ def guarded(planner: Planner) -> tuple[str, Plan]:
     plans = {n: planner.way([planner.task(n)]) for n in ("there", "back")}
     ((name, plan),) = [(n, p) for n, p in plans.items() if p.guards]
     return name, plan
+
+
+def test_no_more_go_back_than_their_worker_has_slots_for() -> None:
+    w, admission = World(), Admission(20, 20, 1 << 20)
+    w.planner.replace(opposed(("a", 1), ("b", 2)))
+    name, _ = guarded(w.planner)
+    for rid in range(2):  # one of three slots is for what goes forward
+        enter(w, admission, b"one", name, rid)
+    with pytest.raises(RequestError, match="no slot left for tensors on their way back") as caught:
+        enter(w, admission, b"one", name, 2)
+    assert (caught.value.code, admission.refused["edge"]) == ("OVERLOADED", 1)
 
 
 def test_further_attempts_are_counted_on_opposed_paths() -> None:
