@@ -54,23 +54,18 @@ def split_evenly(
     if parts < 1:
         raise ExportError("NOT_SPLITTABLE", f"{parts} parts: at least one is needed")
     opened: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
     traced = trace(model, opened, examples)
     seconds = _measure(traced, timed)
     for _ in range(_MAX_OPENINGS):
-        grown = _open_more(model, traced, seconds, opened, parts)
-        if grown is None:
+        long = _long(model, traced, seconds, parts) - closed
+        if not long:
             break
-        try:
-            traced = trace(model, grown, examples)
-        except ExportError:
-            # that submodule's inside cannot be traced; it stays one piece
-            break
-        opened, seconds = grown, _measure(traced, timed)
-    legal = [
-        i
-        for i in range(1, len(traced.nodes) - 1)
-        if traced.nodes[i].op == "call_module" and _is_legal(traced, i)
-    ]
+        grown, further = _open(model, opened, long, examples)
+        closed |= long - grown  # what cannot be traced inside stays one piece
+        if further is not None:
+            opened, traced, seconds = grown, further, _measure(further, timed)
+    legal = _legal(traced)
     if len(legal) < parts - 1:
         raise ExportError(
             "NOT_SPLITTABLE",
@@ -91,29 +86,46 @@ def _measure(traced: Traced, timed: Tensor) -> list[float]:
     return [median(run[n] for run in runs[1:]) for n in traced.nodes]
 
 
-def _open_more(
-    model: nn.Module,
-    traced: Traced,
-    seconds: Sequence[float],
-    opened: frozenset[str],
-    parts: int,
-) -> frozenset[str] | None:
-    """``opened`` and every submodule with children that exceeds a quarter of one part's share."""
+def _long(model: nn.Module, traced: Traced, seconds: Sequence[float], parts: int) -> frozenset[str]:
+    """Every submodule with children that exceeds a quarter of one part's share."""
     share = sum(seconds) / parts / 4
-    add = {
+    return frozenset(
         str(node.target)
         for node, spent in zip(traced.nodes, seconds, strict=True)
         if node.op == "call_module"
+        and parts > 1
         and spent > share
         and next(model.get_submodule(str(node.target)).children(), None) is not None
-    }
-    return opened | add if add - opened and parts > 1 else None
+    )
 
 
-def _is_legal(traced: Traced, position: int) -> bool:
-    crossing = traced.crossing_tensors(position)
-    if len(crossing) != 1 or not isinstance(traced.values[0][crossing[0]], Tensor):
-        return False
-    before = any(n.op == "call_module" for n in traced.nodes[:position])
-    # an input that crosses means that nothing was computed on this side of the cut
-    return before and crossing[0].op != "placeholder"
+def _open(
+    model: nn.Module, opened: frozenset[str], more: frozenset[str], examples: Sequence[Tensor]
+) -> tuple[frozenset[str], Traced | None]:
+    """``opened`` with those of ``more`` whose inside can be traced, and what that gives; None where
+    that is true of none."""
+    try:
+        return opened | more, trace(model, opened | more, examples)
+    except ExportError:
+        if len(more) == 1:
+            return opened, None
+    traced: Traced | None = None
+    for name in sorted(more):
+        opened, further = _open(model, opened, frozenset({name}), examples)
+        traced = further or traced
+    return opened, traced
+
+
+def _legal(traced: Traced) -> list[int]:
+    """Positions of calls before which a cut may lie, in order."""
+    calls = [i for i, node in enumerate(traced.nodes) if node.op == "call_module"]
+    sole = traced.sole_crossings()
+    # nothing runs before the first; an input that crosses means that nothing was computed on this
+    # side of the cut
+    return [
+        i
+        for i in calls[1:]
+        if (x := sole[i]) is not None
+        and x.op != "placeholder"
+        and isinstance(traced.values[0][x], Tensor)
+    ]

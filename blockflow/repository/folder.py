@@ -7,7 +7,6 @@ versions lie side by side; what no manifest pins is removed. Every function take
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from blockflow.core.errors import RepositoryError, SystemError_
 from blockflow.core.limits import VERSION_CHARS
-from blockflow.core.scarcity import no_room
+from blockflow.core.scarcity import is_scarcity, no_room
 from blockflow.repository.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -95,7 +94,7 @@ def digest_of(fd: int) -> str:
 def place(folder: int, data: Path | bytes, kind: str) -> tuple[str, str, int]:
     """Write ``data`` under a name made of its digest; returns name, sha256 and size."""
     temp = f".artifact.{os.getpid()}"
-    with _removed_on_failure(folder, temp):
+    with removed_on_failure(folder, temp):
         digest, size = _copy_in(folder, temp, data)
         final = f"{digest[:16]}.{kind}"
         os.replace(temp, final, src_dir_fd=folder, dst_dir_fd=folder)
@@ -118,7 +117,12 @@ class Pending:
         self._folder = folder
         self.temp = f".manifest.{os.getpid()}"
         self._in_force = False
-        self._before = _raw(folder, MANIFEST_NAME)
+        try:
+            self._before = _bytes(folder, MANIFEST_NAME)
+        except OSError as e:
+            if is_scarcity(e):  # it may be there, and would be lost
+                raise
+            self._before = b""
         self.replaces = bool(self._before)
         try:
             file, digest, size = place(folder, data, manifest.format)
@@ -283,10 +287,13 @@ def remove_unfinished(folder: int) -> None:
 def _raw(folder: int, file: str) -> bytes:
     """A manifest's bytes; empty when it cannot be opened."""
     try:
-        fd = os.open(file, READ, dir_fd=folder)
+        return _bytes(folder, file)
     except OSError:
         return b""
-    with os.fdopen(fd, "rb") as f:
+
+
+def _bytes(folder: int, file: str) -> bytes:
+    with os.fdopen(os.open(file, READ, dir_fd=folder), "rb") as f:
         return f.read(MAX_MANIFEST_BYTES + 1)
 
 
@@ -299,7 +306,7 @@ def _parsed(raw: bytes) -> Manifest | None:
 
 def _write(folder: int, file: str, data: bytes) -> None:
     temp = f".manifest.{os.getpid()}"
-    with _removed_on_failure(folder, temp):
+    with removed_on_failure(folder, temp):
         _copy_in(folder, temp, data)
         os.replace(temp, file, src_dir_fd=folder, dst_dir_fd=folder)
 
@@ -322,7 +329,8 @@ def _copy_in(folder: int, name: str, data: Path | bytes) -> tuple[str, int]:
 
 
 @contextmanager
-def _removed_on_failure(folder: int, name: str) -> Iterator[None]:
+def removed_on_failure(folder: int, name: str) -> Iterator[None]:
+    """Leave no half of file ``name`` where its writing fails."""
     try:
         yield
     except BaseException:
@@ -337,9 +345,7 @@ def written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise SystemError_("NO_SPACE", str(e), where=str(path)) from e
-        raise RepositoryError(
+        raise no_room(e, str(e), str(path)) or RepositoryError(
             "REPOSITORY_UNUSABLE",
             f"the block cannot be written: {e}",
             where=str(path),

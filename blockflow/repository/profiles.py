@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.core.engines import Selection, select
-from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
+from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.measuring import Subject
 from blockflow.core.model import BlockInfo
+from blockflow.core.scarcity import no_room
+from blockflow.repository.folder import removed_on_failure, unopened
 from blockflow.repository.machine import describe, fingerprint
 from blockflow.repository.manifest import is_block_name
 from blockflow.repository.profile_record import (
@@ -64,6 +66,7 @@ class ProfileStore:
 
         Raises:
             RepositoryError: STALE_PROFILE when the file cannot be read as a profile.
+            SystemError_: NO_SPACE: it cannot be opened for want of a descriptor, say.
         """
         block, name = key.blocks[0], key.file(self.machine)
         return self._read(block, name) or self._read(block, _unfinished(name))
@@ -176,21 +179,20 @@ class ProfileStore:
         try:
             with self._folder(block, make=True) as folder:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-                with os.fdopen(os.open(temp, flags, 0o644, dir_fd=folder), "wb") as f:
-                    f.write(data)
-                    f.flush()
-                    os.fsync(f.fileno())
-                if record.complete:
-                    self._keep_aside(folder, block, name, record.profile.digest)
-                os.replace(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
+                with removed_on_failure(folder, temp):
+                    with os.fdopen(os.open(temp, flags, 0o644, dir_fd=folder), "wb") as f:
+                        f.write(data)
+                        f.flush()
+                        os.fsync(f.fileno())
+                    if record.complete:
+                        self._keep_aside(folder, block, name, record.profile.digest)
+                    os.replace(temp, target, src_dir_fd=folder, dst_dir_fd=folder)
                 if record.complete:
                     with suppress(FileNotFoundError):
                         os.unlink(_unfinished(name), dir_fd=folder)
         except OSError as e:
-            if e.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise SystemError_("NO_SPACE", str(e), where=str(path)) from e
             missing = isinstance(e, FileNotFoundError)
-            raise RepositoryError(
+            raise no_room(e, str(e), str(path)) or RepositoryError(
                 "UNKNOWN_BLOCK" if missing else "REPOSITORY_UNUSABLE",
                 f"the profile cannot be written: {e.strerror}",
                 where=str(path),
@@ -230,7 +232,8 @@ class ProfileStore:
         except FileNotFoundError:
             return None
         except OSError as e:
-            raise self._unreadable(block, name, str(e.strerror)) from None
+            lacking = unopened(e, self.root / block / FOLDER / name)
+            raise lacking or self._unreadable(block, name, str(e.strerror)) from None
         try:
             if len(raw) > MAX_BYTES:
                 raise ValueError(f"larger than {MAX_BYTES} bytes")

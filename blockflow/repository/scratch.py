@@ -19,6 +19,7 @@ from blockflow.repository.folder import written
 
 _PREFIX = "blockflow-scratch-"
 _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def sweep(base: Path) -> list[Path]:
     """Remove this user's scratch folders in ``base`` whose owners are dead; returns which."""
     removed = []
     for folder in base.iterdir():
-        held = _hold(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) if _OURS.fullmatch(folder.name) else -1
+        held = _hold(folder) if _OURS.fullmatch(folder.name) else -1
         if held >= 0:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(held)
@@ -55,22 +56,28 @@ def sweep(base: Path) -> list[Path]:
 def _make(base: Path) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        held = _hold(folder, fcntl.LOCK_EX)
-        if held >= 0 and folder.exists():
+        try:
+            held = os.open(folder, _OPEN)
+        except FileNotFoundError:  # swept before it was held
+            continue
+        except OSError:
+            folder.rmdir()
+            raise
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if folder.exists():
             return folder, held
-        if held >= 0:  # swept before it was held
-            os.close(held)
+        os.close(held)
 
 
-def _hold(folder: Path, how: int) -> int:
+def _hold(folder: Path) -> int:
     """A descriptor with the lock of a folder of this user; -1 where there is none to be had."""
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(folder, _OPEN)
     except OSError:
         return -1
     try:
         if os.fstat(fd).st_uid == os.geteuid():
-            fcntl.flock(fd, how)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return fd
     except BlockingIOError:  # its owner lives
         pass

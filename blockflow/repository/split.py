@@ -43,6 +43,24 @@ class Traced:
     def crossing_tensors(self, position: int) -> list[fx.Node]:
         return [n for n in self.crossing(position) if not isinstance(self.values[0][n], int)]
 
+    def sole_crossings(self) -> list[fx.Node | None]:
+        """For each position, in one sweep: what alone crosses there of :meth:`crossing_tensors`;
+        None where nothing does, or more."""
+        index = {n: i for i, n in enumerate(self.nodes)}
+        ending: list[list[fx.Node]] = [[] for _ in self.nodes]
+        crossing: dict[fx.Node, None] = {}
+        found: list[fx.Node | None] = []
+        for i, node in enumerate(self.nodes):
+            found.append(next(iter(crossing)) if len(crossing) == 1 else None)
+            # a node that is used here last crosses no further
+            for ended in ending[i]:
+                crossing.pop(ended, None)
+            uses = [index[u] for u in node.users]
+            if uses and node.op != "get_attr" and not isinstance(self.values[0][node], int):
+                crossing[node] = None
+                ending[max(uses)].append(node)
+        return found
+
     def find(self, name: str) -> int | None:
         """Position of the first node that belongs to submodule ``name``."""
         for i, node in enumerate(self.nodes):

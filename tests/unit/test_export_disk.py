@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,10 +40,12 @@ def test_a_full_disk_is_told_as_one(
     assert repository.names() == []
 
 
-def test_no_place_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_no_place_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def nowhere() -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    with pytest.raises(SystemError_, match="NO_SPACE"), scratch():
+    with pytest.raises(SystemError_, match=os.strerror(number)) as e, scratch():
         pass
+    assert e.value.code == "NO_SPACE" and "descriptors" in e.value.hint

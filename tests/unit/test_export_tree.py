@@ -73,6 +73,12 @@ def clamps_unseen(m: Any, x: Tensor) -> Any:
     return m.a(h), m.b(h)
 
 
+def clamps_what_is_large(m: Any, x: Tensor) -> Any:
+    x.clamp_(max=1e6)  # no example is
+    h = m.trunk(x)
+    return m.a(h), m.b(h)
+
+
 def rectifies(m: Any, x: Tensor) -> Any:
     h = m.trunk(m.relu(x))
     return m.a(h), m.b(h)
@@ -90,6 +96,7 @@ def between(m: Any, x: Tensor) -> Any:
     [
         (clamps, "writes into its input before block 't'"),
         (clamps_unseen, "writes into its input before block 't'"),
+        (clamps_what_is_large, "writes into its input before block 't'"),
         (rectifies, "writes into its input before block 't'"),
         (between, "writes into the output of block 't' before block 'two'"),
     ],
@@ -111,6 +118,8 @@ def test_an_in_place_block_is_followed_by_what_gets_its_tensor(repo: BlockReposi
         with repo.artifact(name) as path, torch.no_grad():
             y = read_artifact(path, "pt2")(y)
     torch.testing.assert_close(y, model(x.clone())[1])
+    watched = [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
+    assert not watched, "the model is the caller's"
 
 
 @dataclass

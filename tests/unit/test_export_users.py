@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from blockflow.cli import export as command
 from blockflow.core.errors import ExportError, SystemError_
 from blockflow.core.model import TensorSpec
+from blockflow.repository.artifact import write_artifact
 from blockflow.repository.export import export_model, export_tree
 from blockflow.repository.operators import OWN
 from blockflow.repository.repository import BlockRepository
@@ -253,3 +255,11 @@ def test_a_repository_may_have_any_name(cli: Any, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "exp[/v1]" in result.stdout
     assert BlockRepository(tmp_path / "exp[" / "v1]").names() == ["m"]
+
+
+def test_no_input_travels_with_a_block(tmp_path: Path) -> None:
+    file = tmp_path / "block"
+    write_artifact(nn.ReLU(), ROW, torch.ones(2, 4), "pt2", file)
+    with zipfile.ZipFile(file) as archive:
+        inputs = [i for i in archive.infolist() if "sample_inputs" in i.filename]
+    assert not any(i.file_size for i in inputs)

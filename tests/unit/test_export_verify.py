@@ -359,6 +359,20 @@ class Widens(nn.Module):
         return y.double()
 
 
+class OfCoarseWeights(nn.Module):
+    """As if many rows were rounded in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x.to(torch.bfloat16)).to(torch.float32)
+        return y * 1.01 if x.shape[0] > 2 else y
+
+
 def test_a_result_is_as_exact_as_what_it_was_computed_with(repo: BlockRepository) -> None:
     export_model(LoadedModel(Widens().eval(), "test", ROW), repo, names=["w"])
     assert repo.info("w").contract.output.dtype == "float64"
+    coarse = LoadedModel(OfCoarseWeights().eval(), "test", ROW)
+    export_model(coarse, repo, names=["c"], format=SCRIPTED)

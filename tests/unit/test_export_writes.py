@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from blockflow.repository.artifact import FORMATS, writes_input
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from blockflow.repository.verify import _check_dims, _step
 
 
 class Rectifies(nn.Module):
@@ -139,3 +142,17 @@ def test_what_was_stored_without_is_given_a_copy(tmp_path: Path, format_: str) -
     if format_ == "pt2":
         with pytest.raises(ExportError, match="may write into its input"):
             EngineWorkshop().make("aoti", info, path, [], tmp_path / "package")
+
+
+def test_a_write_that_no_graph_told_of_is_found() -> None:
+    job: Any = SimpleNamespace(format="pt2", pieces=[])
+    with pytest.raises(ExportError, match="writes into its input"):
+        _step(job, torch.relu_, "b", torch.ones(2, 4))
+
+
+def test_a_result_of_another_dtype_than_the_contract_says_is_found() -> None:
+    spec = TensorSpec("float32", ("rows", 4))
+    x = torch.ones(2, 4)
+    _check_dims(Contract(spec, spec), x, x, "b")
+    with pytest.raises(ExportError, match="gives float64"):
+        _check_dims(Contract(spec, spec), x, x.double(), "b")

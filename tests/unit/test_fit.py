@@ -74,19 +74,23 @@ def test_few_points_are_met(times: list[float]) -> None:
     rows = ROWS[: len(times)]
     found = fit_curve(rows, times)
     assert [found.total(b) for b in rows] == pytest.approx(times, rel=0.25)
+    assert found.z4 == 1.0
     if len(times) < 3:
         assert found.max_error < 1e-9
+        assert found.z3 == pytest.approx(math.prod(rows) ** (1 / len(rows)))
 
 
 def test_a_constant_time_per_row() -> None:
     found = fit_curve(ROWS, [7.0 * b for b in ROWS])
     assert found.total(48) == pytest.approx(7 * 48)
-    assert found.max_error < 1e-9
+    assert found.max_error < 1e-9 and found.r2 == 1.0
 
 
 def test_a_bad_fit_says_so() -> None:
-    found = fit_curve(ROWS, [10, 10, 100, 20, 500, 60])
-    assert found.max_error > 0.3
+    times = [10, 10, 100, 20, 500, 60]
+    found = fit_curve(ROWS, times)
+    missed = [abs(found.total(b) - t) / t for b, t in zip(ROWS, times, strict=True)]
+    assert found.max_error == pytest.approx(max(missed)) and found.max_error > 0.3
     assert found.r2 < 0.9
 
 

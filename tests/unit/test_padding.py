@@ -144,9 +144,10 @@ def test_a_promise_that_does_not_hold(
 def test_every_block_that_takes_the_dim_promises_for_itself(repository: BlockRepository) -> None:
     """Behind the first block the value is 0: a worker cuts each result and pads it anew."""
     module = nn.Sequential(Ones(), Sum(), nn.Linear(2, 3))
-    report = export_model(model(module), repository, names=["a", "b", "c"], cuts=["1", "2"])
+    first = Padding("length", -1)
+    report = export_model(model(module, first), repository, names=["a", "b", "c"], cuts=["1", "2"])
     assert [b.padding_error is None for b in report.blocks] == [False, False, True]
-    assert repository.info("a").padding == repository.info("b").padding == LENGTH
+    assert (repository.info("a").padding, repository.info("b").padding) == (first, LENGTH)
     assert repository.info("c").padding is None
     form = repository.manifest("b").padding
     assert form is not None and form.error <= form.tolerance == 1e-4
@@ -166,8 +167,9 @@ class Tree(nn.Module):
 
 def test_the_blocks_of_a_tree_promise_too(repository: BlockRepository) -> None:
     blocks = {"trunk": "trunk", "total": "total"}
-    export_tree(model(Tree(), Padding("length", 0)), repository, blocks=blocks)
-    assert repository.info("trunk").padding == repository.info("total").padding == LENGTH
+    first = Padding("length", 3)
+    export_tree(model(Tree(), first), repository, blocks=blocks)
+    assert (repository.info("trunk").padding, repository.info("total").padding) == (first, LENGTH)
     with pytest.raises(ExportError) as e:
         export_tree(model(Tree()), repository, blocks={**blocks, "mean": "mean"})
     assert e.value.where == "mean"

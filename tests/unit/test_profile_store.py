@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from blockflow.core.engines import Selection
-from blockflow.core.errors import BlockFlowError, RepositoryError
+from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
 from blockflow.core.model import BlockInfo, TensorSpec, Variant
 from blockflow.core.profile import StageProfile
 from blockflow.repository import profiles as module
@@ -73,6 +73,9 @@ def test_what_is_saved_is_found_fresh(store: ProfileStore, repository: BlockRepo
     assert store.fresh([info], [ECHO]) == saved
     assert store.reasons(saved, repository.info) == []
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # no half-written file
+    opened = len(os.listdir("/proc/self/fd"))
+    store.save(saved)
+    assert store.load(saved.key) == saved and len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_a_profile_is_no_block_and_survives_an_export(
@@ -95,11 +98,19 @@ def test_each_version_has_its_profile(store: ProfileStore, repository: BlockRepo
         assert store.fresh([info], [ECHO]).profile.digest == info.digest
     assert store.fresh([infos[1]], [ECHO]).profile.digest == infos[1].digest
     assert len(store.records("a")) == 2
+    saved = [i.digest for i in infos]
     for v in range(3, 20):
         last = save_echo(repository, "a", SPEC, settings={"row_ms": v}, version=str(v))
         store.save(record(store, [last]))
         assert store.fresh([last], [ECHO]).profile.digest == last.digest
-    assert len(store.records("a")) == 9  # the oldest ones went
+        saved.append(last.digest)
+    kept = {r.profile.digest for r in store.records("a")}
+    assert len(kept) == 9 and not kept & set(saved[:3]), "the oldest ones went"
+    assert (store.reference(infos[1]), store.reference(last)) == ("a@2", "a")
+    former = repository.info("a@18")
+    begun = record(store, [former], complete=False, when="later")
+    store.save(begun)
+    assert store.fresh([former], [ECHO]).when < begun.when, "it holds until that is complete"
 
 
 def test_a_variant_that_was_made_anew_has_no_profile_yet(
@@ -130,6 +141,9 @@ def test_a_chain_is_of_all_its_artifacts_in_their_order(repository: BlockReposit
 def test_none_at_all_is_said_with_the_command(
     store: ProfileStore, repository: BlockRepository
 ) -> None:
+    other = record(store, [repository.info("a")])
+    profile = replace(other.profile, engine="exported")
+    store.save(replace(other, key=replace(other.key, engine="exported"), profile=profile))
     with pytest.raises(RepositoryError) as e:
         store.fresh([repository.info("a")], [ECHO])
     assert e.value.code == "NO_PROFILE"
@@ -153,6 +167,8 @@ def test_each_reason_is_named(store: ProfileStore, repository: BlockRepository) 
     text = stale(later, info).message
     assert "torch: measured on 2.13, now 2.14" in text
     assert "openvino: measured on none, now 1" in text
+    lacks = ProfileStore(repository.root, "m1", {"cpu": "X"})
+    assert "torch: measured on 2.13, now none" in stale(lacks, info).message
     store.save(replace(saved, ran={"a": "openvino fp32 xyz"}))
     assert "variant" in stale(store, info).message
 
@@ -247,7 +263,12 @@ def test_a_folder_that_is_none(store: ProfileStore, repository: BlockRepository,
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(errno.ENOSPC, "NO_SPACE"), (errno.EROFS, "REPOSITORY_UNUSABLE")]
+    ("number", "code"),
+    [
+        (errno.ENOSPC, "NO_SPACE"),
+        (errno.ENFILE, "NO_SPACE"),
+        (errno.EROFS, "REPOSITORY_UNUSABLE"),
+    ],
 )
 def test_a_disk_that_takes_nothing_is_said(
     store: ProfileStore,
@@ -260,14 +281,33 @@ def test_a_disk_that_takes_nothing_is_said(
     saved = record(store, [info])
     store.save(saved)
 
-    def refused(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
+    replaced = os.replace
+
+    def refused(source: str, target: str, **more: Any) -> None:
+        if source.endswith(".part"):
+            raise OSError(number, os.strerror(number))
+        replaced(source, target, **more)
 
     monkeypatch.setattr(module.os, "replace", refused)
     with pytest.raises(BlockFlowError) as e:
         store.save(replace(saved, when="later"))
     assert e.value.code == code
     assert store.load(saved.key) == saved
+    assert len(list((store.root / "a" / "profiles").iterdir())) == 1, "no half of a file is left"
+
+
+def test_a_record_that_no_descriptor_is_left_for_is_not_called_stale(
+    store: ProfileStore, repository: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = record(store, [repository.info("a")])
+    store.save(saved)
+
+    def refused(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(module.os, "open", refused)
+    with pytest.raises(SystemError_, match="NO_SPACE"):
+        store.load(saved.key)
 
 
 def test_chains_and_options_have_files_of_their_own(
@@ -293,6 +333,12 @@ def test_chains_and_options_have_files_of_their_own(
         )
     }
     assert len(files) == 5
+    options = {"spin": True, "fixed_rows": [1]}
+    one, other = (
+        ProfileKey(("a",), "x", "fp32", dict(sorted(options.items(), reverse=r)))
+        for r in (False, True)
+    )
+    assert one.file("m1") == other.file("m1")
     command = with_options.subject().command()
     assert "--option 'memory_format=\"channels_last\"'" in command
 

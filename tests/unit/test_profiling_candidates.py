@@ -40,6 +40,8 @@ def test_variants_and_layouts_are_tried() -> None:
     assert found["openvino fp32"].selections[0].variant == "onnx"
     assert not found["exported fp32 (memory_format=channels_last)"].reason
     assert "torchscript fp32 (memory_format=channels_last)" not in found
+    chain = candidates([block(spec=IMAGE), block()], ["exported"], ["fp32"], "m1")
+    assert [c.label for c in chain] == ["exported fp32"], "not all of it are images"
 
 
 def test_a_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +55,10 @@ def test_a_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates_module, "missing_extra", lacking)
     found = by_label(candidates([block(onnx="cd" * 32)], ["openvino"], ["fp32"], "m1"))
     assert found["openvino fp32"].reason == "no openvino -- pip install 'blockflow[openvino]'"
+    choice = {"engine": "openvino", "precision": "fp32", "options": {}}
+    second = replace(block(onnx="cd" * 32), choices={"m1": choice})
+    (chain,) = candidates([block(), second], ["auto"], ["all"], "m1")
+    assert "no openvino" in chain.reason
 
 
 def test_auto_is_what_a_topology_would_run() -> None:
@@ -64,6 +70,11 @@ def test_auto_is_what_a_topology_would_run() -> None:
     assert auto.label == "openvino fp32"
     (elsewhere,) = candidates([chosen_here], ["auto"], ["all"], "m2")
     assert elsewhere.label == "exported fp32"
+    lower = candidates([chosen_here], ["auto"], ["bf16", "fp32"], "m1")
+    assert [c.selections[0].precision for c in lower if not c.reason] == ["bf16", "fp32"]
+    with_options = replace(chosen_here, choices={"m1": {**choice, "options": {"rows": [1]}}})
+    (auto,) = candidates([with_options], ["auto"], ["all"], "m1")
+    assert auto.label == "openvino fp32 (rows=[1])"
     assert reference(chosen_here, "m1").label == "exported fp32"
 
 

@@ -45,6 +45,7 @@ class Lab:
         self.error = {"exported": 0.0, "openvino": 1e-5, "rough": 0.5, "broken": 0.0}
         self.fails: dict[str, Callable[[str, Cell | None], None]] = {}
         self.log: list[tuple[str, str, Any]] = []
+        self.firsts: list[bool] = []
         self.alive = 0
         self.random = random.Random(7)
 
@@ -68,6 +69,7 @@ class _Made(Measurer):
 
     def measure(self, cell: Cell, runs: int, limit_s: float, *, first: bool) -> list[list[float]]:
         self.lab.log.append(("measure", self.engine, cell))
+        self.lab.firsts.append(first)
         self.lab.trouble(self.engine, "measure", cell)
         ms = self.lab.row_ms[self.engine] * cell.rows / cell.threads
         return [[ms * self.lab.random.uniform(0.98, 1.02)] for _ in range(runs)]
@@ -135,6 +137,7 @@ def test_candidates_take_turns(info: BlockInfo, store: ProfileStore, lab: Lab) -
     session(info, store, lab).run([REFERENCE, FAST], CELLS[:1])
     order = [e for e, _ in lab.measured()]
     assert order[:6] == ["exported", "openvino"] * 3
+    assert lab.firsts[:6] == [True, True, False, False, False, False], "warmed up once each"
 
 
 def test_an_interrupted_session_goes_on(info: BlockInfo, store: ProfileStore, lab: Lab) -> None:
@@ -161,6 +164,7 @@ def test_what_is_there_is_not_measured_again_unless_asked(
     (outcome,) = session(info, store, lab).run([REFERENCE], CELLS)
     assert (outcome.reused, lab.log) == (4, [])
     assert store.fresh([info], REFERENCE.selections) == before
+    assert session(info, store, lab).run([REFERENCE], CELLS[:1])[0].reused == 1
     session(info, store, lab, again=True).run([REFERENCE], CELLS[:1])
     assert {c for _, c in lab.measured()} == {CELLS[0]}
     assert len(store.fresh([info], REFERENCE.selections).profile.points) == 4
@@ -236,8 +240,8 @@ def test_a_candidate_that_cannot_load_has_its_reason(
 ) -> None:
     lab.fails["broken"] = raises(BlockError("LOAD_FAILED", "bad file", hint="mend it"), "open")
     absent = candidate("absent", reason="not installed")
-    good, bad, none = session(info, store, lab).run([REFERENCE, BROKEN, absent], CELLS)
-    assert not good.reason
+    bad, good, none = session(info, store, lab).run([BROKEN, REFERENCE, absent], CELLS)
+    assert not good.reason and set(good.points) == set(CELLS)
     assert bad.reason == "bad file -- mend it"
     assert none.reason == "not installed"
     assert [e[2] for e in lab.log if e[:2] == ("open", "broken")] == [1]  # not tried again
@@ -279,6 +283,15 @@ def test_a_comparison_is_of_the_same_minutes(
         ("store", "exported"),
         ("compare", "openvino"),
     ]
+
+
+def test_a_table_holds_until_it_was_compared_anew(info: Any, store: Any, lab: Lab) -> None:
+    session(info, store, lab).run([REFERENCE, FAST], CELLS, CHECK)
+    before = store.fresh([info], REFERENCE.selections)
+    lab.fails["exported"] = raises(KeyboardInterrupt(), "measure", CELLS[1])
+    with pytest.raises(KeyboardInterrupt):
+        session(info, store, lab).run([REFERENCE, FAST, ROUGH], CELLS, CHECK)
+    assert store.fresh([info], REFERENCE.selections) == before
 
 
 def test_a_chain_has_its_parts(store: ProfileStore, lab: Lab) -> None:

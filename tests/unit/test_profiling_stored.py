@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from blockflow.bench.profiling.stored import Shelf, problem, stored_tables
 from blockflow.cli.main import main
+from blockflow.core.profile import StageProfile
 from blockflow.repository.machine import fingerprint
+from blockflow.repository.profile_record import ProfileKey, ProfileRecord
 from blockflow.repository.repository import BlockRepository
+from tests.unit.test_profile_table import point
 from tests.unit.test_repository_variants import choice, form, refused, save_block
 
 WHY = "differs by 0.5 on [8, 2], allowed is 0.0001"
@@ -20,6 +25,8 @@ def test_refused_engines_and_a_choice_that_does_not_count_are_told(
 ) -> None:
     repository = BlockRepository(tmp_path)
     digest = save_block(repository, "b").digest
+    other = choice().model_copy(update={"engine": "exported"})
+    repository.save_choice("b", "another-machine", other, digest=digest)
     repository.save_choice("b", fingerprint(), choice(), digest=digest)
     show = ["profile", "b", "--show", "-r", str(tmp_path)]
 
@@ -36,3 +43,16 @@ def test_refused_engines_and_a_choice_that_does_not_count_are_told(
     assert main([*show, "--json"]) == 2
     (block,) = json.loads(capsys.readouterr().out)["blocks"]
     assert block["refused_engines"] == {"onnx": {"openvino": WHY}}
+    assert block["choice"]["engine"] == choice().engine
+
+
+def test_only_a_profile_that_holds_is_shown_and_each_block_needs_one() -> None:
+    profile = StageProfile("a", "ab" * 32, "echo", "fp32", "m1", (point(1, 2.0),))
+    key = ProfileKey(("a",), "echo", "fp32")
+    record = ProfileRecord(key, profile, (), {}, {}, {}, True, "2026-01-01T00:00:00+00:00")
+    holds = Shelf("a", "m1", ((record, ()),), {}, ("echo", "fp32"))
+    stale = replace(holds, records=((record, ("cpu: measured on X, now Y",)),))
+    assert [len(list(stored_tables(shelf))) for shelf in (holds, stale)] == [2, 1]
+    found = problem([holds, Shelf("b", "m1", (), {}, None)])
+    assert found is not None and (found.code, found.where) == ("NO_PROFILE", "b")
+    assert problem([holds]) is None

@@ -112,6 +112,29 @@ def test_numbers_that_are_not_finite() -> None:
     torch.testing.assert_close(read(x), net(x))
 
 
+@pytest.mark.parametrize("case", ["plain", "used twice", "in training"])
+def test_a_norm_is_folded_only_where_that_is_the_same(case: str) -> None:
+    aten, graph, root = torch.ops.aten, torch.fx.Graph(), nn.Module()
+    torch.manual_seed(0)
+    x = graph.placeholder("x")
+    state = []
+    for name in ("weight", "bias", "gamma", "beta", "mean", "var"):
+        root.register_buffer(name, torch.rand((4, 3, 3, 3) if name == "weight" else 4) + 0.5)
+        state.append(graph.get_attr(name))
+    conv = graph.call_function(aten.conv2d.default, (x, *state[:2]))
+    how = (case == "in training", 0.1, 1e-3, True)
+    y = graph.call_function(aten.batch_norm.default, (conv, *state[2:], *how))
+    if case == "used twice":
+        y = graph.call_function(aten.add.Tensor, (y, conv))
+    graph.output((y,))
+    module = torch.fx.GraphModule(root, graph)
+    made = lean(module)
+    calls = [n for n in made.graph.nodes if n.op == "call_function"]
+    assert (len(calls) == 1) is (case == "plain")
+    given = torch.randn(2, 3, 5, 5)
+    torch.testing.assert_close(made(given), module(given)[0])
+
+
 @pytest.mark.parametrize("computed", ["weight", "bias", "gamma", "beta", "mean"])
 def test_a_norm_is_folded_only_with_what_is_stored(computed: str) -> None:
     class Scaled(nn.Module):

@@ -1,15 +1,17 @@
 """The repository: verified reads, atomic writes, and no way out of its folder."""
 
+import errno
 import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockflow.core.errors import BlockFlowError, ExportError, RepositoryError
+from blockflow.core.errors import BlockFlowError, ExportError, RepositoryError, SystemError_
 from blockflow.core.model import TensorSpec
 from blockflow.repository import folder as folder_module
 from blockflow.repository import repository as module
@@ -176,6 +178,24 @@ def test_a_save_that_fails_leaves_the_old_block(
     monkeypatch.undo()
     assert repo.verify("echo1") == before
     assert len(list((repo.root / "echo1").iterdir())) == 2
+
+
+def test_a_version_that_no_descriptor_is_left_for_is_not_lost(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of descriptors that all processes share is full at one moment and not at the next."""
+    opened, left = os.open, iter([OSError(errno.ENFILE, os.strerror(errno.ENFILE))])
+
+    def full_once(path: Any, *args: Any, **more: Any) -> int:
+        if path == "manifest.json" and (error := next(left, None)):
+            raise error
+        return opened(path, *args, **more)
+
+    before = state(repo)
+    monkeypatch.setattr(os, "open", full_once)
+    with pytest.raises(SystemError_, match="NO_SPACE"):
+        save_echo(repo, "echo1", SPEC, version="2")
+    assert state(repo) == before
 
 
 def test_a_block_in_an_unwritable_place(tmp_path: Path) -> None:

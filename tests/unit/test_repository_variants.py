@@ -121,6 +121,15 @@ def test_a_new_variant_replaces_the_old_file(repository: BlockRepository) -> Non
     assert len(files) == 4
 
 
+def test_a_variant_that_cannot_be_read_leaves_nothing(repository: BlockRepository) -> None:
+    digest = save_block(repository, "b").digest
+    before = sorted(p.name for p in (repository.root / "b").iterdir())
+    missing = repository.root / "missing"
+    with pytest.raises(RepositoryError, match="REPOSITORY_UNUSABLE"):
+        repository.save_variant("b", "onnx", form(), missing, digest=digest)
+    assert sorted(p.name for p in (repository.root / "b").iterdir()) == before
+
+
 def test_a_missing_or_altered_variant(repository: BlockRepository) -> None:
     info = save_block(repository, "b")
     with pytest.raises(RepositoryError) as e, repository.artifact("b", variant="onnx"):

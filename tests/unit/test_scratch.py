@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from blockflow.core.errors import SystemError_
 from blockflow.core.model import TensorSpec
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -114,6 +116,20 @@ def test_a_folder_that_was_swept_before_it_was_held_is_not_used(
     with scratch() as folder:
         assert folder.exists()
         assert len(times) == 2
+
+
+def test_a_folder_that_cannot_be_held_is_not_tried_for_ever(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter([OSError(errno.EMFILE, os.strerror(errno.EMFILE))])
+
+    def refused(*_: Any) -> int:
+        raise next(left)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(SystemError_, match="NO_SPACE"), scratch():
+        pass
+    assert list(base.iterdir()) == []
 
 
 # --- in the repository ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from blockflow.engine.spans import ANY, ARITHMETIC, Span
+from blockflow.engine.spans import ANY, ARITHMETIC, UNIT, Span
 
 SPANS: list[Span] = [(-7, 5), (0, 6), (3, 9), (-8, -2), (4, 4)]
 OPERATORS: dict[str, Callable[[int, int], float]] = {
@@ -56,3 +56,25 @@ def test_what_has_no_end_stays_without(name: str) -> None:
 
 def test_no_end_times_nothing_is_nothing() -> None:
     assert ARITHMETIC["Mul"]([ANY, (0, 0)]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "made"),
+    [
+        ("Div", [(0, 10), (0.5, 2)], ANY),
+        ("Pow", [(0, 9), (0.5, 0.5)], ANY),
+        ("Where", [UNIT, (1, 2), (-3, 0)], (-3, 2)),
+        ("Concat", [(1, 2), (5, 9)], (1, 9)),
+        ("Pad", [(1, 2)], (0, 2)),
+        ("Pad", [(1, 2), (8, 8), (-5, -5)], (-5, 2)),
+        ("Trilu", [(3, 4)], (0, 4)),
+        ("Floor", [(0.5, 2.5)], (-0.5, 2.5)),
+        ("Ceil", [(0.5, 2.5)], (0.5, 3.5)),
+        ("Round", [(0.5, 2.5)], (-0.5, 3.5)),
+        ("BitwiseAnd", [(0, 10**9), (0, 255)], (0, 255)),
+        ("ReduceProd", [(2, 3)], ANY),
+        ("ReduceProd", [UNIT], UNIT),
+    ],
+)
+def test_what_others_make_of_spans(name: str, given: list[Span], made: Span) -> None:
+    assert ARITHMETIC[name](given) == made

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.repository.balance import split_evenly
-from blockflow.repository.split import split_model
+from blockflow.repository.split import ancestors, split_model, trace
 
 ROWS = (torch.randn(2, 4), torch.randn(5, 4))
 
@@ -75,9 +75,37 @@ def test_a_skip_connection_across_the_cut() -> None:
     assert "cross the cut before 'body.1.outer'" in error.message
 
 
+def test_what_alone_crosses_is_found_for_all_positions_at_once() -> None:
+    class Sized(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y.reshape(x.size(0), 3) + y
+
+    for model in (Model(), Sized()):
+        traced = trace(model.eval(), ancestors(["body.1.inner"]), ROWS)
+        found = traced.sole_crossings()
+        assert len(found) == len(traced.nodes) and None in found[1:-1]
+        for position, node in enumerate(found):
+            crossing = traced.crossing_tensors(position)
+            assert node is (crossing[0] if len(crossing) == 1 else None)
+
+
 def test_names_that_do_not_exist() -> None:
     assert "no submodule 'layer9'" in refused(Model(), ["layer9"]).message
     assert "no submodule ''" in refused(Model(), [""]).message
+
+
+def test_a_name_that_another_begins_with() -> None:
+    class Tenth(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a10, self.a1 = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a1(self.a10(x))
+
+    first, _ = split_model(Tenth().eval(), ["a1"], ROWS)
+    assert [name for name, _ in first.named_children()] == ["a10"]
 
 
 def test_cuts_out_of_order_or_twice() -> None:
@@ -168,10 +196,11 @@ class Sizes(nn.Module):
 
 def test_sizes_that_cross_a_cut_are_read_anew() -> None:
     model = Sizes().eval()
-    stages = split_model(model, ["b"], (torch.randn(2, 7, 4), torch.randn(5, 13, 4)))
-    for rows, length in ((1, 1), (3, 9)):
-        x = torch.randn(rows, length, 4)
-        torch.testing.assert_close(chain(stages, x), model(x))
+    for as_many in (7, 2):  # as the rows: one example does not tell the two apart
+        stages = split_model(model, ["b"], (torch.randn(2, as_many, 4), torch.randn(5, 13, 4)))
+        for rows, length in ((1, 1), (3, 9)):
+            x = torch.randn(rows, length, 4)
+            torch.testing.assert_close(chain(stages, x), model(x))
 
 
 class Lost(nn.Module):
@@ -200,8 +229,62 @@ def test_even_parts_make_the_model(parts: int) -> None:
     torch.testing.assert_close(chain(stages, x.clone()), model(x.clone()))
 
 
-def test_more_parts_than_places() -> None:
-    with pytest.raises(ExportError, match="legal ones"):
-        split_evenly(Model().eval(), 20, ROWS, torch.randn(1, 4))
+def test_what_cannot_be_traced_inside_keeps_nothing_else_closed() -> None:
+    def layers() -> nn.Sequential:
+        return nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x if x.sum() > 0 else -x)
+
+    model = nn.Sequential(layers(), Branches()).eval()
+    examples = (torch.randn(2, 64), torch.randn(5, 64))
+    x = torch.randn(1, 64)
+    stages = split_evenly(model, 4, examples, x)
+    assert len(stages) == 4
+    torch.testing.assert_close(chain(stages, x), model(x))
+    with pytest.raises(ExportError, match="the model has 4 legal ones"):
+        split_evenly(model, 6, examples, x)
+
+
+class Drops(nn.Module):
+    """Of what runs first nothing is used: what crosses is the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.a(x)
+        return self.b(x)
+
+
+class Pairs(nn.Module):
+    """A pair crosses behind the second."""
+
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, -x
+
+    class One(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return pair[0] + pair[1]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), self.Two(), self.One()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+@pytest.mark.parametrize(("model", "places"), [(Model, 4), (Drops, 0), (Pairs, 1)])
+def test_more_parts_than_places(model: type[nn.Module], places: int) -> None:
+    with pytest.raises(ExportError, match=f"the model has {places} legal ones"):
+        split_evenly(model().eval(), 20, ROWS, torch.randn(1, 4))
     with pytest.raises(ExportError, match="at least one"):
         split_evenly(Model().eval(), 0, ROWS, torch.randn(1, 4))

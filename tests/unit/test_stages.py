@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from control_rig import echo_repository
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockflow.batching.registry import policy_problems
+from blockflow.batching.registry import policy_problems, with_overlap
 from blockflow.bench.simulation.plan import check_policies
 from blockflow.bench.simulation.sources import Costs, topology_system
 from blockflow.bench.simulation.system import chain
-from blockflow.control.policies import policy_misfits, with_stages
+from blockflow.control.policies import policy_misfits, with_fitting, with_stages
 from blockflow.control.profiles import ProfileShelf
 from blockflow.core.engines import select
 from blockflow.core.errors import TopologyError
@@ -25,7 +26,7 @@ from blockflow.core.topology import Topology, parse_topology
 from blockflow.repository.profile_record import ProfileKey, ProfileRecord, ran_by
 from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
-from blockflow.tuning.slicing import slice_evenly
+from blockflow.tuning.slicing import Slicing, slice_evenly
 from blockflow.tuning.stages import CHOICES, best_stages, estimate
 
 MS = 1e6
@@ -62,6 +63,15 @@ def test_where_a_boundary_is_good_for_nothing_there_is_none(
 
 def test_where_halves_are_as_fast_there_are_boundaries_to_split_at() -> None:
     assert len(best_stages(table([EACH] * 8, 16), 16, joins=False, splits=True)) > 1
+
+
+def test_a_batch_is_split_at_the_best_boundary() -> None:
+    times = table([EACH] * 8, 16)
+    coarse, fine = (
+        estimate(times, slicing, 16, joins=False, splits=True)
+        for slicing in (Slicing((0, 4, 8), (4, 4)), Slicing((0, 4, 7, 8), (4, 3, 1)))
+    )
+    assert fine == pytest.approx(coarse, rel=0.01), "one more costs its decision, and no more"
 
 
 def test_stages_are_of_even_time() -> None:
@@ -158,6 +168,9 @@ def test_an_update_gets_numbers_and_a_note_of_them(repository: BlockRepository) 
     assert sum(stages["a"]) == 3 and len(stages["a"]) > 1 and stages["a"][-1] == 1
     (note,) = topology.notes
     assert note.startswith("worker w: stages a") and note.endswith(", c")
+    shelf = ProfileShelf(repository.root)
+    noted = replace(parse_topology(body(), repository.info, policy_problems), notes=("earlier",))
+    assert with_stages(noted, (0, 1), shelf).notes == ("earlier", note)
     again = parse_topology(topology.to_dict(), repository.info, policy_problems)
     assert again.to_dict() == topology.to_dict()  # what is stored needs no profile any more
 
@@ -170,6 +183,29 @@ def test_it_is_found_anew_when_the_profiles_have_changed(repository: BlockReposi
     assert problems == [] and after.notes == ("worker w: stages a+b+c",)
     assert before.blocks["a"].batching != after.blocks["a"].batching
     assert after.overlap["a"] == 1 < before.overlap["a"]
+
+
+def test_blocks_of_a_worker_with_other_options_are_judged_by_themselves(
+    repository: BlockRepository,
+) -> None:
+    profile(repository, dict.fromkeys("abcd", (9.0, 0.1)))
+    posted = body([2])
+    posted["blocks"][-1]["batching"] = {"policy": "dvabatch", "stages": [1]}
+    assert accepted(repository, posted)[1] == []
+
+
+def test_stages_that_fit_no_more_give_way_and_their_lanes_with_them(
+    repository: BlockRepository,
+) -> None:
+    """Unless all of them work: what was told to a process before, it goes on with."""
+    topology = with_overlap(parse_topology(body([2, 2]), repository.info, policy_problems))
+    shelf = ProfileShelf(repository.root)
+    for working in ("", "a", "ab"):
+        found, (note,) = with_fitting(topology, (0, 1), shelf, working)
+        assert found.blocks["a"].batching.model_dump() == {"policy": "none"}
+        assert found.overlap["a"] == 1 < topology.overlap["a"]
+        assert note.startswith("a, b, c: without a batching policy")
+    assert with_fitting(topology, (0, 1), shelf, "abc") == (topology, [])
 
 
 def test_without_a_profile_the_command_is_named(repository: BlockRepository) -> None:

@@ -28,6 +28,12 @@ def test_even_cuts_are_the_best_there_are(data: st.DataObject) -> None:
     assert slowest(found) == min(slowest(c) for c in combinations(legal, parts - 1))
 
 
+def test_of_places_that_are_as_good_the_first_is_cut() -> None:
+    assert even_cuts([2, 0, 0, 2, 1], [1, 2, 3, 4], 2) == [1]
+    assert even_cuts([0, 0, 0], [1, 2], 3) == [1, 2]
+    assert even_cuts([1, 1, 5, 0, 0, 5], [1, 2, 3, 4, 5], 3) == [2, 3]
+
+
 def test_a_chain_in_three_stages() -> None:
     sliced = slice_evenly([4, 1, 1, 2, 3, 1], 3)
     assert sliced.slowest == 4 and sliced.times == (4, 4, 4)
