@@ -40,20 +40,27 @@ class SubprocessLauncher(Launcher):
             if self._lifeline.read_fd < 0:
                 raise SystemError_("INTERNAL", "the launcher is closed")
             # A file in memory, not a pipe: nothing blocks however large the order is.
-            memory = os.memfd_create("bf-order", os.MFD_CLOEXEC)
             try:
-                os.write(memory, order)
-                os.lseek(memory, 0, os.SEEK_SET)
-                fds = (memory, self._lifeline.read_fd)
-                process = spawn(
-                    "blockflow.launch.child", *map(str, fds), fds=fds, malloc=self._malloc
-                )
+                memory = os.memfd_create("bf-order", os.MFD_CLOEXEC)
+                try:
+                    os.write(memory, order)
+                    os.lseek(memory, 0, os.SEEK_SET)
+                    fds = (memory, self._lifeline.read_fd)
+                    process = spawn(
+                        "blockflow.launch.child", *map(str, fds), fds=fds, malloc=self._malloc
+                    )
+                finally:
+                    os.close(memory)
+                pid = process.pid
+                try:
+                    pidfd = os.pidfd_open(pid)
+                except OSError:
+                    process.kill()
+                    process.wait()
+                    raise
             except OSError as exc:
                 raise not_started(f"launch of {name!r}", str(exc), exc.errno or 0, name) from exc
-            finally:
-                os.close(memory)
-            pid = process.pid
-            child = Child(name, pid, os.pidfd_open(pid), lambda: self._collect(process))
+            child = Child(name, pid, pidfd, lambda: self._collect(process))
             self._alive[pid] = child
             return child
 

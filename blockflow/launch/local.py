@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -208,8 +209,7 @@ class TemplateLauncher(Launcher):
         Raises:
             SystemError_: it did not; without a template afterwards, the next one may.
         """
-        self._serial += 1
-        serial = self._serial
+        serial = self._serial = self._serial + 1
         order = Order(entry, dict(spec), name).to_bytes()
         try:
             self._connected().send(encode(["launch", serial, order]))
@@ -224,9 +224,8 @@ class TemplateLauncher(Launcher):
         pid, pidfd = self._answers.pop(serial)
         if isinstance(pidfd, str):  # an errno, and why not
             raise not_started(f"launch of {name!r}", pidfd, pid, name)
-        child = Child(name, pid, pidfd, lambda: self._collect(serial, pid, pidfd))
-        self._alive[serial] = child
-        return child
+        self._alive[serial] = Child(name, pid, pidfd, lambda: self._collect(serial, pid, pidfd))
+        return self._alive[serial]
 
     def close(self) -> None:
         with self._lock:
@@ -311,8 +310,12 @@ class TemplateLauncher(Launcher):
             case [*_] if self._roll is None:  # an answer to the dead
                 for fd in fds:
                     os.close(fd)
-            case ["launched", int(serial), int(pid)]:
+            case ["launched", int(serial), int(pid)] if fds:
                 self._answers[serial] = (pid, fds[0])
+            case ["launched", int(serial), int()]:  # no descriptor was left here for its pidfd
+                self._answers[serial] = (errno.EMFILE, os.strerror(errno.EMFILE))
+                with suppress(OSError):
+                    sock.send(encode(["kill", serial]))
             case ["failed", int(serial), int(number), str(text)]:
                 self._answers[serial] = (number, text)
             case ["exited", int(serial), int(status), int(pid)]:
@@ -325,12 +328,10 @@ class TemplateLauncher(Launcher):
             self._socket = None
         if names := self._imports.died():
             _LOG.error("the template ended as it imported %s", ", ".join(names))
-        self._oldest = self._serial + 1
-        self._roll = self._roll or {}
+        self._oldest, self._roll = self._serial + 1, self._roll or {}
         if self._process is not None:
             self._process.kill()  # its socket is closed: it serves nobody
-            status = self._process.wait()
-            if status is not None:  # else the guardian is its parent
+            if (status := self._process.wait()) is not None:  # else the guardian is its parent
                 _LOG.warning("the template ended: status %d", status)
             self._process = None
 

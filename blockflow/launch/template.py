@@ -8,8 +8,9 @@ template has one thread, no OpenMP pool and no CUDA context, so it computes noth
 itself before each fork.
 
 Messages (msgpack arrays). In: ``["import", serial, modules]``, ``["launch", serial, order]``,
-``["close"]``. Out: ``["ready"]``, ``["imported", serial]``, ``["launched", serial, pid]`` with the
-child's pidfd, ``["failed", serial, errno or 0, text]``,
+``["kill", serial]`` (of a child that the launcher cannot watch), ``["close"]``. Out: ``["ready"]``,
+``["imported", serial]``, ``["launched", serial, pid]`` with the child's pidfd,
+``["failed", serial, errno or 0, text]``,
 ``["exited", serial, status, pid]``. A launcher that takes the template over from one that has died
 asks ``["roll"]`` and gets ``["roll", [[serial, pid], ...]]``: the children that live; what was
 said before it was meant for the dead.
@@ -125,6 +126,10 @@ class Template:
                     os._exit(1)
                 leave_to_children()
             self._send(["imported", serial])
+        elif kind == "kill":
+            for pidfd, (serial, _) in self._children.items():
+                if serial == rest[0]:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         elif kind == "roll":
             self._send(["roll", [list(entry) for entry in self._children.values()]])
         self._closed = kind == "close"

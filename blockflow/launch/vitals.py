@@ -55,7 +55,7 @@ def read_vitals(pid: int, *, every_thread: bool = False) -> Vitals | None:
         main_ns = _run_ns(proc, ticks)
         eager = state in _WANTS_CPU
         if every_thread and not eager:
-            eager = any(_stat(task)[0] in _WANTS_CPU for task in (proc / "task").iterdir())
+            eager = any(map(_eager, (proc / "task").iterdir()))
     except OSError:
         return None
     return Vitals(state, ticks * _TICK_NS, main_ns, eager)
@@ -83,6 +83,14 @@ def _stat(folder: Path) -> tuple[str, int]:
     # The name in parentheses may hold anything, blanks and parentheses too.
     fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
     return fields[0].decode(), int(fields[11]) + int(fields[12])
+
+
+def _eager(task: Path) -> bool:
+    """False for a thread that has ended since it was listed: its process may live on."""
+    try:
+        return _stat(task)[0] in _WANTS_CPU
+    except OSError:
+        return False
 
 
 def _run_ns(folder: Path, ticks: int) -> int:

@@ -147,7 +147,8 @@ class Keyring:
         return self.folder / TOKEN_FILE
 
     def create(self) -> KeyPair:
-        """Make the folder with the server's pair and a REST token; both must not be there yet.
+        """Make the folder with the server's pair, which must not be there yet, and a REST token: a
+        token that is there is kept.
 
         Raises:
             SystemError_: UNAUTHORIZED, MISSING_EXTRA.

@@ -75,6 +75,7 @@ def test_received_memory_is_read_only(way: Way) -> None:
 
 def test_rows_of_a_batch_part_without_a_copy(way: Way) -> None:
     producer, consumer = way.producer(), way.consumer()
+    before = reserved(producer, (64,), "uint8")  # an arena's first byte is none of the batch
     buffer = reserved(producer, (5, 2), "int32")
     view = as_numpy(buffer.memory, "int32", (5, 2))
     view[:] = np.arange(10).reshape(5, 2)
@@ -89,7 +90,8 @@ def test_rows_of_a_batch_part_without_a_copy(way: Way) -> None:
     for start, stop in [(0, 0), (-1, 2), (2, 6), (3, 2)]:
         with pytest.raises(ValueError):
             first.rows(start, stop)
-    del buffer, first, second, parts, view
+    producer.discard(before)
+    del before, buffer, first, second, parts, view
     producer.sweep()
     assert producer.outstanding() == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -20,10 +21,12 @@ from blockflow.core.errors import SystemError_
 from blockflow.launch.base import LIFELINE_ENV, Child, Launcher, wait_any
 from blockflow.launch.fresh import SubprocessLauncher
 from blockflow.launch.local import TemplateLauncher
+from blockflow.launch.process import descendants
 from blockflow.tensormq import agent
 
 ENTRY = "tests.contract.test_launchers:trivial"
 WAIT_S = 20.0
+SIGNALS = (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)
 
 
 def trivial(spec: Mapping[str, Any]) -> int:
@@ -45,7 +48,9 @@ def trivial(spec: Mapping[str, Any]) -> int:
         "core": resource.getrlimit(resource.RLIMIT_CORE),
         "status": Path("/proc/self/status").read_text(),
         "self_is_ours": Path("/proc/self/fd").stat().st_uid == os.geteuid(),
-        "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+        "ignored": [s.name for s in SIGNALS if signal.getsignal(s) == signal.SIG_IGN],
+        "default": [s.name for s in SIGNALS if signal.getsignal(s) == signal.SIG_DFL],
+        "stdin": os.readlink("/proc/self/fd/0"),
         "spec": dict(spec),
     }
     target = Path(spec["report"])
@@ -112,7 +117,9 @@ def test_exit_status(launcher: Launcher, tmp_path: Path, then: int | str, status
     assert child.wait(WAIT_S) == status
     assert child.poll() == status
     child.kill()  # of a dead one: nothing happens
+    assert not launcher._alive  # type: ignore[attr-defined]
     text = log.read_text()
+    assert log.stat().st_mode & 0o777 == 0o600
     assert ("told to raise" in text) == (then == "raise")
     assert ("a line on stdout" in text) == (type(then) is int)
     child.close()
@@ -129,7 +136,9 @@ def test_child_is_set_up(launcher: Launcher, tmp_path: Path) -> None:
     assert facts["comm"] == "bf:a-long-wor#0"  # the kernel keeps 15 bytes
     assert facts["cores"] == [core]
     assert facts["omp"] == "1" and facts["mmap_max"] == "0"
-    assert facts["sigterm"]
+    assert facts["default"] == ["SIGCHLD", "SIGHUP", "SIGINT", "SIGTERM"]
+    assert facts["ignored"] == ["SIGPIPE"]
+    assert facts["stdin"] == os.devnull
     assert facts["threads"] == 1
     assert facts["spec"] == spec
     # stdin, stdout, stderr, the lifeline, and the one that lists the folder
@@ -197,10 +206,16 @@ def test_unknown_entry_and_cores(launcher: Launcher, tmp_path: Path) -> None:
     log = tmp_path / "log"
     child = launcher.launch("blockflow.nowhere:run", {"log_path": str(log)}, "w#0")
     assert child.wait(WAIT_S) == 1
-    assert "blockflow.nowhere" in log.read_text()
+    before = log.read_text()
+    assert "blockflow.nowhere" in before
     child = launcher.launch(ENTRY, spec_for(tmp_path, 0, cores=[4095], log_path=str(log)), "w#1")
     assert child.wait(WAIT_S) == 1
-    assert "cores [4095]" in log.read_text()
+    text = log.read_text()
+    assert text.startswith(before) and "cores [4095]" in text
+    (link := tmp_path / "link").symlink_to(tmp_path / "of-another")
+    child = launcher.launch(ENTRY, spec_for(tmp_path, 0, log_path=str(link)), "w#2")
+    assert child.wait(WAIT_S) == 1
+    assert not (tmp_path / "of-another").exists()
 
 
 def test_too_large_an_order(launcher: Launcher, tmp_path: Path) -> None:
@@ -208,3 +223,41 @@ def test_too_large_an_order(launcher: Launcher, tmp_path: Path) -> None:
         launcher.launch(ENTRY, spec_for(tmp_path, 0, padding="x" * 3_000_000), "w#0")
     child = launcher.launch(ENTRY, spec_for(tmp_path, 5), "w#1")  # and goes on
     assert child.wait(WAIT_S) == 5
+
+
+def test_a_process_that_cannot_be_watched_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = descendants(os.getpid()).keys()
+    launcher = SubprocessLauncher()
+    monkeypatch.setattr(os, "pidfd_open", full)
+    with pytest.raises(SystemError_, match="Too many open files"):
+        launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#0")
+    assert descendants(os.getpid()).keys() <= before
+    launcher.close()
+
+
+def test_without_a_descriptor_for_it_no_process_is_left_running(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    sibling = launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#9")
+    before = descendants(os.getpid())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.dup(0)
+    os.close(first_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+    try:
+        with pytest.raises(SystemError_, match="Too many open files") as caught:
+            launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (caught.value.code, caught.value.where) == ("NO_SPACE", "w#0")
+    end = time.monotonic() + WAIT_S
+    while left := descendants(os.getpid()).keys() - before.keys():
+        assert time.monotonic() < end, left
+        time.sleep(0.01)
+    assert sibling.poll() is None
+    assert launcher.launch(ENTRY, spec_for(tmp_path, 3), "w#1").wait(WAIT_S) == 3

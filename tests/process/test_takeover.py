@@ -26,6 +26,7 @@ from blockflow.launch.process import (
 )
 from blockflow.launch.ward import TEMPLATE, Kept, Line, Ward
 from blockflow.tensormq.janitor import RunDir, data_socket_path, remove_strangers
+from blockflow.wire.codec import decode, encode
 from tests.contract.test_launchers import ENTRY, WAIT_S, report, spec_for
 
 
@@ -47,6 +48,7 @@ def test_descriptors_and_words_go_up(lines: tuple[Line, Line], tmp_path: Path) -
     manager.anew("torn")
     message, (fd,) = guardian.take()
     assert message == ["keep", "name", os.getpid(), start_time(os.getpid())]
+    assert not os.get_inheritable(fd)
     os.write(fd, b"it is that file")
     os.close(fd)
     assert (tmp_path / "file").read_text() == "it is that file"
@@ -58,6 +60,15 @@ def test_descriptors_and_words_go_up(lines: tuple[Line, Line], tmp_path: Path) -
     guardian.tell_reaped(1, 2)  # to nobody: nothing happens
 
 
+def test_that_a_manager_turns_goes_up_once_a_second(lines: tuple[Line, Line]) -> None:
+    guardian, manager = lines
+    second = 1_000_000_000
+    for now_ns in (0, second - 1, second, second + 1, 2 * second):
+        manager.alive(now_ns)
+    manager.stopping()
+    assert list(iter(lambda: guardian.take()[0], ["stopping"])) == [["alive"]] * 3
+
+
 def test_how_orphans_ended_comes_down(lines: tuple[Line, Line]) -> None:
     guardian, manager = lines
     assert manager.reaped(11, 0.0) is None
@@ -67,7 +78,32 @@ def test_how_orphans_ended_comes_down(lines: tuple[Line, Line]) -> None:
     assert manager.reaped(11, 0.0) == -9
     assert manager.reaped(11, 0.0) is None  # told once
     guardian.close()
-    assert manager.reaped(11, WAIT_S) is None  # nobody will say it any more: not waited for
+    assert manager.reaped(11, 1e6) is None  # nobody will say it any more: not waited for
+
+
+def test_an_end_that_is_told_while_it_is_waited_for_is_heard(
+    lines: tuple[Line, Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guardian, manager = lines
+    told: list[None] = []
+
+    def pump() -> None:
+        Line.pump(manager)
+        if not told:
+            told.append(guardian.tell_reaped(11, -9))
+
+    monkeypatch.setattr(manager, "pump", pump)
+    assert manager.reaped(11, WAIT_S) == -9
+
+
+def test_ends_that_nobody_asks_for_are_forgotten_the_oldest_first(
+    lines: tuple[Line, Line],
+) -> None:
+    guardian, manager = lines
+    for pid in range(258):
+        guardian.tell_reaped(pid, 7)
+        manager.pump()
+    assert [manager.reaped(pid, 0.0) for pid in (0, 1, 2, 257)] == [None, None, 7, 7]
 
 
 def test_a_full_line_keeps_nobody_waiting(lines: tuple[Line, Line]) -> None:
@@ -130,7 +166,8 @@ def test_files_of_strangers_go_and_others_stay() -> None:
         RunDir.create(Path(root) / "r") as run_dir,
     ):
         names = ["arena-7", "marks-7", "work-7", "g7.sock", "arena-8", "d8.sock", "work-8"]
-        names += [f"arena-{(1 << 63) | 7}", f"arena-{(1 << 63) | 8}", "control.sock", "arena-x"]
+        names += [f"arena-{(1 << 63) | 7}", f"arena-{(1 << 63) | 8}", "control.sock"]
+        names += ["arena-x", "arena-8x"]
         for name in names:
             (run_dir.path / name).touch()
         assert data_socket_path(run_dir.path, 8).exists()
@@ -229,3 +266,83 @@ def test_another_launcher_goes_on_with_template_and_children(
         for child in children:
             child.close()
         os.close(fd)
+
+
+class Former:
+    """A template of a former Manager, played by the test, and a child that it has forked."""
+
+    def __init__(self, ward: Ward) -> None:
+        self.template, self.child = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
+        self.pid, self.began = self.child.pid, start_time(self.child.pid)
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        kept = Kept(theirs.detach(), self.template.pid, start_time(self.template.pid))
+        self.ward = replace(ward, adopt=True, deaths=1, kept={TEMPLATE: kept})
+
+    def say(self, *message: object, fds: tuple[int, ...] = ()) -> None:
+        socket.send_fds(self.socket, [encode(list(message))], fds)
+
+    def end(self) -> None:
+        """The child has ended, and is collected by its parent."""
+        self.child.kill()
+        self.child.wait()
+
+    def close(self) -> None:
+        for process in (self.template, self.child):
+            process.kill()
+            process.wait()
+        self.socket.close()
+
+
+@pytest.fixture
+def former(lines: tuple[Line, Line], tmp_path: Path) -> Iterator[Former]:
+    lifeline = Lifeline()
+    made = Former(ward_of(lines[1], lifeline, tmp_path))
+    yield made
+    made.close()
+    lifeline.cut()
+
+
+def test_what_was_said_to_the_dead_is_told_apart(former: Former) -> None:
+    for process in (os.getpid(), os.getppid()):
+        fd = os.pidfd_open(process)
+        former.say("launched", 5, process, fds=(fd,))
+        os.close(fd)
+    former.say("exited", 6, 3, 4711)
+    former.say("roll", [[7, former.pid]])
+    before = len(os.listdir("/proc/self/fd"))
+    launcher = TemplateLauncher(preload=["msgpack"], ward=former.ward)
+    try:
+        # The template's pidfd has come; the socket was there.
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        assert launcher.adopt("gone#0", 4711, 1) == 3
+        assert decode(former.socket.recv(1000), max_bytes=1000, what="order") == ["roll"]
+        assert launcher.attempt(ENTRY, {"modules": ["json"]}, "w#0") is None
+        kind, serial, modules = decode(former.socket.recv(1000), max_bytes=1000, what="order")
+        assert (kind, modules) == ("import", ["json"])
+        assert serial > 1_000_000, "no answer to the dead bears this number"
+    finally:
+        former.template.kill()
+        launcher.close()
+
+
+@pytest.mark.parametrize("by", ["template", "guardian"])
+def test_how_an_adopted_child_ended_is_said_by_who_collected_it(
+    former: Former, lines: tuple[Line, Line], by: str
+) -> None:
+    former.say("roll", [[7, former.pid]])
+    launcher = TemplateLauncher(preload=["msgpack"], ward=former.ward)
+    try:
+        child = launcher.adopt("w#0", former.pid, former.began)
+        assert isinstance(child, Child) and child.poll() is None
+        former.end()
+        if by == "template":
+            former.say("exited", 7, 5, former.pid)
+        else:
+            former.socket.close()
+            lines[0].tell_reaped(former.pid, 5)
+        assert child.poll() == 5
+        assert not launcher._roll and not launcher._statuses
+        child.close()
+    finally:
+        former.template.kill()
+        launcher.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from blockflow.core.errors import RequestError
 from blockflow.tensormq import janitor
-from blockflow.tensormq.arena import Arena
+from blockflow.tensormq.arena import DEVICE_BIT, Arena
 from blockflow.tensormq.janitor import (
     MAX_PATH_CHARS,
     ROOT_ENV,
@@ -245,9 +246,10 @@ def test_a_maker_that_loses_the_race_with_a_sweep_takes_another_name(
 def test_a_root_of_others_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o777)
-    with pytest.raises(RequestError, match="other users"):
-        RunDir.create(shared)
+    for mode in (0o777, 0o770, 0o707):
+        shared.chmod(mode)
+        with pytest.raises(RequestError, match="other users"):
+            RunDir.create(shared)
     target = tmp_path / "target"
     target.mkdir()
     link = tmp_path / "link"
@@ -284,6 +286,57 @@ def test_the_leavings_of_one_process_are_removed_alone(root: Path) -> None:
         assert sorted(os.listdir(made.path)) == ["arena-1", "lock", "marks-1"]
         dead.close()
         mine.close()
+
+
+def test_all_that_a_process_may_have_left_is_known(root: Path) -> None:
+    numbers = (2, 2 | DEVICE_BIT)
+    left = [f"{kind}-{n}" for kind in ("arena", "marks") for n in numbers]
+    left += ["d2.sock", "g2.sock", "work-2"]
+    with RunDir.create(root) as made:
+        for name in left:
+            (made.path / name).touch()
+        remove_leavings(made.path, 2)
+        assert os.listdir(made.path) == ["lock"]
+
+
+def test_the_lock_goes_last_and_what_appears_meanwhile_goes_too(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunDir.create(root)
+    for name in "ab":
+        (made.path / name).touch()
+    gone: list[str] = []
+    real = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        real(path, missing_ok)
+        gone.append(path.name)
+        if gone.count(janitor.LOCK_NAME) == 1 and path.name == janitor.LOCK_NAME:
+            (made.path / "late").touch()  # by a process that is about to die
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    made.remove()
+    assert not made.path.exists()
+    assert sorted(gone[:2]) == ["a", "b"] and gone[2:4] == [janitor.LOCK_NAME, "late"]
+
+
+def test_a_directory_that_was_swept_before_it_was_locked_is_not_ours(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter(["aaaaaaaa", "bbbbbbbb"])
+    monkeypatch.setattr("secrets.token_hex", lambda _: next(names))
+    real = janitor._lock
+
+    def lock(fd: int) -> bool:
+        if (swept := root / "aaaaaaaa").exists():
+            shutil.rmtree(swept)
+        return real(fd)
+
+    monkeypatch.setattr(janitor, "_lock", lock)
+    before = len(os.listdir("/proc/self/fd"))
+    with RunDir.create(root) as made:
+        assert made.path.name == "bbbbbbbb" and made.path.exists()
+        assert len(os.listdir("/proc/self/fd")) == before + 1
 
 
 def test_longest_socket_path_fits(root: Path) -> None:

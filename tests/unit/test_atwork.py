@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from blockflow.tensormq.atwork import (
     RECORD_BYTES,
     AtWork,
     AtWorkReader,
+    Work,
     record,
     work_path,
 )
@@ -52,8 +55,11 @@ def test_forwards_side_by_side_have_lanes_of_their_own(tmp_path: Path) -> None:
     look = reader(tmp_path)
     one, two = work.begin(5, [item(1)]), work.begin(6, [item(2)])
     assert work.begin(5, [item(3)]) == NO_LANE
+    before = work_path(tmp_path, 7).read_bytes()
     work.restart(NO_LANE, 5, [item(3)])
+    work.renew(NO_LANE)
     work.end(NO_LANE)
+    assert work_path(tmp_path, 7).read_bytes() == before
     assert [(w.stage, w.records) for w in look.read()] == [
         (5, (record(item(1)),)),
         (6, (record(item(2)),)),
@@ -64,11 +70,38 @@ def test_forwards_side_by_side_have_lanes_of_their_own(tmp_path: Path) -> None:
     assert [w.records for w in look.read()] == [(record(item(4)),)]
 
 
+def test_a_renewed_forward_is_the_younger_one(tmp_path: Path) -> None:
+    work = AtWork.create(tmp_path, 7, 2, lanes=2)
+    one, two = work.begin(5, [item(1)]), work.begin(6, [item(2)])
+    began = {w.stage: w.started_ns for w in reader(tmp_path).read()}
+    work.renew(two)
+    found = {w.stage: w.started_ns for w in reader(tmp_path).read()}
+    assert found[5] == began[5] and found[6] > began[6]
+    work.renew(one)
+    assert [w.stage for w in reader(tmp_path).read()] == [6, 5]
+
+
+def test_who_goes_on_with_others_is_at_nothing_until_these_are_named(tmp_path: Path) -> None:
+    work = AtWork.create(tmp_path, 7, 2)
+    lane, look = work.begin(5, [item(1)]), reader(tmp_path)
+    seen: list[list[Work]] = []
+
+    class Named(list[Item]):
+        def __iter__(self) -> Iterator[Item]:
+            seen.append(look.read())
+            return super().__iter__()
+
+    work.restart(lane, 6, Named([item(2)]))
+    assert seen == [[]]
+    assert [(w.stage, w.records) for w in look.read()] == [(6, (record(item(2)),))]
+
+
 def test_of_a_large_batch_the_first_are_named_and_all_counted(tmp_path: Path) -> None:
     work = AtWork.create(tmp_path, 7, 2, lanes=2)
-    one = work.begin(5, [item(n) for n in range(5)])
+    one = work.begin(5, [item(8)])
     two = work.begin(6, [item(9)])
-    first, second = reader(tmp_path).read()
+    work.restart(one, 5, [item(n) for n in range(5)])
+    second, first = reader(tmp_path).read()
     assert (first.count, first.records) == (5, (record(item(0)), record(item(1))))
     assert second.records == (record(item(9)),)
     assert {one, two} == {0, 1}
@@ -106,6 +139,25 @@ def test_a_file_of_another_incarnation_or_a_link_is_nothing(tmp_path: Path) -> N
     AtWork.create(tmp_path, 9, 2)
     os.symlink(work_path(tmp_path, 9), work_path(tmp_path, 10))
     assert AtWorkReader.open(tmp_path, 10) is None
+
+
+@pytest.mark.parametrize("word", range(5), ids=["magic", "version", "owner", "lanes", "records"])
+def test_a_header_with_another_word_is_nothing(tmp_path: Path, word: int) -> None:
+    AtWork.create(tmp_path, 7, 2)
+    content = bytearray(work_path(tmp_path, 7).read_bytes())
+    content[8 * word] += 1
+    work_path(tmp_path, 7).write_bytes(content)
+    assert AtWorkReader.open(tmp_path, 7) is None
+
+
+def test_without_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(SystemError_) as e:
+        AtWork.create(tmp_path, 7, 2)
+    assert e.value.code == "NO_SPACE" and not work_path(tmp_path, 7).exists()
 
 
 def test_it_is_made_once(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from blockflow.core.caches import INDUCTOR, private_compiler_cache
-from blockflow.launch.environment import MallocTuning, child_environment
+from blockflow.launch.environment import MallocTuning, child_command, child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,10 +19,26 @@ def test_environment() -> None:
     env = child_environment(MallocTuning(top_pad=7), base)
     assert env["MALLOC_TOP_PAD_"] == "7" and env["MALLOC_MMAP_MAX_"] == "0"
     assert env["MALLOC_ARENA_MAX"] == "3" and env["A"] == "b"  # the operator's choice stays
-    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
+    assert env["MALLOC_TRIM_THRESHOLD_"] == str(1 << 32)
+    for pool in ("OMP", "MKL", "OPENBLAS", "NUMEXPR"):
+        assert env[f"{pool}_NUM_THREADS"] == "1"
+    assert env["PYTHONUNBUFFERED"] == env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     assert str(ROOT) in env["PYTHONPATH"].split(os.pathsep)
     assert env["TORCHINDUCTOR_COMPILE_THREADS"] == "1"  # no processes of a worker's own
     assert INDUCTOR in env
+    tuned = {k: v for k, v in child_environment(base={}).items() if k.startswith("MALLOC_")}
+    assert tuned == MallocTuning().variables()
+    assert tuned["MALLOC_ARENA_MAX"] == "1" and tuned["MALLOC_TOP_PAD_"] == str(64 << 20)
+    chosen = {"PYTORCH_NVML_BASED_CUDA_CHECK": "0", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    assert child_environment(base=chosen).items() >= chosen.items()
+
+
+def test_the_current_folder_goes_by_its_name_and_each_folder_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", ["", "/a", "/b", "/a"])
+    assert child_environment(base={})["PYTHONPATH"] == os.pathsep.join([os.getcwd(), "/a", "/b"])
+    assert child_command("m", "x")[1:] == ["-P", "-m", "m", "x"], "nothing is taken from there"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from blockflow.tensormq.arena import DEVICE_BIT
-from blockflow.tensormq.cuda_api import IPC_HANDLE_BYTES, CudaError
+from blockflow.tensormq.cuda_api import ILLEGAL_ADDRESS, IPC_HANDLE_BYTES, CudaError
 from blockflow.tensormq.cuda_book import BookReader, Export, make_book, write_export, write_trial
 from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
@@ -70,6 +71,38 @@ def test_a_failed_device_says_so_once(
     assert device.completions.wait_idle(10)
     assert len(told) == 1 and "ILLEGAL_ADDRESS" in device.broken
     assert released == [1, 1], "a lost context holds no slots"
+
+
+def test_of_a_batch_that_a_device_is_lost_with_only_the_slots_are_told(api: FakeCuda) -> None:
+    device, gate, told = CudaDevice(api), threading.Event(), list[str]()
+
+    def fails() -> None:
+        gate.wait(10)
+        raise CudaError("cuLaunchKernel", ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    with device.queue.batch(lambda ns: told.append("its time")):
+        api.launch(device.stream, fails)
+        device.queue.within(lambda: told.append("its slot"))
+    gate.set()
+    assert device.completions.wait_idle(10)
+    assert (told, device.completions.lost) == (["its slot"], True)
+    with pytest.raises(CudaError):
+        device.queue.settle()
+    device.close()
+
+
+def test_what_is_settled_has_been_told(device: CudaDevice, api: FakeCuda) -> None:
+    told, late = list[int](), threading.Event()
+
+    def record(ns: int) -> None:
+        late.wait(0.05)
+        told.append(ns)
+
+    for n in range(2):
+        with device.queue.batch(record):
+            api.launch(device.stream, lambda: None)
+        device.queue.settle()
+        assert len(told) == n + 1
 
 
 def test_events_are_used_again(device: CudaDevice, api: FakeCuda) -> None:
@@ -157,14 +190,17 @@ def test_what_is_ordered_between_two_batches_has_an_event_of_its_own(
 
 
 def test_a_copy_to_the_host_lands_when_it_is_there(device: CudaDevice, api: FakeCuda) -> None:
-    pointer, back, gate = api.mem_alloc(64), bytearray(10), threading.Event()
+    pointer, gate = api.mem_alloc(64), threading.Event()
+    page = memoryview(mmap.mmap(-1, mmap.PAGESIZE))
+    assert device.pins.cover(page, False)  # else the copy itself waits for the device
+    back = page[:10]
     device.upload(pointer, memoryview(bytearray(b"0123456789")))
     for n in range(3):
         gate.clear()
         landed = list[tuple[int, bytes]]()
         api.launch(device.stream, lambda: gate.wait(10) and None)
         device.fetch(
-            memoryview(back),
+            back,
             pointer,
             lambda ns, landed=landed: landed.append((ns, bytes(back))),  # type: ignore[misc]
         )

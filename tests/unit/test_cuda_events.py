@@ -124,6 +124,20 @@ def test_an_event_that_is_waited_for_is_not_closed(scene: Scene) -> None:
     scene.mine.stream_destroy(done)
 
 
+def test_two_waits_for_one_slot_end_each_for_itself(scene: Scene) -> None:
+    gate = threading.Event()
+    scene.mine.launch(scene.writing, lambda: gate.wait(10) and None)
+    scene.record(1, 0)
+    first, second = scene.order(1, 0), scene.order(1, 0)
+    assert 0 not in (first, second) and first != second
+    scene.events.passed((1, 0), first)
+    assert scene.events.is_past((1, 0), first) and not scene.events.is_past((1, 0), second)
+    gate.set()
+    scene.theirs.stream_synchronize(scene.reading)
+    scene.events.passed((1, 0), second)
+    assert len(scene.events._spare) == 2, "their events are used again"
+
+
 def test_with_all_of_them_waited_for_the_device_catches_up_first(scene: Scene) -> None:
     gate = threading.Event()
     scene.mine.launch(scene.writing, lambda: gate.wait(10) and None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from blockflow.tensormq import cuda_host
 from blockflow.tensormq.arena import Arena
+from blockflow.tensormq.cuda_api import CudaError
 from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.cuda_host import SMALL_BYTES
@@ -62,6 +64,29 @@ def test_a_regions_growth_is_page_locked_as_a_whole(device: CudaDevice, api: Fak
     assert not device.pins.hold(whole[:PAGE])
     device.upload(pointer, whole)
     api.stream_synchronize(device.stream)
+
+
+def test_what_is_refused_once_is_not_asked_for_again_and_stops_no_other_kind(
+    device: CudaDevice, api: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    real = api.host_register
+
+    def register(address: int, nbytes: int, read_only: bool) -> None:
+        asked.append(read_only)
+        if read_only:
+            raise CudaError("cuMemHostRegister_v2", 801, "CUDA_ERROR_NOT_SUPPORTED")
+        real(address, nbytes, read_only)
+
+    monkeypatch.setattr(api, "host_register", register)
+    for _ in range(2):
+        assert not device.pins.cover(memoryview(mmap.mmap(-1, PAGE)), True)
+    mapping = mmap.mmap(-1, PAGE)
+    kept = weakref.ref(mapping)
+    assert device.pins.cover(memoryview(mapping), False)
+    assert asked == [True, False]
+    del mapping
+    assert kept() is not None, "it must not vanish while it is registered"
 
 
 def test_without_page_locking_copies_work_all_the_same(tmp_path: Path) -> None:

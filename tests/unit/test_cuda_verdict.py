@@ -91,6 +91,32 @@ def test_a_look_stays_true_while_rows_change_hands(run_dir: Path, book: Arena) -
     assert view.opened and seen(run_dir, OTHER) == (True, None)
 
 
+def test_neighbours_have_words_and_reasons_of_their_own(run_dir: Path, book: Arena) -> None:
+    known = VerdictBook(book)
+    for owner in range(1, 9):
+        known.refused(owner, f"{owner}" * 500)
+    known.refused(1, "1" * 500)
+    assert [seen(run_dir, n)[1] for n in range(1, 9)] == [f"{n}" * 120 for n in range(1, 9)]
+    known.refused(3, "short")
+    assert seen(run_dir, 3) == (False, "short")
+    for owner in range(1, 9, 2):
+        known.opened(owner)
+    assert [seen(run_dir, n)[0] for n in range(1, 9)] == [True, False] * 4
+
+
+def test_a_verdict_is_found_again_in_another_row(run_dir: Path, book: Arena) -> None:
+    known = VerdictBook(book)
+    known.opened(OTHER)
+    known.opened(OWNER)
+    view = VerdictView.of(run_dir, READER, OWNER)
+    assert view is not None and view.opened
+    known.keep([OTHER])
+    known.opened(13)
+    assert not view.opened
+    known.opened(OWNER)
+    assert view.opened
+
+
 def test_where_there_is_no_row_left_nothing_is_said(run_dir: Path, book: Arena) -> None:
     known = VerdictBook(book)
     for owner in range(100, 100 + VERDICTS + 1):

@@ -128,8 +128,9 @@ def test_a_hidden_process_has_no_memory_figure(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 424242)
-    nvml.nvmlDeviceGetComputeRunningProcesses = lambda _: []  # type: ignore[method-assign]
-    assert GpuProbe("cuda:0").sample(0, 0)["gpu_memory"] is None
+    for shown in ([], [SimpleNamespace(pid=424242, usedGpuMemory=None)]):
+        monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda _, s=shown: s)
+        assert GpuProbe("cuda:0").sample(0, 0)["gpu_memory"] is None
 
 
 @pytest.mark.parametrize(
@@ -212,6 +213,15 @@ def test_energy_per_row_looks_back_over_the_window_only() -> None:
     # Over the last five seconds: 50 J, and rows from 1500 to 2000.
     assert meter.joules == 200.0
     assert meter.mj_per_row == pytest.approx(50e3 / 500)
+
+
+def test_what_was_used_since_the_windows_beginning_counts_wholly() -> None:
+    meter = EnergyMeter()
+    for second, joules in enumerate((0.0, 60.0, 60.0, 60.0, 60.0, 60.0)):
+        meter.add(second * SECOND, joules, None, rows=second)
+    assert meter.mj_per_row == pytest.approx(60e3 / 5)
+    meter.add(6 * SECOND, 60.0, None, rows=6)
+    assert meter.mj_per_row == 0.0
 
 
 def test_a_counter_that_cannot_be_read_for_a_while_is_not_counted_twice() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -82,6 +83,7 @@ def test_secrets_that_others_may_have_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     write_private(path, b"x" * 40)
     assert read_private(path, "it", 100) == b"x" * 40
+    assert read_private(path, "it", 10) == b"x" * 10
     for bits in (0o640, 0o604, 0o660, 0o666):
         path.chmod(bits)
         with refused():
@@ -104,6 +106,38 @@ def test_a_folder_that_others_can_write_to_holds_no_keys(ring: Keyring) -> None:
         ring.server()
     with refused():
         private_folder(ring.folder)
+    ring.folder.chmod(0o700)
+    (link := ring.folder.with_name("link")).symlink_to(ring.folder)
+    with refused():
+        private_folder(link)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_of_a_secret_that_does_not_fit_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with refused("NO_SPACE"):
+        write_private(tmp_path / "a.key", b"secret")
+    assert not (tmp_path / "a.key").exists()
+
+
+def test_a_new_pair_keeps_the_token_and_replaces_what_was_public(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "keys")
+    ring.folder.mkdir(mode=0o700)
+    write_private(ring.token_file, b"t" * 40)
+    (ring.folder / "server.pub").write_text("of a pair that is gone")
+    before = os.umask(0o077)
+    try:
+        pair = ring.create()
+    finally:
+        os.umask(before)
+    assert ring.token_file.read_bytes() == b"t" * 40
+    assert public_key((ring.folder / "server.pub").read_text().upper()) == pair.public
+    assert mode(ring.folder / "server.pub") == 0o644, "others may read it"
 
 
 def test_what_init_makes(ring: Keyring) -> None:
@@ -147,6 +181,8 @@ def test_a_damaged_or_foreign_file_authorises_nobody(ring: Keyring) -> None:
     (folder / KeyPair.make().public.hex()).write_bytes(b"")
     (folder / KeyPair.make().public.hex()).mkdir()
     (folder / KeyPair.make().public.hex()).symlink_to("/etc/hostname")
+    for content in ("no/name", "", "a b"):
+        write_private(folder / KeyPair.make().public.hex(), content.encode())
     open_ = folder / key.hex()
     open_.write_text("mallory")
     open_.chmod(0o666)
@@ -182,10 +218,15 @@ def test_a_token_is_compared_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "token"
     write_private(path, b"s" * 40 + b"\n")
     auth = TokenAuth(path)
-    auth.check("Bearer " + "s" * 40)
-    for wrong in (None, "", "Bearer", "Bearer ", "Bearer " + "s" * 39, "Basic " + "s" * 40, "ü"):
+    for right in ("Bearer " + "s" * 40, "bearer " + "s" * 40, "BEARER  " + "s" * 40 + " "):
+        auth.check(right)
+    wrongs = [None, "", "Bearer", "Bearer ", "Bearer " + "s" * 39, "Basic " + "s" * 40, "ü"]
+    for wrong in (*wrongs, "Bearer ü", "Bearer \udcff", "s" * 40, "Bearer " + "s" * 41):
         with refused():
             auth.check(wrong)
+    path.unlink()
+    write_private(path, b" " + b"s" * 32)
+    TokenAuth(path).check("Bearer " + "s" * 32)
 
 
 # --- exposure -------------------------------------------------------------------------------------
@@ -262,8 +303,19 @@ def test_the_keys_command(
     assert main(["keys", "list"]) == 0
     text = capsys.readouterr().out
     assert "bob" in text and "alice" not in text
-    for wrong in (["new"], ["authorise", "x"], ["init", "x"], ["revoke", "bob", "-o", "x"]):
-        run(*wrong, status=2)
+    for wrong, why in (
+        (["new"], "needs a client's NAME"),
+        (["authorise", "x"], "needs the client's public KEY"),
+        (["init", "x"], "takes no NAME"),
+        (["list", "x"], "takes no NAME"),
+        (["make", "x", "ab" * 32], "takes no KEY"),
+        (["revoke", "bob", "-o", "x"], "writes no key file"),
+        (["authorise", "x", "ab" * 32, "-o", "x"], "writes no key file"),
+    ):
+        error = run(*wrong, status=2)["error"]
+        assert isinstance(error, dict) and why in error["message"]
+    run("authorise", "x", "ab" * 32, "--keys", "none", status=2)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_torn_link_key_of_a_former_control_plane_is_replaced(tmp_path: Path) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import RequestError, WireError
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.channel import OutBuffer
-from blockflow.tensormq.cuda import CudaProducer
+from blockflow.tensormq.cuda import SLAB_ALIGN, CudaProducer
 from blockflow.tensormq.cuda_consumer import CudaMapping
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.leases import LeaseError
-from blockflow.wire.tensor import Handle
+from blockflow.wire.tensor import Handle, TensorDesc
 from tests import cuda_rig, mixed_rig
 from tests.mixed_rig import DIMS, HOST, MIB, NEAR, OWNER, PEER, Rig, chosen, finish, is_right
 
@@ -35,6 +36,29 @@ def test_between_devices_nothing_is_copied(rig: Rig) -> None:
     assert rig.producer.sweep() == 1 and rig.producer.outstanding() == 0
     copies = rig.device.copies
     assert (copies.h2d_copies, copies.d2h_copies, copies.d2d_copies) == (0, 0, 0)
+
+
+def test_a_handle_that_leaves_the_slab_is_refused(rig: Rig) -> None:
+    buffer = rig.computed(NEAR)
+    finish(buffer)
+    desc = rig.producer.publish(buffer, [NEAR])[0].desc
+    handle = desc.handle
+    assert handle is not None
+
+    def at(offset: int) -> Handle:
+        return replace(handle, offset=offset)
+
+    end = SLAB_ALIGN
+    refused = [
+        (replace(desc, handle=at(end - desc.nbytes + 1)), None),
+        (TensorDesc("uint8", (2,), at(end - 2), (2,)), None),
+        (desc, bytes(desc.nbytes)),
+    ]
+    for bad, frame in refused:
+        with pytest.raises(WireError):
+            rig.near.open(bad, frame)
+    rig.near.open(replace(desc, handle=at(end - desc.nbytes)), None).release()
+    assert rig.producer.sweep() == 1
 
 
 def test_to_a_peer_the_reader_copies_once(rig: Rig) -> None:

@@ -37,17 +37,36 @@ def test_each_reason_to_take_the_host_is_told_once(
     assert "incarnation 99" in rig.producer.obstacle
     rig.producer.set_devices({PEER: "cuda:1"})
     assert caplog.text.count("cuda:0 and cuda:1 are no peers") == 1
+    rig.producer.set_devices({NEAR: "cuda:0"})
+    assert rig.producer.obstacle == "", "of those that are here"
     rig.close()
 
 
-def test_without_memory_for_a_slab_tensors_go_over_the_host(run_dir: Path) -> None:
+def test_without_memory_for_a_slab_tensors_go_over_the_host(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = Rig(run_dir, total_bytes=3 << 20)
     assert chosen(rig.producer, NEAR) == "host"
     assert "no slab on cuda:0" in rig.producer.obstacle
+    monkeypatch.setattr(rig.cuda, "open_slab", lambda: pytest.fail("is not tried again"))
+    assert chosen(rig.producer, NEAR) == "host"
     rig.producer.set_devices({NEAR: "cuda:0"})
     assert chosen(rig.producer, NEAR) == "host"
     assert rig.cuda.slab == 0
     rig.close()
+
+
+def test_of_a_slab_that_cannot_be_exported_nothing_is_left(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(pointer: int) -> bytes:
+        raise CudaError("cuIpcGetMemHandle", 801, "CUDA_ERROR_NOT_SUPPORTED")
+
+    assert isinstance(rig.device.api, FakeCuda)
+    before = rig.device.api.counts()
+    monkeypatch.setattr(rig.device.api, "mem_export", refused)
+    assert chosen(rig.producer, NEAR) == "host"
+    assert rig.device.api.counts() == before
 
 
 def test_who_cannot_open_device_memory_gets_its_tensors_over_the_host(

@@ -120,3 +120,55 @@ def test_a_wait_for_the_dead_is_found_out_while_room_for_an_event_is_waited_for(
     first.release()
     second.release()
     assert scene.device.completions.wait_idle(WAIT_S)
+
+
+def test_who_is_past_all_waits_for_the_dead_goes_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.consumer.close()
+    scene.consumer = CudaConsumer(scene.device, scene.run_dir)
+    watched: list[Callable[[], bool]] = []
+    monkeypatch.setattr(scene.device, "watch", lambda after_s, stuck, why: watched.append(stuck))
+    assert isinstance(scene.device.api, FakeCuda) and isinstance(scene.far.api, FakeCuda)
+    owners, begun, end = threading.Event(), threading.Event(), threading.Event()
+
+    def own_work() -> None:
+        begun.set()
+        end.wait(30)
+
+    scene.far.api.launch(scene.far.stream, lambda: owners.wait(30) and None)
+    first = scene.sent(FIRST)
+    scene.stall(scene.far)
+    second = scene.sent(FIRST)
+    with scene.device.queue.batch(lambda ns: None):
+        first.tensor()
+        scene.device.api.launch(scene.device.stream, begun.set)
+        second.tensor()
+        scene.device.api.launch(scene.device.stream, own_work)
+    scene.consumer.peer_gone(FIRST)
+    (stuck,) = watched
+    assert stuck()
+    owners.set()
+    assert begun.wait(WAIT_S)
+    assert stuck(), "past one of two"
+    begun.clear()
+    scene.gate.set()
+    assert begun.wait(WAIT_S)
+    assert not stuck(), "what it computes with them goes on"
+    end.set()
+    first.release()
+    second.release()
+    assert scene.device.completions.wait_idle(WAIT_S)
+
+
+def test_nothing_is_kept_of_a_wait_that_is_over(scene: Scene) -> None:
+    scene.stall(scene.far)
+    got = scene.sent(FIRST)
+    with scene.device.queue.batch(lambda ns: None):
+        got.tensor()
+    waits = scene.consumer._mappings[FIRST].waits
+    assert len(waits) == len(scene.consumer._events._waits) == 1
+    scene.gate.set()
+    got.release()
+    assert scene.device.completions.wait_idle(WAIT_S)
+    assert not waits and not scene.consumer._events._waits

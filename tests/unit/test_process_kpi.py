@@ -1,0 +1,118 @@
+"""A process's own figures: which are read at each sample, and which more seldom."""
+
+from __future__ import annotations
+
+import io
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blockflow.launch import process_kpi
+from blockflow.launch.process_kpi import ProcessSampler, private_and_shared
+
+SECOND = 1_000_000_000
+MIB = 1 << 20
+
+
+class FakeProcess:
+    pid = 77
+    rss = 100 * MIB
+
+    def __init__(self) -> None:
+        self.cpu_asked = 0
+
+    def oneshot(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def cpu_percent(self, interval: float | None) -> float:
+        assert interval is None
+        self.cpu_asked += 1
+        return 0.0 if self.cpu_asked == 1 else 50.0
+
+    def memory_info(self) -> Any:
+        return SimpleNamespace(rss=self.rss)
+
+    def num_threads(self) -> int:
+        return 3
+
+    def num_fds(self) -> int:
+        return 9
+
+
+class Machine:
+    """What the sampler asks; counts what is dear."""
+
+    def __init__(self) -> None:
+        self.process = FakeProcess()
+        self.walks = self.clocks = 0
+        self.mhz: float | None = 2000.0
+
+    def walk(self, pid: int) -> tuple[int, int]:
+        assert pid == 77
+        self.walks += 1
+        return self.walks, 1000 + self.walks
+
+    def clock(self) -> Any:
+        self.clocks += 1
+        return None if self.mhz is None else SimpleNamespace(current=self.mhz)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    asked = SimpleNamespace(Process=lambda: made.process, cpu_freq=made.clock)
+    monkeypatch.setattr(process_kpi, "psutil", asked)
+    monkeypatch.setattr(process_kpi, "private_and_shared", made.walk)
+    return made
+
+
+def test_private_pages_and_shares_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"Rss: 90 kB\nPss: 20 kB\nPss_Anon: 7 kB\nPrivate_Clean: 4 kB\nPrivate_Dirty: 8 kB\n"
+    monkeypatch.setattr(process_kpi, "open", lambda *_: io.BytesIO(text), raising=False)
+    assert private_and_shared(1) == (12 * 1024, 20 * 1024)
+
+
+def test_all_figures_are_told(machine: Machine) -> None:
+    told = {
+        "arena_bytes": 11,
+        "arena_used": 12,
+        "slots": 13,
+        "slots_used": 14,
+        "torch_allocated": 15,
+        "torch_reserved": 16,
+    }
+    kpi = ProcessSampler().sample(0, **told).to_dict()  # type: ignore[arg-type]
+    assert {name: kpi[name] for name in told} == told
+    own = ("pid", "cpu_percent", "cpu_mhz", "rss", "uss", "pss", "threads", "fds")
+    assert [kpi[name] for name in own] == [77, 50.0, 2000.0, 100 * MIB, 1, 1001, 3, 9]
+
+
+def test_without_a_clock_there_is_none(machine: Machine) -> None:
+    machine.mhz = None
+    assert ProcessSampler().sample(0).cpu_mhz == 0.0
+
+
+def test_what_is_dear_is_read_seldom(machine: Machine) -> None:
+    sampler = ProcessSampler()
+    seen = []
+    for quarter in range(4 * 11 + 1):
+        if quarter == 4 * 7 + 1:
+            machine.process.rss += MIB  # at the next whole second the pages are counted anew
+        kpi = sampler.sample(quarter * SECOND // 4)
+        seen.append((kpi.uss, machine.clocks))
+    assert machine.clocks == 12
+    walked = [n for n in range(1, len(seen)) if seen[n][0] != seen[n - 1][0]]
+    assert walked == [4 * 5, 4 * 8]
+
+
+def test_memory_that_moves_is_followed_each_second(machine: Machine) -> None:
+    sampler = ProcessSampler()
+    for second in range(4):
+        machine.process.rss += MIB
+        sampler.sample(second * SECOND)
+    assert machine.walks == 4
+    machine.process.rss += MIB - 1
+    sampler.sample(4 * SECOND)
+    assert machine.walks == 4
