@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
+
+from blockflow.control.auth import API, API_HEADER
 
 Answer = tuple[int, Any]
 
 
 class FakeRest:
     """``answers`` maps ``"METHOD /path"`` to (status, document), raw bytes, or a function of the
-    body that gives one of these. Unknown paths answer NOT_FOUND."""
+    body that gives one of these. Unknown paths answer NOT_FOUND. ``headers`` are in each answer."""
 
     def __init__(self, answers: dict[str, Answer | bytes | Callable[[bytes], Answer]]) -> None:
         self.answers = answers
         self.asked: list[tuple[str, str, bytes]] = []
+        self.headers = {API_HEADER: API}
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,9 +47,12 @@ class FakeRest:
                     status, raw = answer[0], json.dumps(answer[1]).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
+                for name, value in fake.headers.items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
+                with suppress(ConnectionError):  # who asked has gone
+                    self.end_headers()
+                    self.wfile.write(raw)
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Tests want no access log."""

@@ -10,6 +10,7 @@ import pytest
 from control_rig import echo_repository
 from jsonschema import Draft202012Validator
 
+from blockflow.control.auth import API, API_HEADER
 from blockflow.control.system import System
 from blockflow.core.errors import CODES
 from blockflow.launch.base import Launcher
@@ -52,6 +53,7 @@ def fits(document: dict[str, Any], answer: httpx.Response, method: str, path: st
     """The answer is JSON and of the form that the document promises for its status: it has no field
     that the document does not describe."""
     assert answer.headers["content-type"] == "application/json"
+    assert answer.headers[API_HEADER] == API
     promised = document["paths"][path][method]["responses"][str(answer.status_code)]
     schema = promised["content"]["application/json"]["schema"]
     whole = closed({**schema, "components": document["components"]})
@@ -74,6 +76,7 @@ def closed(schema: Any) -> Any:
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
     assert answer.headers["content-type"] == "application/json"
+    assert answer.headers[API_HEADER] == API
     error = answer.json()["error"]
     assert CODES[error["code"]].http == answer.status_code
     return error

@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from blockflow.cli.complete import complete_block
-from blockflow.cli.options import Block, Json, Url, print_json, print_line
+from blockflow.cli.options import UPDATE_S, Block, Json, Url, print_json, print_line
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.monitor.rest import RestClient, segment
 
-_SLOW_S = 120.0
-"""Time-out of calls that wait for a drain, a start or a stop."""
+_END_S = 120.0
+"""How long the end of the whole system is waited for."""
 
 _LOOK_S = 0.1
 
@@ -94,7 +94,7 @@ def stop(
             if fd is not None:
                 scope.callback(os.close, fd)
             ended = partial(_await_silence, client) if fd is None else partial(_await_end, fd)
-        answer = client.post("/v1/shutdown", timeout_s=_SLOW_S)
+        answer = client.post("/v1/shutdown", timeout_s=_END_S)
         if ended is not None and not ended():
             raise make_error("TIMEOUT", "it has not ended yet", where=client.url)
     _show(answer, json_, [f"{client.url}: {'stopped' if wait else 'shutting down'}"])
@@ -173,12 +173,12 @@ def _open_here(status: Any) -> int | None:
 def _await_end(fd: int) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
-    return bool(poller.poll(_SLOW_S * 1000))
+    return bool(poller.poll(_END_S * 1000))
 
 
 def _await_silence(client: RestClient) -> bool:
     """Wait until nothing answers any more: all that can be seen of another host."""
-    end = time.monotonic() + _SLOW_S
+    end = time.monotonic() + _END_S
     while time.monotonic() < end:
         try:
             client.get("/v1/health/live")
@@ -190,8 +190,12 @@ def _await_silence(client: RestClient) -> bool:
 
 
 def _act(block: str, verb: str, done: str, url: str, json_: bool) -> None:
-    answer = RestClient(url).post(f"/v1/blocks/{segment(block)}/{verb}", timeout_s=_SLOW_S)
-    _show(answer, json_, [done])
+    from blockflow.monitor.view import update_lines
+
+    answer = RestClient(url).post(f"/v1/blocks/{segment(block)}/{verb}", timeout_s=UPDATE_S)
+    update = answer.get("update", {})
+    as_hoped = update.get("state") in ("done", "unchanged") and not update.get("notes")
+    _show(answer, json_, [done] if as_hoped else update_lines(answer))
 
 
 def _show(answer: Any, json_: bool, lines: list[str]) -> None:

@@ -19,7 +19,6 @@ from rich.markup import escape
 from rich.table import Table as ScreenTable
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.demo.run import UPDATE_S
 from blockflow.bench.demo.server import Rest, Server
 from blockflow.bench.interrupts import interruptible
 from blockflow.bench.mlperf.counts import CONFIDENCE
@@ -58,7 +57,7 @@ from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.validation import TOLERANCE, Check
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.lazy import Entries, LazyGroup
-from blockflow.cli.options import Address, ClientKeys, Json, Url, close_json, print_json
+from blockflow.cli.options import UPDATE_S, Address, ClientKeys, Json, Url, close_json, print_json
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, TopologyError
 from blockflow.monitor.rest import RestClient

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2
     """The command line, a file or a value is wrong; repeating it does not help."""
     NOT_RUNNING = 3
-    """Nothing answers at the address."""
+    """Nothing answers at the address, or what does is not BlockFlow."""
     NOT_READY = 4
     """Something answers but is not ready or not healthy."""
     FAILED = 5

@@ -114,7 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as exc:
         if isinstance(exc.__context__, BrokenPipeError):  # click has made an exit status of it
             return ExitCode.OK
-        return exc.code if isinstance(exc.code, int) else ExitCode.OK if exc.code is None else 1
+        if exc.code is None or isinstance(exc.code, int):
+            return exc.code or ExitCode.OK
+        complain(exc.code)  # as Python does: the user's own code may end so
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("blockflow: interrupted\n")
         return ExitCode.INTERRUPTED

@@ -16,6 +16,10 @@ from blockflow.cli.exits import exit_code
 from blockflow.cli.streams import complain
 from blockflow.core.errors import BlockFlowError
 
+UPDATE_S = 600.0
+"""Time-out of a call that waits for an update, or for an operation on a block: large models need
+their time to load. The control plane gives up waiting, and says how far it is, before that."""
+
 _STDOUT, _STDERR = 1, 2
 """Descriptors."""
 

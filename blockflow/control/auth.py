@@ -1,5 +1,5 @@
-"""Auth: who may use REST. With a token file every request needs the token; without one, loopback
-is the fence."""
+"""Auth: who may use REST, and by what the service is known. With a token file every request needs
+the token; without one, loopback is the fence."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from blockflow.tensormq.private_files import read_private, unfit
 
 MIN_TOKEN_BYTES = 32
 TOKEN_VARIABLE = "BLOCKFLOW_TOKEN_FILE"
+API_HEADER, API = "BlockFlow-Api", "v1"
+"""In each answer of REST: many a service answers any path with a JSON object and a 200."""
+
 _MAX_TOKEN_BYTES = 4096
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from blockflow.control.brain import Brain
 from blockflow.control.crashes import CrashBook, crash_record
-from blockflow.control.fleet import CRASHES_KEPT, Crash, Life, Replica, Role
+from blockflow.control.fleet import CRASHES_KEPT, Crash, Life, Replica
 from blockflow.control.kpis import KpiBook, Sample, aggregate, totals
 from blockflow.control.routes import served_contract
 from blockflow.core.lifecycle import State
@@ -218,8 +218,7 @@ class Views:
         """A worker, or the Dispatcher, by name; None when there is none."""
         if name == "dispatcher":
             return self.dispatcher()
-        found = [w for w in self.workers() if w["name"] == name]
-        return next((w for w in found if w["role"] == Role.ACTIVE), found[0] if found else None)
+        return next((w for w in self.workers() if w["name"] == name), None)
 
     def dispatcher(self) -> dict[str, Any]:
         life = self._crew.dispatcher

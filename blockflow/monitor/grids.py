@@ -327,11 +327,16 @@ def contract_grid(tasks: Sequence[Doc]) -> Grid:
             str(t.get("input", NONE)),
             str(t.get("output", NONE)),
             count(t.get("max_rows")),
-            f"{ms(t.get('deadline_ms'))}{'' if t.get('deadline_ms', 0) >= 10_000 else ' ms'}",
+            _with_unit(t.get("deadline_ms")),
         )
         for t in tasks
     )
     return Grid("Tasks", columns, rows)
+
+
+def _with_unit(value: Any) -> str:
+    text = ms(value)  # which says seconds by itself
+    return text if text == NONE or text.endswith("s") else f"{text} ms"
 
 
 def _engine(block: Doc) -> str:

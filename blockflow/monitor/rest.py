@@ -6,15 +6,18 @@ The same codes come back that the service raised: an error body is turned into t
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
+import socket
 import ssl
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from blockflow.control.auth import TOKEN_VARIABLE, read_token
+from blockflow.control.auth import API_HEADER, TOKEN_VARIABLE, read_token
 from blockflow.core.errors import (
     BlockFlowError,
     RequestError,
@@ -35,7 +38,7 @@ class RestClient:
     Args:
         url: ``http://host:port`` or ``https://host:port``; by default the environment's
             BLOCKFLOW_URL, else ``http://127.0.0.1:5780``.
-        timeout_s: for the connection and for each answer.
+        timeout_s: for each call as a whole, from the connection to the answer's last byte.
         token_file: private file with the service's token; by default the environment's
             BLOCKFLOW_TOKEN_FILE, else no token is sent.
         ca_file: PEM file with the only certificates that are trusted over https (of an authority,
@@ -80,7 +83,8 @@ class RestClient:
         """GET a resource; returns its JSON document.
 
         Raises:
-            BlockFlowError: the service's own error, NOT_RUNNING when nothing answers, TIMEOUT.
+            BlockFlowError: the service's own error; NOT_RUNNING when nothing answers, or what does
+                is no BlockFlow; TIMEOUT.
         """
         return self._call("GET", path, query, None, self._timeout_s)
 
@@ -110,50 +114,60 @@ class RestClient:
             headers["Authorization"] = f"Bearer {self._token}"
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = self._connection(timeout_s)
-        try:
+        end = time.monotonic() + timeout_s
+        with self._dial(end) as sock:
+            connection = self._connection()
+            connection.sock = _Timed(sock, end)
             try:
-                connection.connect()
-            except ssl.SSLCertVerificationError as exc:
-                raise SystemError_(
-                    "UNAUTHORIZED",
-                    f"what answers there has no certificate to be trusted: {exc.verify_message}",
-                    where=self.url,
-                    hint=f"name the PEM file of its authority, or its own, in {CA_VARIABLE}, and "
-                    "use a name or address that the certificate is for",
+                connection.request(method, target, body, headers)
+                answer = connection.getresponse()
+                raw = answer.read(MAX_ANSWER_BYTES + 1)
+            except TimeoutError as exc:
+                raise make_error(
+                    "TIMEOUT", f"no answer within {timeout_s:g} s", where=f"{self.url}{path}"
                 ) from exc
-            except OSError as exc:
-                raise self._not_running(str(exc)) from exc
-            connection.request(method, target, body, headers)
-            answer = connection.getresponse()
-            raw = answer.read(MAX_ANSWER_BYTES + 1)
-        except TimeoutError as exc:
-            raise make_error(
-                "TIMEOUT", f"no answer within {timeout_s:g} s", where=f"{self.url}{path}"
-            ) from exc
-        except (OSError, http.client.HTTPException) as exc:
-            why = f"the answer broke off: {exc!r}"
-            if self._tls is None:
-                why += "; if it serves HTTPS, its address begins with https://"
-            raise self._not_running(why) from exc
-        finally:
-            connection.close()
-        return self._read(answer.status, raw, path)
+            except (OSError, http.client.HTTPException) as exc:
+                why = f"the answer broke off: {exc!r}"
+                if self._tls is None:
+                    why += "; if it serves HTTPS, its address begins with https://"
+                raise self._not_running(why) from exc
+        return self._read(answer, raw, path)
 
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _connection(self) -> Any:
+        """What speaks HTTP; it has no socket yet."""
         if self._tls is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        return http.client.HTTPSConnection(
-            self._host, self._port, timeout=timeout_s, context=self._tls
-        )
+            return http.client.HTTPConnection(self._host, self._port)
+        return http.client.HTTPSConnection(self._host, self._port, context=self._tls)
 
-    def _read(self, status: int, raw: bytes, path: str) -> Any:
+    def _dial(self, end: float) -> socket.socket:
+        try:
+            sock = _connected(self._host, self._port, end)
+            if self._tls is None:
+                return sock
+            sock.settimeout(_left(end))
+            return self._tls.wrap_socket(sock, server_hostname=self._host)
+        except ssl.SSLCertVerificationError as exc:
+            raise SystemError_(
+                "UNAUTHORIZED",
+                f"what answers there has no certificate to be trusted: {exc.verify_message}",
+                where=self.url,
+                hint=f"name the PEM file of its authority, or its own, in {CA_VARIABLE}, and "
+                "use a name or address that the certificate is for",
+            ) from exc
+        except OSError as exc:
+            raise self._not_running(str(exc)) from exc
+
+    def _read(self, answer: http.client.HTTPResponse, raw: bytes, path: str) -> Any:
+        status = answer.status
+        if answer.getheader(API_HEADER) is None:
+            raise self._not_running(f"what answers there (HTTP {status}) is not BlockFlow")
         try:
             document = json.loads(raw) if len(raw) <= MAX_ANSWER_BYTES else None
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):  # as each of its answers is
-            raise self._not_running(f"what answers there (HTTP {status}) is not BlockFlow")
+            what = f"its answer (HTTP {status}, {len(raw)} bytes) is no whole JSON object"
+            raise self._not_running(what)
         if status < 400:
             return document
         error = document.get("error")
@@ -168,6 +182,59 @@ class RestClient:
             where=self.url,
             hint="start one with `blockflow up`, or pass --url",
         )
+
+
+def _left(end: float) -> float:
+    """Seconds until ``end``. Raises TimeoutError: it is over."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _connected(host: str, port: int, end: float) -> socket.socket:
+    """To the first of the host's addresses that takes it; they have one time together. Raises
+    OSError."""
+    refused = OSError("no address")
+    for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            sock = socket.create_connection((str(address[0]), port), _left(end))
+        except OSError as exc:
+            refused = exc
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+    raise refused
+
+
+class _Timed:
+    """A connection for http.client, whose own time-out would begin anew with every piece that is
+    sent or received: all that is still to come has until ``end``. Its owner closes it."""
+
+    def __init__(self, sock: socket.socket, end: float) -> None:
+        self._sock, self._end = sock, end
+
+    def sendall(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            self._sock.settimeout(_left(self._end))
+            rest = rest[self._sock.send(rest) :]
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Pieces(self._sock, self._end))
+
+    def close(self) -> None:
+        """Called before an answer that ends the connection has been read."""
+
+
+class _Pieces(socket.SocketIO):
+    def __init__(self, sock: socket.socket, end: float) -> None:
+        super().__init__(sock, "r")
+        self._peer, self._end = sock, end
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._peer.settimeout(_left(self._end))
+        return super().readinto(buffer)
 
 
 def _trust(ca_file: str | Path | None) -> ssl.SSLContext:

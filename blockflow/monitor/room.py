@@ -19,7 +19,8 @@ def busiest(status: Doc, before: Doc | None, room: int | None) -> list[Grid]:
     """Blocks, processes and tasks of ``blockflow top`` in ``room`` lines (None: as many as it
     takes). Each list keeps a row at least, whatever the room; no row is made to be left out."""
     lists = [listing(status, "blocks"), processes(status), listing(status, "tasks")]
-    rows = [len(lists[0]), len(lists[1]), sum(map(_task_rows, lists[2]))]
+    counts = (len(lists[0]), len(lists[1]), sum(map(_task_rows, lists[2])))
+    rows = [max(n, 1) for n in counts]  # that there are none is a line too
     limits = rows if room is None else shares(rows, room - _FRAME * len(lists))
     shown = [
         found if n >= wanted else sorted(found, key=rank)[:n]

@@ -79,7 +79,8 @@ def top_screen(
     parts = [_head(status), Text(line, style="dim"), *_notices(status)]
     if note:
         parts.append(Text(note, style="red"))
-    above = sum(max(-(-cell_len(p.plain) // width), 1) for p in parts)
+    console = Console(width=width)
+    above = sum(max(len(p.wrap(console, width)), 1) for p in parts)
     room = None if height is None else height - above
     return Group(*parts, *_spaced(busiest(status, before, room), width))
 

@@ -8,6 +8,7 @@ import pty
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,7 @@ def test_the_other_script_stands_for_export(tmp_path: Path) -> None:
 def test_top_on_a_terminal_is_live_and_leaves_it_as_it_was(rest: FakeRest) -> None:
     command = [sys.executable, "-m", "blockflow", "top", "-n", "0.1", "--url", rest.url]
     master, slave = pty.openpty()
+    was = termios.tcgetattr(master)
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "50"}
     with subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment
@@ -112,6 +114,7 @@ def test_top_on_a_terminal_is_live_and_leaves_it_as_it_was(rest: FakeRest) -> No
                 os.write(master, b"q")
                 asked_to_end = True
         assert child.wait(10) == 0
+    assert termios.tcgetattr(master) == was
     os.close(master)
     assert b"\x1b[?1049h" in seen  # the alternative screen, and back
     assert seen.rindex(b"\x1b[?1049l") > seen.rindex(b"\x1b[?1049h")

@@ -47,3 +47,21 @@ def test_who_waits_is_woken_and_so_is_the_next() -> None:
         thread.join(30)
     assert woken == [True] * 3 and time.monotonic() - began < 10
     assert asked.is_set() and asked.wait(0)
+
+
+def test_whoever_is_woken_finds_it_set() -> None:
+    asked = Asked()
+
+    class Wakes:
+        def put(self, _: None) -> None:
+            assert asked.is_set()
+
+    asked._wakes = Wakes()  # type: ignore[assignment]
+    asked.set()
+
+
+def test_no_time_is_none() -> None:
+    asked = Asked()
+    assert not asked.wait(-1.0)
+    asked.set()
+    assert asked.wait(-1.0)

@@ -48,11 +48,21 @@ def test_what_can_be_written(folder: Path) -> None:
     for name in ("plain", "new.jsonl", "a/new/folder/x.svg"):
         check_output(Path(name), "--plot")
     check_output(None, "--plot", PLOTS)
+    check_output(Path("x.PNG"), "--plot", PLOTS)
     assert not (folder / "a").exists(), "it only looks"
 
 
+def test_a_folder_that_takes_no_new_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(os, "access", lambda _, mode: asked.append(mode))
+    with pytest.raises(RequestError, match="cannot be written to"):
+        check_output(Path("new.jsonl"), "--results")
+    assert asked == [os.W_OK | os.X_OK]
+
+
 @pytest.mark.parametrize(
-    ("number", "code"), [(errno.ENOSPC, "NO_SPACE"), (errno.EACCES, "INVALID_REQUEST")]
+    ("number", "code"),
+    [(errno.ENOSPC, "NO_SPACE"), (errno.EDQUOT, "NO_SPACE"), (errno.EACCES, "INVALID_REQUEST")],
 )
 def test_what_is_refused_while_it_is_written(number: int, code: str) -> None:
     with pytest.raises(BlockFlowError) as e, writing(Path("x.png")):

@@ -9,8 +9,10 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from blockflow.cli.exits import ExitCode
@@ -198,6 +200,30 @@ def test_who_has_the_port(machine: Path) -> None:
         port = held.getsockname()[1]
         rest, _ = found(machine, rest_port=port).ports
     assert rest.holder and rest.option == "--port"
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "holder"),
+    [
+        ("bf:manager", "", "blockflow"),
+        ("python3", "/opt/b/bin/python3 /opt/b/bin/blockflow up", "blockflow"),
+        ("python3", "python3 -m blockflow up", "blockflow"),
+        ("python3", "/home/blockflow/bin/python3 app.py", "python3 (process 7)"),
+        ("nginx", "nginx: master process /home/blockflow/nginx", "nginx (process 7)"),
+    ],
+)
+def test_whose_the_port_is(
+    monkeypatch: pytest.MonkeyPatch, name: str, command: str, holder: str
+) -> None:
+    def entry(port: int, pid: int | None, status: str = psutil.CONN_LISTEN) -> Any:
+        return SimpleNamespace(status=status, laddr=SimpleNamespace(port=port), pid=pid)
+
+    seen = [entry(81, 9), entry(80, 9, psutil.CONN_ESTABLISHED), entry(82, None), entry(80, 7)]
+    process = SimpleNamespace(cmdline=command.split, name=lambda: name)
+    monkeypatch.setattr(psutil, "net_connections", lambda kind: seen)
+    monkeypatch.setattr(psutil, "Process", {7: process}.__getitem__)
+    assert gathering._holder(80) == holder
+    assert gathering._holder(82) == gathering._holder(83) == "another user's process"
 
 
 def test_a_port_that_is_not_for_this_user(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_a_canary_beside_what_it_is_compared_with() -> None:
 
 def test_a_canary_takes_its_lines_out_of_the_room() -> None:
     tasks = [{**canary(), "name": f"t{i}"} for i in range(4)]
-    grid = busiest({"tasks": tasks}, None, 9 + 9)[2]
+    grid = busiest({"tasks": tasks}, None, 9 + 9 + 2)[2]  # and a line for each of the empty ones
     assert len(grid.rows) == 9 and grid.title == "Tasks (the busiest 9 of 4)"
 
 

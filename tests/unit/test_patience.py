@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import socket
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from blockflow.control.rest import patience
+from blockflow.control.rest import connections, patience
+from blockflow.control.rest.connections import PatientServer
 from blockflow.control.rest.patience import WHOLE_S, Clock, allowance
 
 
@@ -57,3 +63,78 @@ class TestClock:
         clock = Clock(lambda: 30.0)
         clock.restart(1.0)
         assert clock.left() == 1.0
+
+
+class Peer:
+    """A connection on which nothing has come since a moment; None: it is new."""
+
+    def __init__(self, since: float | None) -> None:
+        self.last_used = since
+        self.ended: list[str] = []
+        self.socket = SimpleNamespace(shutdown=self._shut)
+
+    def _shut(self, how: int) -> None:
+        assert how == socket.SHUT_RDWR
+        self.ended.append("shut")
+        raise OSError("it has hung up itself")
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
+class Server(PatientServer):
+    """Four connections are enough for it; it has two threads, for which ``queued`` wait."""
+
+    def __init__(self, *silent: Peer, queued: int = 0) -> None:
+        self.silent, self.asked = list(silent), list[Any]()
+        watched = [(n, c) for n, c in enumerate([self, *silent])]
+        self._connections = SimpleNamespace(
+            _selector=SimpleNamespace(connections=watched), put=self.silent.append
+        )
+        self.requests = SimpleNamespace(qsize=queued, max=2, put=self.asked.append)
+
+
+class TestConnections:
+    @pytest.fixture(autouse=True)
+    def four(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connections, "most_connections", lambda descriptors: 4)
+
+    def test_who_says_something_gets_a_thread(self) -> None:
+        server, peer = Server(*map(Peer, range(9))), Peer(3.0)
+        server.process_conn(peer)
+        assert server.asked == [peer] and peer.ended == []
+
+    def test_a_new_one_is_watched(self) -> None:
+        server, new = Server(*map(Peer, range(3))), Peer(None)
+        server.process_conn(new)
+        assert new in server.silent and server.asked == []
+        assert not any(p.ended for p in server.silent)
+
+    def test_for_each_too_many_the_one_that_is_silent_for_longest_ends(self) -> None:
+        server = Server(Peer(3.0), Peer(1.0), Peer(2.0), queued=1)
+        for ended in (1, 2):
+            server.process_conn(Peer(None))
+            assert server.silent[ended].ended == ["shut"]
+            assert server.silent[ended].last_used == math.inf
+            assert server.silent[0].ended == []
+        assert len(server.silent) == 5
+
+    def test_where_even_that_does_not_help_the_new_one_ends(self) -> None:
+        for silent, queued in ((8, 0), (3, 5), (0, 8)):
+            server, new = Server(*map(Peer, range(silent)), queued=queued), Peer(None)
+            server.process_conn(new)
+            assert new.ended == ["closed"] and new not in server.silent
+            assert not any(p.ended for p in server.silent)
+
+    def test_who_has_begun_is_not_ended_for_a_new_one(self) -> None:
+        server, new = Server(queued=7), Peer(None)
+        server.process_conn(new)
+        assert server.silent == [new] and new.ended == []
+
+    def test_the_time_of_a_queue_is_that_of_its_longest(self) -> None:
+        """As it gets shorter those that are left would wait for ever longer turns."""
+        server = Server()
+        assert server.allowance() == WHOLE_S
+        for queued, counts in ((4, 4), (10, 10), (3, 10), (0, 0), (1, 1)):
+            server.requests.qsize = queued
+            assert server.allowance() == allowance(counts, 2)

@@ -20,7 +20,6 @@ from blockflow.control.rest.body import (
     check_content_type,
     parse_json,
     read_body,
-    refuse_duplicates,
 )
 from blockflow.control.rest.origin import SAFE_METHODS, SCHEMES, check_origin
 from blockflow.control.rest.request import refusal
@@ -94,8 +93,6 @@ class RestApp:
             raw = json.dumps(document, separators=(",", ":"), allow_nan=False)
         except BlockFlowError as e:
             status, raw = e.info.http, json.dumps({"error": e.to_dict()})
-            if e.retry_after_ms is not None:
-                response.headers["Retry-After"] = str(max(1, -(-e.retry_after_ms // 1000)))
         except Exception:
             log.exception("%s %s", request.method, request.path_info)
             error = SystemError_("INTERNAL", "the request hit a defect; see the log")
@@ -129,10 +126,8 @@ class RestApp:
                 check_content_type(kind)
             if raw or resource.body:
                 body, duplicates = parse_json(raw)
-            if not resource.body:
-                refuse_duplicates(duplicates)
-                if body not in (None, {}):
-                    raise SystemError_("BAD_BODY", "this resource takes no body", where="$")
+            if not resource.body and body not in (None, {}):
+                raise SystemError_("BAD_BODY", "this resource takes no body", where="$")
         return resource.handler(Call(path, query, body, duplicates))
 
     def _body(self, request: Any) -> bytes:
@@ -154,12 +149,13 @@ class RestApp:
             )
 
     def _matches(self, path: str) -> list[tuple[dict[str, str], Resource]]:
-        segments = path.strip("/").split("/")  # the server has decoded all but %2F
+        # The server has decoded all but %2F, and made one slash of several.
+        segments = path.strip("/").split("/")
         out = []
         for parts, resource in self._routes.get(len(segments), ()):
             found: dict[str, str] = {}
             for part, segment in zip(parts, segments, strict=True):
-                if part.startswith("{") and segment:
+                if part.startswith("{"):
                     found[part[1:-1]] = segment
                 elif part != segment:
                     break

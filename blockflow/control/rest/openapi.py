@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockflow import __version__
+from blockflow.control.auth import API, API_HEADER
 from blockflow.control.rest.resources import Resource
 from blockflow.control.rest.schemas import components
-from blockflow.control.rest.shapes import BLOCK, TEXT, ref
+from blockflow.control.rest.shapes import BLOCK, TEXT, Schema, ref
 from blockflow.core.errors import CODES
 
 OPENAPI_VERSION = "3.1.0"
@@ -40,6 +41,13 @@ def openapi_document(table: Sequence[Resource]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": schemas,
+            "headers": {
+                API_HEADER: {
+                    "description": "in every answer of this service, and of no other",
+                    "required": True,
+                    "schema": {"type": "string", "const": API},
+                }
+            },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         # {}: without a token file, none is needed.
@@ -85,8 +93,7 @@ def _operation(resource: Resource) -> dict[str, Any]:
 
 def _responses(resource: Resource) -> dict[str, Any]:
     out: dict[str, Any] = {
-        str(status): {"description": when, "content": _json(schema)}
-        for status, (schema, when) in resource.answers.items()
+        str(status): _answer(when, schema) for status, (schema, when) in resource.answers.items()
     }
     codes = [*_COMMON, *resource.errors]
     if resource.method == "POST":
@@ -96,8 +103,13 @@ def _responses(resource: Resource) -> dict[str, Any]:
         by_status.setdefault(CODES[code].http, []).append(code)
     for status in sorted(by_status):
         described = "; ".join(f"{c}: {CODES[c].meaning}" for c in by_status[status])
-        out.setdefault(str(status), {"description": described, "content": _json("Error")})
+        out.setdefault(str(status), _answer(described, "Error"))
     return out
+
+
+def _answer(when: str, schema: str) -> Schema:
+    known_by = {API_HEADER: {"$ref": f"#/components/headers/{API_HEADER}"}}
+    return {"description": when, "headers": known_by, "content": _json(schema)}
 
 
 def _json(schema: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from cheroot.errors import FatalSSLAlert
 from cheroot.server import HeaderReader, HTTPRequest
 
+from blockflow.control.auth import API, API_HEADER
 from blockflow.control.rest.body import JSON_TYPE
 from blockflow.core.errors import SystemError_
 
@@ -88,6 +89,7 @@ class StrictRequest(HTTPRequest):
                 pass
         except OSError:
             self.close_connection = True
+        self.outheaders.append((API_HEADER.encode(), API.encode()))
         super().send_headers()
 
     def simple_response(self, status: Any, msg: str = "") -> None:
@@ -97,6 +99,7 @@ class StrictRequest(HTTPRequest):
         document = json.dumps({"error": error.to_dict()}).encode()
         head = (
             f"{self.server.protocol} {error.info.http} {error.code}\r\n"
+            f"{API_HEADER}: {API}\r\n"
             f"Content-Type: {JSON_TYPE}\r\nContent-Length: {len(document)}\r\n"
             "Connection: close\r\n\r\n"
         )

@@ -225,8 +225,9 @@ def _holder(port: int) -> str:
             if entry.status != psutil.CONN_LISTEN or entry.laddr.port != port or not entry.pid:
                 continue
             process = psutil.Process(entry.pid)
-            command = " ".join(process.cmdline()[:4])
-            ours = "blockflow" in command or process.name().startswith("bf:")
+            # The script or the module; a folder of that name may be anybody's.
+            named = "blockflow" in (os.path.basename(word) for word in process.cmdline()[:4])
+            ours = named or process.name().startswith("bf:")
             return "blockflow" if ours else f"{process.name()} (process {entry.pid})"
     return "another user's process"
 

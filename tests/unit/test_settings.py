@@ -1,0 +1,75 @@
+"""Where things are by default, and which addresses only this machine can reach."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blockflow.control.settings import (
+    ControlSettings,
+    bare,
+    default_keys,
+    default_run_root,
+    default_state_dir,
+    is_address,
+    is_loopback,
+    with_port,
+)
+
+
+@pytest.mark.parametrize(
+    ("variable", "default", "ask", "last"),
+    [
+        ("XDG_STATE_HOME", "h/.local/state", default_state_dir, "blockflow"),
+        ("XDG_CONFIG_HOME", "h/.config", default_keys, "blockflow/keys"),
+    ],
+)
+def test_folders_of_a_user(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variable: str,
+    default: str,
+    ask: Callable[[], Path],
+    last: str,
+) -> None:
+    """A path that is relative does not count, as the XDG directories' specification has it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "h"))
+    for value, base in (("/x", Path("/x")), ("x", tmp_path / default), ("", tmp_path / default)):
+        monkeypatch.setenv(variable, value)
+        assert ask() == base / last
+
+
+def test_where_instances_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKFLOW_RUN_ROOT", "/x")
+    assert default_run_root() == Path("/x")
+    monkeypatch.setenv("BLOCKFLOW_RUN_ROOT", "")
+    assert default_run_root() == Path(f"/dev/shm/blockflow-{os.getuid()}")
+
+
+@pytest.mark.parametrize(
+    ("host", "plain", "address", "loopback"),
+    [
+        ("localhost", "localhost", False, True),
+        ("127.9.8.7", "127.9.8.7", True, True),
+        ("::1", "::1", True, True),
+        ("[::1]", "::1", True, True),
+        ("10.0.0.1", "10.0.0.1", True, False),
+        ("0.0.0.0", "0.0.0.0", True, False),
+        ("[fe80::1]", "fe80::1", True, False),
+        ("localhost.example", "localhost.example", False, False),
+        ("[::1", "[::1", False, False),
+        ("::1]", "::1]", False, False),
+        ("", "", False, False),
+    ],
+)
+def test_hosts(host: str, plain: str, address: bool, loopback: bool) -> None:
+    assert (bare(host), is_address(host), is_loopback(host)) == (plain, address, loopback)
+
+
+def test_hosts_lose_their_brackets_and_get_them_back() -> None:
+    settings = ControlSettings(host="[::1]", client_host="[::]")
+    assert (settings.host, settings.client_host) == ("::1", "::")
+    assert with_port(settings.host, 1) == "[::1]:1" and with_port("h", 2) == "h:2"
