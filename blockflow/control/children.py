@@ -74,7 +74,7 @@ class Children:
             return self._failed(order, e)
         log_path = str(order.spec.get("log_path", ""))
         if log_path:
-            self._logs.prune({path for _, path in self._children.values()})
+            self._logs.prune(path for _, path in self._children.values())
             if not self._logs.make(log_path, order.name):
                 order = replace(order, spec={**order.spec, "log_path": ""})
         event = None if self._deferred else self._attempt(order)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -70,7 +71,7 @@ class CrashBook:
         self._path = folder / FILE
         self._clock = clock
         self._earlier: dict[str, list[Record]] = self._load()
-        self._seen: dict[str, list[Record]] = {}
+        self._seen: dict[str, deque[Record]] = {}
 
     def take(self, crew: Crew, incarnation: int, now_ns: int) -> None:
         """The death of ``incarnation`` was judged: if ``crew`` calls it a crash, keep it.
@@ -86,11 +87,10 @@ class CrashBook:
             if crash is not None and crash.incarnation == incarnation:
                 log.warning("%s (incarnation %d): %s", name, incarnation, crash.cause)
                 at = self._clock() - (now_ns - crash.at_ns) / 1e9
-                found = self._seen.setdefault(name, [])
+                found = self._seen.setdefault(name, deque(maxlen=CRASHES_KEPT))
                 if crash.no_room and found and (found[0]["error"] or {}).get("code") == NO_ROOM:
-                    del found[0]  # as :func:`~blockflow.control.fleet.remember`
-                found.insert(0, {"at": at, **crash_record(crash)})
-                del found[CRASHES_KEPT:]
+                    found.popleft()  # as :func:`~blockflow.control.fleet.remember`
+                found.appendleft({"at": at, **crash_record(crash)})
                 self._save()
 
     def earlier(self, name: str, most: int) -> list[Record]:

@@ -315,6 +315,8 @@ def _checked(cls: Any, d: Any) -> dict[str, Any]:
     for f in fields(cls):
         kind = _TYPES.get(str(f.type))
         value = d[f.name]
-        if kind is not None and (not isinstance(value, kind) or (kind is int and value is True)):
+        if kind is not None and (
+            not isinstance(value, kind) or (kind is int and type(value) is bool)
+        ):
             raise ValueError(f"{cls.__name__}.{f.name} is {value!r:.80}")
     return dict(d)

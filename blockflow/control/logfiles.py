@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,9 @@ TAIL_LINES = 10
 _TAIL_BYTES = 16 * 1024
 _LINE_CHARS = 300
 _MOST_FILES = 100
+_PRUNED_EVERY = 20
+"""Launches: where hundreds are ordered at once, not each one reads a folder of hundreds."""
+
 MOST_BYTES = 8 * 1024 * 1024
 """Of a log; one that has more is cut."""
 
@@ -41,6 +44,7 @@ class LogFiles:
         self._folder = folder
         self._warn: Callable[[str], None] | None = warn
         self._looked_ns: int | None = None
+        self._launches = 0
         with suppress(OSError):  # making a file in it will say what is wrong
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -64,12 +68,17 @@ class LogFiles:
             return False
         return True
 
-    def prune(self, in_use: Collection[str]) -> None:
-        """Remove the oldest of those that nobody writes to, beyond a number."""
+    def prune(self, in_use: Iterable[str]) -> None:
+        """Call it before each launch; at every 20th it removes the oldest of those that nobody
+        writes to, beyond a number."""
+        self._launches += 1
+        if self._launches % _PRUNED_EVERY != 1:
+            return
+        kept = set(in_use)
         with suppress(OSError):
             # By incarnation and not by date: a clock that was set back makes the newest the oldest.
             logs = sorted(self._folder.glob("*.log"), key=_incarnation)
-            for path in [p for p in logs if str(p) not in in_use][:-_MOST_FILES]:
+            for path in [p for p in logs if str(p) not in kept][:-_MOST_FILES]:
                 path.unlink(missing_ok=True)
 
     def look(self, paths: Iterable[str], now_ns: int) -> None:

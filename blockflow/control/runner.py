@@ -124,9 +124,8 @@ class UpdateRunner:
                 replica.role = Role.ACTIVE
             elif replica.name in update.leaving:
                 replica.role = Role.RETIRING
-                replica.restart_at_ns = None
                 update.retiring.add(incarnation)
-                if replica.life.reaped:
+                if replica.life.reaped:  # it may have been about to be started again
                     self._crew.fleet.remove(replica)
             elif replica.role is Role.RETIRING:  # it outlived a re-adoption that knew no topology
                 update.retiring.add(incarnation)
@@ -140,12 +139,8 @@ class UpdateRunner:
         """Give an update up: its new replicas stop, what was in force stays."""
         update.error = error
         update.move(Phase.FAILED, now_ns)
-        for replica in list(self._crew.fleet):
-            if replica.role is not Role.CANDIDATE:
-                continue
-            if replica.life.reaped:
-                self._crew.fleet.remove(replica)
-            else:
+        for replica in self._crew.fleet:
+            if replica.role is Role.CANDIDATE:
                 self._crew.stop(replica.life, now_ns)
         self._finish(update)
 

@@ -1,9 +1,9 @@
 """ShareBook: which index stands for which task's share in headers. Pure.
 
-An index is one byte in a header where a name would be sixty. Requests that were admitted before an
-update carry the indices of their time, so a task keeps its index as long as it is deployed, and one
-that becomes free by an update is given out again by the next at the earliest: by then those
-requests have ended.
+An index takes one to three bytes of a header where a name would take sixty. Requests that were
+admitted before an update carry the indices of their time, so a task keeps its index as long as it
+is deployed, and one that becomes free by an update is given out again by the next at the earliest:
+by then those requests have ended.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ class ShareBook:
 
     def follow(self, tasks: Mapping[str, TaskSpec]) -> None:
         """``tasks`` are deployed from now on."""
-        if tasks is self._tasks:
-            return
         taken = set(self._known.values())
         known = {n: i for n, i in self._known.items() if n in tasks}
         free = (i for i in range(1, len(taken) + len(tasks) + 1) if i not in taken)

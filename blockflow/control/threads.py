@@ -25,6 +25,7 @@ class ThreadBook:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._known: tuple[list[Demand], ThreadPlan] = ([], plan_threads([]))
+        self._looked: tuple[object, ...] = ()
 
     def of_new(self, specs: Sequence[WorkerSpec]) -> list[Share]:
         """Threads and lanes of processes that are about to start beside all others, by spec."""
@@ -43,6 +44,11 @@ class ThreadBook:
         Args:
             settled: no update is under way; otherwise nobody grows.
         """
+        # The brain asks after every event. These are all that the answer follows from.
+        facts = [(r.spec, r.role, r.life, r.life.hello, r.life.reaped) for r in self._crew.fleet]
+        if self._looked == (settled, facts):
+            return
+        self._looked = settled, facts
         groups = self._groups(but=Role.CANDIDATE)
         plan = self._plan([group[0].spec.demand(len(group)) for group in groups])
         changes: list[tuple[Share, Life]] = []
@@ -59,7 +65,7 @@ class ThreadBook:
                 self._crew.out.append(Send(life.incarnation, SetThreads(threads, lanes)))
 
     def _plan(self, demands: list[Demand]) -> ThreadPlan:
-        """The brain asks after every event; the answer changes with updates only."""
+        """The answer changes with updates only, not with lives that begin and end."""
         if demands != self._known[0]:
             self._known = demands, plan_threads(demands)
         return self._known[1]

@@ -7,6 +7,7 @@ import select
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,3 +201,24 @@ def test_logs_are_bounded_at_each_launch_and_while_processes_run(
         f.truncate(logfiles.MOST_BYTES + 1)
     children.tend(0)
     assert logs[0].stat().st_size < logfiles.MOST_BYTES / 2
+
+
+def test_who_has_ended_is_told_once_and_watched_no_more(
+    launcher: Slow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, end = os.pipe()
+    os.close(end)  # as the descriptor of a process that is gone it is ready from now on
+    child = SimpleNamespace(
+        pid=os.getpid(), pidfd=ended, poll=lambda: -9, close=lambda: os.close(ended)
+    )
+    monkeypatch.setattr(launcher, "attempt", lambda entry, spec, name: child)
+    poll = select.poll()
+    children = Children(launcher, poll, tmp_path, pytest.fail)
+    children.launch(order(1))
+    ready = [fd for fd, _ in poll.poll(0)]
+    assert list(children.reap(ready)) == [Exited(1, -9)]
+    assert poll.poll(0) == [] and len(children) == 0
+    with pytest.raises(OSError):
+        os.fstat(ended)  # it was given back
+    children.kill(Kill(1))
+    assert list(children.reap(ready)) == []

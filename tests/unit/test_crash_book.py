@@ -65,6 +65,8 @@ def test_starts_without_room_do_not_push_out_what_they_began_with(tmp_path: Path
         times.book.take(times.crew, incarnation, 0)
     later = CrashBook(tmp_path, lambda: times.now)
     assert [c["incarnation"] for c in later.earlier("a#0", 5)] == [11, 1]
+    times.crash(12)
+    assert [c["incarnation"] for c in Times(tmp_path).book.earlier("a#0", 5)] == [12, 11, 1]
 
 
 def test_the_log_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,12 +126,14 @@ def test_a_clock_that_was_set_back_shows_no_future(tmp_path: Path) -> None:
 
 def broken_files() -> list[bytes]:
     good: dict[str, Any] = {"a#0": []}
+    crash = {"at": 1.0, "incarnation": 1, "cause": "", "error": None, "work": [], "log": []}
     bodies: list[Any] = [
         {"a#0": {}},
         {"a#0": [1]},
         {"a#0": [{"at": 1}]},
-        {"a#0": [{}] * 6},
-        {"a#0": [{"at": "x", "incarnation": 1, "cause": "", "error": None, "work": [], "log": []}]},
+        {"a#0": [crash] * 6},
+        {"a#0": [{**crash, "at": "x"}]},
+        {"a#0": [{**crash, "more": 1}]},
     ]
     return [
         b"",
@@ -212,6 +216,19 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert 10 < len(kept) < 100
     assert names[-1] in kept  # who crashed last
     assert names[0] not in kept
+
+
+def test_of_too_many_processes_those_with_the_latest_crashes_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of earlier control planes among them."""
+    first = Times(tmp_path, "a#0", "b#0", "c#0")
+    for which in (0, 1, 2, 0):
+        first.now += 1.0
+        first.crash(which + 1, which=which)
+    monkeypatch.setattr(crashes, "MAX_NAMES", 3)
+    Times(tmp_path, "d#0", start=2000.0).crash(9)
+    assert json.loads((tmp_path / FILE).read_bytes())["body"].keys() == {"a#0", "c#0", "d#0"}
 
 
 def test_a_fresh_start_keeps_them_aside(tmp_path: Path) -> None:

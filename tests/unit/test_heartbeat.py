@@ -287,6 +287,57 @@ def test_a_process_that_does_not_serve_yet_is_judged_by_being_stopped_alone() ->
     assert hang.incarnation == WORKER
 
 
+def looks(beat: Heartbeat, states: str) -> list[list[Hang]]:
+    """What is found in one look after the other, each when it is due."""
+    return [beat.look({WORKER: Vitals(s, 0, 0, False)}, beat.deadline() or 0) for s in states]
+
+
+@pytest.mark.parametrize("states", ["TSTSTS", "TttttttT"], ids=["now and then", "traced"])
+def test_who_goes_on_in_between_is_not_stopped_for_long(states: str) -> None:
+    assert not any(looks(Heartbeat(PERIOD, SILENCE, PATIENCE), states))
+
+
+def test_a_late_look_does_not_say_that_it_was_stopped_all_the_time() -> None:
+    beat = Heartbeat(PERIOD, SILENCE, PATIENCE)
+    stopped = {WORKER: Vitals("T", 0, 0, False)}
+    assert not beat.look(stopped, 0) and not beat.look(stopped, 3 * PERIOD)
+    assert beat.lapses == 1
+    assert beat.look(stopped, 4 * PERIOD)
+
+
+def test_who_is_stopped_is_found_though_the_controller_is_away() -> None:
+    beat = Heartbeat(PERIOD, SILENCE, PATIENCE)
+    for seq in (1, 2):
+        beat.asked(seq, [WORKER])
+    assert [len(found) for found in looks(beat, "TT")] == [0, 1]
+    assert beat.lapses == 2
+
+
+def test_a_debugger_that_lets_go_gives_the_time_of_a_whole_silence() -> None:
+    beat = Heartbeat(PERIOD, SILENCE, PATIENCE)
+    beat.asked(1, [WORKER])
+    beat.echoed(1, 0)
+    assert not any(looks(beat, "S" + "t" * 20))
+    now = beat.deadline() or 0
+    beat.asked(2, [WORKER])
+    beat.echoed(2, now)
+    assert now > SILENCE and not any(looks(beat, "S"))
+
+
+def test_an_answer_to_a_later_ping_is_one_to_those_that_were_lost() -> None:
+    beat = Heartbeat(PERIOD, SILENCE, PATIENCE)
+    for seq in (1, 2):
+        beat.asked(seq, [WORKER])
+        beat.echoed(seq, seq)
+    beat.pong(WORKER, 2, 2, 3)
+    assert beat.suspects() == set()
+
+
+def test_a_main_loop_that_waits_for_a_core_is_not_taken_for_one_that_sleeps() -> None:
+    process = Process(listens=until(3), main_share=0.0, state=lambda now: "SR"[now // (S // 2) % 2])
+    assert World(process).run(3 + 5 * PATIENCE / S) == []
+
+
 def test_the_dead_are_forgotten() -> None:
     beat = Heartbeat(PERIOD, SILENCE, PATIENCE)
     beat.asked(1, [WORKER])

@@ -109,6 +109,21 @@ def test_a_journal_that_cannot_be_written_is_none(
     assert JournalFile(tmp_path).read().hz == 2.0
 
 
+@pytest.mark.parametrize(
+    ("field", "odd"),
+    [("role", "chief"), ("state", "asleep"), ("pid", True), ("started", False), ("name", 7)],
+)
+def test_a_seat_that_cannot_be_is_refused(
+    world: World, tmp_path: Path, field: str, odd: object
+) -> None:
+    body = asdict(world.journal())
+    seat = body["seats"][0]
+    (seat if field in seat else seat["life"])[field] = odd
+    JournalFile(tmp_path).write(json.dumps(body))
+    with pytest.raises(ValueError, match="says what cannot be"):
+        JournalFile(tmp_path).read()
+
+
 def test_what_is_signed_and_yet_no_journal_is_refused(tmp_path: Path) -> None:
     file = JournalFile(tmp_path)
     for body in ("{}", "[]", "7", '{"epoch": 1}', "not json"):

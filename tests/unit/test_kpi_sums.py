@@ -9,7 +9,7 @@ from control_rig import World
 
 from blockflow.control.kpis import PROCESS_SUMS, SUMS, KpiBook, aggregate, totals
 from blockflow.control.views import Views
-from blockflow.core.metrics import StageKpi
+from blockflow.core.metrics import ProcessKpi, StageKpi
 from blockflow.wire.control import Stats
 
 world = control_rig.world
@@ -30,6 +30,12 @@ def test_every_count_and_rate_of_a_block_is_the_sum_over_its_replicas() -> None:
 def test_no_figure_of_a_stage_is_lost_on_its_way_to_the_block() -> None:
     one = {f.name for f in fields(StageKpi)} - {"stage", "block", "engine", "precision"}
     assert aggregate([{"lam": 1.0}]).keys() == one
+
+
+def test_no_figure_of_a_process_is_left_out_of_the_totals() -> None:
+    every = [f.name for f in fields(ProcessKpi)]
+    plain = every[: every.index("gpu_util_percent")]
+    assert [n for n in plain if n not in PROCESS_SUMS] == ["pid", "cpu_mhz"]
 
 
 def test_times_of_replicas_are_weighted_or_the_worst() -> None:

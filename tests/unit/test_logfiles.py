@@ -56,8 +56,26 @@ def test_the_oldest_that_nobody_writes_to_go(
     logs = [tmp_path / "logs" / f"w#0.{n}.log" for n in range(8, 14)]
     for path in logs:
         path.touch()
+    odd = tmp_path / "logs" / "w#0.\N{SUPERSCRIPT TWO}.log"  # is a digit, and yet no number
+    odd.touch()
     files.prune({str(logs[0])})
-    assert [p for p in logs if p.exists()] == [logs[0], *logs[3:]]
+    assert [p for p in logs if p.exists()] == [logs[0], *logs[3:]] and not odd.exists()
+
+
+def test_many_launches_read_the_folder_a_few_times(
+    files: LogFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Path] = []
+
+    def incarnation(log: Path) -> int:
+        looks.append(log)
+        return 0
+
+    monkeypatch.setattr(logfiles, "_incarnation", incarnation)
+    for n in range(101):
+        files.prune(())
+        assert files.make(str(tmp_path / "logs" / f"w#0.{n}.log"), "w#0")
+    assert len(looks) == 20 + 40 + 60 + 80 + 100
 
 
 def test_a_log_is_cut_while_its_process_writes_on(files: LogFiles, tmp_path: Path) -> None:
@@ -137,3 +155,13 @@ class TestTail:
         lines = tail(str(path))
         assert lines[:2] == ("no room (thread.cpp:1)", "Fatal Python error: Aborted")
         assert len(lines) <= 10
+
+    def test_of_several_fatal_errors_the_last_one_counts(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.log"
+        path.write_text("old\n" + "Fatal Python error: Aborted\nframe\nnew\n" * 2)
+        assert tail(str(path)) == ("new", "Fatal Python error: Aborted", "frame", "new")
+
+    def test_of_an_abort_of_which_nothing_was_said(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.log"
+        path.write_text("Fatal Python error: Aborted\nframe\n")
+        assert tail(str(path)) == ("Fatal Python error: Aborted", "frame")

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from blockflow.control.fleet import Role
 from blockflow.control.heartbeat import Hang
+from blockflow.control.threads import ThreadBook
 from blockflow.control.update import Kind
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.lifecycle import State
@@ -129,6 +130,13 @@ class BrainMachine(RuleBasedStateMachine):
         seats = [r for r in self.world.brain.crew.fleet if r.role is not Role.CANDIDATE]
         told = sum(r.life.threads * r.life.lanes for r in seats if r.life.connected)
         assert told <= max(CORES, len(seats))
+
+    @invariant()
+    def threads_are_told_as_soon_as_they_may_be(self) -> None:
+        """Who forgets what it saw last finds nothing to tell."""
+        brain = self.world.brain
+        ThreadBook(brain.crew).tell(settled=brain.runner.current is None)
+        assert brain.crew.out == []
 
     def teardown(self) -> None:
         """Make the world good again: the system must come to rest in what was asked for."""

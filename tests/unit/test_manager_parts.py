@@ -27,7 +27,6 @@ from blockflow.control.supervision import (
     spread,
 )
 from blockflow.control.update import FINAL, MOVES, Kind, Phase, Update
-from blockflow.core import limits
 from blockflow.core.errors import TopologyError
 from blockflow.core.routing import RouteTable
 from blockflow.core.specs import BlockSpec, TaskSpec
@@ -68,10 +67,11 @@ class TestPublication:
         assert [s.incarnation for s in p.gone(2, S) if isinstance(s, Send)] == [99]
 
     def test_a_slow_worker_is_not_waited_for_longer(self) -> None:
-        p, _ = self.begin(1)
+        p, _ = self.begin(1, 2, 3)
+        p.applied(1, 5, S)
         assert p.tick(S) == []
         assert [s.incarnation for s in p.tick(2 * S) if isinstance(s, Send)] == [99]
-        assert p.late == 1
+        assert p.late == 2
 
     def test_a_hung_dispatcher_is_killed_once(self) -> None:
         p, _ = self.begin()
@@ -81,7 +81,7 @@ class TestPublication:
     def test_a_dead_dispatcher_leaves_nothing_in_flight(self) -> None:
         p, _ = self.begin(1)
         p.gone(99, S)
-        assert p.drained == 5
+        assert p.drained == 5 and p.deadline() is None
         assert p.applied(1, 5, S) == []
         out = p.publish(RouteTable(1, 6), RouteTable(1, 6), (1,), 100, S)
         assert len(out) == 1
@@ -91,6 +91,14 @@ class TestPublication:
         p.drained_below(7, 5)
         p.drained_below(99, 6)
         assert p.drained == 0
+        p.drained_below(99, 5)
+        p.drained_below(99, 4)
+        assert p.drained == 5
+
+    def test_a_newer_publication_waits_for_none_of_the_older_ones_workers(self) -> None:
+        p, _ = self.begin(1, 2)
+        p.publish(RouteTable(1, 6), RouteTable(1, 6), (1,), 99, S)
+        assert [s.incarnation for s in p.applied(1, 6, S) if isinstance(s, Send)] == [99]
 
 
 class TestSupervision:
@@ -195,6 +203,19 @@ class TestPings:
         assert book.gone(1) == [ping]
         assert book.gone(1) == []
 
+    def test_rounds_under_way_are_told_apart(self) -> None:
+        book = PingBook()
+        (first, _), (second, _) = (
+            book.begin({1: "a#0", 2: "b#0"}, 0, S),
+            book.begin({1: "a#0"}, 1, S),
+        )
+        nobody, sends = book.begin({}, 2, S)
+        assert len({first.seq, second.seq, nobody.seq}) == 3 and not sends
+        assert book.deadline() == S
+        assert book.pong(1, Pong(1, second.seq, "ready"), 3) is second
+        assert book.gone(1) == []  # of the first round another one is left
+        assert book.tick(S) == [first] and book.deadline() is None
+
 
 class TestFigures:
     def stage(self, **kw: object) -> dict[str, object]:
@@ -226,8 +247,8 @@ class TestFigures:
 
     def test_nothing_and_nonsense(self) -> None:
         assert aggregate([]) == {}
-        out = aggregate([{"lam": "x", "mu": math.nan, "wait": {"count": None}}])
-        assert out["lam"] == 0 and out["rho"] == 0.0
+        out = aggregate([{"lam": "x", "mu": math.nan, "rows": True, "wait": {"count": None}}])
+        assert out["lam"] == out["rows"] == 0 and out["rho"] == 0.0
         assert out["wait"]["p50_ms"] == 0.0
 
     def test_samples_become_plain_json(self) -> None:
@@ -235,16 +256,22 @@ class TestFigures:
         stats = Stats(
             1,
             5,
-            [{"stage": 1, "lam": math.inf}, "odd"],  # type: ignore[list-item]
+            [{"stage": 3}, {"stage": 1, "lam": math.inf}, "odd"],  # type: ignore[list-item]
             {"rss": 10, "cpu_percent": math.nan, "x": b"bytes"},
-            {"deep": {"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}, "tasks": {1: 2}},
+            {
+                "deep": {"a": {"b": {"c": {"d": {"e": {}}}}}},
+                "tasks": {1: math.inf, b"k": 2},
+                "lists": [[[[[[[1]]]]]]],
+            },
         )
         book.add(1, "a#0", stats, 100.0)
         (line,) = book.lines()
         told = json.loads(line)
-        assert told["worker"] == "a#0" and told["time"] == 100.0
-        assert told["stages"] == [{"stage": 1, "lam": None}]
+        assert told["worker"] == "a#0" and told["time"] == 100.0 and told["time_ns"] == 5
+        assert told["stages"] == [{"stage": 3}, {"stage": 1, "lam": None}]
         assert told["process"] == {"rss": 10, "cpu_percent": None, "x": None}
+        deep, lists = {"a": {"b": {"c": {"d": {"e": None}}}}}, [[[[[None]]]]]
+        assert told["extra"] == {"deep": deep, "tasks": {"1": None, "b'k'": 2}, "lists": lists}
         sample = book.latest(1)
         assert sample is not None
         assert totals([sample])["rss"] == 10
@@ -270,8 +297,8 @@ class TestSmallThings:
         assert describe_exit(-199) == "killed by signal 199"
 
     def test_a_route_table_that_no_message_holds_is_refused(self) -> None:
-        blocks = [f"b{i}" for i in range(800)]
-        tasks = {f"t{i}" + "x" * 50: blocks[:64] for i in range(limits.MAX_TASKS)}
+        blocks = [f"b{i:02}" + "x" * 60 for i in range(64)]
+        tasks = {f"t{i}": blocks for i in range(300)}
         with pytest.raises(TopologyError) as e:
             check_size(topology(blocks, tasks))
         assert e.value.code == "INVALID_TOPOLOGY"

@@ -195,12 +195,35 @@ def test_a_refusal_is_known_before_the_update_is_done(world: World) -> None:
     assert update.phase is Phase.DONE and len(warnings(world)) == 1
 
 
+def test_each_refusal_of_a_worker_is_told_until_another_serves_in_its_place(world: World) -> None:
+    tasks = {"t": ["a", "b"]}
+    world.apply([{"name": n, "worker": "w"} for n in "ab"], tasks)
+    world.refuses["w#0"] = REFUSED
+    blocks = [{"name": n, "worker": "w", "batching": WINDOW} for n in "ab"]
+    update = world.apply(blocks, tasks)
+    assert [n.partition("block ")[2][:3] for n in update.notes] == ["'a'", "'b'"]
+    assert warnings(world) == update.notes
+    world.busy = True
+    world.apply(blocks, tasks, digests={"a": "new"})
+    assert "w#0" in world.names() and warnings(world) == []
+
+
 def test_a_successor_has_refused_nothing(world: World) -> None:
     apply(world)
     world.refuses["a#0"] = REFUSED
     apply(world, batching=WINDOW)
     world.die("a#0")
     world.pass_time(1)
+    assert warnings(world) == []
+
+
+def test_what_a_dead_one_refused_concerns_no_later_update(world: World) -> None:
+    apply(world)
+    world.refuses["a#0"] = REFUSED
+    apply(world, batching=WINDOW)
+    world.die("a#0")
+    assert len(warnings(world)) == 1
+    apply(world, batching=OTHER)
     assert warnings(world) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +148,13 @@ def test_what_was_at_work_is_not_blamed_for_what_came_from_outside(world: World)
 def test_a_crash_says_what_was_at_work(world: World) -> None:
     world.apply(*AB)
     many = tuple(range(20))
-    world.die("a#0", tail=("first", "last"), work=(work(world, "a#0", *many),))
+    large = replace(work(world, "a#0", *many), count=200)  # more than there are records of
+    world.die("a#0", tail=("first", "last"), work=(large,))
     crash = view(world, "a#0")["crash"]
     assert crash["cause"] == "killed by SIGKILL"
     assert crash["log"] == ["first", "last"]
     (at,) = crash["work"]
-    assert (at["block"], at["took_ms"], at["requests"]) == ("a", 3.0, 20)
+    assert (at["block"], at["took_ms"], at["requests"]) == ("a", 3.0, 200)
     assert at["tickets"] == [n.to_bytes(16, "big").hex() for n in many[:TICKETS_SHOWN]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,10 +13,14 @@ from typing import Any, cast
 import pytest
 from control_rig import World, echo_repository
 
+from blockflow.control import stewardship
+from blockflow.control.adoption import Adoption
 from blockflow.control.journal import Journal, JournalFile
 from blockflow.control.settings import ControlSettings
-from blockflow.control.stewardship import inherit
+from blockflow.control.stewardship import Biography, inherit
 from blockflow.control.store import StateStore
+from blockflow.control.succession import Outcome
+from blockflow.core.errors import SystemError_
 from blockflow.launch.ward import Ward
 from tests.unit.test_stages import profile
 
@@ -65,3 +70,48 @@ def test_a_policy_that_gave_way_does_so_until_it_is_applied_again(
     assert kept == ({"policy": "none"} if gives_way else LBCI)
     told = [n for n in found.notes if "b: without a batching policy until it is applied" in n]
     assert len(told) == gives_way and len(found.notes) == len(told)
+
+
+DIGESTS = {n: f"{n}-digest" for n in "ab"}
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the files of what runs", "the journal", "a block"])
+def test_what_cannot_be_taken_over_is_told_to_the_guardian(tmp_path: Path, lost: str) -> None:
+    """What has become of the file of an artifact that runs is no reason."""
+    echo_repository(tmp_path / "blocks")
+    settings = ControlSettings(
+        repository=tmp_path / "blocks", state_dir=tmp_path / "state", cores=(0, 1)
+    )
+    if lost == "the files of what runs":
+        shutil.rmtree(tmp_path / "blocks" / "a")
+    if lost != "the journal":
+        JournalFile(tmp_path).write(json.dumps(asdict(in_force(LBCI))))
+    body = {"blocks": ["gone"], "tasks": {"t": ["gone"]}} if lost == "a block" else BODY
+    told: list[str] = []
+    ward = SimpleNamespace(run_dir=tmp_path, line=SimpleNamespace(anew=told.append))
+    with StateStore(settings.state_dir) as store:
+        store.commit(1, body, body, DIGESTS)
+        if lost in ("the journal", "a block"):
+            with pytest.raises(SystemError_) as e:
+                inherit(settings, store, cast(Ward, ward))
+            assert e.value.code == "INTERNAL" and len(told) == 1
+        else:
+            found = inherit(settings, store, cast(Ward, ward))
+            assert told == [] and found.topology is not None
+            assert found.topology.digests() == DIGESTS
+
+
+def test_what_status_tells_of_the_managers(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Biography(None)
+    first.serving()
+    alone = first.to_dict(None)
+    assert first.pid == alone["pid"] == os.getpid()
+    assert (alone["restarts"], alone["away_ms"], alone["adopted"]) == (0, None, [])
+    monkeypatch.setattr(stewardship.time, "monotonic_ns", lambda: 4_500_000_000)
+    ward = SimpleNamespace(guardian=7, deaths=2, died_ns=3_000_000_000, cause="killed")
+    second = Biography(cast(Ward, ward))
+    assert second.pid == 7 and second.to_dict(None)["away_ms"] is None  # not served yet
+    second.serving()
+    told = second.to_dict(Outcome(cast(Adoption, None), ("a#0",), ()))
+    assert (told["restarts"], told["cause"], told["away_ms"]) == (2, "killed", 1500.0)
+    assert told["adopted"] == ["a#0"] and told["pid"] == os.getpid()

@@ -251,6 +251,12 @@ def test_numbers_that_cannot_be_read_are_not_guessed(root: Path, run_dir: Path, 
         store.take_incarnation()
 
 
+def test_a_span_after_a_number_begins_no_earlier_and_may_be_empty() -> None:
+    span = Span(10, 20)
+    assert [len(span.after(n)) for n in (3, 9, 10, 18, 19, 50)] == [10, 10, 9, 1, 0, 0]
+    assert span.after(3) == span
+
+
 def test_a_run_directory_without_room_costs_the_numbers_only(
     root: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

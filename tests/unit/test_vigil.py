@@ -106,3 +106,9 @@ def test_one_that_waited_for_the_disk_has_its_time_though_it_sleeps_when_it_is_l
 
     found = killed(at_first, 60)
     assert found is not None and found[0] >= POLICY.busy
+
+
+def test_one_that_sleeps_since_its_last_sign_is_asleep_however_busy_it_was_before() -> None:
+    found = killed(lambda since: spinning(min(since, 20 * S)), 60, until=20, signs=5.0)
+    assert found is not None and "asleep" in found[1]
+    assert found[0] - 20 <= POLICY.asleep + 2 * POLICY.look

@@ -1,0 +1,41 @@
+"""What many ask of the control plane at once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from blockflow.control.commands import Commands
+from blockflow.control.manager import Manager
+from blockflow.launch.process_kpi import ProcessSampler
+from blockflow.repository.repository import BlockRepository
+
+
+def test_who_asks_while_another_is_answered_takes_no_sample_of_his_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor's use since a moment ago is no figure: hundreds of percent, or none."""
+    manager = SimpleNamespace(
+        call=lambda look: {}, settings=SimpleNamespace(), brain=None, kpis=None
+    )
+    commands = Commands(cast(Manager, manager), BlockRepository(tmp_path))
+    taken: list[int] = []
+    second = threading.Thread(target=lambda: told.append(commands.kpis()))
+    told: list[dict[str, Any]] = []
+
+    def sample(_self: ProcessSampler, now_ns: int) -> Any:
+        taken.append(now_ns)
+        if len(taken) == 1:
+            second.start()
+            second.join(0.1)  # it waits
+        return SimpleNamespace(to_dict=lambda: {"sample": len(taken)})
+
+    monkeypatch.setattr(ProcessSampler, "sample", sample)
+    told.append(commands.kpis())
+    second.join(10)
+    assert len(taken) == 1
+    assert [t["control"]["process"] for t in told] == [{"sample": 1}] * 2

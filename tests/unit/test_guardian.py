@@ -1,0 +1,240 @@
+"""The guardian's decisions: who follows on a dead Manager, and what is kept for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.control import guardian
+from blockflow.control.guardian import ADOPTIONS, Guardian
+from blockflow.control.numbers import NumbersFile, Span
+from blockflow.control.vigil import Vigil
+from blockflow.core.errors import SystemError_
+from blockflow.launch.ward import CLIENTS, REST, TEMPLATE, Line
+
+S = 1_000_000_000
+KILLED = -signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Life:
+    """How a Manager fared."""
+
+    status: int = KILLED
+    serves: bool = True
+    anew: str = ""
+    hung: str = ""
+    stopping: bool = False
+
+
+class Scripted(Guardian):
+    """One whose Managers live as they are told."""
+
+    def __init__(self, *lives: Life) -> None:
+        super().__init__(Path("/nowhere"))
+        self._lives = list(lives)
+        self.forks: list[tuple[bool, str]] = []
+        self.pauses = self.begun = self.ended = 0
+
+    def _fork(self, adopt: bool, died_ns: int, cause: str) -> None:
+        self._anew, self._hung, self._took_over = "", "", False
+        self.forks.append((adopt, cause))
+
+    def _watch(self) -> int:
+        life = self._lives.pop(0)
+        self._served |= life.serves
+        self._took_over = life.serves
+        self._anew, self._hung = life.anew, life.hung
+        if life.stopping:
+            self._stop()
+        return life.status
+
+    def _listen(self, wake: int) -> None:
+        os.close(wake)
+        os.close(self._wake)
+
+    def _pause(self, now_ns: int) -> None:
+        self.pauses += 1
+
+    def _begin(self) -> None: ...
+
+    def _begin_anew(self) -> None:
+        self.begun += 1
+        self._failed = 0
+
+    def _end(self) -> None:
+        self.ended += 1
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What concerns the whole process is left alone."""
+    monkeypatch.setattr(guardian, "become_subreaper", lambda: None)
+    monkeypatch.setattr(guardian, "sweep_stale", lambda root: None)
+
+
+END = Life(0)
+EARLY = Life(serves=False)
+
+
+def test_a_successor_takes_over_and_learns_why() -> None:
+    it = Scripted(Life(), Life(1), Life(hung="hung: asleep"), END)
+    assert it.run() == 0
+    killed, hung = "killed by SIGKILL", "hung: asleep"
+    assert it.forks == [(False, ""), (True, killed), (True, "exit status 1"), (True, hung)]
+    assert (it.pauses, it.begun, it.ended) == (3, 0, 1)
+
+
+def test_what_cannot_be_taken_over_is_begun_anew() -> None:
+    it = Scripted(Life(), Life(1, serves=False, anew="torn"), END)
+    assert it.run() == 0
+    assert it.forks[2] == (False, "torn") and it.begun == 1
+
+
+def test_after_so_many_that_did_not_come_to_take_over_it_is_begun_anew() -> None:
+    assert ADOPTIONS == 2
+    it = Scripted(Life(), EARLY, Life(), EARLY, EARLY, EARLY, EARLY, END)
+    assert it.run() == 0
+    # One that took over begins the count anew, and so does what is begun anew.
+    adopted = [adopt for adopt, _ in it.forks]
+    assert adopted == [False, True, True, True, True, False, True, False]
+    assert it.begun == 2
+
+
+def test_one_that_dies_before_anything_served_ends_it() -> None:
+    assert Scripted(Life(3, serves=False)).run() == 3
+    it = Scripted(Life(-signal.SIGABRT, serves=False))
+    with pytest.raises(SystemError_, match="SIGABRT while it started") as e:
+        it.run()
+    assert "library" in e.value.hint and it.ended == 1
+    with pytest.raises(SystemError_) as e:
+        Scripted(Life(KILLED, serves=False)).run()
+    assert not e.value.hint
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, 0), (2, 2), (KILLED, 1)])
+def test_who_was_told_to_end_has_no_successor(status: int, told: int) -> None:
+    it = Scripted(Life(), Life(status, stopping=True))
+    assert it.run() == told
+    assert len(it.forks) == 2 and it.ended == 1
+
+
+def test_who_is_told_to_end_between_two_managers_starts_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it = Scripted(Life(), END)
+    monkeypatch.setattr(it, "_pause", lambda now_ns: it._stop())
+    assert it.run() == 0 and len(it.forks) == 1
+
+
+# --- what a Manager says -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def it(tmp_path: Path) -> Iterator[Any]:
+    """A guardian and, as ``theirs``, the Manager's end of the line."""
+    made: Any = Guardian(tmp_path)
+    made._line, made.theirs = Line.pair()
+    made._vigil = Vigil(0)
+    made._wake, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    yield made
+    for fd in (made._wake, wake, *(k.fd for k in made._kept.values())):
+        os.close(fd)
+    made.theirs.close()
+    made._line.close()
+
+
+def keep(it: Any, name: str, pid: int = 0) -> int:
+    """Hand a descriptor up; the number that it has there."""
+    fd = os.open(os.devnull, os.O_RDONLY)
+    it.theirs.keep(name, fd, pid)
+    os.close(fd)
+    assert it._hear()
+    return int(it._kept[name].fd)
+
+
+def is_open(fd: int) -> bool:
+    return Path(f"/proc/self/fd/{fd}").exists()
+
+
+def test_of_a_name_the_latest_descriptor_is_kept(it: Any) -> None:
+    keep(it, TEMPLATE, os.getpid())
+    assert it._kept[TEMPLATE].pid == os.getpid() and it._kept[TEMPLATE].started
+    rest = keep(it, REST)
+    fds = len(os.listdir("/proc/self/fd"))
+    keep(it, TEMPLATE)
+    assert len(os.listdir("/proc/self/fd")) == fds and is_open(rest)
+
+
+def test_what_is_said_is_noted(it: Any) -> None:
+    it._took_over = False
+    it.theirs.serving(4711)
+    it.theirs.anew("torn")
+    before = it._vigil.deadline()
+    it.theirs.alive(1)
+    assert it._hear() and it._served and it._took_over and it._client_port == 4711
+    assert it._anew == "torn" and it._vigil.deadline() > before
+    door = keep(it, REST)
+    it.theirs.stopping()
+    assert it._hear() and it._stopping()
+    assert REST not in it._kept and not is_open(door)
+    it.theirs.close()
+    assert not it._hear()
+
+
+def test_the_dead_are_collected_and_told_of(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(it, TEMPLATE, os.getpid())
+    ends = iter([(os.getpid(), 9), (77, 256), (0, 0), (78, 0), (5, 15)])
+
+    def waitpid(_pid: int, _how: int) -> tuple[int, int]:
+        try:
+            return next(ends)
+        except StopIteration:
+            raise ChildProcessError from None
+
+    monkeypatch.setattr(guardian.os, "waitpid", waitpid)
+    it._manager = 5
+    assert it._reap() is None and TEMPLATE not in it._kept
+    assert [it.theirs.reaped(pid, 0) for pid in (os.getpid(), 77)] == [KILLED, 1]
+    assert it._reap() == -signal.SIGTERM and it._manager == 0
+    assert it.theirs.reaped(78, 0) == 0
+    assert it._reap() is None
+
+
+def test_how_long_it_waits(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100 * S
+    monkeypatch.setattr(guardian.time, "monotonic_ns", lambda: now)
+    assert it._wait_ms() is None  # a Manager that starts has the time that it takes
+    it._vigil, it._served = Vigil(now - S // 2 - 1), True
+    assert it._wait_ms() == 500
+    it._stop()
+    assert it._wait_ms() == 60_000
+    now += 59 * S + 1
+    it._stop()  # once more: it is no reason to begin anew
+    assert it._wait_ms() == 1000
+    now += 5 * S
+    assert it._wait_ms() == 0
+    it._hung = "it does not end"
+    assert it._wait_ms() is None
+
+
+def test_begun_anew_numbers_and_doors_are_kept(it: Any) -> None:
+    it._begin()
+    first, left = it._run_dir.path, {"incarnation": Span(5, 9), "stage": Span(1, 3)}
+    NumbersFile(first).write(left)
+    doors = [keep(it, name) for name in (REST, CLIENTS)]
+    keep(it, TEMPLATE)
+    it._failed = 2
+    it._begin_anew()
+    assert it._run_dir.path != first and not first.exists()
+    assert NumbersFile(it._run_dir.path).read() == left
+    assert set(it._kept) == {REST, CLIENTS} and all(map(is_open, doors))
+    assert it._failed == 0
+    it._end()
+    assert not it._run_dir.path.exists()
