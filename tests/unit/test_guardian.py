@@ -17,6 +17,7 @@ from blockflow.control.numbers import NumbersFile, Span
 from blockflow.control.vigil import Vigil
 from blockflow.core.errors import SystemError_
 from blockflow.launch.ward import CLIENTS, REST, TEMPLATE, Line
+from blockflow.tensormq.janitor import run_root
 
 S = 1_000_000_000
 KILLED = -signal.SIGKILL
@@ -137,9 +138,9 @@ def test_who_is_told_to_end_between_two_managers_starts_no_other(
 
 
 @pytest.fixture
-def it(tmp_path: Path) -> Iterator[Any]:
+def it() -> Iterator[Any]:
     """A guardian and, as ``theirs``, the Manager's end of the line."""
-    made: Any = Guardian(tmp_path)
+    made: Any = Guardian(run_root())
     made._line, made.theirs = Line.pair()
     made._vigil = Vigil(0)
     made._wake, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
