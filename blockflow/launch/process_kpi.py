@@ -1,8 +1,9 @@
 """ProcessSampler: one process's own resources as a ProcessKpi, cheap enough for 4 Hz.
 
 Cheap figures are read at each sample, the core clock at most once a second. So are USS and PSS, for
-which the kernel walks every page (2 ms for 400 MiB): as long as the resident memory stays the same,
-every five seconds. GPU figures come from NVML when the process computes on one.
+which the kernel walks every page (milliseconds; on some machines a dozen of them for a worker): as
+long as the resident memory stays the same, every five seconds. GPU figures come from NVML when the
+process computes on one.
 """
 
 from __future__ import annotations
