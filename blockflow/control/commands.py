@@ -5,7 +5,6 @@ REST and the in-process System are thin layers over this.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from blockflow import __version__
 from blockflow.control.accept import Acceptance
 from blockflow.control.engines import lost_artifact
 from blockflow.control.manager import Manager
+from blockflow.control.own import OwnFigures
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.samples import store_samples
 from blockflow.control.stewardship import Biography
@@ -27,7 +27,6 @@ from blockflow.core.errors import (
 )
 from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
-from blockflow.launch.process_kpi import ProcessSampler, private_and_shared
 from blockflow.launch.ward import Ward
 from blockflow.repository.repository import BlockRepository
 
@@ -35,7 +34,6 @@ WAIT_S = 300.0
 """How long a waiting call waits for its update; the update itself goes on."""
 
 MAX_HZ = 50.0
-_SELF_EVERY_NS = 1_000_000_000
 
 
 class Commands:
@@ -60,10 +58,8 @@ class Commands:
         self._profiles = ProfileShelf(repository.root)
         self._acceptance = Acceptance(manager, repository, self._profiles)
         self._started_ns = time.monotonic_ns()
-        self._sampler = ProcessSampler()
-        self._sampling = threading.Lock()
+        self._own = OwnFigures()
         self.biography = Biography(ward)
-        self._self_kpi: tuple[int, dict[str, Any]] | None = None
         self.addresses: dict[str, Any] = {}
         self.template_pid: Callable[[], int] = lambda: 0
 
@@ -269,7 +265,7 @@ class Commands:
                 "totals": views.totals(),
             }
 
-        return {**self._manager.call(look), "control": self._control()}
+        return {**self._manager.call(look), "control": self._own.figures(self.template_pid())}
 
     def status(self) -> dict[str, Any]:
         """Everything that ``blockflow status`` and ``blockflow top`` show, of one moment."""
@@ -317,7 +313,7 @@ class Commands:
             "repository": str(settings.repository),
             "cores": list(settings.cores),
             **manager.call(look),
-            "control": self._control(),
+            "control": self._own.figures(self.template_pid()),
         }
 
     def repository(self) -> list[dict[str, Any]]:
@@ -363,22 +359,6 @@ class Commands:
         lines = self._manager.call(self._manager.kpis.lines)
         path = store_samples(self._manager.settings.state_dir / "kpis", name, lines)
         return {"path": str(path), "count": len(lines)}
-
-    def _control(self) -> dict[str, Any]:
-        """Resources of the control plane's own processes, sampled at most once a second."""
-        # One asker at a time: a look just after another one divides a tick of the cpu clock by next
-        # to nothing.
-        with self._sampling:
-            now = time.monotonic_ns()
-            if self._self_kpi is None or now - self._self_kpi[0] >= _SELF_EVERY_NS:
-                pid = self.template_pid()
-                uss, pss = private_and_shared(pid) if pid else (0, 0)
-                kpi = {
-                    "process": self._sampler.sample(now).to_dict(),
-                    "template": {"pid": pid or None, "uss": uss, "pss": pss},
-                }
-                self._self_kpi = (now, kpi)
-            return self._self_kpi[1]
 
 
 def _worker_kpi(view: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from blockflow.core import limits
 from blockflow.wire.control import Stats
 
 HISTORY = 1024
 """Samples kept over all processes: about half a minute of eight processes at 4 Hz."""
+HISTORY_FIGURES = 16_384
+"""Stages and tasks in them, at most: each is a kilobyte or three."""
 
 _MAX_DEPTH = 6
 SUMS = (
@@ -50,7 +53,10 @@ PROCESS_SUMS = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One process's figures; ``time_ns`` is the monotonic clock, ``wall_s`` the wall clock."""
+    """One process's figures; ``time_ns`` is the monotonic clock, ``wall_s`` the wall clock.
+
+    Where there are many stages or tasks, it has some of them (:mod:`blockflow.core.roster`).
+    """
 
     incarnation: int
     name: str
@@ -59,6 +65,17 @@ class Sample:
     stages: list[dict[str, Any]]
     process: dict[str, Any]
     extra: dict[str, Any]
+
+    @property
+    def tasks(self) -> dict[str, Any]:
+        """Of a Dispatcher: the tasks whose figures are in it."""
+        tasks = self.extra.get("tasks")
+        return tasks if isinstance(tasks, dict) else {}
+
+    @property
+    def figures(self) -> int:
+        """How much there is in it, roughly."""
+        return len(self.stages) + len(self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -77,9 +94,24 @@ class KpiBook:
 
     def __init__(self) -> None:
         self._latest: dict[int, Sample] = {}
-        self._history: deque[Sample] = deque(maxlen=HISTORY)
+        self._stages: dict[int, dict[int, dict[str, Any]]] = {}
+        self._tasks: dict[int, dict[str, Any]] = {}
+        self._history: deque[Sample] = deque()
+        self._figures = 0  # in the history
 
-    def add(self, incarnation: int, name: str, stats: Stats, wall_s: float) -> None:
+    def add(
+        self,
+        incarnation: int,
+        name: str,
+        stats: Stats,
+        wall_s: float,
+        published: Collection[str] = (),
+    ) -> None:
+        """Take a sample.
+
+        Args:
+            published: the tasks in force; a Dispatcher's figures of others are not kept.
+        """
         sample = Sample(
             incarnation,
             name,
@@ -90,26 +122,44 @@ class KpiBook:
             plain(stats.extra),
         )
         self._latest[incarnation] = sample
+        self._add_stages(sample)
+        if sample.tasks:
+            known = self._tasks.setdefault(incarnation, {})
+            known |= sample.tasks
+            if len(known) > len(published):
+                self._tasks[incarnation] = {n: k for n, k in known.items() if n in published}
         self._history.append(sample)
+        self._figures += sample.figures
+        while len(self._history) > HISTORY or self._figures > HISTORY_FIGURES:
+            self._figures -= self._history.popleft().figures
 
     def forget(self, incarnation: int) -> None:
         """The process is gone; its history stays until it is pushed out."""
         self._latest.pop(incarnation, None)
+        self._stages.pop(incarnation, None)
+        self._tasks.pop(incarnation, None)
+
+    def tasks(self, incarnation: int) -> Mapping[str, Any]:
+        """The latest figures of each task that this Dispatcher has told of; not to be kept."""
+        return self._tasks.get(incarnation, {})
 
     def latest(self, incarnation: int) -> Sample | None:
         return self._latest.get(incarnation)
 
     def stage(self, incarnation: int, stage: int) -> dict[str, Any] | None:
         """The latest StageKpi of one stage."""
-        sample = self._latest.get(incarnation)
-        for kpi in sample.stages if sample is not None else ():
-            if kpi.get("stage") == stage:
-                return kpi
-        return None
+        return self._stages.get(incarnation, {}).get(stage)
 
     def lines(self) -> list[str]:
         """The history as JSON lines, oldest first."""
         return [json.dumps(s.to_dict(), separators=(",", ":")) for s in self._history]
+
+    def _add_stages(self, sample: Sample) -> None:
+        told = {n: s for s in sample.stages if isinstance(n := s.get("stage"), int)}
+        known = self._stages.setdefault(sample.incarnation, {})
+        known |= told
+        if len(known) > limits.MAX_BLOCKS:  # more than a worker can have: it makes numbers up
+            self._stages[sample.incarnation] = told
 
 
 def aggregate(kpis: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

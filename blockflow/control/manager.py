@@ -289,7 +289,9 @@ class Manager:
         message, now = event.message, time.monotonic_ns()
         if isinstance(message, Stats):
             if (life := self.brain.crew.find(event.incarnation)) is not None:
-                self.kpis.add(event.incarnation, life.name, message, time.time())
+                topology = self.brain.realm.topology
+                tasks = topology.tasks if topology is not None else ()
+                self.kpis.add(event.incarnation, life.name, message, time.time(), tasks)
         elif isinstance(message, Pong):
             self._health.pong(event.incarnation, message, now)
         elif isinstance(message, RoutesApplied) and message.version == ROUTES_VERSION:

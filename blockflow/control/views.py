@@ -133,9 +133,8 @@ class Views:
         }
 
     def _task_kpi(self, name: str) -> dict[str, Any]:
-        sample = self._sample(self._crew.dispatcher)
-        tasks = sample.extra.get("tasks") if sample is not None else None
-        kpi = tasks.get(name) if isinstance(tasks, dict) else None
+        life = self._crew.dispatcher
+        kpi = self._kpis.tasks(life.incarnation).get(name) if life is not None else None
         return kpi if isinstance(kpi, dict) else {}
 
     # --- blocks ---------------------------------------------------------------------------------
@@ -225,7 +224,7 @@ class Views:
         if life is None:
             return {"name": "dispatcher", "role": "dispatcher", "state": "missing"}
         waiting = self._crew.dispatcher_restart_ns is not None
-        sample = self._sample(life)
+        sample, tasks = self._sample(life), self._kpis.tasks(life.incarnation)
         return {
             **self._life(life),
             "role": "dispatcher",
@@ -234,7 +233,7 @@ class Views:
             "restarts": self._crew.dispatcher_ledger.total,
             "crash": self._crash(self._crew.dispatcher_crash),
             "crashes": self._crashes(life.name, self._crew.dispatcher_crashes),
-            "kpi": sample.extra if sample is not None else {},
+            "kpi": {**sample.extra, "tasks": dict(tasks)} if sample is not None else {},
         }
 
     def _worker(self, replica: Replica) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""StatsThread: reports the Dispatcher's figures without disturbing its data thread."""
+"""StatsThread: reports the Dispatcher's figures without disturbing its data thread.
+
+While nothing happens there is little to tell, and once a second is enough: as in a worker.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from blockflow.dispatcher.stats import DispatcherStats
+from blockflow.dispatcher.stats import Sample
 from blockflow.launch.process_kpi import ProcessSampler
 from blockflow.tensormq.channel import Usage
 from blockflow.wire.control import ControlMessage, Stats
 
 _PATIENCE_S = 0.5
 _MIN_HZ, _MAX_HZ = 0.001, 50.0
+_IDLE_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Asks the data thread for a copy of its figures; it answers with ``answer.put``."""
 
-    answer: queue.SimpleQueue[DispatcherStats] = field(default_factory=queue.SimpleQueue)
+    answer: queue.SimpleQueue[Sample] = field(default_factory=queue.SimpleQueue)
 
 
 class StatsThread:
@@ -46,6 +50,8 @@ class StatsThread:
         self._ask = ask
         self._tell = tell
         self._usage = usage
+        self._told: object = None
+        self._told_ns = 0
         self._changed = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="bf-monitor", daemon=True)
@@ -83,6 +89,8 @@ class StatsThread:
             return
         now = time.monotonic_ns()
         usage = self._usage()
+        if not self._worth_telling(figures, usage, now):
+            return
         process = sampler.sample(
             now,
             arena_bytes=usage.capacity,
@@ -91,3 +99,11 @@ class StatsThread:
             slots_used=usage.slots_used,
         )
         self._tell(Stats(self._incarnation, now, [], process.to_dict(), figures.to_dict()))
+
+    def _worth_telling(self, figures: Sample, usage: Usage, now_ns: int) -> bool:
+        """Whether anything has happened since the last time, or that was long ago."""
+        happened = (figures.common(), usage)
+        if not figures.news and happened == self._told and now_ns - self._told_ns < _IDLE_NS:
+            return False
+        self._told, self._told_ns = happened, now_ns
+        return True

@@ -246,7 +246,7 @@ class DispatcherServer:
 
     def _on_note(self, note: ControlMessage | Snapshot) -> None:
         if isinstance(note, Snapshot):
-            note.answer.put(self.exchange.stats.freeze(self._clock(), self._gauges()))
+            note.answer.put(self.exchange.stats.sample(self._clock(), self._gauges()))
         elif isinstance(note, Ping):
             self._heard(note.seq)
         elif isinstance(note, Routes):

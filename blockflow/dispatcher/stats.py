@@ -1,4 +1,8 @@
-"""What the Dispatcher counts: per task and in all. Memory is bounded by the published tasks."""
+"""What the Dispatcher counts: per task and in all. Memory is bounded by the published tasks.
+
+There may be thousands of them, and the data thread serves nobody while it copies their figures: a
+sample has those of some (:mod:`blockflow.core.roster`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from blockflow.core.metrics import Histogram, RateMeter
+from blockflow.core.roster import Roster
 
 
 class Leg:
@@ -72,8 +77,7 @@ class VariantStats:
 
     def freeze(self) -> VariantStats:
         out = VariantStats()
-        out.ok, out.failed = self.ok, self.failed.copy()
-        out.latency.merge(self.latency)
+        out.ok, out.failed, out.latency = self.ok, self.failed.copy(), self.latency.copy()
         return out
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,9 +131,8 @@ class TaskStats:
         out = TaskStats()
         out.requests, out.rows, out.ok = self.requests, self.rows, self.ok
         out.failed, out.rejected = self.failed.copy(), self.rejected.copy()
-        out.latency.merge(self.latency)
-        out.ingress.merge(self.ingress)
-        out.egress.merge(self.egress)
+        out.latency = self.latency.copy()
+        out.ingress, out.egress = self.ingress.copy(), self.egress.copy()
         out.per_s = self.rate.rate(now_ns)
         out.variants = {name: variant.freeze() for name, variant in self.variants.items()}
         return out
@@ -160,19 +163,46 @@ class TaskStats:
         }
 
 
+class Sample:
+    """The figures of one moment, for another thread.
+
+    Attributes:
+        news: some task has something new to tell.
+    """
+
+    __slots__ = ("events", "gauges", "news", "rejected", "tasks")
+
+    def __init__(self, stats: DispatcherStats, gauges: dict[str, Any]) -> None:
+        self.tasks: dict[str, TaskStats] = {}
+        self.rejected, self.events = stats.rejected.copy(), stats.events.copy()
+        self.gauges = gauges
+        self.news = False
+
+    def common(self) -> dict[str, Any]:
+        """What is no task's."""
+        return {"rejected": dict(self.rejected), "events": dict(self.events), **self.gauges}
+
+    def to_dict(self) -> dict[str, Any]:
+        """``extra`` of a Stats message."""
+        return {
+            "tasks": {name: task.to_dict() for name, task in self.tasks.items()},
+            **self.common(),
+        }
+
+
 class DispatcherStats:
     """Counters of the whole Dispatcher and of its tasks.
 
     ``rejected`` counts refused requests by code (those that name no task as well), ``events`` what
     went wrong at the sockets: ``malformed_client``, ``malformed_data``, ``unreadable_data``,
-    ``client_gone``, ``slow_client``, ``defects``. ``gauges`` are set by the freeze.
+    ``client_gone``, ``slow_client``, ``defects``.
     """
 
     def __init__(self) -> None:
         self.tasks: dict[str, TaskStats] = {}
         self.rejected: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
-        self.gauges: dict[str, Any] = {}
+        self._roster = Roster[str]()
 
     def publish(
         self, names: Iterable[str], canaries: Mapping[str, tuple[str, ...]] | None = None
@@ -184,10 +214,11 @@ class DispatcherStats:
         self.tasks = {n: self.tasks.get(n) or TaskStats() for n in names}
         for name, task in self.tasks.items():
             task.tries((canaries or {}).get(name, ()))
+        self._roster.keep(self.tasks)
 
     def admitted(self, names: Iterable[str], rows: int) -> None:
         for name in names:
-            task = self.tasks.get(name)
+            task = self._changed(name)
             if task is not None:
                 task.requests += 1
                 task.rows += rows
@@ -196,7 +227,7 @@ class DispatcherStats:
         """A request was answered without being admitted."""
         self.rejected[code] += 1
         for name in names:
-            task = self.tasks.get(name)  # names that are not deployed get no entry: they may be any
+            task = self._changed(name)
             if task is not None:
                 task.rejected[code] += 1
 
@@ -210,7 +241,7 @@ class DispatcherStats:
         *,
         canary: bool = False,
     ) -> None:
-        task = self.tasks.get(name)
+        task = self._changed(name)
         if task is not None:
             task.ok += 1
             task.rate.add(1, now_ns)
@@ -223,26 +254,31 @@ class DispatcherStats:
                 variant.latency.record(total_ns)
 
     def failed(self, name: str, code: str, *, canary: bool = False) -> None:
-        task = self.tasks.get(name)
+        task = self._changed(name)
         if task is not None:
             task.failed[code] += 1
             variant = task.variant(canary)
             if variant is not None:
                 variant.failed[code] += 1
 
-    def freeze(self, now_ns: int, gauges: dict[str, Any]) -> DispatcherStats:
-        """A copy for another thread; ``gauges`` are figures of the moment (requests in flight)."""
-        out = DispatcherStats()
-        out.tasks = {name: task.freeze(now_ns) for name, task in self.tasks.items()}
-        out.rejected, out.events = self.rejected.copy(), self.events.copy()
-        out.gauges = gauges
+    def sample(self, now_ns: int, gauges: dict[str, Any]) -> Sample:
+        """Figures for another thread.
+
+        Args:
+            now_ns: monotonic clock.
+            gauges: further figures of the moment (requests in flight).
+        """
+        out = Sample(self, gauges)
+        news, others = self._roster.take()
+        out.news = bool(news)
+        for name in (*news, *others):
+            out.tasks[name] = task = self.tasks[name].freeze(now_ns)
+            if task.per_s:
+                self._roster.fades(name)
         return out
 
-    def to_dict(self) -> dict[str, Any]:
-        """``extra`` of a Stats message."""
-        return {
-            "tasks": {name: task.to_dict() for name, task in self.tasks.items()},
-            "rejected": dict(self.rejected),
-            "events": dict(self.events),
-            **self.gauges,
-        }
+    def _changed(self, name: str) -> TaskStats | None:
+        task = self.tasks.get(name)  # names that are not deployed get no entry: they may be any
+        if task is not None:
+            self._roster.note(name)
+        return task

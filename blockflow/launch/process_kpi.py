@@ -1,23 +1,47 @@
 """ProcessSampler: one process's own resources as a ProcessKpi, cheap enough for 4 Hz.
 
-Cheap figures are read at each sample, the core clock at most once a second. So are USS and PSS, for
-which the kernel walks every page (milliseconds; on some machines a dozen of them for a worker): as
-long as the resident memory stays the same, every five seconds. GPU figures come from NVML when the
-process computes on one.
+Cheap figures are read at each sample. What is dear is read more seldom, and the dearer it is the
+more so: USS and PSS, for which the kernel walks every page (milliseconds; on some machines a dozen
+of them for a worker), and the core clock, for which there is a file per core. GPU figures come from
+NVML when the process computes on one.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import psutil
 
 from blockflow.core.metrics import ProcessKpi
 from blockflow.launch.gpu_kpi import GpuProbe
 
-_SLOW_NS = 1_000_000_000
-_MEMORY_NS = 5_000_000_000
 _MOVED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """How long what is dear is left alone after it was done.
+
+    Attributes:
+        least_ns: so long however little it costs.
+        times: so many times what it has cost; with 200 it takes half a percent of a core at most.
+    """
+
+    least_ns: int
+    times: int
+
+    def over(self, since_ns: int, cost_ns: int) -> bool:
+        """Whether it may be done again, so long after it was begun at that cost."""
+        return since_ns >= max(self.least_ns, self.times * cost_ns)
+
+
+CLOCK = Pause(1_000_000_000, 1000)
+MOVING = Pause(1_000_000_000, 200)
+"""Between two walks while the resident memory moves; people watch it."""
+RESTING = Pause(5_000_000_000, 2000)
+"""While it stays: shares change when others come and go."""
 
 
 def private_and_shared(pid: int) -> tuple[int, int]:
@@ -35,6 +59,42 @@ def private_and_shared(pid: int) -> tuple[int, int]:
     return uss * 1024, pss * 1024
 
 
+def resident(pid: int) -> int:
+    """RSS of a process in bytes; 0 where it cannot be read."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+class MemoryWalk:
+    """USS and PSS of a process, no older than its memory and the cost of a walk call for.
+
+    Attributes:
+        pid: of the process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._at_ns: int | None = None
+        self._cost_ns = self._rss = 0
+        self._found = 0, 0
+
+    def look(self, now_ns: int, rss: int) -> tuple[int, int]:
+        """(USS, PSS) in bytes as of the last walk, which is a new one if it is time for that.
+
+        Args:
+            rss: resident memory of the process now, in bytes.
+        """
+        pause = MOVING if abs(rss - self._rss) >= _MOVED_BYTES else RESTING
+        if self._at_ns is None or pause.over(now_ns - self._at_ns, self._cost_ns):
+            self._at_ns, self._rss = now_ns, rss
+            began = time.thread_time_ns()
+            self._found = private_and_shared(self.pid)
+            self._cost_ns = time.thread_time_ns() - began
+        return self._found
+
+
 class ProcessSampler:
     """Samples the calling process; used from one thread.
 
@@ -47,8 +107,9 @@ class ProcessSampler:
         self._process = psutil.Process()
         self._process.cpu_percent(None)  # the first call only sets the reference point
         self._gpu = GpuProbe(device, gpu_uuid)
-        self._slow_at = self._memory_at = -_MEMORY_NS
-        self._uss = self._pss = self._rss = 0
+        self._walk = MemoryWalk(self._process.pid)
+        self._clock_ns: int | None = None
+        self._clock_cost_ns = 0
         self._mhz = 0.0
 
     def sample(
@@ -70,19 +131,16 @@ class ProcessSampler:
             rows: computed since the start, for the energy per row.
             copies: counts of copies to and from the device, by the KPIs' names.
         """
-        if now_ns - self._slow_at >= _SLOW_NS:
-            self._slow_at = now_ns
-            self._read_memory(now_ns)
-            freq = psutil.cpu_freq()
-            self._mhz = float(freq.current) if freq else 0.0
         with self._process.oneshot():
+            rss = self._process.memory_info().rss
+            uss, pss = self._walk.look(now_ns, rss)
             return ProcessKpi(
                 pid=self._process.pid,
                 cpu_percent=self._process.cpu_percent(None),
-                cpu_mhz=self._mhz,
-                rss=self._process.memory_info().rss,
-                pss=self._pss,
-                uss=self._uss,
+                cpu_mhz=self._clock(now_ns),
+                rss=rss,
+                pss=pss,
+                uss=uss,
                 threads=self._process.num_threads(),
                 fds=self._process.num_fds(),
                 arena_bytes=arena_bytes,
@@ -95,9 +153,12 @@ class ProcessSampler:
                 **self._gpu.sample(now_ns, rows),  # type: ignore[arg-type]
             )
 
-    def _read_memory(self, now_ns: int) -> None:
-        rss = self._process.memory_info().rss
-        moved = abs(rss - self._rss) >= _MOVED_BYTES
-        if moved or now_ns - self._memory_at >= _MEMORY_NS:
-            self._memory_at, self._rss = now_ns, rss
-            self._uss, self._pss = private_and_shared(self._process.pid)
+    def _clock(self, now_ns: int) -> float:
+        """Of the cores, in MHz; 0.0 where the machine does not say."""
+        if self._clock_ns is None or CLOCK.over(now_ns - self._clock_ns, self._clock_cost_ns):
+            self._clock_ns = now_ns
+            began = time.thread_time_ns()
+            freq = psutil.cpu_freq()
+            self._clock_cost_ns = time.thread_time_ns() - began
+            self._mhz = float(freq.current) if freq else 0.0
+        return self._mhz

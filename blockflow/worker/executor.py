@@ -20,7 +20,7 @@ from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.intake import Intake
 from blockflow.worker.parting import next_item
 from blockflow.worker.scheduler import Scheduler
-from blockflow.worker.stage import Stage, StageSnapshot
+from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Batch, Source, Ticket
 from blockflow.worker.withdrawn import WithdrawnRequests
 
@@ -229,13 +229,6 @@ class Executor:
         """Nobody waits any more for what is being computed: it is not sent when it is done."""
         self._running.clear()
         self._landing.clear()
-
-    def snapshot(self, now: int) -> dict[int, StageSnapshot]:
-        queue = self._scheduler
-        return {
-            n: s.meter.snapshot(now, queue.queued(n), queue.queued_rows(n))
-            for n, s in self._stages.items()
-        }
 
     # --- steps -----------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from blockflow.tensormq.channel import Producer, Usage
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.wire.control import Stats
 from blockflow.worker.copies import InputCopies
+from blockflow.worker.sampling import StageSample
 from blockflow.worker.stage import StageSnapshot
 
 MAX_HZ = 100.0
@@ -35,9 +36,9 @@ class AskKpi:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Answer of the data thread: its stages by number, and counters of the worker."""
+    """Answer of the data thread: figures of its stages, and counters of the worker."""
 
-    stages: Mapping[int, StageSnapshot]
+    sample: StageSample
     counters: Mapping[str, int]
 
 
@@ -138,12 +139,11 @@ class KpiMonitor:
 
     def _worth_telling(self, snapshot: Snapshot, usage: Usage | None) -> bool:
         """Whether anything has happened since the last time, or that was long ago."""
-        stages = {n: (s.queued, s.counts) for n, s in snapshot.stages.items()}
-        happened = (stages, dict(snapshot.counters), usage)
+        happened = (dict(snapshot.counters), usage)
         now = time.monotonic_ns()
         # A device's own figures (clocks, power) change whatever this worker does.
         on_device = self._memory is not None and self._memory.device is not None
-        same = happened == self._told and not on_device
+        same = happened == self._told and not snapshot.sample.news and not on_device
         if same and now - self._told_ns < _IDLE_NS:
             return False
         self._told, self._told_ns = happened, now
@@ -161,7 +161,7 @@ class KpiMonitor:
                 "slots_used": usage.slots_used,
             }
             extra |= {"arena_committed": usage.committed, "slot_stalls": usage.stalls}
-        kpis = {n: self._kpi(n, s) for n, s in snapshot.stages.items()}
+        kpis = {n: self._kpi(n, s) for n, s in snapshot.sample.stages.items()}
         if self._memory is not None:
             extra |= self._memory.extra()
             figures |= self._memory.figures()
@@ -170,8 +170,7 @@ class KpiMonitor:
                 n: replace(k, device=times[n].summary()) if n in times else k
                 for n, k in kpis.items()
             }
-        rows = sum(k.rows for k in kpis.values())
-        process = sampler.sample(now, rows=rows, **figures)
+        process = sampler.sample(now, rows=snapshot.sample.rows, **figures)
         stages = [k.to_dict() for k in kpis.values()]
         return Stats(self._incarnation, now, stages, process.to_dict(), extra)
 

@@ -26,6 +26,7 @@ from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.intake import Intake
 from blockflow.worker.monitor import AskKpi, KpiMonitor
 from blockflow.worker.runner import Runner
+from blockflow.worker.sampling import StageSampler
 from blockflow.worker.scheduler import Scheduler
 from blockflow.worker.ticket import Batch
 from blockflow.worker.turns import Turns, WatchedSockets
@@ -50,6 +51,7 @@ class Parts:
     executor: Executor
     turns: Turns
     monitor: KpiMonitor
+    sampler: StageSampler
 
 
 def open_parts(
@@ -149,4 +151,5 @@ def open_parts(
         executor,
         turns,
         monitor,
+        StageSampler(stages, scheduler),
     )

@@ -82,6 +82,11 @@ class StageMeter:
             self.failed.add(failed, now)
         self.busy.add(compute, now)
 
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Requests, rows, batches, failures, expired; if they stay, nothing has happened."""
+        return self.requests, self.rows, self.batches, self.failures, self.expired
+
     def snapshot(self, now: int, queued: int, queued_rows: int) -> StageSnapshot:
         """A copy that another thread may turn into KPIs; cheap: it interrupts the data thread."""
         served, busy = self.served.rate(now), self.busy.rate(now)
@@ -93,9 +98,9 @@ class StageMeter:
         return StageSnapshot(
             queued,
             queued_rows,
-            (self.requests, self.rows, self.batches, self.failures, self.expired),
+            self.counts,
             (self.arrived.rate(now), mu, served),
-            (_copy(self.wait), _copy(self.overhead), _copy(self.compute)),
+            (self.wait.copy(), self.overhead.copy(), self.compute.copy()),
             (self.bytes_out, self.copies_out),
             (self.elements_in, self.elements_padded),
         )
@@ -197,10 +202,3 @@ class Stage:
         whole = self.output_dims(dtype, (batch.rows, *batch.pad_to))[1:]
         own = {t.key: self.output_dims(dtype, (t.rows, *t.shape))[1:] for t in batch.tickets}
         return own if any(shape != whole for shape in own.values()) else {}
-
-
-def _copy(histogram: Histogram) -> Histogram:
-    out = Histogram()
-    out.counts = dict(histogram.counts)
-    out.count, out.total, out.maximum = histogram.count, histogram.total, histogram.maximum
-    return out

@@ -393,4 +393,4 @@ class Worker:
             "lanes": parts.executor.lanes,
             "withdrawn": parts.executor.withdrawn,
         }
-        return Snapshot(parts.executor.snapshot(time.monotonic_ns()), counters)
+        return Snapshot(parts.sampler.sample(time.monotonic_ns()), counters)

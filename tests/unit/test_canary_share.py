@@ -173,7 +173,7 @@ def test_the_figures_tell_the_two_apart() -> None:
         stats.succeeded("t", 1000, 1, 1, 0, canary=canary)
     stats.failed("t", "BLOCK_FAILED", canary=True)
     stats.succeeded("u", 1000, 1, 1, 0)
-    frozen = stats.freeze(0, {}).to_dict()["tasks"]
+    frozen = stats.sample(0, {}).to_dict()["tasks"]
     assert frozen["u"]["variants"] == {}
     of_t = frozen["t"]["variants"]
     assert of_t["stable"]["answered"] == of_t["stable"]["ok"] == 2

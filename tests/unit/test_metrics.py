@@ -41,17 +41,22 @@ def test_percentiles_are_within_a_sixteenth(values: list[int], p: float) -> None
     assert histogram.mean == pytest.approx(sum(values) / len(values))
 
 
-@given(st.lists(durations, max_size=50), st.lists(durations, max_size=50))
-def test_merging_is_recording_all(left: list[int], right: list[int]) -> None:
-    merged = filled(left)
-    merged.merge(filled(right))
-    both = filled(left + right)
-    assert (merged.counts, merged.count, merged.total, merged.maximum) == (
-        both.counts,
-        both.count,
-        both.total,
-        both.maximum,
-    )
+@given(
+    st.lists(durations, max_size=200),
+    st.lists(st.floats(0, 100), min_size=1, max_size=5).map(sorted),
+)
+def test_several_percentiles_are_each_as_alone(values: list[int], ps: list[float]) -> None:
+    histogram = filled(values)
+    assert histogram.percentiles(*ps) == [histogram.percentile(p) for p in ps]
+
+
+def test_a_copy_stays_as_it_was() -> None:
+    histogram = filled([5, 1000])
+    copied = histogram.copy()
+    assert copied.summary() == histogram.summary()
+    histogram.record(70)
+    assert (copied.count, sum(copied.counts.values()), histogram.count) == (2, 2, 3)
+    assert (copied.total, copied.maximum) == (1005, 1000)
 
 
 def test_an_empty_histogram_says_zero() -> None:

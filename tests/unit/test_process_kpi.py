@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from blockflow.launch import process_kpi
-from blockflow.launch.process_kpi import ProcessSampler, private_and_shared
+from blockflow.launch.process_kpi import ProcessSampler, private_and_shared, resident
 
 SECOND = 1_000_000_000
 MIB = 1 << 20
@@ -99,12 +100,12 @@ def test_what_is_dear_is_read_seldom(machine: Machine) -> None:
     seen = []
     for quarter in range(4 * 11 + 1):
         if quarter == 4 * 7 + 1:
-            machine.process.rss += MIB  # at the next whole second the pages are counted anew
+            machine.process.rss += MIB  # the pages are counted anew: the last time is past
         kpi = sampler.sample(quarter * SECOND // 4)
         seen.append((kpi.uss, machine.clocks))
     assert machine.clocks == 12
     walked = [n for n in range(1, len(seen)) if seen[n][0] != seen[n - 1][0]]
-    assert walked == [4 * 5, 4 * 8]
+    assert walked == [4 * 5, 4 * 7 + 1]
 
 
 def test_memory_that_moves_is_followed_each_second(machine: Machine) -> None:
@@ -116,3 +117,49 @@ def test_memory_that_moves_is_followed_each_second(machine: Machine) -> None:
     machine.process.rss += MIB - 1
     sampler.sample(4 * SECOND)
     assert machine.walks == 4
+
+
+@pytest.fixture
+def spent(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What a walk and a look at the clock cost, in nanoseconds of this thread."""
+    cost, used = [0], [0]
+
+    def walk(pid: int) -> tuple[int, int]:
+        used[0] += cost[0]
+        return Machine.walk(machine, pid)
+
+    def clock() -> Any:
+        used[0] += cost[0]
+        return Machine.clock(machine)
+
+    monkeypatch.setattr(process_kpi, "private_and_shared", walk)
+    monkeypatch.setattr(process_kpi.psutil, "cpu_freq", clock)
+    monkeypatch.setattr(process_kpi.time, "thread_time_ns", lambda: used[0])
+    return cost
+
+
+@pytest.mark.parametrize(
+    ("cost_ms", "moves", "walks", "clocks"),
+    [
+        (0, False, 24, 120),
+        (2, False, 24, 60),  # 2 ms: each 5 s, 2 s
+        (20, False, 3, 6),  # each 40 s, 20 s
+        (2, True, 120, 60),
+        (20, True, 30, 6),  # each 4 s
+        (200, True, 3, 1),  # each 40 s, 200 s
+    ],
+)
+def test_the_dearer_the_more_seldom(
+    machine: Machine, spent: list[int], cost_ms: int, moves: bool, walks: int, clocks: int
+) -> None:
+    spent[0] = cost_ms * 1_000_000
+    sampler = ProcessSampler()
+    for quarter in range(4 * 120):
+        machine.process.rss += MIB * moves
+        sampler.sample(quarter * SECOND // 4)
+    assert (machine.walks, machine.clocks) == (walks, clocks)
+
+
+def test_memory_of_another_process() -> None:
+    assert resident(os.getpid()) > MIB
+    assert resident(0) == 0 == resident(1 << 30)

@@ -72,7 +72,8 @@ class Told:
             for block, number in life.stages.items()
         ]
         stats = Stats(incarnation, self.world.now, stages, PROCESS, extra)
-        self.kpis.add(incarnation, name, stats, 0.0)
+        topology = self.world.brain.realm.topology
+        self.kpis.add(incarnation, name, stats, 0.0, () if topology is None else topology.tasks)
 
 
 @pytest.fixture
@@ -325,7 +326,7 @@ def test_a_dispatcher_that_is_started_again(told: Told) -> None:
     assert (found["state"], found["clients"]) == ("ready", ["tcp://127.0.0.1:5755"])
     assert found["kpi"]["inflight"] == 1
     assert told.task("t")["kpi"] == {"ok": 3}
-    for nonsense in ([], ["t"], {"t": [1]}):
+    for nonsense in ({"t": [1]}, [], ["t"]):
         told.says("dispatcher", tasks=nonsense)
         assert told.task("t")["kpi"] == {}
 

@@ -16,6 +16,7 @@ from blockflow.wire.control import Stats
 from blockflow.worker import monitor
 from blockflow.worker.copies import InputCopies
 from blockflow.worker.monitor import KpiMonitor, Snapshot
+from blockflow.worker.sampling import StageSample
 from blockflow.worker.stage import StageMeter
 
 
@@ -34,12 +35,12 @@ def test_an_idle_worker_says_so_once_a_second(
     now = 5_000_000_000
     monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: now)
     made = KpiMonitor(1, {}, {}, "cpu", None, lambda: None, lambda _: None, memory)
-    assert made._worth_telling(Snapshot({}, {"threads": 1}), None)
+    assert made._worth_telling(Snapshot(StageSample(), {"threads": 1}), None)
     now += 999_000_000
-    assert made._worth_telling(Snapshot({}, {"threads": 1}), None) == again
-    assert made._worth_telling(Snapshot({}, {"threads": 2}), None)
+    assert made._worth_telling(Snapshot(StageSample(), {"threads": 1}), None) == again
+    assert made._worth_telling(Snapshot(StageSample(), {"threads": 2}), None)
     now += 1_000_000_000
-    assert made._worth_telling(Snapshot({}, {"threads": 2}), None)
+    assert made._worth_telling(Snapshot(StageSample(), {"threads": 2}), None)
 
 
 class Change:
@@ -85,7 +86,11 @@ def test_a_sample_without_an_answer_is_left_out_and_the_next_one_comes_a_period_
 ) -> None:
     now = 100.0
     sent: list[Stats] = []
-    answers = [Snapshot({}, {"threads": 1}), None, Snapshot({}, {"threads": 1})]
+    answers = [
+        Snapshot(StageSample(), {"threads": 1}),
+        None,
+        Snapshot(StageSample(), {"threads": 1}),
+    ]
 
     def ask() -> None:
         nonlocal now
@@ -121,10 +126,11 @@ USAGE = Usage(
 )
 
 
-def snapshot(queued: int = 0, requests: int = 0) -> Snapshot:
+def snapshot(requests: int = 0, news: bool = False, threads: int = 1) -> Snapshot:
     stage = StageMeter()
     stage.requests, stage.rows = requests, 2 * requests
-    return Snapshot({1: stage.snapshot(0, queued, queued)}, {"threads": 1})
+    sample = StageSample({1: stage.snapshot(0, 0, 0)}, news, rows=5 * requests)
+    return Snapshot(sample, {"threads": threads})
 
 
 def make(memory: Any = None) -> KpiMonitor:
@@ -138,11 +144,12 @@ def test_whatever_has_happened_is_worth_telling(monkeypatch: pytest.MonkeyPatch)
     now = 5_000_000_000
     monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: now)
     made = make()
+    assert made._worth_telling(snapshot(), USAGE)
+    for _ in range(2):
+        assert made._worth_telling(snapshot(news=True), USAGE)
     for told in (
-        (snapshot(), USAGE),
-        (snapshot(queued=1), USAGE),
-        (snapshot(queued=1), replace(USAGE, used=0)),
-        (snapshot(queued=1, requests=1), replace(USAGE, used=0)),
+        (snapshot(), replace(USAGE, used=0)),
+        (snapshot(threads=2), replace(USAGE, used=0)),
     ):
         assert made._worth_telling(*told)
         assert not made._worth_telling(*told)
@@ -164,7 +171,7 @@ def test_each_figure_has_its_name() -> None:
     sampler = cast(Any, SimpleNamespace(sample=sample))
     stats = make(memory)._stats(sampler, snapshot(requests=3), USAGE)
     assert sampled == {
-        "rows": 6,
+        "rows": 15,
         "arena_bytes": 800,
         "arena_used": 300,
         "slots": 16,

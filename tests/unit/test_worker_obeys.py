@@ -15,6 +15,7 @@ from blockflow.tensormq.agent import Mailbox
 from blockflow.wire import control
 from blockflow.worker.monitor import AskKpi, Snapshot
 from blockflow.worker.runner import Loaded, release_load_memory
+from blockflow.worker.sampling import StageSample
 from blockflow.worker.scheduler import Scheduler
 from blockflow.worker.worker import Worker
 
@@ -71,7 +72,8 @@ class Rig:
                 intake=SimpleNamespace(malformed=1),
                 push=SimpleNamespace(pending=lambda: 4),
                 runner=SimpleNamespace(threads=5),
-                executor=SimpleNamespace(lanes=2, withdrawn=6, snapshot=lambda now: {}),
+                executor=SimpleNamespace(lanes=2, withdrawn=6),
+                sampler=SimpleNamespace(sample=lambda now: StageSample()),
             ),
         )
 

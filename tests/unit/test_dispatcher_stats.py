@@ -1,0 +1,177 @@
+"""Which tasks' figures a sample of the Dispatcher holds: a bounded number, and in the end all."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blockflow.core.roster import REMINDED, SAMPLED
+from blockflow.dispatcher import monitor
+from blockflow.dispatcher.monitor import Snapshot, StatsThread
+from blockflow.dispatcher.stats import DispatcherStats
+from blockflow.tensormq.channel import Usage
+from blockflow.wire.control import Stats
+
+SECOND = 1_000_000_000
+
+
+def published(n: int) -> DispatcherStats:
+    """``n`` tasks, of which all that there was to tell has been told."""
+    stats = DispatcherStats()
+    stats.publish([f"t{i}" for i in range(n)])
+    while stats.sample(0, {}).news:
+        pass
+    return stats
+
+
+def test_few_tasks_are_all_in_every_sample() -> None:
+    stats = published(REMINDED)
+    for _ in range(3):
+        sample = stats.sample(0, {})
+        assert sorted(sample.tasks) == sorted(stats.tasks) and not sample.news
+
+
+def test_a_sample_is_bounded_and_the_longest_untold_comes_first() -> None:
+    stats = published(1000)
+    for i in range(900):
+        stats.admitted([f"t{i}"], 1)
+        stats.admitted(["t0"], 1)  # again and again: it has its turn, no more
+    seen: list[str] = []
+    while (sample := stats.sample(0, {})).news:
+        assert len(sample.tasks) <= SAMPLED
+        seen += list(sample.tasks)
+    assert seen[:900] == [f"t{i}" for i in range(900)]
+
+
+def test_who_has_nothing_new_is_told_of_in_turn() -> None:
+    stats = published(1000)
+    seen: set[str] = set()
+    for _ in range(-(-1000 // REMINDED)):
+        told = stats.sample(0, {}).tasks
+        assert len(told) == REMINDED
+        seen |= set(told)
+    assert seen == set(stats.tasks)
+
+
+def test_reminders_leave_room_for_what_is_new() -> None:
+    stats = published(1000)
+    for i in range(SAMPLED - 3):
+        stats.refused([f"t{i}"], "OVERLOADED")
+    told = list(stats.sample(0, {}).tasks)
+    assert told[: SAMPLED - 3] == [f"t{i}" for i in range(SAMPLED - 3)] and len(told) <= SAMPLED
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda stats: stats.admitted(["t7"], 2),
+        lambda stats: stats.refused(["t7"], "OVERLOADED"),
+        lambda stats: stats.failed("t7", "BLOCK_FAILED"),
+        lambda stats: stats.succeeded("t7", 10, 1, 1, 0),
+    ],
+)
+def test_whatever_happens_is_news(happens: Callable[[DispatcherStats], None]) -> None:
+    stats = published(1000)
+    happens(stats)
+    sample = stats.sample(0, {})
+    assert sample.news and next(iter(sample.tasks)) == "t7"
+
+
+def test_a_rate_is_told_until_it_has_fallen_to_nothing() -> None:
+    stats = published(1000)
+    stats.succeeded("t7", 10, 1, 1, 0)
+    rates = []
+    for second in range(8):
+        sample = stats.sample(second * SECOND, {})
+        rates.append(sample.tasks["t7"].per_s if sample.news else None)
+    assert all(rate for rate in rates[:5])
+    assert rates[5:] == [0.0, None, None]
+
+
+def test_what_nobody_knows_is_no_news() -> None:
+    stats = published(3)
+    stats.refused(["other"], "UNKNOWN_TASK")
+    stats.failed("other", "BLOCK_FAILED")
+    sample = stats.sample(0, {})
+    assert not sample.news and sample.rejected == {"UNKNOWN_TASK": 1}
+    assert "other" not in sample.to_dict()["tasks"]
+
+
+def test_new_routes_are_told_of_whole() -> None:
+    """Whoever has published them may know nothing yet."""
+    stats = published(300)
+    stats.admitted(["t299", "t298"], 1)
+    stats.publish([f"t{i}" for i in range(1, 300)] + ["new"])
+    seen: list[str] = []
+    while (sample := stats.sample(0, {})).news:
+        seen += list(sample.tasks)
+    assert seen[:2] == ["t299", "t298"] and sorted(set(seen)) == sorted(stats.tasks)
+    assert "t0" not in seen
+
+
+def test_a_sample_stays_as_it_was() -> None:
+    stats = published(1)
+    stats.succeeded("t0", 2_000_000, 1, 1, 0)
+    sample = stats.sample(0, {"state": "running"})
+    stats.succeeded("t0", 8_000_000, 1, 1, 0)
+    stats.refused(["t0"], "OVERLOADED")
+    stats.events["defects"] += 1
+    told = sample.to_dict()
+    assert (told["tasks"]["t0"]["ok"], told["tasks"]["t0"]["latency"]["max_ms"]) == (1, 2.0)
+    assert (told["rejected"], told["events"], told["state"]) == ({}, {}, "running")
+
+
+# --- when it is told ----------------------------------------------------------------------------
+
+
+class Sampled:
+    """A StatsThread whose samples are asked for by the test, under a clock of its own."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, stats: DispatcherStats) -> None:
+        self.now = 0
+        self.sent: list[Stats] = []
+        self.gauges: dict[str, Any] = {"inflight": 0}
+        self.usage = Usage(0, 0, 0, 0, 0, 0, 0, 0)
+        self._stats = stats
+        patch.setattr(monitor.time, "monotonic_ns", lambda: self.now)
+        self.thread = StatsThread(5, 4.0, self._answer, self.sent.append, lambda: self.usage)  # type: ignore[arg-type]
+        self.sampler = monitor.ProcessSampler()
+
+    def _answer(self, asked: Snapshot) -> None:
+        assert isinstance(asked.answer, queue.SimpleQueue)
+        asked.answer.put(self._stats.sample(self.now, dict(self.gauges)))
+
+    def after(self, seconds: float) -> int:
+        """Samples that were sent once so much time has passed and one more was taken."""
+        self.now += int(seconds * SECOND)
+        self.thread._sample(self.sampler)
+        return len(self.sent)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Sampled:
+    made = Sampled(monkeypatch, published(3))
+    assert made.after(0) == 1
+    return made
+
+
+def test_while_nothing_happens_it_is_told_once_a_second(told: Sampled) -> None:
+    assert [told.after(0.25) for _ in range(9)] == [1, 1, 1, 2, 2, 2, 2, 3, 3]
+
+
+def test_what_happens_is_told_at_the_next_sample(told: Sampled) -> None:
+    told._stats.admitted(["t1"], 1)
+    assert told.after(0.25) == 2
+    assert told.sent[-1].extra["tasks"]["t1"]["requests"] == 1
+    told.gauges["inflight"] = 1
+    assert told.after(0.25) == 3
+    told._stats.events["defects"] += 1
+    assert told.after(0.25) == 4
+    told._stats.refused((), "MALFORMED")
+    assert told.after(0.25) == 5
+    told.usage = Usage(0, 0, 0, 0, 0, 0, 1, 0)
+    assert told.after(0.25) == 6
+    assert told.after(0.25) == 6
