@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from blockflow.batching.lengths import within_classes
 from blockflow.batching.registry import batch_rows
@@ -30,34 +32,47 @@ _REASON_CHARS = 200
 def served_contract(topology: Topology, task: str) -> Contract:
     """What a task takes and gives as it is batched now: nothing is longer than the last length
     class on its way."""
-    paths = topology.tasks[task].paths
-    policies = {
-        block: topology.blocks[block].batching.model_dump(mode="json")
-        for path in paths
-        for block in path
-    }
-    return within_classes(topology.contract_of(task), paths, topology.infos, policies)
+    paths = tuple(map(tuple, topology.tasks[task].paths))
+    known: dict[Any, Contract] = topology.memo.setdefault("contracts", {})
+    if paths not in known:  # thousands of tasks may go a dozen ways
+        policies = {
+            block: topology.blocks[block].batching.model_dump(mode="json")
+            for path in paths
+            for block in path
+        }
+        contract = topology.contract_of(task)
+        known[paths] = within_classes(contract, paths, topology.infos, policies)
+    return known[paths]
 
 
 def task_routes(topology: Topology | None, shares: ShareBook) -> dict[str, TaskRoute]:
     """The published tasks of a topology."""
     if topology is None:
         return {}
-    return {
-        name: TaskRoute(
-            name=name,
-            path=tuple(spec.path),
-            contract=served_contract(topology, name),
-            max_rows=topology.task_rows(name),
-            deadline_ms=spec.deadline_ms,
-            check_finite=spec.check_finite,
-            share=shares.index(name),
-            max_inflight_rows=spec.max_inflight_rows,
-            canary=_canary(spec),
-            batch_rows=batch_rows(topology, name),
-        )
-        for name, spec in topology.tasks.items()
-    }
+    routes: dict[str, TaskRoute] = topology.memo.setdefault("routes", {})
+    for name in topology.tasks:
+        route, share = routes.get(name), shares.index(name)
+        if route is None:
+            routes[name] = _task_route(topology, name, share)
+        elif route.share != share:
+            routes[name] = replace(route, share=share)
+    return dict(routes)
+
+
+def _task_route(topology: Topology, name: str, share: int) -> TaskRoute:
+    spec = topology.tasks[name]
+    return TaskRoute(
+        name=name,
+        path=tuple(spec.path),
+        contract=served_contract(topology, name),
+        max_rows=topology.task_rows(name),
+        deadline_ms=spec.deadline_ms,
+        check_finite=spec.check_finite,
+        share=share,
+        max_inflight_rows=spec.max_inflight_rows,
+        canary=_canary(spec),
+        batch_rows=batch_rows(topology, name),
+    )
 
 
 def _canary(spec: TaskSpec) -> CanaryRoute | None:

@@ -41,6 +41,7 @@ class Views:
         self._pings = pings
         self._now_ns = now_ns
         self._book = crashes
+        self._states: dict[str, str] = {}
 
     @cached_property
     def _hosts(self) -> dict[str, list[Replica]]:
@@ -115,21 +116,32 @@ class Views:
         return [self._task(topology, n) for n in topology.tasks] if topology is not None else []
 
     def _task(self, topology: Topology, name: str) -> dict[str, Any]:
+        known: dict[str, Any] = topology.memo.setdefault("task documents", {})
+        if name not in known:  # people look every second, and there may be thousands
+            known[name] = self._lasting(topology, name)
+        states = ((b, self._state_of(b)) for b in topology.tasks[name].path)
+        missing = [block for block, state in states if state not in ("ready", "degraded")]
+        return {
+            **known[name],
+            "available": not missing,
+            "missing": missing,
+            "kpi": self._task_kpi(name),
+        }
+
+    @staticmethod
+    def _lasting(topology: Topology, name: str) -> dict[str, Any]:
+        """What is said of a task as long as the topology is in force."""
         spec = topology.tasks[name]
         contract = served_contract(topology, name)
-        missing = [b for b in spec.path if self._block_state(b) not in ("ready", "degraded")]
         return {
             "name": name,
             "path": list(spec.path),
             "canary": spec.canary.model_dump(mode="json") if spec.canary else None,
-            "available": not missing,
-            "missing": missing,
             "contract": contract.to_dict(),
             "input": str(contract.input),
             "output": str(contract.output),
             "max_rows": topology.task_rows(name),
             "deadline_ms": spec.deadline_ms,
-            "kpi": self._task_kpi(name),
         }
 
     def _task_kpi(self, name: str) -> dict[str, Any]:
@@ -160,7 +172,7 @@ class Views:
             "version": info.version,
             "digest": info.digest,
             "format": info.format,
-            "state": self._block_state(name),
+            "state": self._state_of(name),
             "closed": self._realm.closed.get(name),
             "contract": info.contract.to_dict(),
             "input": str(info.contract.input),
@@ -185,6 +197,12 @@ class Views:
             "tasks": list(self._tasks_of.get(name, ())),
             "kpi": aggregate(k for k in kpis if k is not None),
         }
+
+    def _state_of(self, block: str) -> str:
+        """Of this moment; all tasks of a trunk ask for it."""
+        if block not in self._states:
+            self._states[block] = self._block_state(block)
+        return self._states[block]
 
     def _block_state(self, block: str) -> str:
         hosts = self._hosts.get(block, [])

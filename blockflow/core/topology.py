@@ -58,6 +58,7 @@ class Topology:
     costs: Mapping[str, float] = field(default_factory=dict)
     overlap: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def mode_of(self, block: str) -> Mode:
         return self.blocks[block].mode or self.mode

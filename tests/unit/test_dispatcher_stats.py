@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from blockflow.core import limits
+from blockflow.core.errors import CODES
 from blockflow.core.roster import REMINDED, SAMPLED
 from blockflow.dispatcher import monitor
 from blockflow.dispatcher.monitor import Snapshot, StatsThread
 from blockflow.dispatcher.stats import DispatcherStats
 from blockflow.tensormq.channel import Usage
-from blockflow.wire.control import Stats
+from blockflow.wire.control import Stats, encode_control
 
 SECOND = 1_000_000_000
 
@@ -175,3 +177,21 @@ def test_what_happens_is_told_at_the_next_sample(told: Sampled) -> None:
     told.usage = Usage(0, 0, 0, 0, 0, 0, 1, 0)
     assert told.after(0.25) == 6
     assert told.after(0.25) == 6
+
+
+def test_the_largest_sample_fits_a_message() -> None:
+    """One that does not is never heard of: 4,096 tasks once had no figures at all."""
+    names = [f"{i:04}" + "n" * (limits.MAX_NAME_CHARS - 4) for i in range(limits.MAX_TASKS)]
+    stats = DispatcherStats()
+    stats.publish(names, dict.fromkeys(names, ("a", "b")))
+    for name in names[: 2 * SAMPLED]:
+        for canary in (False, True):
+            stats.succeeded(name, 123_456_789, 12_345_678, 1_234_567, 0, canary=canary)
+            for code in CODES:
+                stats.failed(name, code, canary=canary)
+        for code in CODES:
+            stats.refused([name], code)
+    sample = stats.sample(0, {})
+    assert len(sample.tasks) == SAMPLED
+    message = encode_control(Stats(2**63, 2**63, [], {}, sample.to_dict()))
+    assert len(message) < limits.MAX_CONTROL_BYTES

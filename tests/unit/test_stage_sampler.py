@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from blockflow.core import limits
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.roster import REMINDED, SAMPLED
+from blockflow.wire.control import Stats, encode_control
 from blockflow.worker.sampling import StageSampler
 from blockflow.worker.stage import StageMeter
 
@@ -79,3 +84,25 @@ def test_a_rate_is_told_until_it_has_fallen_to_nothing(meter: str) -> None:
         sample = many.sampler.sample(second * SECOND)
         told.append(any(sample.stages[499].rates) if sample.news else None)
     assert told[:5] == [True] * 5 and told[5:8] == [False, None, None]
+
+
+def test_the_largest_sample_fits_a_message() -> None:
+    name = "n" * limits.MAX_NAME_CHARS
+    spec = TensorSpec("float32", ("rows", 2))
+    block = BlockInfo(name, "1", "0" * 64, "pt2", Contract(spec, spec), 0, 0)
+    many = Many(limits.MAX_BLOCKS)
+    for meter in many.meters.values():
+        for times in (meter.wait, meter.overhead, meter.compute):
+            times.record(123_456_789_123)
+        meter.requests = meter.rows = meter.bytes_out = meter.elements_in = 2**62
+    sample = many.sampler.sample(0)
+    assert len(sample.stages) == SAMPLED
+    stages = [
+        replace(
+            found.kpi(StageSpec(number, block, engine=name, precision=name)),
+            device=found.times[0].summary(),
+        ).to_dict()
+        for number, found in sample.stages.items()
+    ]
+    message = encode_control(Stats(2**63, 2**63, stages, {}, {}))
+    assert len(message) < limits.MAX_CONTROL_BYTES
