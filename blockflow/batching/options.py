@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import islice, pairwise
 from typing import Any, Protocol
 
 from blockflow.core.errors import Problem
+from blockflow.core.guess import Guesses
 
 _SHOWN = 60
 
@@ -140,13 +140,12 @@ def option_problems(
         required: names that must be there.
     """
     problems = []
+    guesses = Guesses(known)
     for name, value in options.items():
         kind = known.get(name)
         if kind is None:
-            close = get_close_matches(str(name), list(known), 3)
-            hint = f"did you mean {', '.join(close)}?" if close else "leave it out"
-            if known and not close:
-                hint = f"known: {', '.join(known)}"
+            nothing = f"known: {', '.join(known)}" if known else "leave it out"
+            hint = guesses.hint(str(name)) or nothing
             problems.append(Problem(f"{path}.{name}", f"{owner} has no option {name!r}", hint))
         elif not kind.takes(value):
             problems.append(Problem(f"{path}.{name}", f"{_shown(value)} is not {kind}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from blockflow.control.crew import Crew, ns
@@ -16,6 +15,7 @@ from blockflow.control.settings import ControlSettings
 from blockflow.control.shares import ShareBook
 from blockflow.control.threads import ThreadBook
 from blockflow.core.errors import BlockFlowError, RepositoryError, TopologyError
+from blockflow.core.guess import Guesses
 from blockflow.core.lifecycle import Event, State
 from blockflow.core.placement import desired_workers, oversubscription, plan_workers
 from blockflow.core.plan import Plan, diff
@@ -116,15 +116,13 @@ class Realm:
         replicas = self.crew.fleet.hosting(block)
         if replicas:
             return replicas
-        known = sorted(self.topology.blocks) if self.topology is not None else []
-        near = get_close_matches(block, known, 3)
-        deployed = ", ".join(known[:10]) or "none"
-        hint = f"did you mean {', '.join(near)}?" if near else f"deployed: {deployed}"
+        guesses = Guesses(self.topology.blocks if self.topology is not None else ())
+        deployed = ", ".join(guesses.known[:10]) or "none"
         raise RepositoryError(
             "UNKNOWN_BLOCK",
             f"no block {block!r} in the topology",
             where=block,
-            hint=hint,
+            hint=guesses.hint(block) or f"deployed: {deployed}",
         )
 
     def all_closed(self, replica: Replica, how: str = "") -> bool:

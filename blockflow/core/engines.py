@@ -6,12 +6,12 @@ a framework. The engines themselves are in the engine room; docs/engines.md has 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.core.errors import BlockError, BlockFlowError, RepositoryError
+from blockflow.core.guess import Guesses
 from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import BlockInfo
 
@@ -279,10 +279,9 @@ def _are_rows(value: Any) -> bool:
 
 def near(word: str, known: Sequence[str]) -> str:
     """A hint: what was probably meant, or all there is."""
-    close = difflib.get_close_matches(word, known, n=3)
-    if close:
-        return f"did you mean {', '.join(close)}?"
-    return f"known: {', '.join(known)}" if known else "there are none"
+    return Guesses(known).hint(word) or (
+        f"known: {', '.join(known)}" if known else "there are none"
+    )
 
 
 def _missing_file(

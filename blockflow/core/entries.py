@@ -8,8 +8,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from blockflow.core.errors import Problem
+from blockflow.core.guess import Guesses
 from blockflow.core.jsonpath import member
-from blockflow.core.paths import near
 from blockflow.core.text import has_half
 
 S = TypeVar("S", bound=BaseModel)
@@ -23,6 +23,7 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 def from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> list[Problem]:
     """What a model finds wrong with an object that stands at ``base``."""
     out = []
+    guesses: dict[type[BaseModel], Guesses] = {}
     for err in exc.errors():
         path = base
         for part in err["loc"]:
@@ -32,8 +33,9 @@ def from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> li
         if err["type"] == "extra_forbidden":
             field = str(err["loc"][-1])
             message = f"unknown field {field!r}"
-            known = list(_at(model, err["loc"][:-1]).model_fields)
-            hint = near(field, known) or f"known: {', '.join(known)}"
+            owner = _at(model, err["loc"][:-1])
+            known = guesses.setdefault(owner, Guesses(owner.model_fields))
+            hint = known.hint(field) or f"known: {', '.join(owner.model_fields)}"
         elif err["type"] == "missing":
             message = "required field is missing"
         elif "input" in err and isinstance(err["input"], str | int | float | bool | type(None)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from blockflow.core.errors import Problem
+from blockflow.core.guess import Guesses
 from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.specs import TaskSpec
@@ -43,7 +43,7 @@ def path_problems(
         infos: the blocks that could be looked up.
     """
     problems: list[Problem] = []
-    names = [b for b in declared if isinstance(b, str)]
+    guesses = Guesses(b for b in declared if isinstance(b, str))
 
     def check(path: Sequence[str], base: str) -> bool:
         before = len(problems)
@@ -57,7 +57,7 @@ def path_problems(
                     Problem(
                         f"{base}[{i}]",
                         f"unknown block {block!r}",
-                        near(block, names) or "list it in $.blocks",
+                        guesses.hint(block) or "list it in $.blocks",
                     )
                 )
         for i in range(1, len(path)):
@@ -98,9 +98,3 @@ def _canary(
     why = why or (f"{new.output} for {old.output} ({given})" if given else "")
     hint = "a canary answers as the task does; publish it as a task of its own"
     return [Problem(path, f"its contract is not the task's: {why}", hint)] if why else []
-
-
-def near(word: str, known: Sequence[str]) -> str:
-    """A hint at what may have been meant; empty if nothing is close."""
-    close = difflib.get_close_matches(word, known, n=3)
-    return f"did you mean {', '.join(close)}?" if close else ""

@@ -6,13 +6,13 @@ that a common prefix runs once.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
+from blockflow.core.guess import Guesses
 from blockflow.core.routing import PathTree, RouteTable, StageRoute, TaskRoute, merge_paths
 from blockflow.dispatcher.canary import CanaryTurns
 from blockflow.dispatcher.edges import EdgeBook
@@ -77,6 +77,7 @@ class Planner:
     def __init__(self) -> None:
         self.edges = EdgeBook()
         self._table: RouteTable | None = None
+        self._guesses = Guesses(())
         self._replicas: dict[str, tuple[int, ...]] = {}
         self._dead: dict[int, None] = {}  # in order of death
         self._load: dict[int, int] = {}
@@ -100,6 +101,7 @@ class Planner:
     def replace(self, table: RouteTable) -> None:
         """Plan by ``table`` from now on; requests planned before keep their way."""
         self._table = table
+        self._guesses = Guesses(table.tasks)
         self._cache.clear()
         self._index()
         self._turn = {b: n for b, n in self._turn.items() if b in self._replicas}
@@ -133,11 +135,10 @@ class Planner:
             )
         task = self._table.tasks.get(name)
         if task is None:
-            near = difflib.get_close_matches(name, self._table.tasks, n=3)
-            if near:
+            known = self._guesses.known
+            if near := self._guesses.near(name):
                 hint = "did you mean " + " or ".join(repr(n) for n in near) + "?"
             else:
-                known = sorted(self._table.tasks)
                 hint = "deployed: " + ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
             raise RequestError("UNKNOWN_TASK", f"no task {name!r}", where=name, hint=hint)
         return task

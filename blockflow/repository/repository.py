@@ -13,10 +13,10 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from difflib import get_close_matches
 from pathlib import Path
 
 from blockflow.core.errors import ExportError, RepositoryError
+from blockflow.core.guess import Guesses
 from blockflow.core.model import BlockInfo, Variant
 from blockflow.repository.folder import (
     OPEN_FOLDER,
@@ -280,15 +280,15 @@ class BlockRepository:
             os.close(folder)
 
     def _unknown(self, name: str) -> RepositoryError:
-        known = self.names()
-        near = get_close_matches(name, known, 3)
-        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known[:10])}"
+        guesses = Guesses(self.names())
+        known = guesses.known
+        hint = guesses.hint(name) or f"known: {', '.join(known[:10])}"
         return RepositoryError(
             "UNKNOWN_BLOCK",
             f"no block {name!r}",
             where=str(self.root),
             hint=hint if known else "the repository is empty: export a block first",
-            details={"near": near},
+            details={"near": guesses.near(name)},
         )
 
     def _choose(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
+from blockflow.core.guess import Guesses
 from blockflow.core.model import Padding, TensorSpec
 from blockflow.repository.weights import load_weights
 from blockflow.repository.zoo.catalog import ZOO
@@ -103,11 +103,10 @@ def load_model(
     """
     zoo = ZOO.get(ref)
     if zoo is None and ":" not in ref:
-        near = difflib.get_close_matches(ref, list(ZOO), 3)
         raise ExportError(
             "FACTORY_FAILED",
             f"{ref!r} is neither a zoo model nor module:factory",
-            hint=f"did you mean {', '.join(near)}?" if near else f"zoo: {', '.join(ZOO)}",
+            hint=Guesses(ZOO).hint(ref) or f"zoo: {', '.join(ZOO)}",
         )
     spec = input_spec or (zoo.input if zoo else None)
     if spec is None:
