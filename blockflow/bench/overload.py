@@ -113,7 +113,7 @@ class Bench:
 
     def _limit(self) -> int:
         extra = self._system.status()["dispatcher"].get("kpi", {})
-        return int(extra.get("admission", {}).get("limits", {}).get(TASK, 0))
+        return int(extra.get("tasks", {}).get(TASK, {}).get("limit", 0))
 
 
 def measure(plan: Plan, say: Any) -> tuple[list[Load], list[tuple[float, float]]]:

@@ -262,12 +262,13 @@ class Admission:
         return self._all.shares.inflight
 
     def figures(self) -> dict[str, Any]:
-        """Credits in force per task, and refusals by reason."""
-        return {
-            "credits": self.max_inflight,
-            "limits": {name: pool.limit for name, pool in self._pools.items()},
-            "refused": dict(self.refused),
-        }
+        """Credits in all, and refusals by reason."""
+        return {"credits": self.max_inflight, "refused": dict(self.refused)}
+
+    def limit(self, task: str) -> int:
+        """Credits in force for a task; 0 for one that is not published."""
+        pool = self._pools.get(task)
+        return pool.limit if pool is not None else 0
 
     def no_space(self, nbytes: int, inflight: int, now_ns: int) -> Reject:
         """The memory for retained inputs is used up (also said when no slot is free)."""

@@ -246,7 +246,9 @@ class DispatcherServer:
 
     def _on_note(self, note: ControlMessage | Snapshot) -> None:
         if isinstance(note, Snapshot):
-            note.answer.put(self.exchange.stats.sample(self._clock(), self._gauges()))
+            exchange = self.exchange
+            limit = exchange.admission.limit
+            note.answer.put(exchange.stats.sample(self._clock(), self._gauges(), limit))
         elif isinstance(note, Ping):
             self._heard(note.seq)
         elif isinstance(note, Routes):

@@ -7,7 +7,7 @@ sample has those of some (:mod:`blockflow.core.roster`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from blockflow.core.metrics import Histogram, RateMeter
@@ -94,7 +94,8 @@ class TaskStats:
 
     ``latency`` is from receipt to the encoding of the reply, ``ingress`` until the input was on its
     way, ``egress`` from the last block's stamp to the encoding (the final transit is in it).
-    ``variants`` tells ``stable`` from ``canary`` since the canary's path was published.
+    ``limit`` is how many credits are in force. ``variants`` tells ``stable`` from ``canary`` since
+    the canary's path was published.
     """
 
     __slots__ = (
@@ -103,6 +104,7 @@ class TaskStats:
         "failed",
         "ingress",
         "latency",
+        "limit",
         "ok",
         "per_s",
         "rate",
@@ -125,15 +127,16 @@ class TaskStats:
         self.egress = Histogram()
         self.rate = RateMeter()
         self.per_s = 0.0
+        self.limit = 0
 
-    def freeze(self, now_ns: int) -> TaskStats:
+    def freeze(self, now_ns: int, limit: int) -> TaskStats:
         """The figures as they are now. Cheap: percentiles are for whoever reads the copy."""
         out = TaskStats()
         out.requests, out.rows, out.ok = self.requests, self.rows, self.ok
         out.failed, out.rejected = self.failed.copy(), self.rejected.copy()
         out.latency = self.latency.copy()
         out.ingress, out.egress = self.ingress.copy(), self.egress.copy()
-        out.per_s = self.rate.rate(now_ns)
+        out.per_s, out.limit = self.rate.rate(now_ns), limit
         out.variants = {name: variant.freeze() for name, variant in self.variants.items()}
         return out
 
@@ -156,6 +159,7 @@ class TaskStats:
             "failed": dict(self.failed),
             "rejected": dict(self.rejected),
             "per_s": self.per_s,
+            "limit": self.limit,
             "latency": self.latency.summary(),
             "ingress": self.ingress.summary(),
             "egress": self.egress.summary(),
@@ -261,18 +265,21 @@ class DispatcherStats:
             if variant is not None:
                 variant.failed[code] += 1
 
-    def sample(self, now_ns: int, gauges: dict[str, Any]) -> Sample:
+    def sample(
+        self, now_ns: int, gauges: dict[str, Any], limit: Callable[[str], int] = lambda _: 0
+    ) -> Sample:
         """Figures for another thread.
 
         Args:
             now_ns: monotonic clock.
             gauges: further figures of the moment (requests in flight).
+            limit: gives the credits in force for a task.
         """
         out = Sample(self, gauges)
         news, others = self._roster.take()
         out.news = bool(news)
         for name in (*news, *others):
-            out.tasks[name] = task = self.tasks[name].freeze(now_ns)
+            out.tasks[name] = task = self.tasks[name].freeze(now_ns, limit(name))
             if task.per_s:
                 self._roster.fades(name)
         return out

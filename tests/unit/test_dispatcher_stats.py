@@ -126,6 +126,11 @@ def test_a_sample_stays_as_it_was() -> None:
     assert (told["rejected"], told["events"], told["state"]) == ({}, {}, "running")
 
 
+def test_the_credits_in_force_are_among_a_tasks_figures() -> None:
+    told = published(2).sample(0, {}, {"t0": 7, "t1": 8}.__getitem__).to_dict()["tasks"]
+    assert {name: task["limit"] for name, task in told.items()} == {"t0": 7, "t1": 8}
+
+
 # --- when it is told ----------------------------------------------------------------------------
 
 

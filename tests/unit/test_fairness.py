@@ -181,17 +181,19 @@ def test_refusals_are_counted_by_reason_and_hopeless_deadlines_refused() -> None
     assert "100 ms are left" in verdict.error.message
     assert admission.refused == {"deadline": 1}
     assert admission.figures()["credits"] == 64
-    assert admission.figures()["limits"] == {"t": 64}
+    assert admission.limit("t") == 64
 
 
 def test_what_was_learnt_lives_as_long_as_the_task() -> None:
     door = Door(64, limit=9)
     admission = door.admission
     admission.publish(TASKS)
-    assert admission.figures()["limits"] == {"t": 9}
+    assert admission.limit("t") == 9
     longer = {"t": TaskRoute("t", ("a", "b", "c"), Contract(ANY, ANY))}
     admission.publish(longer)
-    assert admission.figures()["limits"] == {"t": 64}
+    assert admission.limit("t") == 64
     admission.publish({})
-    assert admission.figures()["limits"] == {}
-    assert Admission(8, 8, 8, adaptive=False).figures()["limits"] == {}
+    assert admission.limit("t") == 0
+    fixed = Admission(8, 8, 8, adaptive=False)
+    fixed.publish(TASKS)
+    assert fixed.limit("t") == 8

@@ -130,6 +130,7 @@ def _task() -> Schema:
             "rows": count("rows of these"),
             "rejected": _codes("requests refused"),
             "per_s": number("results per second, over the last seconds"),
+            "limit": count("credits in force for it"),
             **counted,
             "ingress": said("until the input was on its way to the first block", _TIMES),
             "egress": said("from the last block's stamp to the encoding of the reply", _TIMES),
@@ -187,7 +188,6 @@ def _dispatcher() -> Schema:
                 obj(
                     {
                         "credits": count("requests that may be in flight at most"),
-                        "limits": mapping(COUNT, "credits in force, by task"),
                         "refused": mapping(
                             COUNT,
                             "refusals by reason: credits, client, memory, rows, limit, share, "
