@@ -9,6 +9,7 @@
 #   make bench-gpu [ARGS=--quick]  the same pipeline on a GPU: handles, whole tensors, one process
 #   make bench-batching [ARGS=--quick]  batching policies beside their papers; an hour
 #   make bench-updates [ARGS='--updates 100']  live updates under load: nothing failed, nothing mixed
+#   make bench-tasks [ARGS=--quick]  what thousands of tasks on the same blocks cost; ten minutes
 #   make bench-reliability [ARGS=--quick]  what the promises of reliability.md come to; half an hour
 #   make chaos [ARGS='--seconds 120 --seed 1']  faults under load, judged by the clients' ledger
 #   make chaos ARGS='--kills 1000'  processes of all roles are killed, one after the other; 25 minutes
@@ -41,7 +42,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
+.PHONY: help demo test lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-tasks bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
 
 help:
 	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
@@ -94,6 +95,9 @@ bench-gpu: $(VENV)/.ready
 
 bench-batching: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.batching $(ARGS)
+
+bench-tasks: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.tasks $(ARGS)
 
 bench-updates: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.updates $(ARGS)

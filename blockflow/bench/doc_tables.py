@@ -11,6 +11,7 @@ from blockflow.bench import (
     overload_figures,
     pipeline_aims,
     pipeline_figures,
+    tasks,
 )
 from blockflow.bench.batching import grids as batching
 from blockflow.bench.batching import reason_grids as reasons
@@ -164,6 +165,7 @@ TABLES: Mapping[str, Table] = {
         blocks=mlperf.block_grid,
     ),
     **_tables("overload", "make bench-overload", loads=overload_figures.load_grid),
+    **_tables("tasks", "make bench-tasks", figures=tasks.grid),
     **_tables("updates", "make bench-updates", figures=plain_grid),
     **_tables("chaos", "make chaos", faults=chaos.fault_grid, outcomes=chaos.outcome_grid),
     **_tables(

@@ -1,0 +1,268 @@
+"""``make bench-tasks``: what thousands of tasks on the same blocks cost.
+
+A task is a name for a path: it has no process and no memory of a model. So a system of thousands of
+tasks should answer as one of a few does, and rest as quietly. One system gets the same two blocks
+with another number of tasks again and again, in turn, so that each round has all of them on the
+same machine a moment apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.progress import Progress
+
+from blockflow.bench.grid import Grid, digits, ms
+from blockflow.bench.interrupts import orderly
+from blockflow.bench.options import PART, count
+from blockflow.bench.results import (
+    Figure,
+    ResultFile,
+    bursts_figure,
+    interval_figure,
+    make_command,
+)
+from blockflow.bench.statistics import median_interval, percentile, ratio_interval
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.core import limits
+from blockflow.core.errors import RequestError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+SPEC = TensorSpec("float32", ("rows", 4))
+BLOCKS = ("trunk", "head")
+TIMES = {
+    "update": "until the tasks are served",
+    "request": "round trip, one at a time, the tasks in turn",
+    "refusal": "of a request for a task that is not there, among similar names",
+    "status": "all that `blockflow status` shows, made and written as JSON",
+}
+RESTS = ("dispatcher", "control plane")
+_REQUEST, _RATIO = "request", "request, to the fewest tasks"
+_REST = "cpu at rest"
+_WARM_UP = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        sizes: numbers of tasks, rising.
+        rounds: each has every size once.
+        requests: of one size in one round.
+        refusals: likewise.
+        rest_s: how long nothing is asked while the processes' cpu time is read.
+    """
+
+    sizes: tuple[int, ...] = (8, 512, limits.MAX_TASKS)
+    rounds: int = 7
+    requests: int = 1000
+    refusals: int = 20
+    rest_s: float = 10.0
+
+
+QUICK = Plan((2, 40), rounds=2, requests=20, refusals=3, rest_s=0.5)
+
+
+@dataclass(slots=True)
+class Found:
+    """Of one number of tasks: milliseconds by what was timed, a list per round, and what the
+    processes used at rest, in milliseconds of cpu time per second, a number per round."""
+
+    times: dict[str, list[list[float]]] = field(default_factory=lambda: {n: [] for n in TIMES})
+    rests: dict[str, list[float]] = field(default_factory=lambda: {n: [] for n in RESTS})
+
+
+def task(number: int) -> str:
+    return f"tenant-{number:04}-quality"
+
+
+class Bench:
+    """One run against a running system, which serves the blocks."""
+
+    def __init__(self, plan: Plan, system: System) -> None:
+        self._plan = plan
+        self._system = system
+        self._x = np.zeros((1, 4), np.float32)
+        self._refused = 0
+
+    def run(self, advance: Callable[[], None] = lambda: None) -> dict[int, Found]:
+        """All rounds. In every other one the sizes come in reverse, so that none is always the one
+        after another."""
+        found = {size: Found() for size in self._plan.sizes}
+        for n in range(self._plan.rounds):
+            for size in self._plan.sizes[:: -1 if n % 2 else 1]:
+                self._one(size, found[size])
+                advance()
+        return found
+
+    def _one(self, size: int, found: Found) -> None:
+        tasks = {task(n): list(BLOCKS) for n in range(size)}
+        body = {"blocks": list(BLOCKS), "tasks": tasks}
+        times = {"update": [self._timed(lambda: self._system.apply(body))]}
+        with Client(self._system.client_endpoint) as client:
+            for n in range(_WARM_UP):
+                client.infer(task(n % size), self._x)
+            times["request"] = [
+                self._timed(lambda: client.infer(task(n % size), self._x))  # noqa: B023 (at once)
+                for n in range(self._plan.requests)
+            ]
+            times["refusal"] = [
+                self._timed(lambda: self._refuse(client)) for _ in range(self._plan.refusals)
+            ]
+        times["status"] = [self._timed(lambda: json.dumps(self._system.status()))]
+        for name, samples in times.items():
+            found.times[name].append(samples)
+        for name, used in zip(RESTS, self._at_rest(), strict=True):
+            found.rests[name].append(used)
+
+    def _refuse(self, client: Client) -> None:
+        """Each time another name, as of somebody who cannot spell: of one that comes again the
+        answer might be known."""
+        self._refused += 1
+        try:
+            client.infer(f"tenant-{self._refused:05}-quality", self._x)
+        except RequestError as e:
+            if e.code == "UNKNOWN_TASK":
+                return
+            raise
+        raise AssertionError("a task that is not there has answered")
+
+    def _at_rest(self) -> tuple[float, float]:
+        """Of the Dispatcher, and of this process, which is the control plane's."""
+        pid = self._system.commands.worker("dispatcher")["pid"]
+        processes = [psutil.Process(pid), psutil.Process()]
+        before, began = [_cpu_ms(p) for p in processes], time.monotonic()
+        time.sleep(self._plan.rest_s)
+        took = time.monotonic() - began
+        first, second = ((_cpu_ms(p) - b) / took for p, b in zip(processes, before, strict=True))
+        return first, second
+
+    @staticmethod
+    def _timed(act: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        act()
+        return (time.perf_counter() - began) * 1e3
+
+
+def _cpu_ms(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return float(used.user + used.system) * 1e3
+
+
+def measure(
+    plan: Plan,
+    folder: Path,
+    advance: Callable[[], None] = lambda: None,
+    system: System | None = None,
+) -> dict[int, Found]:
+    """All rounds.
+
+    Args:
+        plan: what to do.
+        folder: where blocks and state go.
+        advance: called after each number of tasks in each round.
+        system: not started yet, over ``folder / "blocks"``; by default one of its own.
+    """
+    repository = BlockRepository(folder / "blocks")
+    for block in BLOCKS:
+        save_echo(repository, block, SPEC)
+    running = system or System(
+        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
+    )
+    with running:
+        return Bench(plan, running).run(advance)
+
+
+def figures(found: dict[int, Found]) -> list[Figure]:
+    """Times and cpu by number of tasks (``mode``), and how much longer a request takes."""
+    out = []
+    for size, one in found.items():
+        mode = str(size)
+        out += [bursts_figure(name, mode, bursts, {}) for name, bursts in one.times.items()]
+        out += [
+            interval_figure(_REST, mode, None, median_interval(used), "ms/s", {"process": name})
+            for name, used in one.rests.items()
+        ]
+    fewest, *others = found
+    base = [percentile(b, 50) for b in found[fewest].times[_REQUEST]]
+    for size in others:
+        other = [percentile(b, 50) for b in found[size].times[_REQUEST]]
+        out.append(interval_figure(_RATIO, str(size), None, ratio_interval(base, other), "x"))
+    return out
+
+
+def grid(found: Sequence[Figure]) -> Grid:
+    """A row per number of tasks."""
+    at = {(f.mode, f.name, f.labels.get("process")): f for f in found}
+    heads = ["tasks"]
+    for name in TIMES:
+        heads.append(f"{name} ms")
+        if name == _REQUEST:
+            heads += ["p99 ms", "to the fewest"]
+    heads += [f"{name} at rest ms/s" for name in RESTS]
+    rows = []
+    for mode in dict.fromkeys(f.mode for f in found):
+        row = [mode]
+        for name in TIMES:
+            figure = at[mode, name, None]
+            row.append(ms(figure.value))
+            if name == _REQUEST:
+                ratio = at.get((mode, _RATIO, None))
+                spread = "1" if ratio is None else _with_interval(ratio)
+                row += [ms(figure.p99_ms), spread]
+        row += [digits(at[mode, _REST, name].value) for name in RESTS]
+        rows.append(tuple(row))
+    return Grid("tasks", tuple(heads), rows, frozenset({"tasks"}))
+
+
+def _with_interval(figure: Figure) -> str:
+    bounds = figure.interval
+    return f"{bounds.value:.3f} ({bounds.low:.3f}-{bounds.high:.3f})"
+
+
+def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
+    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.tasks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="seconds only: is everything sound?")
+    parser.add_argument("--rounds", type=count, help=f"how many (default {Plan().rounds})")
+    parser.add_argument("--json", help="file for the figures (default results/tasks.jsonl)")
+    args = parser.parse_args(argv)
+    plan = QUICK if args.quick else Plan()
+    return replace(plan, rounds=args.rounds or plan.rounds), args
+
+
+@orderly
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, write the figures."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    plan, args = parse_args(arguments)
+    console = Console()
+    with (
+        tempfile.TemporaryDirectory(prefix="bf-bench-") as folder,
+        Progress(console=console) as bar,
+    ):
+        step = bar.add_task("tasks", total=plan.rounds * len(plan.sizes))
+        made = figures(measure(plan, Path(folder), lambda: bar.advance(step)))
+    console.print(grid(made).rich())
+    # Neither a quick run nor a shorter one must take the place of a real one.
+    mark = "-quick" * args.quick or PART * (plan.rounds < Plan().rounds)
+    path = Path(args.json or f"results/tasks{mark}.jsonl")
+    ResultFile(path, "tasks", make_command("bench-tasks", arguments)).write(made)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
