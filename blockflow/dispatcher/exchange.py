@@ -28,7 +28,7 @@ from blockflow.dispatcher.inflight import InFlightTable
 from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.recovery import Death
 from blockflow.dispatcher.repeats import ResultMemory, find_known, request_digest
-from blockflow.dispatcher.replies import make_description, make_refusal, make_reply
+from blockflow.dispatcher.replies import Descriptions, make_refusal, make_reply
 from blockflow.dispatcher.retry import RetryBudget
 from blockflow.dispatcher.returns import Returns, own_failure
 from blockflow.dispatcher.stats import DispatcherStats
@@ -84,6 +84,7 @@ class Exchange:
         self._results = Returns(desk, self.table, self.defect)
         self.withdrawals = Withdrawals(incarnation, push)
         self.stats = DispatcherStats()
+        self._descriptions = Descriptions(admission.bounds)
         self.closed_because = ""
 
     # --- from the clients ---
@@ -220,8 +221,7 @@ class Exchange:
         self._send(client, wire.Reply(rid, self.planner.epoch, (result,)), [])
 
     def _describe(self, question: bytes, *clients: bytes) -> None:
-        described = make_description(question, self.planner.table, self.admission.bounds)
-        frame = wire.encode_to_client(described)  # once: it takes milliseconds for many tasks
+        frame = self._descriptions.answer(question, self.planner.table)
         for client in clients:
             self._send_frames(client, [frame])
 

@@ -64,16 +64,28 @@ def make_refusal(
     return wire.Reply(request.request_id, epoch, tuple(results))
 
 
-def make_description(
-    request_id: bytes, table: RouteTable | None, credits: Mapping[str, int]
-) -> wire.Description:
-    """The published tasks and the limits, ``credits`` among them."""
-    tasks = [t.to_dict() for t in table.tasks.values()] if table else []
-    bounds = {
-        "protocol_version": limits.PROTOCOL_VERSION,
-        **credits,
-        "max_message_bytes": limits.MAX_MESSAGE_BYTES,
-        "max_tasks_per_request": limits.MAX_TASKS_PER_REQUEST,
-        "max_deadline_ms": limits.MAX_DEADLINE_MS,
-    }
-    return wire.Description(request_id, table.epoch if table else 0, tuple(tasks), bounds)
+class Descriptions:
+    """What clients are told of the published tasks and of the limits, ``credits`` among them.
+
+    Written once per publication: after each the clients ask, all of them, and while tens of
+    milliseconds go into a description of thousands of tasks no request is served.
+    """
+
+    def __init__(self, credits: Mapping[str, int]) -> None:
+        self._bounds = {
+            "protocol_version": limits.PROTOCOL_VERSION,
+            **credits,
+            "max_message_bytes": limits.MAX_MESSAGE_BYTES,
+            "max_tasks_per_request": limits.MAX_TASKS_PER_REQUEST,
+            "max_deadline_ms": limits.MAX_DEADLINE_MS,
+        }
+        self._table: RouteTable | None = None
+        self._body = wire.description_body(0, [], self._bounds)
+
+    def answer(self, question: bytes, table: RouteTable | None) -> bytes:
+        """The header frame for whoever asked ``question``, by the routes of now."""
+        if table is not None and table is not self._table:
+            tasks = (t.to_dict() for t in table.tasks.values())
+            self._table = table
+            self._body = wire.description_body(table.epoch, tasks, self._bounds)
+        return wire.encode_description(question, self._body)

@@ -6,6 +6,7 @@ or a :class:`~blockflow.core.errors.WireError`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -18,6 +19,12 @@ def encode(value: Any) -> bytes:
     """Pack plain values (None, bool, int, float, str, bytes, list, dict)."""
     packed: bytes = msgpack.packb(value, use_bin_type=True)
     return packed
+
+
+def joined(parts: Sequence[bytes]) -> bytes:
+    """What :func:`encode` makes of a list, from what it has made of each of the list's values."""
+    head: bytes = msgpack.Packer().pack_array_header(len(parts))
+    return head + b"".join(parts)
 
 
 def decode(data: bytes | memoryview, *, max_bytes: int, what: str) -> Any:

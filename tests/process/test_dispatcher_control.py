@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from dispatcher_rig import Rig, X, swallow, task, wait_until
 
-from blockflow.dispatcher.replies import make_description
 from blockflow.wire import client as wire
 from blockflow.wire.control import Drain, Drained, Monitor, Routes, Stats, Undrain
 
@@ -127,18 +126,24 @@ def test_changed_tasks_are_described_once_for_all_clients(
     up: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A description of many tasks takes milliseconds to write, and no request is served then."""
-    written: list[wire.Description] = []
+    written: list[list[bytes]] = []
+    write = wire.description_body
 
-    def count(*args: Any) -> wire.Description:
-        written.append(make_description(*args))
+    def count(*args: Any) -> list[bytes]:
+        written.append(write(*args))
         return written[-1]
 
     clients = [up.client(1) for _ in range(3)]
     for client in clients:
         client.infer("ta", X)
-    monkeypatch.setattr("blockflow.dispatcher.exchange.make_description", count)
+    monkeypatch.setattr(wire, "description_body", count)
     up.publish(task("t", ["e"], deadline_ms=500))
     for client in clients:
         told, _ = client.answer()
         assert told.request_id == wire.UNASKED and told.tasks[0]["deadline_ms"] == 500
+    for client in clients:
+        rid = client.new_id()
+        client.send(wire.encode_to_dispatcher(wire.Describe(rid)))
+        told, _ = client.answer()
+        assert told.request_id == rid and told.tasks[0]["deadline_ms"] == 500
     assert len(written) == 1

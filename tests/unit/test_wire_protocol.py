@@ -14,7 +14,7 @@ from blockflow.core.errors import WireError
 from blockflow.core.model import DTYPE_BYTES
 from blockflow.core.routing import PathNode, PathTree
 from blockflow.wire import client, control, data, grants
-from blockflow.wire.codec import decode, encode
+from blockflow.wire.codec import decode, encode, joined
 from blockflow.wire.tensor import DTYPES, TensorDesc
 
 TEXT = (Path(next(iter(blockflow.wire.__path__))) / "PROTOCOL.md").read_text()
@@ -170,3 +170,9 @@ def test_another_version_is_named_as_such(number: object) -> None:
         with pytest.raises(WireError) as info:
             decoder(frame)
         assert info.value.code == "UNSUPPORTED_VERSION"
+
+
+@pytest.mark.parametrize("n", [0, 1, 6, 15, 16, 70_000])
+def test_joined_parts_are_the_list_of_them(n: int) -> None:
+    values = [[1, "x", None, {"a": b"b"}, -(2**40)][i % 5] for i in range(n)]
+    assert joined([encode(v) for v in values]) == encode(values)
