@@ -136,6 +136,8 @@ def test_changed_tasks_are_described_once_for_all_clients(
     clients = [up.client(1) for _ in range(3)]
     for client in clients:
         client.infer("ta", X)
+        client.send(wire.encode_to_dispatcher(wire.Describe(client.new_id())))
+        assert "ta" in {t["name"] for t in client.answer()[0].tasks}
     monkeypatch.setattr(wire, "description_body", count)
     up.publish(task("t", ["e"], deadline_ms=500))
     for client in clients:

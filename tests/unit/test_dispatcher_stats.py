@@ -115,14 +115,18 @@ def test_new_routes_are_told_of_whole() -> None:
 
 
 def test_a_sample_stays_as_it_was() -> None:
-    stats = published(1)
-    stats.succeeded("t0", 2_000_000, 1, 1, 0)
+    stats = DispatcherStats()
+    stats.publish(["t0"], {"t0": ("a",)})
+    stats.succeeded("t0", 2_000_000, 1, 1, 0, canary=True)
     sample = stats.sample(0, {"state": "running"})
-    stats.succeeded("t0", 8_000_000, 1, 1, 0)
+    before = sample.to_dict()["tasks"]["t0"]
+    assert (before["ok"], before["latency"]["max_ms"]) == (1, 2.0)
+    stats.succeeded("t0", 8_000_000, 9_000_000, 9_000_000, 0, canary=True)
+    stats.failed("t0", "BLOCK_FAILED", canary=True)
     stats.refused(["t0"], "OVERLOADED")
     stats.events["defects"] += 1
     told = sample.to_dict()
-    assert (told["tasks"]["t0"]["ok"], told["tasks"]["t0"]["latency"]["max_ms"]) == (1, 2.0)
+    assert told["tasks"]["t0"] == before
     assert (told["rejected"], told["events"], told["state"]) == ({}, {}, "running")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from blockflow.core import guess
+from blockflow.core.errors import TopologyError
 from blockflow.core.guess import COMPARED, WORDS, Guesses
+from tests.control_rig import topology
 
 
 @pytest.fixture
@@ -58,3 +60,14 @@ def test_after_so_many_words_there_are_no_more_guesses(compared: list[int]) -> N
     found = [guesses.near(f"trunk{i}") for i in range(2 * WORDS)]
     assert found == [["trunk"]] * WORDS + [[]] * WORDS and len(compared) == WORDS
     assert guesses.near("trunk1") == ["trunk"]
+
+
+def test_an_update_says_what_may_have_been_meant(compared: list[int]) -> None:
+    blocks = [{"name": "trunk", "thread": 1}, {"name": "head"}]
+    tasks = {f"t{i}": ["trunk", "haed"] for i in range(300)}
+    with pytest.raises(TopologyError) as caught:
+        topology(blocks, tasks)
+    hints = {p.path: p.hint for p in caught.value.problems}
+    assert hints["$.blocks[0].thread"] == "did you mean threads?"
+    assert {hints[f"$.tasks.t{i}[1]"] for i in range(300)} == {"did you mean head?"}
+    assert len(compared) == 2, "once for each word"

@@ -88,7 +88,12 @@ def test_samples_of_some_stages_make_up_all() -> None:
         {"stage": 2, "rows": 2},
         None,
     ]
-    book.add(1, "w#0", Stats(1, 1, [{"rows": 9}, {"stage": "2"}, {"stage": None}], {}), 0.0)
+    book.add(
+        1,
+        "w#0",
+        Stats(1, 1, [{"rows": 9}, {"stage": "2"}, {"stage": [1]}, {"stage": None}], {}),
+        0.0,
+    )
     assert book.stage(1, 2) == {"stage": 2, "rows": 2} and book.stage(2, 1) is None
     book.forget(1)
     assert book.stage(1, 1) is None

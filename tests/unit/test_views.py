@@ -311,6 +311,17 @@ def test_the_forms_of_an_artifact(told: Told) -> None:
     assert told.block("a")["refused_engines"] == {"onnx": {"openvino": "differs by 3"}}
 
 
+def test_a_task_lacks_what_is_missing_anywhere_on_its_path(told: Told) -> None:
+    world = told.world
+    world.apply(*AB)
+    assert told.task("t")["available"]
+    world.mute |= {"a#0", "b#0"}
+    world.die("b#0")
+    assert (told.task("t")["available"], told.task("t")["missing"]) == (False, ["b"])
+    world.die("a#0")
+    assert told.task("t")["missing"] == ["a", "b"]
+
+
 def test_a_dispatcher_that_is_started_again(told: Told) -> None:
     world = told.world
     world.apply(*AB)
@@ -326,6 +337,8 @@ def test_a_dispatcher_that_is_started_again(told: Told) -> None:
     assert (found["state"], found["clients"]) == ("ready", ["tcp://127.0.0.1:5755"])
     assert found["kpi"]["inflight"] == 1
     assert told.task("t")["kpi"] == {"ok": 3}
+    told.says("dispatcher", tasks={})  # a sample need not have all of them
+    assert told.dispatcher()["kpi"]["tasks"] == {"t": {"ok": 3}}
     for nonsense in ({"t": [1]}, [], ["t"]):
         told.says("dispatcher", tasks=nonsense)
         assert told.task("t")["kpi"] == {}
