@@ -23,11 +23,11 @@ def test_every_number_of_tasks_has_every_figure(tmp_path: Path, launcher: Launch
     found = measure(QUICK, tmp_path, lambda: steps.append(None), system)
     assert len(steps) == QUICK.rounds * len(QUICK.sizes)
     assert list(found) == list(QUICK.sizes)
-    for one in found.values():
+    for size, one in found.items():
         samples = {name: [len(burst) for burst in bursts] for name, bursts in one.times.items()}
         assert samples == {
             name: [n] * QUICK.rounds
-            for name, n in zip(TIMES, (1, QUICK.requests, QUICK.refusals, 1), strict=True)
+            for name, n in zip(TIMES, (1, size, QUICK.requests, QUICK.refusals, 1), strict=True)
         }
         assert all(ms > 0 for bursts in one.times.values() for burst in bursts for ms in burst)
         assert all(used >= 0 for rests in one.rests.values() for used in rests)
@@ -37,7 +37,7 @@ def test_every_number_of_tasks_has_every_figure(tmp_path: Path, launcher: Launch
     (run,) = file.runs()
     table = grid(run.figures)
     assert [row[0] for row in table.rows] == ["2", "40"] and len(table.heads) == len(table.rows[0])
-    assert [row[4] == "1" for row in table.rows] == [True, False]
+    assert [row[5] == "1" for row in table.rows] == [True, False]
 
 
 def test_a_shorter_run_does_not_take_the_place_of_a_whole_one() -> None:
