@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import posixpath
+from collections.abc import Mapping, MutableMapping
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+_SHARED = "torchinductor_"
+"""What torch calls the folder that it makes for a user among the machine's temporary files."""
 
 
 def private_compiler_cache(env: MutableMapping[str, str]) -> None:
     """Have torch's compiler keep its libraries, which are loaded again, in the user's own cache.
 
     By default they lie in the machine's folder for temporary files, under a name that anybody can
-    take first: who has made that folder says what code is loaded. Nothing is set where nothing is
-    known of the user's own.
+    take first: who has made that folder says what code is loaded. Torch writes that choice of its
+    own into the environment as soon as a part of it is imported, so it counts for none. Nothing is
+    set where nothing is known of the user's own.
     """
     cache = env.get("XDG_CACHE_HOME") or env.get("HOME", "") + "/.cache"
-    if cache.startswith("/") and cache != "/.cache":
-        env.setdefault(INDUCTOR, f"{cache}/blockflow/inductor")
+    own = cache.startswith("/") and cache != "/.cache"
+    if own and (INDUCTOR not in env or _is_shared(env)):
+        env[INDUCTOR] = f"{cache}/blockflow/inductor"
+
+
+def _is_shared(env: Mapping[str, str]) -> bool:
+    folder, name = posixpath.split(posixpath.normpath(env[INDUCTOR]))
+    temporary = {"/tmp", "/var/tmp", *(env.get(n, "") for n in ("TMPDIR", "TEMP", "TMP"))}
+    return name.startswith(_SHARED) and folder in {posixpath.normpath(t) for t in temporary if t}

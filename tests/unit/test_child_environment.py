@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def test_the_current_folder_goes_by_its_name_and_each_folder_once(
         ({"HOME": "/home/me"}, "/home/me/.cache/blockflow/inductor"),
         ({"HOME": "/home/me", "XDG_CACHE_HOME": "/fast"}, "/fast/blockflow/inductor"),
         ({"HOME": "/home/me", INDUCTOR: "/chosen"}, "/chosen"),
+        ({"HOME": "/home/me", INDUCTOR: "/chosen/torchinductor_me"}, "/chosen/torchinductor_me"),
+        ({"HOME": "/home/me", INDUCTOR: "/tmp/mine"}, "/tmp/mine"),
+        ({"HOME": "/h", INDUCTOR: "/tmp/torchinductor_me"}, "/h/.cache/blockflow/inductor"),
+        (
+            {"HOME": "/h", "TMPDIR": "/scratch/", INDUCTOR: "/scratch/torchinductor_me"},
+            "/h/.cache/blockflow/inductor",
+        ),
         ({"XDG_CACHE_HOME": "relative"}, None),
         ({}, None),
     ],
@@ -56,3 +64,12 @@ def test_what_a_compiler_loads_again_lies_where_nobody_else_can_put_it(
 ) -> None:
     private_compiler_cache(env)
     assert env.get(INDUCTOR) == where
+
+
+def test_torchs_own_choice_of_a_folder_is_none_that_was_made() -> None:
+    """It is in the environment as soon as a part of torch has been imported."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    chosen = {"HOME": "/h", "TMPDIR": tempfile.gettempdir(), INDUCTOR: default_cache_dir()}
+    private_compiler_cache(chosen)
+    assert chosen[INDUCTOR] == "/h/.cache/blockflow/inductor"
