@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import zmq
 from control_rig import echo_repository
-from system_rig import own_template, served
+from system_rig import served
+from warm_rig import Warm
 
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -121,13 +122,13 @@ def no_more(now: Any, before: Any) -> bool:
 
 
 @contextmanager
-def staged(root: Path) -> Iterator[Stage]:
+def staged(root: Path, warm: Warm) -> Iterator[Stage]:
     """The system in ``root``, as it is before any bad input."""
     repository = echo_repository(root / "blocks", slow={"delay_ms": 300})
     save_echo(repository, "wide", TensorSpec("float32", ("rows", 8)))
     save_echo(repository, "ints", TensorSpec("int64", ("rows", 4)))
     with (
-        own_template() as launcher,  # whose descriptors, threads and children are counted
+        warm.own_template() as launcher,  # whose descriptors, threads and children are counted
         served(root, BODY, launcher) as system,
         httpx.Client(base_url=system.rest_url, timeout=30) as http,
         Client(system.client_endpoint) as client,

@@ -28,6 +28,7 @@ import pytest
 
 if TYPE_CHECKING:
     from blockflow.launch.base import Launcher
+    from tests.warm_rig import Warm
 
 # The suite starts some hundred interpreters: where the environment forbids to keep what was
 # compiled, each would compile the package anew, and pytest every test.
@@ -170,6 +171,16 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     template.start()  # now: it keeps the environment that it is started with
     yield template
     template.close()
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """For systems and templates whose imports are not what is tested: forks of one interpreter."""
+    from tests.warm_rig import Warm
+
+    made = Warm(tmp_path_factory.mktemp("warm") / "socket")
+    yield made
+    made.close()
 
 
 def private_root(base: Path) -> tuple[Path, str, int]:

@@ -1,6 +1,8 @@
 """All engines with the files that they run, for their contract; a new one is one entry in CASES."""
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -10,10 +12,12 @@ from torch import Tensor, nn
 from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.registry import create_engine
+from blockflow.engine.workshop import EngineWorkshop
+from blockflow.repository.convert import convert_block
 from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
-from tests.variants import variant_of
+from tests.variants import read_torchlib_once, skip_without
 
 SPEC = TensorSpec("float32", ("rows", 3, 8, 8))
 
@@ -38,6 +42,11 @@ def model() -> Convolution:
     return Convolution().eval().requires_grad_(False)
 
 
+def convolution(shelf: BlockRepository, case: Case) -> Stored:
+    """The block of most tests, for one case."""
+    return case.stored(shelf, "block", lambda: LoadedModel(model(), "test", SPEC))
+
+
 @dataclass(frozen=True)
 class Case:
     """One engine with the file that it runs."""
@@ -49,12 +58,21 @@ class Case:
     inside: int = 0
     """How often the framework copies a result of a batch of any size."""
 
-    def store(self, repo: BlockRepository, loaded: LoadedModel, name: str) -> BlockInfo:
-        """Export a model in this case's form; skips where the machine lacks what it takes."""
+    def stored(self, shelf: BlockRepository, name: str, make: Callable[[], LoadedModel]) -> Stored:
+        """A model in this case's form; skips where the machine lacks what it takes.
+
+        An export takes a quarter of a second and a variant more: what is on the shelf by that name
+        is not made again, and tests leave it as it is.
+        """
+        name = f"{name}-{self.format}"
         if self.variant is not None:
-            return variant_of(repo, loaded, name, self.variant, self.engine)
-        export_model(loaded, repo, names=[name], format=self.format)
-        return repo.info(name)
+            skip_without(self.variant, self.engine)
+        if name not in shelf.names():
+            export_model(make(), shelf, names=[name], format=self.format)
+        if self.variant is not None and self.variant not in shelf.info(name).variants:
+            read_torchlib_once()
+            convert_block(shelf, name, self.variant, EngineWorkshop(), tolerance=0.5)
+        return Stored(self, shelf, shelf.info(name))
 
 
 CASES: Mapping[str, Case] = {
@@ -74,7 +92,7 @@ NATIVE = [c for c in LIGHT if CASES[c].native]
 
 @dataclass(frozen=True)
 class Stored:
-    """The block of most tests, for one case."""
+    """One block, for one case."""
 
     case: Case
     repo: BlockRepository

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 from fake_dispatcher import FakeDispatcher
 
+from blockflow.bench.demo.server import Connect, Rest
 from blockflow.bench.mlperf.data import load_inputs
 from blockflow.bench.mlperf.job import Job, save_inputs
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
 from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.launch.base import Launcher
 
 
 def job_of(fake: FakeDispatcher, task: str, folder: Path, duration_s: float = 0.2) -> Job:
@@ -33,3 +37,36 @@ def server_job(short: bool) -> Job:
     targets = {"a": Target(0.99, 10.0)}
     settings = make_settings(Scenario.SERVER, Mode.PERFORMANCE, targets, short=short)
     return Job("tcp://127.0.0.1:1", "", "", {"a": 1}, {"a": 1}, settings)
+
+
+class SystemHere:
+    """Stands for the process of the system that the command starts: it runs in this one."""
+
+    def __init__(
+        self, launcher: Launcher, repository: Path, folder: Path, connect: Connect
+    ) -> None:
+        self._system = System(
+            repository=repository,
+            state_dir=folder / "state",
+            rest_port=0,
+            client_port=0,
+            launcher=launcher,
+        )
+        self._connect = connect
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(self) -> None:
+        self._system.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._system.stop()
+
+    @property
+    def client_address(self) -> str:
+        return self._system.client_endpoint
+
+    @property
+    def rest(self) -> Rest:
+        return self._connect(self._system.rest_url)

@@ -24,3 +24,9 @@ def on_small_disk(mount: Path, options: str) -> list[str]:
     if probe.returncode:
         pytest.skip(f"no mount namespace may be made here: {probe.stderr.strip()}")
     return base
+
+
+def small_disk(mount: Path, options: str) -> tuple[Path, str]:
+    """The same, as ``warm_rig.Warm.popen`` takes it."""
+    on_small_disk(mount, options)
+    return mount, f"{options},mode=700"

@@ -29,6 +29,7 @@ from blockflow.repository.repository import BlockRepository
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 AB = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
 AC = {"blocks": ["a", "c"], "tasks": {"t": ["a", "c"]}}
+Start = Callable[..., subprocess.Popen[Any]]
 PATIENCE_S = 120.0
 LOOK_S = 0.02
 PACE_S = 0.005
@@ -95,11 +96,14 @@ class Up:
 
 @contextmanager
 def started(
-    root: Path, env: Mapping[str, str] | None = None, before: Sequence[str] = ()
+    root: Path,
+    env: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
+    start: Start = subprocess.Popen,
 ) -> Iterator[Up]:
-    """``before`` is a command that runs the command that follows it."""
+    """``before`` and ``start``: of :func:`up_rig.up`."""
     topology = str(root / "topology.json")
-    with up(root, "--topology", topology, env=env, before=before) as (process, ready):
+    with up(root, "--topology", topology, env=env, before=before, start=start) as (process, ready):
         yield Up(process, ready, root / "err")
 
 
@@ -111,9 +115,10 @@ class Relay:
     """A system for tests that follow each other: each takes it over from the one before, and
     another one only where that has ended it, or left it in a bad way, or has no crashes left."""
 
-    def __init__(self, root: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: Path, env: Mapping[str, str], start: Start) -> None:
         self._root = root
         self._env = env
+        self._start = start
         self._stack = ExitStack()
         self._it: Up | None = None
 
@@ -122,7 +127,7 @@ class Relay:
         if self._it is None or not self._fit(self._it, crashes):
             self.close()
             shutil.rmtree(self._root / "state", ignore_errors=True)
-            self._it = self._stack.enter_context(started(self._root, self._env))
+            self._it = self._stack.enter_context(started(self._root, self._env, start=self._start))
             assert self._it.status()["manager"]["restarts"] == 0
         return self._it
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,15 @@ def up(
     *more: str,
     env: Mapping[str, str] | None = None,
     before: Sequence[str] = (),
+    start: Callable[..., subprocess.Popen[Any]] = subprocess.Popen,
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """A running system and its announcement; killed at the end if the test did not end it.
 
-    ``before`` is a command that runs the command that follows it.
+    ``before`` is a command that runs the command that follows it; ``start`` may be another than
+    ``Popen`` (``warm_rig.Warm.popen``).
     """
     with (root / "err").open("w") as err:
-        process = subprocess.Popen(
+        process = start(
             [*before, *command(root, *more)],
             stdout=subprocess.PIPE,
             stderr=err,
@@ -60,6 +62,19 @@ def up(
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def without_torch(folder: Path) -> dict[str, str]:
+    """The environment of a system that has no torch, whose import is most of what a start costs.
+
+    For tests of systems that start no worker: nobody else needs it, and the template goes without
+    what is not there. ``folder`` gets a folder with the module that is found instead.
+    """
+    instead = folder / "without"
+    instead.mkdir(exist_ok=True)
+    (instead / "torch.py").write_text("raise ImportError('there is no torch here')\n")
+    before = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(instead), before)))}
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import cache
 from importlib.util import find_spec
+from unittest.mock import patch
 
 import pytest
 
@@ -35,5 +37,21 @@ def variant_of(
     """Export a model as one block and convert it."""
     skip_without(kind, engine)
     export_model(loaded, repository, names=[name])
+    read_torchlib_once()
     convert_block(repository, name, kind, EngineWorkshop(), tolerance=0.5)
     return repository.info(name)
+
+
+@cache
+def read_torchlib_once() -> None:
+    """Have torch keep what it knows of ONNX, for the rest of this process.
+
+    Each export reads the sources of five hundred functions anew, which takes longer than the rest
+    of it, and finds the same each time: nothing registers others here.
+    """
+    if find_spec("onnxscript") is None:
+        return
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    once = staticmethod(cache(ONNXRegistry.from_torchlib))
+    patch.object(ONNXRegistry, "from_torchlib", once).start()

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -51,12 +51,15 @@ COMMANDS = {"python": "", "blockflow": "-m blockflow"}
 
 
 @contextmanager
-def warm_commands(folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    """``python`` and ``blockflow`` in ``folder`` are commands of a warm interpreter."""
+def warm_commands(
+    folder: Path, environment: dict[str, str], modules: Sequence[str] = MODULES
+) -> Iterator[None]:
+    """``python`` and ``blockflow`` in ``folder`` are commands of an interpreter that has imported
+    ``modules``."""
     folder.mkdir()
     address = folder / "warm"
     server = subprocess.Popen(
-        [sys.executable, __file__, str(address)],
+        [sys.executable, __file__, str(address), *modules],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -170,7 +173,7 @@ def end(status: int) -> NoReturn:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder's, which no command has
-    for module in MODULES:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     assert threading.active_count() == 1, "what forks has one thread"
     gc.freeze()

@@ -16,7 +16,7 @@ from blockflow.wire.tensor import DTYPES, Handle, TensorDesc
 
 V = limits.PROTOCOL_VERSION
 U64 = 2**64 - 1
-QUICK = settings(max_examples=80, deadline=None)
+QUICK = settings(max_examples=60, deadline=None)
 
 Decoder = Callable[[bytes], object]
 DECODERS: dict[str, Decoder] = {

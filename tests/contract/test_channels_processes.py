@@ -17,7 +17,7 @@ from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.janitor import RunDir
 from tests import channel_rig
 from tests.contract import test_channels_data, test_channels_leases
-from tests.cuda_rig import FarConsumer, OtherEnd, double_folder, make_api, other_end, warm_launcher
+from tests.cuda_rig import FarConsumer, OtherEnd, double_folder, make_api, other_end
 
 globals().update(
     {
@@ -27,13 +27,6 @@ globals().update(
         if name.startswith("test_") and "way" in inspect.signature(value).parameters
     }
 )
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    made = warm_launcher()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,25 @@ from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from tests import engine_rig
-from tests.engine_rig import CASES, LIGHT, NATIVE, SPEC, TORCH, Stored, expected, model
-from tests.variants import skip_without, variant_of
+from tests.engine_rig import CASES, LIGHT, NATIVE, SPEC, TORCH, Case, Stored, convolution, expected
+from tests.variants import read_torchlib_once, skip_without
 
 pytestmark = pytest.mark.contract
 threads = engine_rig.threads
+Modules = Callable[[], nn.Module]
+
+
+@cache
+def source(module: Modules) -> nn.Module:
+    """One of its kind, whose weights its blocks have."""
+    torch.manual_seed(0)
+    return module().eval().requires_grad_(False)
+
+
+def stored(shelf: BlockRepository, case: Case, module: Modules, spec: TensorSpec) -> Stored:
+    """The block of :func:`source`, on the shelf."""
+    name = f"{module.__name__}-{spec.dtype}"
+    return case.stored(shelf, name, lambda: LoadedModel(source(module), "test", spec))
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -35,26 +51,22 @@ threads = engine_rig.threads
     ],
 )
 def test_precision_and_layout(
-    tmp_path: Path, name: str, options: EngineOptions, tolerance: float
+    shelf: BlockRepository, name: str, options: EngineOptions, tolerance: float
 ) -> None:
-    repo, case = BlockRepository(tmp_path), CASES[name]
-    stored = Stored(case, repo, case.store(repo, LoadedModel(model(), "test", SPEC), "block"))
-    made = stored.load(stored.create(options))
+    block = convolution(shelf, CASES[name])
+    made = block.load(block.create(options))
     x, out = torch.randn(2, 3, 8, 8), torch.empty(2, 3, 8, 8)
     y = made.run(x, out)
     assert y.dtype == torch.float32
     torch.testing.assert_close(y, expected(made, x), rtol=tolerance, atol=tolerance)
 
 
-def assert_runs_at(folder: Path, name: str, precision: str, module: nn.Module) -> None:
+def assert_runs_at(shelf: BlockRepository, name: str, precision: str, module: Modules) -> None:
     """The engine computes at this precision what ``module`` does, about."""
-    repo, case = BlockRepository(folder), CASES[name]
-    block = module.eval().requires_grad_(False)
-    loaded = LoadedModel(block, "module", TensorSpec("float32", ("rows", 6)))
-    stored = Stored(case, repo, case.store(repo, loaded, "m"))
-    made = stored.load(stored.create(EngineOptions(precision=precision)))
+    block = stored(shelf, CASES[name], module, TensorSpec("float32", ("rows", 6)))
+    made = block.load(block.create(EngineOptions(precision=precision)))
     x = torch.randn(3, 6)
-    torch.testing.assert_close(made.run(x), block(x), rtol=0.1, atol=0.1)
+    torch.testing.assert_close(made.run(x), source(module)(x), rtol=0.1, atol=0.1)
 
 
 class Converts(nn.Module):
@@ -71,10 +83,10 @@ class Converts(nn.Module):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", TORCH)
 def test_a_block_that_converts_runs_at_any_precision(
-    tmp_path: Path, name: str, precision: str
+    shelf: BlockRepository, name: str, precision: str
 ) -> None:
     """What the trace notes of dtypes beside its conversions holds at fp32 only."""
-    assert_runs_at(tmp_path, name, precision, Converts())
+    assert_runs_at(shelf, name, precision, Converts)
 
 
 class Turns(nn.Module):
@@ -92,18 +104,16 @@ class Turns(nn.Module):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", TORCH)
-def test_complex_numbers_stay_complex(tmp_path: Path, name: str, precision: str) -> None:
-    assert_runs_at(tmp_path, name, precision, Turns())
+def test_complex_numbers_stay_complex(shelf: BlockRepository, name: str, precision: str) -> None:
+    assert_runs_at(shelf, name, precision, Turns)
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_int8(tmp_path: Path, name: str) -> None:
-    repo, loaded = BlockRepository(tmp_path), LoadedModel(model(), "test", SPEC)
-    info = variant_of(repo, loaded, "block", "onnx-int8", name)
-    made = create_engine(info, EngineOptions(precision="int8"), name)
+def test_int8(shelf: BlockRepository, name: str) -> None:
+    block = convolution(shelf, Case(name, variant="onnx-int8"))
+    made = block.create(EngineOptions(precision="int8"))
     assert made.variant == "onnx-int8"
-    with repo.artifact("block", variant=made.variant) as path:
-        made.load(path)
+    block.load(made)
     x = torch.randn(5, 3, 8, 8)
     torch.testing.assert_close(made.run(x), expected(made, x), rtol=0.1, atol=0.3)
     made.close()
@@ -122,15 +132,14 @@ class Picky(nn.Module):
 
 # OpenVINO gives zeros for such an index
 @pytest.mark.parametrize("name", [c for c in LIGHT if c != "openvino"])
-def test_a_failing_computation_is_a_block_error(tmp_path: Path, name: str) -> None:
-    repo, case = BlockRepository(tmp_path), CASES[name]
+def test_a_failing_computation_is_a_block_error(shelf: BlockRepository, name: str) -> None:
     spec = TensorSpec("int64", ("rows", "length"), {"length": (1, 9)})
-    info = case.store(repo, LoadedModel(Picky().eval(), "picky", spec), "p")
-    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
+    block = stored(shelf, CASES[name], Picky, spec)
+    made = block.load(block.create())
     made.warm_up()
     with pytest.raises(BlockError) as e:
         made.run(torch.full((2, 3), 99))
-    assert e.value.code == "BLOCK_FAILED" and e.value.where == "p"
+    assert e.value.code == "BLOCK_FAILED" and e.value.where == block.info.name
     # the engine is still good
     assert made.run(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 2)
 
@@ -199,15 +208,18 @@ class Attends(nn.Module):
     ],
 )
 def test_engines_compute_what_the_model_computes(
-    tmp_path: Path, name: str, module: type[nn.Module], spec: TensorSpec
+    shelf: BlockRepository, name: str, module: Modules, spec: TensorSpec
 ) -> None:
-    torch.manual_seed(0)
-    repo, source, case = BlockRepository(tmp_path), module().eval(), CASES[name]
-    info = case.store(repo, LoadedModel(source.requires_grad_(False), "m", spec), "m")
-    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
+    block = stored(shelf, CASES[name], module, spec)
+    made = block.load(block.create())
     for rows, length in ((1, 1), (3, 32), (2, 7)):
         x = torch.randn(spec.resolve({"rows": rows, "length": length}))
-        torch.testing.assert_close(made.run(x), source(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(made.run(x), source(module)(x), rtol=1e-4, atol=1e-5)
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x
 
 
 @pytest.mark.parametrize(
@@ -217,14 +229,9 @@ def test_engines_compute_what_the_model_computes(
         ("openvino", "bfloat16"),  # ONNX Runtime has no such kernels on a CPU
     ],
 )
-def test_other_dtypes(tmp_path: Path, name: str, dtype: str) -> None:
-    class Twice(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + x
-
-    repo, case, spec = BlockRepository(tmp_path), CASES[name], TensorSpec(dtype, ("rows", 4))
-    info = case.store(repo, LoadedModel(Twice().eval(), "twice", spec), "t")
-    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
+def test_other_dtypes(shelf: BlockRepository, name: str, dtype: str) -> None:
+    block = stored(shelf, CASES[name], Twice, TensorSpec(dtype, ("rows", 4)))
+    made = block.load(block.create())
     for rows in (1, 5):
         x = torch.arange(rows * 4).reshape(rows, 4).to(getattr(torch, dtype))
         out = torch.empty_like(x)
@@ -233,16 +240,14 @@ def test_other_dtypes(tmp_path: Path, name: str, dtype: str) -> None:
     made.close()
 
 
-def test_openvino_takes_no_integers_that_it_would_change(tmp_path: Path) -> None:
-    pytest.importorskip("openvino")
+class Next(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
 
-    class Next(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + 1
 
-    repo, case, spec = BlockRepository(tmp_path), CASES["openvino"], TensorSpec("int64", ("rows",))
-    info = case.store(repo, LoadedModel(Next().eval(), "next", spec), "n")
-    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
+def test_openvino_takes_no_integers_that_it_would_change(shelf: BlockRepository) -> None:
+    block = stored(shelf, CASES["openvino"], Next, TensorSpec("int64", ("rows",)))
+    made = block.load(block.create())
     ends = torch.tensor([-(2**31), 2**31 - 2])
     assert torch.equal(made.run(ends), ends + 1)
     for far in (2**31 - 1, 2**31, -(2**31) - 1, 2**40):
@@ -283,6 +288,7 @@ def test_integers_that_openvino_would_change_within_a_block(
 ) -> None:
     pytest.importorskip("openvino")
     skip_without("onnx", "onnxruntime")
+    read_torchlib_once()
     repo, spec = BlockRepository(tmp_path), TensorSpec(dtype, ("rows", 4))
     export_model(LoadedModel(module.eval(), "m", spec), repo, names=["m"])
     report = convert_block(repo, "m", "onnx", EngineWorkshop())
@@ -301,21 +307,13 @@ def test_integers_that_openvino_would_change_within_a_block(
     made.close()
 
 
-def test_openvino_takes_and_gives_no_doubles_that_it_would_change(tmp_path: Path) -> None:
-    pytest.importorskip("openvino")
-
-    class Twice(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + x
-
-    repo, case = BlockRepository(tmp_path), CASES["openvino"]
-    spec = TensorSpec("float64", ("rows",))
-    info = case.store(repo, LoadedModel(Twice().eval(), "twice", spec), "t")
-    made = Stored(case, repo, info).load(create_engine(info, EngineOptions(), case.engine))
-    fits = torch.tensor([1.5e38, -1.5e38, math.nan], dtype=torch.float64)
+def test_openvino_takes_and_gives_no_doubles_that_it_would_change(shelf: BlockRepository) -> None:
+    block = stored(shelf, CASES["openvino"], Twice, TensorSpec("float64", ("rows", 4)))
+    made = block.load(block.create())
+    fits = torch.tensor([[1.5e38, -1.5e38, math.nan, 0]], dtype=torch.float64)
     torch.testing.assert_close(made.run(fits), fits * 2, equal_nan=True)
     for far, which in ((1e39, "an input"), (-math.inf, "an input"), (-3e38, "a result")):
         with pytest.raises(BlockError, match=f"32 bits, which {which} exceeds") as e:
-            made.run(torch.tensor([math.nan, far], dtype=torch.float64))
+            made.run(torch.tensor([[0, math.nan, 0, far]], dtype=torch.float64))
         assert e.value.code == "BLOCK_FAILED"
     made.close()

@@ -2,11 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,19 @@ from blockflow.core.engines import FIXED_ROWS
 from blockflow.core.errors import BlockError
 from blockflow.core.model import TensorSpec
 from blockflow.engine.base import EngineOptions
-from blockflow.engine.registry import create_engine
+from blockflow.launch.base import Launcher
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from tests import engine_rig
-from tests.engine_rig import CASES, NATIVE, SPEC, Stored, expected, model
-from tests.variants import variant_of
+from tests.engine_rig import CASES, NATIVE, Stored, convolution, expected
 
 pytestmark = pytest.mark.contract
 threads = engine_rig.threads
 
 
 @pytest.fixture(scope="module", params=NATIVE)
-def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    case, repo = CASES[request.param], BlockRepository(tmp_path_factory.mktemp("native"))
-    return Stored(case, repo, case.store(repo, LoadedModel(model(), "test", SPEC), "block"))
+def native(request: pytest.FixtureRequest, shelf: BlockRepository) -> Stored:
+    return convolution(shelf, CASES[request.param])
 
 
 def test_the_frameworks_get_the_callers_memory(native: Stored) -> None:
@@ -50,6 +46,13 @@ def test_the_frameworks_get_the_callers_memory(native: Stored) -> None:
     }
     assert where[native.case.engine](made) == (x.data_ptr(), out.data_ptr())
     made.close()
+
+
+def ends_well(launcher: Launcher, entry: str, spec: Mapping[str, Any], folder: Path) -> None:
+    log = folder / "log"
+    child = launcher.launch(f"tests.native_children:{entry}", {**spec, "log_path": str(log)}, "w#0")
+    assert child.wait(100) == 0, log.read_text()
+    child.close()
 
 
 # --- copies inside -------------------------------------------------------------------------------
@@ -72,17 +75,16 @@ class Views(nn.Module):
         return torch.flatten(x, 1)
 
 
-WIDE = TensorSpec("float32", ("rows", 4, 1024, 64))
-"""A MiB a row."""
+WIDE = TensorSpec("float32", ("rows", 4, 256, 64))
+"""A quarter of a MiB a row."""
 
 
 @pytest.fixture(scope="module")
-def endings(tmp_path_factory: pytest.TempPathFactory) -> BlockRepository:
-    repo = BlockRepository(tmp_path_factory.mktemp("endings"))
+def endings(shelf: BlockRepository) -> BlockRepository:
     for made in (Plain(), Ending(), Views()):
-        loaded = LoadedModel(made.eval(), "test", WIDE)
-        variant_of(repo, loaded, type(made).__name__.lower(), "onnx", "openvino")
-    return repo
+        loaded = partial(LoadedModel, made.eval(), "test", WIDE)
+        CASES["openvino"].stored(shelf, type(made).__name__.lower(), loaded)
+    return shelf
 
 
 @pytest.mark.parametrize(
@@ -101,11 +103,10 @@ def test_copies_inside_are_counted(
     endings: BlockRepository, engine: str, options: dict[str, Any], block: str, copies: int
 ) -> None:
     pytest.importorskip(engine)
-    made = create_engine(endings.info(block), EngineOptions(extra=options), engine)
-    with endings.artifact(block, variant=made.variant) as path:
-        made.load(path)
+    stored = Stored(CASES[engine], endings, endings.info(f"{block}-pt2"))
+    made = stored.load(stored.create(EngineOptions(extra=options)))
     made.warm_up(1)
-    x = torch.randn(3, 4, 1024, 64)
+    x = torch.randn(3, 4, 256, 64)
     right = x if block == "views" else torch.sigmoid(x) * 2
     for rows in (2, 3, 2):
         got = made.run(x[:rows])
@@ -117,43 +118,24 @@ def test_copies_inside_are_counted(
     made.close()
 
 
-@pytest.mark.parametrize(("fixed", "copies"), [([], 1), ([32], 0)])
+@pytest.mark.parametrize(("fixed", "copies"), [([], 1), ([128], 0)])
 def test_openvino_keeps_a_result_of_its_own_where_a_copy_is_counted(
-    endings: BlockRepository, fixed: list[int], copies: int
+    endings: BlockRepository, launcher: Launcher, tmp_path: Path, fixed: list[int], copies: int
 ) -> None:
     """The count comes from what is known of OpenVINO: whether that is so shows in its memory."""
     pytest.importorskip("openvino")
-    code = """
-import json, sys
-import torch
-from pathlib import Path
-from blockflow.engine.base import EngineOptions
-from blockflow.engine.registry import create_engine
-from blockflow.repository.repository import BlockRepository
-def own():
-    text = Path("/proc/self/smaps_rollup").read_text()
-    return int(text.split("Anonymous:")[1].split()[0]) >> 10
-repo, fixed = BlockRepository(Path(sys.argv[1])), json.loads(sys.argv[2])
-extra = {"rows": fixed} if fixed else {}
-made = create_engine(repo.info("plain"), EngineOptions(extra=extra), "openvino")
-with repo.artifact("plain", variant=made.variant) as path:
-    made.load(path)
-x, out = torch.rand(32, 4, 1024, 64), torch.zeros(32, 4, 1024, 64)
-before = own()
-for _ in range(2):
-    made.run(x, out)
-print(made.copied.outputs, own() - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(endings.root), json.dumps(fixed)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    counted, mib = map(int, done.stdout.split())
+    report = tmp_path / "report"
+    spec = {
+        "repository": str(endings.root),
+        "block": "plain-pt2",
+        "options": {FIXED_ROWS: fixed} if fixed else {},
+        "dims": [128, 4, 256, 64],
+        "report": str(report),
+    }
+    ends_well(launcher, "fills_a_slot", spec, tmp_path)
+    counted, mib = json.loads(report.read_text())
     assert counted == copies
-    assert (mib >= 28) == bool(copies), f"{mib} MiB for a result of 32"
+    assert (mib >= 28) == bool(copies), f"{mib} MiB for a result of 32 MiB"
 
 
 def test_an_input_with_strides_is_understood(native: Stored) -> None:
@@ -176,39 +158,13 @@ def test_closing_frees_the_model(native: Stored) -> None:
     assert alive() is None
 
 
-def test_signals_are_survived_after_engines_have_gone_in_any_order() -> None:
+def test_signals_are_survived_after_engines_have_gone_in_any_order(
+    shelf: BlockRepository, launcher: Launcher, tmp_path: Path
+) -> None:
     """OpenVINO gives threads a signal stack; what a signal is written to must still be there."""
-    code = """
-import faulthandler, signal, sys
-from pathlib import Path
-faulthandler.enable()  # it has a signal stack, too
-from tests.engine_rig import CASES, SPEC, Stored, model
-from blockflow.engine.base import EngineOptions
-from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import LoadedModel
-repo = BlockRepository(Path(sys.argv[1]))
-for name in sys.argv[2:]:
-    case = CASES[name]
-    stored = Stored(case, repo, case.store(repo, LoadedModel(model(), "test", SPEC), name))
-    engines = [stored.load(stored.create()) for _ in range(3)]
-    for engine in engines:
-        engine.close()
-del engine, engines
-heard = []
-signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-signal.raise_signal(signal.SIGTERM)
-assert heard == [signal.SIGTERM]
-"""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", code, folder, *NATIVE],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
+    (name,) = {convolution(shelf, CASES[name]).info.name for name in NATIVE}
+    spec = {"repository": str(shelf.root), "block": name, "engines": NATIVE}
+    ends_well(launcher, "outlives_engines", spec, tmp_path)
 
 
 def test_no_more_threads_compute_than_asked_for(native: Stored) -> None:
@@ -233,7 +189,7 @@ def test_no_more_threads_compute_than_asked_for(native: Stored) -> None:
 def test_threads_are_not_changed_with_an_altered_file(native: Stored, tmp_path: Path) -> None:
     made = native.create()
     file = tmp_path / "copy"
-    with native.repo.artifact("block", variant=made.variant) as path:
+    with native.repo.artifact(native.info.name, variant=made.variant) as path:
         file.write_bytes(path.read_bytes())
     made.load(file)
     file.write_bytes(file.read_bytes() + b"x")

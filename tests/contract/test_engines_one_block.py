@@ -20,9 +20,8 @@ from blockflow.engine.copies import RunCopies
 from blockflow.engine.registry import CLASSES, create_engine
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
-from blockflow.repository.sources import LoadedModel
 from tests import engine_rig
-from tests.engine_rig import CASES, SPEC, Stored, expected, model
+from tests.engine_rig import CASES, SPEC, Stored, convolution, expected
 
 pytestmark = pytest.mark.contract
 threads = engine_rig.threads
@@ -31,12 +30,11 @@ BITWISE = ("echo",)
 
 
 @pytest.fixture(scope="module", params=list(CASES))
-def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+def stored(request: pytest.FixtureRequest, shelf: BlockRepository) -> Stored:
     case = CASES[request.param]
-    repo = BlockRepository(tmp_path_factory.mktemp("blocks"))
     if case.engine == "echo":
-        return Stored(case, repo, save_echo(repo, "block", SPEC))
-    return Stored(case, repo, case.store(repo, LoadedModel(model(), "test", SPEC), "block"))
+        return Stored(case, shelf, save_echo(shelf, "block-echo", SPEC))
+    return convolution(shelf, case)
 
 
 @pytest.fixture
@@ -215,7 +213,7 @@ def test_an_artifact_that_cannot_be_loaded(stored: Stored, data: bytes, tmp_path
     file.write_bytes(data)
     with pytest.raises(BlockError) as e:
         stored.create().load(file)
-    assert e.value.code == "LOAD_FAILED" and e.value.where == "block"
+    assert e.value.code == "LOAD_FAILED" and e.value.where == stored.info.name
 
 
 def test_a_wrong_contract_is_noticed(stored: Stored) -> None:

@@ -213,13 +213,18 @@ WAYS = (
 in another order than it lists them."""
 
 
+SEEDS = (0, 1, 5, 6, 8, 13)
+"""Those of the first fourteen that found what was planted: a batch that waits for one that waits
+for it, and buffers that are not given back. Where batches do not overlap, the first three do."""
+
+
 @pytest.mark.parametrize("ways", WAYS, ids=str)
 def test_ways_that_part_and_meet_again_side_by_side(
     name: str, options: Mapping[str, Any], ways: Sequence[tuple[int, ...]]
 ) -> None:
     """Nobody waits for somebody who waits for him: all leave, whoever ends first."""
     walks = [Walk(way) for way in ways]
-    for seed in range(14):
+    for seed in SEEDS if name == "dvabatch" else SEEDS[:3]:
         rng = Random(seed)
         worker = TinyWorker(make(name, options, (1, 2, 3, 4, 5)), {}, lanes=rng.choice((2, 2, 3)))
         now = 0
@@ -316,7 +321,7 @@ EVENT = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     events=st.lists(st.tuples(EVENT, st.integers(0, 9)), max_size=70),
     lanes=st.integers(1, 3),
@@ -352,7 +357,7 @@ def test_any_course_of_events(
     assert list(worker.policy.waiting()) == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_a_policy_that_is_left_alone_keeps_its_pace(
     name: str, options: Mapping[str, Any], data: st.DataObject

@@ -13,6 +13,7 @@ import pytest
 from control_rig import SPEC
 from dispatcher_rig import wait_until
 from up_rig import family, outcome, up
+from warm_rig import Warm
 
 from blockflow.client import Client
 from blockflow.repository.echo import save_echo
@@ -27,12 +28,13 @@ BODY = {
 
 
 @pytest.mark.timeout(400)  # on a machine that others share
-def test_everything_is_killed_at_once(tmp_path: Path) -> None:
+def test_everything_is_killed_at_once(tmp_path: Path, warm: Warm) -> None:
     repository = BlockRepository(tmp_path / "blocks")
     save_echo(repository, "a", SPEC)
     save_echo(repository, "slow", SPEC, settings={"row_ms": 100})
     (tmp_path / "topology.json").write_text(json.dumps(BODY))
-    with up(tmp_path, "--topology", str(tmp_path / "topology.json")) as (process, ready):
+    topology = str(tmp_path / "topology.json")
+    with up(tmp_path, "--topology", topology, start=warm.popen) as (process, ready):
         first = Path(ready["run_dir"])
         with Client(ready["clients"][0], connect_timeout_s=PATIENCE_S) as client:
             assert outcome(client.submit("q", X, deadline_s=PATIENCE_S), X) == "OK"
@@ -54,7 +56,7 @@ def test_everything_is_killed_at_once(tmp_path: Path) -> None:
         _, left = psutil.wait_procs(alive, PATIENCE_S)
         assert not left
     assert first.exists()  # nobody was left to remove it
-    with up(tmp_path) as (process, ready):
+    with up(tmp_path, start=warm.popen) as (process, ready):
         assert ready["epoch"] == 1
         assert not first.exists()
         with Client(ready["clients"][0]) as client:

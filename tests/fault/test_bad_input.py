@@ -44,6 +44,7 @@ from bad_input_rig import (
     update,
     wait_until,
 )
+from warm_rig import Warm
 
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -60,8 +61,8 @@ JSON_TYPE = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with staged(tmp_path_factory.mktemp("bad")) as made:
+def stage(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[Stage]:
+    with staged(tmp_path_factory.mktemp("bad"), warm) as made:
         yield made
 
 

@@ -3,19 +3,42 @@ for; the long ones are ``make chaos`` and ``make soak``."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from warm_rig import Warm
 
+from blockflow.bench.chaos import run as chaos
 from blockflow.bench.chaos.plan import KINDS
 from blockflow.bench.chaos.report import HITS, READY, figures
 from blockflow.bench.chaos.run import Traffic, run, run_kills
+from blockflow.repository.repository import BlockRepository
 
 # What is lost now and then is lost: no second try. What a busy machine may do in so short a run (be
 # late, refuse much) is not judged here.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.flaky(reruns=0)]
 
+SEED = 3
 QUICK = {"worker killed", "system update", "client vanishes", "malformed messages"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[None]:
+    """The blocks are exported once, and systems are forked."""
+    blocks = tmp_path_factory.mktemp("chaos") / "blocks"
+    made = chaos.prepare(BlockRepository(blocks), SEED)
+
+    def copied(repository: BlockRepository, seed: int) -> Any:
+        assert seed == SEED
+        shutil.copytree(blocks, repository.root, dirs_exist_ok=True)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch, warm.spawning():
+        patch.setattr(chaos, "prepare", copied)
+        yield
 
 
 def test_every_request_ends_once_whatever_dies(tmp_path: Path) -> None:
@@ -23,7 +46,7 @@ def test_every_request_ends_once_whatever_dies(tmp_path: Path) -> None:
     found = run(
         tmp_path,
         seconds=5.0,
-        seed=3,
+        seed=SEED,
         gap_s=0.6,
         rate=10.0,
         deadline_s=30.0,
@@ -37,7 +60,7 @@ def test_every_request_ends_once_whatever_dies(tmp_path: Path) -> None:
 
 
 def test_processes_of_all_roles_are_killed_in_turn(tmp_path: Path) -> None:
-    found = run_kills(tmp_path, kills=3, traffic=Traffic(10.0, 30.0, 5), replicas=1, quiet_s=0.5)
+    found = run_kills(tmp_path, kills=3, traffic=Traffic(10.0, 30.0, SEED), replicas=1, quiet_s=0.5)
     found.least_ok = 0.5
     assert found.broken() == []
     made = {(f.name, f.mode): f for f in figures(found)}

@@ -17,6 +17,7 @@ import zmq
 from control_rig import echo_repository
 from system_rig import served
 from template_gate import Gate
+from warm_rig import Warm
 
 from blockflow.client.sync import Client
 from blockflow.control.system import System
@@ -122,9 +123,9 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 
 
 @pytest.fixture(scope="module")
-def own_launcher(gate: Gate) -> Iterator[TemplateLauncher]:
+def own_launcher(gate: Gate, warm: Warm) -> Iterator[TemplateLauncher]:
     launcher = TemplateLauncher()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warm.spawning():
         patch.syspath_prepend(str(gate.folder))
         yield launcher
     launcher.close()

@@ -16,6 +16,7 @@ from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.cuda_fake_world import World
 from blockflow.tensormq.janitor import RunDir, remove_leavings
 from tests.cuda_rig import OtherEnd, double_folder, grown, hops, other_end, warm_launcher
+from tests.warm_rig import Warm
 
 OWNER, CONSUMER, NEXT = 11, 21, 12
 SLOTS = 8
@@ -43,10 +44,11 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    made = warm_launcher()
-    yield made
-    made.close()
+def launcher(warm: Warm) -> Iterator[Launcher]:
+    with warm.spawning():
+        made = warm_launcher()
+        yield made
+        made.close()
 
 
 @pytest.fixture

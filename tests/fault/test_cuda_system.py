@@ -24,6 +24,7 @@ from blockflow.tensormq.cuda_fake_world import World, running
 from blockflow.tensormq.cuda_here import DOUBLE_ENV
 from tests.gpu import test_paths_on_gpu as suite
 from tests.gpu.test_paths_on_gpu import WIDTH, block, expected, settled
+from tests.warm_rig import Warm
 
 layer, system = suite.layer, suite.system
 WAIT_S = 60.0
@@ -34,12 +35,13 @@ OUTSTANDING = 20
 
 
 @pytest.fixture(autouse=True)
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm) -> Iterator[World]:
     folder = tmp_path / "double"
     folder.mkdir()
     monkeypatch.setenv(DOUBLE_ENV, str(folder))
     made = World(folder, os.getpid())
-    yield made
+    with warm.spawning():
+        yield made
     assert made.broken_rules() == []
     assert made.held_bytes() == 0, "neither the living nor the dead have left any"
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from small_disk import on_small_disk
+from small_disk import small_disk
+from warm_rig import Warm
 
 SCRIPT = """
 import json, os, sys
@@ -90,23 +91,24 @@ print(json.dumps(out))
 """
 
 
-def test_a_system_on_a_full_tmpfs(tmp_path: Path) -> None:
+def test_a_system_on_a_full_tmpfs(tmp_path: Path, warm: Warm) -> None:
     """16 MiB in a mount namespace of its own; a ballast file takes what is left of it."""
     mount = Path("/dev/shm") / f"bf-{os.getpid()}"
     mount.mkdir()
     try:
-        base = on_small_disk(mount, "size=16m")
-        done = subprocess.run(
-            [*base, sys.executable, "-c", SCRIPT, str(mount), str(tmp_path)],
-            capture_output=True,
+        process = warm.popen(
+            [sys.executable, "-c", SCRIPT, str(mount), str(tmp_path)],
+            disk=small_disk(mount, "size=16m"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
-            check=False,
         )
+        with process:
+            output, errors = process.communicate(timeout=60)
     finally:
         mount.rmdir()
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, errors
+    told = json.loads(output.splitlines()[-1])
     assert told.pop("large, full") in ("NO_SPACE", "OVERLOADED"), told
     assert told == {
         "applied": "done",
@@ -122,4 +124,4 @@ def test_a_system_on_a_full_tmpfs(tmp_path: Path) -> None:
         "left": [],
         "start, full": "NO_SPACE",
         "left then": [],
-    }, done.stderr
+    }, errors

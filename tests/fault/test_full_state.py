@@ -9,7 +9,8 @@ import sys
 from typing import Any
 
 import pytest
-from small_disk import on_small_disk
+from small_disk import small_disk
+from warm_rig import Warm
 
 SCRIPT = """
 import errno, json, os, signal, sys, time
@@ -106,22 +107,23 @@ KINDS = ("bytes", "inodes")
 
 
 @pytest.fixture(scope="module")
-def fates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def fates(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, Any]:
     """What becomes of one system, kind after kind, and what it has written at last. Its state lies
     on a small tmpfs in a mount namespace of its own."""
     root = tmp_path_factory.mktemp("full")
     mount = root / "disk"
     mount.mkdir()
-    base = on_small_disk(mount, "size=1m,nr_inodes=200")
-    done = subprocess.run(
-        [*base, sys.executable, "-c", SCRIPT, str(mount), str(root), *KINDS],
-        capture_output=True,
+    process = warm.popen(
+        [sys.executable, "-c", SCRIPT, str(mount), str(root), *KINDS],
+        disk=small_disk(mount, "size=1m,nr_inodes=200"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=100,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return {**json.loads(done.stdout.splitlines()[-1]), "log": done.stderr}
+    with process:
+        output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    return {**json.loads(output.splitlines()[-1]), "log": errors}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import plain_http
 import pytest
-from small_disk import on_small_disk
+from small_disk import small_disk
 from takeover_rig import AB, AC, Load, Up, X, furnish, members, started
+from warm_rig import Warm
 
 from blockflow.client.sync import Client
 from blockflow.control.journal import NAME
@@ -34,13 +36,14 @@ class Disk:
 
 
 @pytest.fixture(scope="module")
-def placed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Up, Disk]]:
+def placed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[tuple[Up, Disk]]:
     """A system whose state lies on a small tmpfs, in a mount namespace of its own; and that."""
     root = tmp_path_factory.mktemp("succession")
     furnish(root)
     state = root / "state"
     state.mkdir(mode=0o700)
-    with started(root, before=on_small_disk(state, "size=1m,nr_inodes=200")) as it:
+    start = partial(warm.popen, disk=small_disk(state, "size=1m,nr_inodes=200"))
+    with started(root, start=start) as it:
         yield it, Disk(it, state)
 
 

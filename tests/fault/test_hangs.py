@@ -19,6 +19,7 @@ import psutil
 import pytest
 from control_rig import SPEC, echo_repository
 from up_rig import family, outcome, up
+from warm_rig import Warm
 
 from blockflow.client.sync import Client
 from blockflow.control.system import System
@@ -27,7 +28,7 @@ from blockflow.core.model import Contract, TensorSpec
 from blockflow.repository.manifest import Manifest, Source, contract_form
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.janitor import sweep_stale
-from tests.system_rig import own_template, served
+from tests.system_rig import served
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 WAIT_S = 60.0
@@ -48,11 +49,11 @@ POINTS = (
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[System]:
     root = tmp_path_factory.mktemp("hangs")
     repository = echo_repository(root / "blocks", **{name: {} for name in NAMES})
     store_liar(repository)
-    armed = own_template(BLOCKFLOW_FAILPOINTS=POINTS)
+    armed = warm.own_template(BLOCKFLOW_FAILPOINTS=POINTS)
     with armed as launcher, served(root, BODY, launcher) as running:
         yield running
 
@@ -182,12 +183,15 @@ def test_a_starved_machine_costs_nobody_his_life(system: System) -> None:
 
 
 @pytest.mark.timeout(400)  # it starts a system of its own
-def test_a_stopped_manager_stops_nobody_and_a_dead_one_leaves_nobody(tmp_path: Path) -> None:
+def test_a_stopped_manager_stops_nobody_and_a_dead_one_leaves_nobody(
+    tmp_path: Path, warm: Warm
+) -> None:
     """Serving goes on, and when he is back he blames nobody for the time that he was away. When the
     template dies and then the guardian, nobody is orphaned."""
     echo_repository(tmp_path / "blocks")
     (tmp_path / "topology.json").write_text('{"blocks": ["a"], "tasks": {"t": ["a"]}}')
-    with up(tmp_path, "--topology", str(tmp_path / "topology.json")) as (process, ready):
+    topology = str(tmp_path / "topology.json")
+    with up(tmp_path, "--topology", topology, start=warm.popen) as (process, ready):
         url = ready["rest"] + "/v1/workers"
 
         def incarnations() -> list[int]:

@@ -18,6 +18,7 @@ import pytest
 from control_rig import SPEC
 from dispatcher_rig import wait_until
 from up_rig import family, gone, up
+from warm_rig import Warm
 
 from blockflow.client.sync import Client
 from blockflow.control.store import PENDING
@@ -81,15 +82,16 @@ def kill(process: subprocess.Popen[str], ready: dict[str, Any]) -> None:
     assert gone(children, Path(ready["run_dir"]))
 
 
-def test_it_comes_back_with_the_old_epoch_or_the_new_one(root: Path) -> None:
+def test_it_comes_back_with_the_old_epoch_or_the_new_one(root: Path, warm: Warm) -> None:
     armed = {"BLOCKFLOW_FAILPOINTS": "before_load=stall:c"}
-    with up(root, "--topology", str(root / "topology.json"), env=armed) as (process, ready):
+    topology = str(root / "topology.json")
+    with up(root, "--topology", topology, env=armed, start=warm.popen) as (process, ready):
         post(ready["rest"], NEW)
         until(ready["rest"], "preparing")
         noted(root)
         kill(process, ready)
 
-    with up(root) as (process, ready):
+    with up(root, start=warm.popen) as (process, ready):
         epoch, added, (warning,) = answer(ready)
         assert (epoch, added) == (1, 11.0)
         assert "update to epoch 2" in warning and "not been stored" in warning
@@ -107,7 +109,7 @@ def test_it_comes_back_with_the_old_epoch_or_the_new_one(root: Path) -> None:
         asking.join(PATIENCE_S)
         assert not asking.is_alive()
 
-    with up(root) as (process, ready):
+    with up(root, start=warm.popen) as (process, ready):
         epoch, added, (warning,) = answer(ready)
         assert (epoch, added) == (3, 101.0)
         assert "update to epoch 3" in warning and "had been stored" in warning

@@ -15,8 +15,9 @@ import pytest
 from cgroup_rig import cgroup, move_out
 from control_rig import echo_repository
 from dispatcher_rig import wait_until
-from system_rig import own_template, served
+from system_rig import served
 from up_rig import command
+from warm_rig import Warm
 
 from blockflow.cli.exits import ExitCode
 from blockflow.client import Client
@@ -61,12 +62,12 @@ def test_a_worker_that_dies_meanwhile_comes_back(tmp_path: Path, launcher: Launc
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_an_update_whose_worker_gets_too_few_threads_blames_no_block(
-    tmp_path: Path, threads: int
+    tmp_path: Path, threads: int, warm: Warm
 ) -> None:
     """Not even the control thread, or none of ZeroMQ's, which aborts: nothing can be said then."""
     echo_repository(tmp_path / "blocks")
     with (
-        own_template() as own,
+        warm.own_template() as own,
         served(tmp_path, {"blocks": ["a"], "tasks": {"t": ["a"]}}, own) as system,
         cgroup("pids", "pids.max", 2 + threads) as full,
     ):

@@ -4,13 +4,15 @@ the control plane dies."""
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import plain_http
 import pytest
-from small_disk import on_small_disk
+from small_disk import small_disk
 from takeover_rig import AC, Load, Up, X, furnish, members, started
+from warm_rig import Warm
 
 from blockflow.client.sync import Client
 
@@ -23,11 +25,14 @@ def within(it: Up, command: str) -> None:
     subprocess.run(words, check=True, timeout=30)
 
 
-def test_a_successor_takes_over_though_the_states_disk_is_read_only(tmp_path: Path) -> None:
+def test_a_successor_takes_over_though_the_states_disk_is_read_only(
+    tmp_path: Path, warm: Warm
+) -> None:
     furnish(tmp_path)
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
-    with started(tmp_path, before=on_small_disk(state, "size=1m")) as it:
+    start = partial(warm.popen, disk=small_disk(state, "size=1m"))
+    with started(tmp_path, start=start) as it:
         # By a second mount: the first one stays writable for who has opened the lock file.
         within(it, f"mount --bind {state} {state} && mount -o remount,ro,bind {state}")
         before = it.status()

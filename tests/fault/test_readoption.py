@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dispatcher_rig import wait_until
 from takeover_rig import AB, AC, PATIENCE_S, Load, Relay, X, furnish, members, started
 from template_gate import Gate
 from up_rig import command, family, gone
+from warm_rig import Warm
 
 from blockflow.client.sync import Client
 from blockflow.control.journal import NAME, JournalFile
@@ -48,11 +50,11 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 
 
 @pytest.fixture(scope="module")
-def relay(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Relay]:
+def relay(tmp_path_factory: pytest.TempPathFactory, gate: Gate, warm: Warm) -> Iterator[Relay]:
     root = tmp_path_factory.mktemp("relay")
     furnish(root)
     path = os.pathsep.join(filter(None, [str(gate.folder), os.environ.get("PYTHONPATH")]))
-    relay = Relay(root, {"PYTHONPATH": path})
+    relay = Relay(root, {"PYTHONPATH": path}, warm.popen)
     yield relay
     relay.close()
 
@@ -136,10 +138,10 @@ def test_serving_goes_on_and_a_new_manager_takes_everybody_over(relay: Relay) ->
     assert gone(children, Path(it.ready["run_dir"]))
 
 
-def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
+def test_whoever_dies_meanwhile_is_replaced(root: Path, warm: Warm) -> None:
     """A worker, the template and then the Dispatcher, each together with the manager. The second
     time the state is torn as well: what the manager had given out since is not given again."""
-    with started(root) as it:
+    with started(root, start=warm.popen) as it:
         for restarts, name in enumerate(("b#0", "dispatcher"), start=1):
             before = it.status()
             os.kill(before["manager"]["pid"], signal.SIGSTOP)
@@ -169,9 +171,10 @@ def test_whoever_dies_meanwhile_is_replaced(root: Path) -> None:
         assert gone(children, Path(it.ready["run_dir"]))
 
 
-def test_killed_in_the_middle_of_an_update(root: Path) -> None:
+def test_killed_in_the_middle_of_an_update(root: Path, warm: Warm) -> None:
     """Before the commit the old epoch serves on, after it the new one does; nobody is left over."""
-    with started(root, {"BLOCKFLOW_FAILPOINTS": "before_load=stall:c"}) as it:
+    armed = {"BLOCKFLOW_FAILPOINTS": "before_load=stall:c"}
+    with started(root, armed, start=warm.popen) as it:
         before = it.status()
         with Load(it.address) as load:
             it.post(AC, wait=False)
@@ -264,7 +267,8 @@ def test_a_manager_that_dies_too_often_is_given_up(relay: Relay) -> None:
         for child in family_of(it.process.pid):
             children.add(child)
             if name_of(child) == "bf:manager":
-                child.kill()
+                with suppress(psutil.NoSuchProcess):  # it has just been collected
+                    child.kill()
         time.sleep(0.02)
     assert it.process.wait(30) != 0
     assert "given up: 5 crashes within 60 s" in it.log()

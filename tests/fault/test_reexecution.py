@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from control_rig import echo_repository
+from warm_rig import Warm
 
 from blockflow.client.pending import PendingRequest
 from blockflow.client.sync import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.lifecycle import State
-from tests.system_rig import own_template, served
+from tests.system_rig import served
 
 WAIT_S = 60.0
 DEADLINE_S = 60.0
@@ -44,7 +45,7 @@ BODY = {
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[System]:
     root = tmp_path_factory.mktemp("reexecution")
     busy = {"delay_ms": 5}
     echo_repository(
@@ -56,7 +57,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         once={"crash_on_value": 666},
     )
     points = ",".join(f"{point}=kill-once:{block}" for block, point in POINTS.items())
-    armed = own_template(BLOCKFLOW_FAILPOINTS=points)
+    armed = warm.own_template(BLOCKFLOW_FAILPOINTS=points)
     with armed as launcher, served(root, BODY, launcher) as running:
         yield running
 

@@ -10,6 +10,7 @@ import pytest
 from dispatcher_rig import wait_until
 from refusals_rig import CONTROLLER_THREAD, REST_THREAD, TEMPLATES, Refusals
 from takeover_rig import AB, PATIENCE_S, Load, furnish, members, started
+from warm_rig import Warm
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,9 +26,11 @@ def refusals(tmp_path: Path) -> Refusals:
     return Refusals(tmp_path / "site")
 
 
-def test_no_other_template_can_be_started_for_a_while(root: Path, refusals: Refusals) -> None:
+def test_no_other_template_can_be_started_for_a_while(
+    root: Path, refusals: Refusals, warm: Warm
+) -> None:
     """Nothing is launched meanwhile, and all else goes on: updates, supervision, a successor."""
-    with started(root, refusals.env) as it:
+    with started(root, refusals.env, start=warm.popen) as it:
         before = it.status()
         with Load(it.address) as load:
             with refusals.of(TEMPLATES):
@@ -49,10 +52,10 @@ def test_no_other_template_can_be_started_for_a_while(root: Path, refusals: Refu
 
 @pytest.mark.parametrize("thread", [CONTROLLER_THREAD, REST_THREAD])
 def test_a_successor_that_cannot_start_leaves_all_to_the_next_one(
-    root: Path, refusals: Refusals, thread: str
+    root: Path, refusals: Refusals, warm: Warm, thread: str
 ) -> None:
     """At once: it is waited for by nobody but those who want to be looked after."""
-    with started(root, refusals.env) as it:
+    with started(root, refusals.env, start=warm.popen) as it:
         before = it.status()
         with Load(it.address) as load:
             with refusals.of(thread) as refused:

@@ -13,6 +13,7 @@ import pytest
 from dispatcher_rig import wait_until
 from takeover_rig import AC, PATIENCE_S, furnish, members, started
 from up_rig import command
+from warm_rig import Warm
 
 STALLED = {"BLOCKFLOW_FAILPOINTS": "before_load=stall:c"}
 END_S = 30.0
@@ -25,9 +26,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_who_waits_for_an_update_hears_that_it_failed(root: Path) -> None:
+def test_who_waits_for_an_update_hears_that_it_failed(root: Path, warm: Warm) -> None:
     answers: list[tuple[int, str]] = []
-    with started(root, STALLED) as it:
+    with started(root, STALLED, start=warm.popen) as it:
 
         def ask() -> None:
             url = f"{it.ready['rest']}/v1/system-update"
@@ -44,12 +45,12 @@ def test_who_waits_for_an_update_hears_that_it_failed(root: Path) -> None:
 
 
 def test_so_it_is_with_the_topology_that_it_was_started_with(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, warm: Warm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "topology.json").write_text(json.dumps(AC))
     for name, value in STALLED.items():
         monkeypatch.setenv(name, value)
-    process = subprocess.Popen(
+    process = warm.popen(
         command(root, "--topology", str(root / "topology.json")),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

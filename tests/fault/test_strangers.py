@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,14 +16,22 @@ from dispatcher_rig import wait_until
 from sockets_rig import a_stranger_takes
 from takeover_rig import PATIENCE_S, X, furnish, members, started
 from up_rig import family, gone
+from warm_rig import Warm
 
 from blockflow.client import Client
 from blockflow.control.journal import JournalFile
 
 pytestmark = pytest.mark.timeout(600)
 
-BESIDE = ["sh", "-c", 'sleep 1000 & exec "$0" "$@"']
-"""A shell that becomes ``blockflow up`` and has started something before."""
+BECOMES = """
+import runpy, subprocess, sys
+
+subprocess.Popen(["sleep", "1000"])
+sys.argv = sys.argv[3:]  # after "python -m"
+runpy.run_module("blockflow", run_name="__main__", alter_sys=True)
+"""
+BESIDE = [sys.executable, "-c", BECOMES]
+"""As a shell does it that becomes ``blockflow up`` and has started something before."""
 
 
 @pytest.fixture
@@ -31,8 +40,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_job_of_the_shell_outlives_managers_and_guardian(root: Path) -> None:
-    with started(root, before=BESIDE) as it:
+def test_a_job_of_the_shell_outlives_managers_and_guardian(root: Path, warm: Warm) -> None:
+    with started(root, before=BESIDE, start=warm.popen) as it:
         children = psutil.Process(it.process.pid).children()
         (job,) = [c for c in children if c.name() == "sleep"]
         try:
@@ -48,9 +57,11 @@ def test_a_job_of_the_shell_outlives_managers_and_guardian(root: Path) -> None:
             job.kill()
 
 
-def test_whom_a_manager_has_started_is_ended_where_no_journal_names_it(root: Path) -> None:
+def test_whom_a_manager_has_started_is_ended_where_no_journal_names_it(
+    root: Path, warm: Warm
+) -> None:
     """It was launched just before that Manager died."""
-    with started(root) as it:
+    with started(root, start=warm.popen) as it:
         before = it.status()
         os.kill(before["manager"]["pid"], signal.SIGSTOP)  # it must not write another one
         file = JournalFile(Path(before["run_dir"]))
@@ -66,8 +77,10 @@ def test_whom_a_manager_has_started_is_ended_where_no_journal_names_it(root: Pat
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
-def test_another_user_cannot_take_the_clients_port_while_no_dispatcher_lives(root: Path) -> None:
-    with started(root) as it:
+def test_another_user_cannot_take_the_clients_port_while_no_dispatcher_lives(
+    root: Path, warm: Warm
+) -> None:
+    with started(root, start=warm.popen) as it:
         port = int(it.address.rpartition(":")[2])
         it.kill_manager()
         status = it.taken_over(1)

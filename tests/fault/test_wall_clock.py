@@ -22,6 +22,7 @@ import pytest
 from control_rig import echo_repository
 from dispatcher_rig import wait_until
 from up_rig import family, gone, up
+from warm_rig import Warm
 
 from blockflow.client import Client
 
@@ -36,11 +37,11 @@ PATIENCE_S = 60.0
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 
 SITE = """
-import datetime, mmap, os, struct, time
+import datetime, mmap, os, struct, sys, time
 
 with open(os.environ["SHIFT_FILE"], "rb") as f:
     page = mmap.mmap(f.fileno(), 8, access=mmap.ACCESS_READ)
-wall, wall_ns = time.time, time.time_ns
+wall, wall_ns, real = time.time, time.time_ns, datetime.datetime
 
 
 def ahead():
@@ -53,9 +54,23 @@ class Shifted(datetime.datetime):
         return datetime.datetime.fromtimestamp(time.time(), tz)
 
 
-time.time = lambda: wall() + ahead()
-time.time_ns = lambda: wall_ns() + int(ahead() * 1e9)
-Shifted.__name__, datetime.datetime = "datetime", Shifted
+def shift():
+    time.time = lambda: wall() + ahead()
+    time.time_ns = lambda: wall_ns() + int(ahead() * 1e9)
+    Shifted.__name__, datetime.datetime = "datetime", Shifted
+    # Who is forked, and not executed, has imported them already.
+    instead = {"time": (wall, time.time), "time_ns": (wall_ns, time.time_ns)}
+    instead["datetime"] = real, Shifted
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        for name, (old, new) in instead.items():
+            if names.get(name) is old:
+                names[name] = new
+
+
+if real.__module__ != "sitecustomize":  # else it is forked from who has done so
+    Shifted.__module__ = "sitecustomize"
+    shift()
 with open(os.path.join(os.environ["SHIFT_SEEN"], str(os.getpid())), "w"):
     pass
 """
@@ -119,11 +134,11 @@ class Watch:
 
 
 @pytest.mark.timeout(400)  # on a machine that others share
-def test_an_hour_forward_and_back(tmp_path: Path) -> None:
+def test_an_hour_forward_and_back(tmp_path: Path, warm: Warm) -> None:
     echo_repository(tmp_path / "blocks")
     clock = Clock(tmp_path)
     bodies = [{"blocks": ["a", b], "tasks": {"t": ["a", b]}} for b in "bc"]
-    with up(tmp_path, env=clock.environment) as (process, ready):
+    with up(tmp_path, env=clock.environment, start=warm.popen) as (process, ready):
         with Client(ready["clients"][0]) as client:
             watch = Watch(ready, client)
             watch.post("/v1/system-update", bodies[0])
@@ -154,7 +169,7 @@ def test_an_hour_forward_and_back(tmp_path: Path) -> None:
         process.wait(PATIENCE_S)
         assert gone(children, Path(ready["run_dir"]))
     clock.set(-2 * HOUR_S)  # what is stored is from the future now
-    with up(tmp_path, env=clock.environment) as (process, ready):
+    with up(tmp_path, env=clock.environment, start=warm.popen) as (process, ready):
         assert ready["epoch"] == 3
         with Client(ready["clients"][0]) as client:
             watch = Watch(ready, client)

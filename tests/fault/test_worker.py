@@ -19,14 +19,13 @@ import pytest
 
 from blockflow.core.errors import RequestError
 from blockflow.core.routing import DISPATCHER_STAGE, merge_paths
-from blockflow.launch.fresh import SubprocessLauncher
 from blockflow.tensormq.agent import ORPHAN_STATUS
 from blockflow.tensormq.atwork import AtWorkReader
 from blockflow.tensormq.janitor import remove_leavings
 from blockflow.wire.control import Hello, PeerGone, Ping, Pong, StartFailed, Stats
 from blockflow.wire.data import Data, Failure, Item, encode_data, encode_failure
 from blockflow.wire.tensor import Handle, TensorDesc
-from tests.system_rig import own_template
+from tests.warm_rig import Warm
 from tests.worker_rig import (
     DISPATCHER,
     WAIT_S,
@@ -41,8 +40,8 @@ MakeRig = Callable[[], AbstractContextManager[Rig]]
 
 
 @pytest.fixture(scope="module")
-def make_rig() -> Iterator[MakeRig]:
-    armed = own_template(BLOCKFLOW_FAILPOINTS="options")
+def make_rig(warm: Warm) -> Iterator[MakeRig]:
+    armed = warm.own_template(BLOCKFLOW_FAILPOINTS="options")
     with armed as launcher, rigs_of(launcher) as make:
         yield make
 
@@ -212,12 +211,14 @@ def test_killed_while_idle_and_stopped(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("stuck", [False, True])
-def test_orphan_ends_itself(stuck: bool) -> None:
+def test_orphan_ends_itself(warm: Warm, stuck: bool) -> None:
     """The manager's end of the lifeline goes: the worker cleans up, also in mid-computation."""
-    launcher = SubprocessLauncher()  # no template, which would help
     folder, repository = private_folder("rig"), private_folder("repo")
     try:
-        with rig_in(folder, launcher, repository) as rig:
+        with (
+            warm.fresh() as launcher,  # no template, which would help
+            rig_in(folder, launcher, repository) as rig,
+        ):
             # A warm-up of a minute keeps the engine thread busy.
             info = echo(rig, "e1", delay_ms=60_000 if stuck else 0)
             if stuck:
@@ -233,7 +234,6 @@ def test_orphan_ends_itself(stuck: bool) -> None:
             assert rig.children[11].wait(WAIT_S) == ORPHAN_STATUS
             assert rig.leavings(11) == []
     finally:
-        launcher.close()
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(repository, ignore_errors=True)
 

@@ -18,8 +18,10 @@ from blockflow.bench.gpu_floor import (
     floor_grid,
 )
 from blockflow.core.errors import SystemError_
+from blockflow.launch.base import Launcher
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.cuda_here import DOUBLE_ENV
+from tests.apart_rig import forked
 
 SMALL = 1 << 12
 
@@ -34,6 +36,14 @@ def double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
     api.close()
 
 
+@pytest.fixture
+def fork(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process has nothing to import; that it starts from nothing, too, shows the test
+    without this."""
+    forked(launcher, monkeypatch)
+
+
+@pytest.mark.usefixtures("fork")
 def test_two_processes_take_turns_at_kernels(double: FakeCuda) -> None:
     with closing(Floor(double, "cuda:0", SMALL)) as floor:
         found = floor.measure(rounds=3, repeats=6)
@@ -50,6 +60,7 @@ def test_two_processes_take_turns_at_kernels(double: FakeCuda) -> None:
     assert [row[0] for row in floor_grid(figures).rows] == [ALONE, IN_TURNS]
 
 
+@pytest.mark.usefixtures("fork")
 def test_each_kernel_comes_behind_the_one_of_the_other(
     double: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,10 @@ import pytest
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
+from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
+from tests.apart_rig import forked
 
 
 def test_it_computes_what_it_is_asked(tmp_path: Path) -> None:
@@ -25,7 +27,10 @@ def test_it_computes_what_it_is_asked(tmp_path: Path) -> None:
         assert other.pss_mib() > 1
 
 
-def test_a_block_that_does_not_load_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_block_that_does_not_load_is_a_typed_error(
+    tmp_path: Path, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked(launcher, monkeypatch)  # that one starts from nothing is shown above
     with pytest.raises(BlockFlowError) as caught:
         InProcess(Chain(tmp_path, ("missing",)))
     assert caught.value.code == "UNKNOWN_BLOCK"

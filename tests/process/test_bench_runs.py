@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from blockflow.bench import legs
 from blockflow.bench.hop_figures import HOP
 from blockflow.bench.kpi_reader import COPIES, COPIES_IN
-from blockflow.bench.reliability import clients
 from blockflow.bench.reliability import figures as reliability
-from blockflow.bench.results import Figure, ResultFile
-from blockflow.control import system
 from blockflow.launch.base import Launcher
+from tests.bench_rig import Here
 
 pytestmark = pytest.mark.timeout(300)
-
-
-class Here:
-    """Runs a benchmark as ``python -m`` does, but in this process, and its systems without
-    templates of their own: torch is imported once for all."""
-
-    def __init__(
-        self, launcher: Launcher, patch: pytest.MonkeyPatch, streams: pytest.CaptureFixture[str]
-    ) -> None:
-        self._patch = patch
-        self._streams = streams
-        shared = partial(system.System, launcher=launcher)
-        for module in (system, legs, clients):
-            patch.setattr(module, "System", shared)
-
-    def run(self, name: str, *arguments: str, target: Path) -> list[Figure]:
-        module = f"blockflow.bench.{name}"
-        self._patch.delitem(sys.modules, module, raising=False)  # it is begun anew
-        self._patch.setattr(sys, "argv", [name, "--quick", *arguments, "--json", str(target)])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-        said = self._streams.readouterr().out
-        assert ended.value.code == 0, said
-        assert "fixed work" in said
-        return [Figure.from_dict(line) for line in ResultFile(target, name).read()]
 
 
 @pytest.fixture
@@ -54,7 +23,7 @@ def here(
 
 
 def test_hops(tmp_path: Path, here: Here) -> None:
-    found = here.run("hops", target=tmp_path / "hops.jsonl")
+    found = here.run("hops", "--quick", target=tmp_path / "hops.jsonl")
     hops = {(f.mode, f.labels["bytes"]): f for f in found if f.name == HOP}
     assert {size for _, size in hops} == {0, 1024, 2**20}
     assert all(f.value > 0 for f in hops.values())
@@ -68,7 +37,9 @@ def test_hops(tmp_path: Path, here: Here) -> None:
 
 def test_reliability(tmp_path: Path, here: Here) -> None:
     """Counts, not times: what a busy machine cannot change."""
-    found = here.run("reliability.run", "--only", "deaths,clients", target=tmp_path / "r.jsonl")
+    found = here.run(
+        "reliability.run", "--quick", "--only", "deaths,clients", target=tmp_path / "r.jsonl"
+    )
     counts = {f.mode: (f.value, f.n) for f in found if f.name == reliability.COUNT}
     assert counts[reliability.AGAIN] == (1, 1)
     assert counts[reliability.PROBED] == (2, 2)

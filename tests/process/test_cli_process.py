@@ -5,19 +5,67 @@ from __future__ import annotations
 import json
 import os
 import pty
+import runpy
 import select
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import pytest
 from fake_rest import FakeRest
 
 ROOT = Path(__file__).parent.parent.parent
 STATUS = json.loads((ROOT / "tests" / "data" / "status.json").read_text())
+
+
+SEVERAL = """
+import json, os, sys
+from contextlib import suppress
+import blockflow.cli.look, blockflow.monitor.rest, blockflow.monitor.text
+from blockflow.cli.main import main
+from pydantic import AfterValidator, Field, TypeAdapter  # typer would, at its first command
+
+statuses = []
+for words, environment in json.loads(sys.argv[1]):
+    if (pid := os.fork()) == 0:
+        os.environ.update(environment)
+        sys.exit(main(words))
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    with suppress(OSError):  # it is closed
+        os.write(2, b"END\\n")
+os.write(int(sys.argv[2]), json.dumps(statuses).encode())
+"""
+"""Commands one after the other, each with all of an interpreter's start and end, whose imports are
+made once."""
+
+
+def several(
+    *commands: list[str],
+    environments: Sequence[dict[str, str]] | None = None,
+    closed: str = "",
+    stdout: int | IO[str] = subprocess.PIPE,
+) -> tuple[list[int], str, list[str]]:
+    """How commands ended, what they wrote to their common output, and each one's errors."""
+    given = json.dumps(list(zip(commands, environments or [{}] * len(commands), strict=True)))
+    read, write = os.pipe()
+    words = [sys.executable, "-c", SEVERAL, given, str(write)]
+    done = subprocess.run(
+        ["bash", "-c", f'exec "$@" {closed}', "bash", *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        pass_fds=(write,),
+    )
+    os.close(write)
+    with open(read) as f:
+        statuses: list[int] = json.loads(f.read() or "[]")
+    return statuses, done.stdout, done.stderr.split("END\n")
 
 
 @pytest.fixture
@@ -62,24 +110,28 @@ def test_the_script_stands_for_top(rest: FakeRest) -> None:
     assert done.stdout.startswith("BlockFlow 0.1.0: ready")
 
 
-def test_the_other_script_stands_for_export(tmp_path: Path) -> None:
-    (tmp_path / "tiny.py").write_text(
+def test_the_other_script_stands_for_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here: a process of its own would import torch and all that exports need for it alone."""
+    (tmp_path / "tiny_for_script.py").write_text(
         "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Linear(4, 2)).eval()\n"
     )
-    words = ["tiny:net", "--input", "float32[rows,4]", "--name", "tiny", "--json"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "export_block.py", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    json.loads(done.stdout)
+    script = str(ROOT / "tools" / "export_block.py")
+    words = ["tiny_for_script:net", "--input", "float32[rows,4]", "--name", "tiny", "--json"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])  # as python does it
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    sys.modules.pop("tiny_for_script", None)
+    output, errors = capsys.readouterr()
+    assert ended.value.code == 0, errors
+    json.loads(output)
     assert (tmp_path / "blocks" / "tiny" / "manifest.json").is_file()
     with open("/dev/full", "w") as full:  # what goes wrong is told as the command tells it
         done = subprocess.run(
-            [sys.executable, ROOT / "tools" / "export_block.py", "--list"],
+            [sys.executable, script, "--list"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -137,35 +189,22 @@ def test_a_reader_that_has_enough_is_no_error(rest: FakeRest) -> None:
 
 def test_an_output_that_takes_nothing_is_said_once(rest: FakeRest) -> None:
     nobody = "http://127.0.0.1:9"
-    for url, status, word in ((rest.url, 5, "No space left"), (nobody, 3, "NOT_RUNNING")):
-        for more in ([], ["--json"]):
-            with open("/dev/full", "w") as full:
-                command = [
-                    sys.executable,
-                    "-m",
-                    "blockflow",
-                    "status",
-                    "--url",
-                    url,
-                    *more,
-                ]
-                done = subprocess.run(
-                    command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False
-                )
-            assert done.returncode == status
-            (line,) = done.stderr.splitlines()
-            assert line.startswith("blockflow: ") and word in line
+    ways = ((rest.url, "No space left"), (nobody, "NOT_RUNNING"))
+    commands = [["status", "--url", url, *more] for url, _ in ways for more in ([], ["--json"])]
+    with open("/dev/full", "w") as full:
+        statuses, _, (*errors, last) = several(*commands, stdout=full)
+    assert (statuses, last) == ([5, 5, 3, 3], "")
+    for said, word in zip(errors, [word for _, word in ways for _ in range(2)], strict=True):
+        (line,) = said.splitlines()
+        assert line.startswith("blockflow: ") and word in line
 
 
 def test_no_columns_are_as_many_as_ever(rest: FakeRest) -> None:
-    command = [sys.executable, "-m", "blockflow", "status", "--url", rest.url]
-    shown = {
-        subprocess.run(
-            command, capture_output=True, check=True, cwd=ROOT, env={**os.environ, "COLUMNS": n}
-        ).stdout
-        for n in ("0", "80")
-    }
-    assert len(shown) == 1 and b"" not in shown
+    command = ["status", "--url", rest.url]
+    columns = [{"COLUMNS": n} for n in ("0", "80")]
+    statuses, shown, _ = several(command, command, environments=columns)
+    assert statuses == [0, 0]
+    assert shown and shown[: len(shown) // 2] == shown[len(shown) // 2 :]
 
 
 def test_a_reader_of_help_that_has_enough_is_no_error() -> None:
@@ -179,13 +218,6 @@ def test_a_reader_of_help_that_has_enough_is_no_error() -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_streams_that_the_caller_has_closed_are_no_error(rest: FakeRest, closed: str) -> None:
-    command = [sys.executable, "-m", "blockflow", "status", "--url", rest.url]
-    for more in ([], ["--json"]):
-        done = subprocess.run(
-            ["bash", "-c", f'exec "$@" {closed}', "bash", *command, *more],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            check=False,
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    command = ["status", "--url", rest.url]
+    found = several(command, [*command, "--json"], closed=closed)
+    assert found == ([0, 0], "", [""] if "2>&-" in closed else ["", "", ""])

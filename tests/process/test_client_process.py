@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import zmq
 from dispatcher_rig import wait_until
 from fake_dispatcher import FakeDispatcher
+from warm_rig import Warm
 
 from blockflow.client import AsyncClient, Client
 from blockflow.core.errors import RequestError
@@ -26,27 +28,38 @@ X = np.ones((1, 4), np.float32)
 HEAVY = {"torch", "pydantic", "cherrypy", "psutil", "rich", "typer", "matplotlib", "sklearn"}
 
 
-def modules_after(code: str) -> set[str]:
-    script = f"{code}\nimport sys, json; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, text=True
-    )
-    return {name.partition(".")[0] for name in json.loads(done.stdout)}
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import blockflow",
-        "import blockflow.client",
-        "from blockflow.client import Client, AsyncClient, TaskGenerator, Collector",
-        "from blockflow.client import Client\nClient('ipc:///nonexistent').close()",
-    ],
+CODES = (
+    "import blockflow",
+    "import blockflow.client",
+    "from blockflow.client import Client, AsyncClient, TaskGenerator, Collector",
+    "Client('ipc:///nonexistent').close()",
 )
-def test_the_sdk_imports_nothing_heavy(code: str) -> None:
-    loaded = modules_after(code)
-    assert not loaded & HEAVY
-    assert ("numpy" in loaded) == ("close" in code), "numpy is loaded by a connection, not before"
+
+
+def result_of(
+    start: Callable[..., subprocess.Popen[Any]], code: str, *arguments: str
+) -> tuple[int, str, str]:
+    """The end of a Python program, its output and its errors."""
+    words = [sys.executable, "-c", code, *arguments]
+    child = start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        output, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.communicate()
+    return child.returncode, output, errors
+
+
+def test_the_sdk_imports_nothing_heavy() -> None:
+    """Looked at after each line of a program."""
+    look = "print(json.dumps(sorted(sys.modules)))"
+    code = "\n".join(["import json, sys", *(f"{line}; {look}" for line in CODES)])
+    status, output, errors = result_of(subprocess.Popen, code)
+    assert status == 0, errors
+    for line, shown in zip(CODES, output.splitlines(), strict=True):
+        loaded = {name.partition(".")[0] for name in json.loads(shown)}
+        assert not loaded & HEAVY
+        assert ("numpy" in loaded) == ("close" in line), "a connection loads numpy, nobody before"
 
 
 def test_names_are_found_and_others_are_not() -> None:
@@ -135,10 +148,8 @@ def test_a_program_that_forgets_to_close_ends() -> None:
             "print(c.infer('echo', np.ones((1, 4), np.float32)).value.sum())\n"
             "c.submit('silent', np.ones((1, 4), np.float32))\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=20
-        )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "4.0", "")
+        status, output, errors = result_of(subprocess.Popen, code)
+    assert (status, output.strip(), errors) == (0, "4.0", "")
 
 
 def test_at_the_exit_no_array_is_forgotten_while_it_is_being_sent() -> None:
@@ -154,10 +165,8 @@ def test_at_the_exit_no_array_is_forgotten_while_it_is_being_sent() -> None:
             "names = lambda: [t.name for t in threading.enumerate()]\n"
             "gc.stop = lambda: print('blockflow-client' in names())\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=20
-        )
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["False"], "")
+        status, output, errors = result_of(subprocess.Popen, code)
+    assert (status, output.split(), errors) == (0, ["False"], "")
 
 
 def test_a_forgotten_client_is_collected_with_its_thread() -> None:
@@ -205,7 +214,7 @@ async def test_whoever_gives_up_waiting_for_the_end_does_not_disturb_it() -> Non
 
 @pytest.mark.parametrize("during", ["c.submit('echo', X)", "c.close()"])
 @pytest.mark.parametrize("call", ["c.close()", "first.cancel()", "c.submit('echo', X)"])
-def test_a_signals_handler_may_use_the_client(during: str, call: str) -> None:
+def test_a_signals_handler_may_use_the_client(warm: Warm, during: str, call: str) -> None:
     """It comes in the middle of a call of the same thread: here while that wakes the client's."""
     with FakeDispatcher() as fake:
         code = (
@@ -229,11 +238,9 @@ def test_a_signals_handler_may_use_the_client(during: str, call: str) -> None:
             "c.close()\n"
             "print('closed')\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=20
-        )
+        _, output, errors = result_of(warm.popen, code)
     refused = ["CANCELLED"] if "close" in during and "submit" in call else []
-    assert (done.stdout.split(), done.stderr) == ([*refused, "handled", "closed"], "")
+    assert (output.split(), errors) == ([*refused, "handled", "closed"], "")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +254,7 @@ def test_a_signals_handler_may_use_the_client(during: str, call: str) -> None:
         "collector.records()",
     ],
 )
-def test_a_signals_handler_may_close_the_client_at_any_moment(during: str) -> None:
+def test_a_signals_handler_may_close_the_client_at_any_moment(warm: Warm, during: str) -> None:
     """Here while its thread has the lock of a request, which the client's thread is to end, or
     looks at records, to which the client's is to add one."""
     with FakeDispatcher() as fake:
@@ -281,14 +288,12 @@ def test_a_signals_handler_may_close_the_client_at_any_moment(during: str) -> No
             f"try:\n    {during}\nexcept TimeoutError:\n    pass\n"
             "print(first.exception().code, flush=True)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=20
-        )
-    assert done.stderr == ""
-    assert {"handled", "CANCELLED"} <= set(done.stdout.split())
+        _, output, errors = result_of(warm.popen, code)
+    assert errors == ""
+    assert {"handled", "CANCELLED"} <= set(output.split())
 
 
-def test_a_signals_handler_may_close_the_client_at_any_line_of_a_generator() -> None:
+def test_a_signals_handler_may_close_the_client_at_any_line_of_a_generator(warm: Warm) -> None:
     """At none of them may it have what its callbacks, in the client's thread, wait for."""
     with FakeDispatcher(share=False) as fake:
         code = (
@@ -319,11 +324,9 @@ def test_a_signals_handler_may_close_the_client_at_any_line_of_a_generator() -> 
             "while lines(n) == n:\n    n += 1\n"
             "print('lines', n)\n"
         ).replace("FAKE", repr(fake.endpoint))
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
-        )
-    assert done.stderr == ""
-    assert int(done.stdout.split()[1]) > 20
+        _, output, errors = result_of(warm.popen, code)
+    assert errors == ""
+    assert int(output.split()[1]) > 20
 
 
 def test_ctrl_c_in_infer_cancels_the_request() -> None:
@@ -346,17 +349,22 @@ def test_ctrl_c_in_infer_cancels_the_request() -> None:
         fake.wait_for(lambda: fake.cancelled == [fake.requests[0].request_id])
 
 
-@pytest.mark.parametrize("spare", [0, 3, 8, 13])
-def test_want_of_descriptors_is_told_and_ends_no_process(spare: int) -> None:
+def test_want_of_descriptors_is_told_and_ends_no_process() -> None:
     """libzmq ends it when it has begun a context, and the next descriptor is refused."""
     code = (
         "import os, resource, sys\n"
         "import numpy as np\n"
         "from blockflow.client import Client\n"
         "from blockflow.core.errors import BlockFlowError\n"
+        "spares = map(int, sys.argv[2:])\n"
+        "while (spare := next(spares, None)) is not None and os.fork():\n"
+        "    status = os.waitstatus_to_exitcode(os.wait()[1])\n"
+        "    print('ended', spare, status, flush=True)\n"
+        "if spare is None:\n"
+        "    sys.exit()\n"
         "Client(sys.argv[1]).close()\n"  # what is loaded late takes descriptors, too
         "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "soft = max(map(int, os.listdir('/proc/self/fd'))) + int(sys.argv[2])\n"
+        "soft = max(map(int, os.listdir('/proc/self/fd'))) + spare\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))\n"
         "try:\n"
         "    with Client(sys.argv[1], shared_memory='off') as client:\n"
@@ -367,11 +375,8 @@ def test_want_of_descriptors_is_told_and_ends_no_process(spare: int) -> None:
         "with Client(sys.argv[1], shared_memory='off') as client:\n"
         "    print(client.infer('echo', np.ones((1, 1 << 18), np.float32)).task)\n"
     )
+    spares = ["0", "3", "8", "13"]
     with FakeDispatcher() as fake:
-        done = subprocess.run(
-            [sys.executable, "-c", code, fake.endpoint, str(spare)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert (done.returncode, done.stdout.split()) == (0, ["NO_SPACE", "echo"]), done.stderr
+        status, output, errors = result_of(subprocess.Popen, code, fake.endpoint, *spares)
+    expected = [word for n in spares for word in ("NO_SPACE", "echo", "ended", n, "0")]
+    assert (status, output.split()) == (0, expected), errors

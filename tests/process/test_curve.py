@@ -19,6 +19,7 @@ import pytest
 import zmq
 from control_rig import echo_repository
 from system_rig import served
+from warm_rig import Warm
 from zmq.utils.monitor import recv_monitor_message
 
 from blockflow.bench.fuzz.sockets import ClientTarget, HandshakeTarget
@@ -283,19 +284,22 @@ def test_nobody_at_the_gate_lets_nobody_in() -> None:
 
 
 @pytest.mark.parametrize("option", ["--host", "--client-host"])
-def test_the_command_refuses_an_open_address(option: str, tmp_path: Path) -> None:
+def test_the_command_refuses_an_open_address(option: str, tmp_path: Path, warm: Warm) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "BLOCKFLOW_KEYS"}
-    ports = ("--port", "0", "--client-port", "0")
-    command = [sys.executable, "-m", "blockflow", "up", option, "0.0.0.0", *ports]
-    done = subprocess.run(
-        [*command, "--state-dir", str(tmp_path / "state")],
-        capture_output=True,
+    ports = ("--port", "0", "--client-port", "0", "--state-dir", str(tmp_path / "state"))
+    child = warm.popen(
+        [sys.executable, "-m", "blockflow", "up", option, "0.0.0.0", *ports],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
         env=environment,
-        timeout=60,
-        check=False,
     )
-    assert done.returncode == 2
-    assert "without a token and CURVE keys" in done.stderr and "keys init" in done.stderr
+    try:
+        _, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 2
+    assert "without a token and CURVE keys" in errors and "keys init" in errors
     assert not (tmp_path / "state").exists()  # refused before anything was made

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 from dispatcher_rig import PATIENCE_S, FakeWorker, RawClient, launch_spec, task, wait_until
+from warm_rig import Warm
 
 from blockflow.core.errors import SystemError_
 from blockflow.core.routing import RouteTable, StageRoute
@@ -44,10 +45,16 @@ sys.exit(run(json.loads(sys.argv[1])))
 
 
 class Controller:
-    """A ROUTER that says what a test wants to say, and the Dispatcher process it started."""
+    """A ROUTER that says what a test wants to say, and the Dispatcher process it started.
 
-    def __init__(self, run_dir: Path) -> None:
+    Args:
+        run_dir: the instance's.
+        popen: starts a process.
+    """
+
+    def __init__(self, run_dir: Path, popen: Callable[..., subprocess.Popen[bytes]]) -> None:
         self.run_dir = run_dir
+        self._popen = popen
         self.context = new_context()
         self.socket, _ = bind_router(self.context, [f"ipc://{run_dir}/control.sock"])
         self.lifeline, self._lifeline_end = os.pipe()
@@ -58,7 +65,7 @@ class Controller:
         import json
 
         spec = json.dumps(launch_spec(self.run_dir, **changes).to_dict())
-        self.process = subprocess.Popen(
+        self.process = self._popen(
             [sys.executable, "-c", CODE, spec],
             pass_fds=(self.lifeline,),
             env={**os.environ, LIFELINE_ENV: str(self.lifeline), "PYTHONPATH": os.getcwd()},
@@ -114,9 +121,9 @@ class Controller:
 
 
 @pytest.fixture
-def controller() -> Iterator[Controller]:
+def controller(warm: Warm) -> Iterator[Controller]:
     with RunDir.create(run_root()) as run:
-        made = Controller(run.path)
+        made = Controller(run.path, warm.popen)
         try:
             yield made
         finally:
@@ -214,7 +221,7 @@ def test_a_port_in_use_is_told_and_nothing_is_left(controller: Controller) -> No
     assert left(controller.run_dir) == []
 
 
-def test_torch_is_not_needed(controller: Controller) -> None:
+def test_torch_is_not_needed() -> None:
     code = "import blockflow.dispatcher.main, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 

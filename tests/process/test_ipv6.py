@@ -1,18 +1,19 @@
-"""A system on the IPv6 loopback, as a user starts and asks it."""
+"""A system on the IPv6 loopback, as it announces itself and as a user asks it."""
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 from control_rig import echo_repository
-from up_rig import up
 
 from blockflow.cli.main import main as cli
 from blockflow.client import Client
+from blockflow.control.settings import ControlSettings
+from blockflow.control.system import System
+from blockflow.launch.base import Launcher
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -26,13 +27,24 @@ def loopback() -> None:
 
 
 def test_clients_and_commands_reach_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    launcher: Launcher,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     echo_repository(tmp_path / "blocks")
-    (tmp_path / "t.json").write_text(json.dumps({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}))
     np.save(tmp_path / "x.npy", X)
-    hosts = ("--host", "::1", "--client-host", "[::1]")
-    with up(tmp_path, *hosts, "--topology", str(tmp_path / "t.json")) as (process, ready):
+    settings = ControlSettings(
+        repository=tmp_path / "blocks",
+        state_dir=tmp_path / "state",
+        host="::1",
+        client_host="[::1]",
+        rest_port=0,
+        client_port=0,
+    )
+    with System(settings, launcher=launcher) as system:
+        system.apply({"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}})
+        ready = system.announcement()
         address = ready["clients"][0]
         assert address.startswith("tcp://[::1]:") and ready["rest"].startswith("http://[::1]:")
         with Client(address) as client:
@@ -44,5 +56,3 @@ def test_clients_and_commands_reach_it(
         assert cli(["infer", "t", "--input", str(tmp_path / "x.npy")]) == 0
         assert cli(["status"]) == 0
         assert f"clients  {address}" in capsys.readouterr().out
-        process.terminate()
-        assert process.wait(30) == 0

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import numpy as np
 import pytest
 import typer
 from fake_dispatcher import FakeDispatcher
-from mlperf_rig import job_of
+from mlperf_rig import SystemHere, job_of
 from rich.console import Console
 from safetensors.numpy import save_file
 from system_rig import served
+from up_rig import without_torch
 
 from blockflow.bench.mlperf import calibrate
 from blockflow.bench.mlperf.accuracy import Truth, measure, save_truth
@@ -30,6 +32,7 @@ from blockflow.bench.mlperf.session import Session
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target
 from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.verdict import WHOLE_QUERY
+from blockflow.cli import bench as bench_command
 from blockflow.cli.bench import _finish
 from blockflow.cli.main import main
 from blockflow.control.system import System
@@ -282,8 +285,13 @@ def test_verdicts_are_shown_also_where_the_report_cannot_be_written(
 
 
 def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    launcher: Launcher,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """That it is a process is for the next test."""
+    monkeypatch.setattr(bench_command, "Server", partial(SystemHere, launcher))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     save_echo(BlockRepository(tmp_path / "blocks"), "trunk", SPEC)
@@ -323,7 +331,10 @@ def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
 def test_a_bad_topology_is_told_with_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The system that it starts is a real one, which gets no worker."""
     monkeypatch.chdir(tmp_path)
+    for name, value in without_torch(tmp_path).items():
+        monkeypatch.setenv(name, value)
     where = ("--topology", "mine.json", "--repository", "blocks", "--out", "out", "--task", "b")
     for text, told in (
         ('{"blocks": [', ("it is no JSON: ", "mine.json")),

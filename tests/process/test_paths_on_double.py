@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from warm_rig import Warm
 
 from blockflow.control.system import System
 from blockflow.core.errors import TopologyError
@@ -21,7 +22,6 @@ from blockflow.repository.sources import LoadedModel
 from blockflow.tensormq.cuda_fake_world import World
 from blockflow.tensormq.cuda_here import DOUBLE_ENV
 from tests.gpu import test_paths_on_gpu as suite
-from tests.system_rig import own_template
 
 layer = suite.layer
 test_results_land_while_the_next_batches_are_ordered = (
@@ -43,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def launcher(folder: Path) -> Iterator[Launcher]:
-    with own_template(**{DOUBLE_ENV: str(folder)}) as template:
+def launcher(folder: Path, warm: Warm) -> Iterator[Launcher]:
+    with warm.own_template(**{DOUBLE_ENV: str(folder)}) as template:
         yield template
 
 

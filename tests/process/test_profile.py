@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,7 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import TensorSpec
 from blockflow.core.profile import StageProfile
 from blockflow.engine.workshop import EngineWorkshop
-from blockflow.launch.base import Child, Launcher
-from blockflow.launch.preload import LOADER_MODULES, modules_of
+from blockflow.launch.base import Launcher
 from blockflow.repository.convert import convert_block
 from blockflow.repository.echo import save_echo
 from blockflow.repository.export import export_model
@@ -43,6 +41,7 @@ from blockflow.repository.machine import fingerprint
 from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from tests.bench_rig import Forks
 
 SPEC = TensorSpec("float32", ("rows", 16))
 QUICK = Effort(confidence=0.5, seconds=0.2)
@@ -66,19 +65,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> BlockRepository:
     export_model(LoadedModel(other, "other", SPEC), repository, names=["other"])
     save_echo(repository, "slow", SPEC, settings={"delay_ms": 60})
     return repository
-
-
-class Forks:
-    """Processes of the session's template, in place of a launcher of fresh ones."""
-
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
-
-    def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
-        modules = [*modules_of(LOADER_MODULES)]
-        return self._launcher.launch(entry, {**spec, "modules": modules}, name)
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture

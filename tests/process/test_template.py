@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,19 +16,15 @@ from typing import Any
 
 import pytest
 
-from blockflow.core.engines import TORCH_EXPORT
 from blockflow.core.errors import SystemError_
 from blockflow.launch import begin, local
 from blockflow.launch.base import wait_any
-from blockflow.launch.environment import child_environment
 from blockflow.launch.local import TemplateLauncher
-from blockflow.launch.preload import BASE_MODULES, modules_of
 from blockflow.launch.process import become_subreaper, gpu_descriptors
 from tests.contract.test_launchers import ENTRY, report, spec_for
 from tests.template_gate import Gate
 
 WAIT_S = 30.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -252,22 +246,30 @@ def test_open_device_files_are_seen(tmp_path: Path) -> None:
         assert gpu_descriptors(str(tmp_path)) == [str(tmp_path / "gpu0")]
 
 
-def start_a_thread(spec: dict[str, str]) -> None:
-    """A rehearsal that breaks the rule."""
+BAD = """
+import threading
+from pathlib import Path
+
+def start_a_thread(spec):
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     Path(spec["mark"]).write_text("was here")
 
-
-def fail(spec: dict[str, str]) -> None:
+def fail(spec):
     Path(spec["mark"]).write_text("was here")
     raise ValueError("told to fail")
+"""
+"""Rehearsals that break the rule."""
 
 
 @pytest.mark.parametrize("what", ["start_a_thread", "fail"])
-def test_a_bad_rehearsal_harms_nobody(tmp_path: Path, what: str) -> None:
+def test_a_bad_rehearsal_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     mark = tmp_path / "mark"
-    entry = f"tests.process.test_template:{what}"
-    launcher = TemplateLauncher(preload=["msgpack"], rehearsals=[(entry, {"mark": str(mark)})])
+    (tmp_path / "bad.py").write_text(BAD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rehearsals = [(f"bad:{what}", {"mark": str(mark)})]
+    launcher = TemplateLauncher(preload=["msgpack"], rehearsals=rehearsals)
     try:
         child = launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#0")
         assert report(child, tmp_path)["threads"] == 1
@@ -276,59 +278,16 @@ def test_a_bad_rehearsal_harms_nobody(tmp_path: Path, what: str) -> None:
         launcher.close()
 
 
-PROBE = """
-import json, os, sys
-from blockflow.launch.preload import preload
-preload(json.loads(sys.argv[1]))
-import torch
-before = set(sys.modules)
-threads = len(os.listdir("/proc/self/task"))
-if sys.argv[3] == "official":
-    program = torch.export.load(sys.argv[2]).module(check_guards=False)
-else:
-    from blockflow.engine.lean import lean
-    from blockflow.engine.program import read_program
-    program = lean(read_program(open(sys.argv[2], "rb")))
-with torch.inference_mode():
-    program(torch.zeros(2, 1, 8, 8))
-print(json.dumps([threads, sorted(set(sys.modules) - before), len(before)]))
-"""
+SEEN = """
+import sys
+from pathlib import Path
 
-
-def test_preload_leaves_nothing_to_import(tmp_path: Path) -> None:
-    """A load and a run import next to nothing after the preload, which has started no thread; and
-    what is read as data does so without torch.export's modules."""
-    torch = pytest.importorskip("torch")
-    nn = torch.nn
-    net = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
-    ).eval()
-    rows = torch.export.Dim("rows", max=64)
-    program = torch.export.export(net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: rows},))
-    artifact = tmp_path / "net.pt2"
-    torch.export.save(program, artifact)
-    sizes = []
-    for way, loaders in (("data", []), ("official", [TORCH_EXPORT])):
-        modules = [*BASE_MODULES, *modules_of(loaders)]
-        out = subprocess.run(
-            [sys.executable, "-c", PROBE, json.dumps(modules), str(artifact), way],
-            env=child_environment(),
-            cwd=ROOT,
-            capture_output=True,
-            check=True,
-        )
-        threads, imported, size = json.loads(out.stdout)
-        assert threads == 1
-        assert len(imported) < 10, f"preload these too: {imported}"
-        sizes.append(size)
-    assert sizes[0] < sizes[1] - 500  # modules: torch.export brings a compiler
-
-
-def seen(spec: dict[str, str]) -> int:
-    """A child that says which of two modules were there when it was forked."""
+def seen(spec):
     there = [name for name in ("fine", "bad") if name in sys.modules]
     Path(spec["report"]).write_text(" ".join(there))
     return 0
+"""
+"""A child that says which of two modules were there when it was forked."""
 
 
 @pytest.mark.parametrize(
@@ -346,8 +305,9 @@ def test_what_a_launch_names_is_imported_before_its_fork(
     become_subreaper()
     (tmp_path / "fine.py").write_text("")
     (tmp_path / "bad.py").write_text(bad)
+    (tmp_path / "child.py").write_text(SEEN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    entry = f"{__name__}:seen"
+    entry = "child:seen"
     launcher = TemplateLauncher(preload=["msgpack"])
 
     def launched(*modules: str) -> str:

@@ -33,6 +33,7 @@ from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
+from tests.apart_rig import forked
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -51,6 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterat
         patch.setitem(CONTENDERS, "echo", Contender("echo", "auto"))  # type: ignore[arg-type]
         patch.setattr(experiment, "prepare_apart", store_echoes)
         patch.setattr(experiment, "System", partial(System, launcher=launcher))
+        forked(launcher, patch)
         yield context(tmp_path_factory.mktemp("thesis"), engine="echo")
 
 
@@ -65,7 +67,8 @@ def modes(found: Findings, name: str) -> set[str]:
     return {f.mode for f in found.figures if f.name == name}
 
 
-def test_transports(tmp_path: Path) -> None:
+def test_transports(tmp_path: Path, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    forked(launcher, monkeypatch)
     found = transports.run(context(tmp_path))
     ways = {(f.name, f.mode) for f in found.figures if f.unit == "ms"}
     assert ways == {

@@ -34,22 +34,28 @@ ROWS, WIDTH = 32, 2048
 X = np.linspace(-1, 1, ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
 """Some milliseconds of compute: torch uses every thread it is given, and little else runs."""
 
+PACE_S = 0.005
+
 two_cores = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="one core has nothing to share out"
 )
 
 
-def store(root: Path) -> list[BlockInfo]:
-    """Two blocks that compute: m1 and m2."""
-    repository = BlockRepository(root)
-    if names := repository.names():
-        return [repository.info(name) for name in sorted(names)]
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with two blocks that compute, m1 and m2."""
+    root = tmp_path_factory.mktemp("computing") / "blocks"
     torch.manual_seed(1)
     parts = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(2)]
     spec = TensorSpec("float32", ("rows", WIDTH))
     source = LoadedModel(nn.Sequential(*parts).eval(), "test", spec)
-    report = export_model(source, repository, names=["m1", "m2"], cuts=["1"])
-    return [repository.info(name) for name in report.paths[0]]
+    export_model(source, BlockRepository(root), names=["m1", "m2"], cuts=["1"])
+    return root
+
+
+def infos(root: Path) -> list[BlockInfo]:
+    repository = BlockRepository(root)
+    return [repository.info(name) for name in sorted(repository.names())]
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +65,9 @@ def rigs(launcher: Launcher) -> Iterator[Callable[[], AbstractContextManager[Rig
 
 
 @pytest.fixture
-def rig(rigs: Callable[[], AbstractContextManager[Rig]]) -> Iterator[Rig]:
+def rig(rigs: Callable[[], AbstractContextManager[Rig]], blocks: Path) -> Iterator[Rig]:
     with rigs() as one:
+        one.repository = blocks
         yield one
 
 
@@ -99,7 +106,7 @@ def reaches(pid: int, work: Callable[[], None], threads: int) -> bool:
     return found == threads
 
 
-def batches(rig: Rig, times: int = 20) -> Callable[[], None]:
+def batches(rig: Rig, times: int = 10) -> Callable[[], None]:
     def work() -> None:
         for _ in range(times):
             rig.send(X, [1])
@@ -120,7 +127,7 @@ def in_use(rig: Rig, incarnation: int) -> Any:
 
 @two_cores
 def test_a_worker_computes_with_the_threads_it_was_given(rig: Rig) -> None:
-    info = store(rig.repository)[0]
+    info = infos(rig.repository)[0]
     for incarnation, threads in ((11, 1), (12, 2)):
         rig.start(incarnation, {1: info}, threads=threads)
         rig.publish()
@@ -132,7 +139,7 @@ def test_a_worker_computes_with_the_threads_it_was_given(rig: Rig) -> None:
 
 @two_cores
 def test_threads_change_between_two_batches(rig: Rig) -> None:
-    rig.start(11, {1: store(rig.repository)[0]}, threads=1)
+    rig.start(11, {1: infos(rig.repository)[0]}, threads=1)
     rig.publish()
     for threads in (2, 1, 2):
         # Batches before and after it, and perhaps one in the middle: all of them are answered.
@@ -150,7 +157,7 @@ def test_threads_change_between_two_batches(rig: Rig) -> None:
 @two_cores
 def test_every_lane_computes_with_threads_of_its_own(rig: Rig) -> None:
     """Two blocks at once, with the results that each gives alone; and one at a time after that."""
-    one, two = store(rig.repository)
+    one, two = infos(rig.repository)
     rig.start(11, {1: one, 2: two}, threads=1, lanes=2)
     rig.publish()
     alone = {}
@@ -159,7 +166,7 @@ def test_every_lane_computes_with_threads_of_its_own(rig: Rig) -> None:
         alone[stage] = rig.result()[1]
 
     def work() -> None:
-        for _ in range(20):
+        for _ in range(10):
             sent = {rig.send(X, [stage])[0]: stage for stage in (1, 2)}
             for _ in range(2):
                 message, value = rig.result()
@@ -180,7 +187,7 @@ def test_engines_with_pools_of_their_own_keep_to_it(rig: Rig, engine: str) -> No
     pytest.importorskip(engine, reason=f"the extra {engine!r} is not installed")
     pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
     repository = BlockRepository(rig.repository)
-    info = store(rig.repository)[0]
+    info = infos(rig.repository)[0]
     if "onnx" not in info.variants:
         convert_block(repository, info.name, "onnx", EngineWorkshop())
         info = repository.info(info.name)
@@ -195,7 +202,7 @@ def test_engines_with_pools_of_their_own_keep_to_it(rig: Rig, engine: str) -> No
 
 
 def test_what_a_worker_was_told_while_it_loaded_holds(rig: Rig) -> None:
-    blocks = {1: store(rig.repository)[0]}
+    blocks = {1: infos(rig.repository)[0]}
     rig.launch(11, blocks, threads=1)
     rig.expect(Hello, 11)
     rig.tell(11, SetThreads(2))
@@ -209,12 +216,14 @@ def test_what_a_worker_was_told_while_it_loaded_holds(rig: Rig) -> None:
 # --- a system ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def system(tmp_path: Path, launcher: Launcher) -> Iterator[System]:
-    store(tmp_path / "blocks")
+@pytest.fixture(scope="module")
+def system(
+    blocks: Path, tmp_path_factory: pytest.TempPathFactory, launcher: Launcher
+) -> Iterator[System]:
+    """Each test applies a topology of its own."""
     settings = ControlSettings(
-        repository=tmp_path / "blocks",
-        state_dir=tmp_path / "state",
+        repository=blocks,
+        state_dir=tmp_path_factory.mktemp("state"),
         rest_port=0,
         client_port=0,
         cores=tuple(sorted(os.sched_getaffinity(0)))[:2],
@@ -238,7 +247,8 @@ def threads_now(system: System, want: dict[str, int], what: str = "threads") -> 
 
 
 class Load:
-    """A client that never stops asking, and what it got."""
+    """A client that goes on asking, and what it got. (Between two requests the cores are free for
+    what happens to them.)"""
 
     def __init__(self, system: System) -> None:
         self._endpoint = system.client_endpoint
@@ -251,6 +261,7 @@ class Load:
                 result = client.infer("t", X, deadline_s=30)
                 assert result.value.shape == X.shape
                 self.answers += 1
+                self._stop.wait(PACE_S)
 
     def stop(self) -> None:
         self._stop.set()
@@ -318,7 +329,7 @@ def test_processes_compute_with_one_thread_unless_it_was_planned(system: System)
         client.infer("t", X)
 
         def work() -> None:
-            for _ in range(20):
+            for _ in range(10):
                 client.infer("t", X)
 
         assert [computing(pid, work) for pid in pids] == [1, 1]

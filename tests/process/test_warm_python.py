@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("warm") / "bin"
     found = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    with warm_commands(folder, found):
+    with warm_commands(folder, found, ["blockflow.cli.main"]):
         yield found
 
 

@@ -28,7 +28,7 @@ from blockflow.wire.codec import encode
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_bytes_are_survived(data: bytes) -> None:
     assert connected_core().on_message([data], 0) == []
 
@@ -45,7 +45,7 @@ PLAIN = st.recursive(
 
 
 @given(st.sampled_from([20, 21, 10, 99]), st.lists(PLAIN, max_size=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_message_of_the_right_envelope_is_survived(kind: int, rest: list[Any]) -> None:
     core = connected_core()
     submit(core, 1)
@@ -133,5 +133,5 @@ class OneOutcomeEach(RuleBasedStateMachine):
         assert self.core.in_flight == 0
 
 
-OneOutcomeEach.TestCase.settings = settings(max_examples=60, deadline=None)
+OneOutcomeEach.TestCase.settings = settings(max_examples=40, deadline=None)
 TestOneOutcomeEach = OneOutcomeEach.TestCase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -191,4 +192,5 @@ class Reuse(RuleBasedStateMachine):
         self.sharing.on_reply(request_id, 0 if late else number)
 
 
+Reuse.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestReuse = Reuse.TestCase

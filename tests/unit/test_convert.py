@@ -27,6 +27,7 @@ from blockflow.repository.samples import Samples, load_samples, seeded_samples
 from blockflow.repository.sources import LoadedModel
 from blockflow.repository.verdict import relative_error
 from tests.unit.test_repository_variants import SPEC, save_block
+from tests.variants import read_torchlib_once
 
 Run = Callable[[Tensor], Tensor]
 
@@ -262,6 +263,7 @@ def test_half_precision_is_allowed_what_it_needs(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).half().eval()
     spec = TensorSpec("float16", ("rows", 64))
     export_model(LoadedModel(model, "half", spec), repository, names=["half"])
+    read_torchlib_once()
     report = convert_block(repository, "half", "onnx", EngineWorkshop())
     assert report.tolerance == 1e-2
     strict = convert_block(repository, "half", "onnx", EngineWorkshop(), tolerance=0.5)
@@ -324,6 +326,7 @@ def test_what_cannot_be_read_is_the_exports_error(
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
+    read_torchlib_once()
     blocks = str(tmp_path / "blocks")
     factory = tmp_path / "small.py"
     factory.write_text("from torch import nn\ndef make():\n    return nn.Linear(2, 3)\n")

@@ -186,8 +186,10 @@ def test_a_run_is_timed_from_the_begin_of_its_process() -> None:
     ("change", "timed"), [({}, True), ({"reuse": True}, False), ({"keep": True}, False)]
 )
 def test_only_a_run_that_leaves_nothing_out_is_a_whole_one(
-    tmp_path: Path, change: dict[str, bool], timed: bool
+    tmp_path: Path, change: dict[str, bool], timed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    drawn: list[Path] = []
+    monkeypatch.setattr(picture, "draw", lambda _found, _line, path: drawn.append(path))
     out = io.StringIO()
     demo = Demo(Settings(**change), Console(file=out, width=80), connect=never)
     outcome = Outcome(deployments(), tmp_path / "demo.png", tmp_path / "demo.jsonl")
@@ -196,6 +198,7 @@ def test_only_a_run_that_leaves_nothing_out_is_a_whole_one(
     assert [x["unit"] for x in lines if x["name"] == report.WHOLE_RUN] == ["s"] * timed
     assert ("whole run" in {f["name"] for f in outcome.to_dict()["figures"]}) == timed
     assert "All of this took" in out.getvalue()
+    assert drawn == [outcome.picture]
 
 
 def never(_url: str) -> NoReturn:

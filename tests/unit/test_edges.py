@@ -196,8 +196,8 @@ class World:
         return True
 
 
-@settings(max_examples=150, deadline=None)
-@given(systems(), st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+@given(systems(), st.randoms(use_true_random=True))  # each draw of its own would be the dearest
 def test_nothing_is_ever_stuck(system: tuple[RouteTable, list[str]], rng: Any) -> None:
     routes, names = system
     world = World(routes, guarded=True)

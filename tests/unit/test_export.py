@@ -17,7 +17,8 @@ from blockflow.repository.export import export_model, export_tree
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, build, load_model, load_weights
 from blockflow.repository.spec_text import parse_range, parse_spec
-from blockflow.repository.zoo.catalog import ZOO
+from blockflow.repository.zoo.resnet import BasicBlock, ResNet
+from tests.export_rig import DigitHeads
 
 TRACED = "torchscript-traced"
 ROW = TensorSpec("float32", ("rows", 4))
@@ -68,8 +69,8 @@ def test_a_chain_in_every_format(repo: BlockRepository, format_: str) -> None:
 
 
 def test_the_report_says_what_was_stored(repo: BlockRepository) -> None:
-    model = load_model("resnet18", arguments={"width": 4, "classes": 5},
-                       input_spec=TensorSpec("float32", ("rows", 3, 32, 32)))  # fmt: skip
+    net = ResNet(BasicBlock, (1, 1, 1, 1), classes=5, width=4)
+    model = loaded(net, TensorSpec("float32", ("rows", 3, 32, 32)))
     report = export_model(model, repo, prefix="r", cuts=["layer2", "layer3", "layer4"])
     total = sum(p.numel() for p in model.module.parameters())
     assert sum(b.parameters for b in report.blocks) == total
@@ -78,7 +79,7 @@ def test_the_report_says_what_was_stored(repo: BlockRepository) -> None:
         assert (manifest.sha256, manifest.size) == (block.sha256, block.file_bytes)
         assert block.ms > 0 and block.state_bytes > 4 * block.parameters
     assert report.blocks[0].output_bytes == 4 * 4 * 8 * 8
-    assert json.loads(json.dumps(report.to_dict()))["model"] == "resnet18"
+    assert json.loads(json.dumps(report.to_dict()))["model"] == "test"
 
 
 def test_one_block_and_even_parts(repo: BlockRepository) -> None:
@@ -89,11 +90,11 @@ def test_one_block_and_even_parts(repo: BlockRepository) -> None:
 
 
 def test_heads_that_branch_from_a_trunk(repo: BlockRepository) -> None:
-    model = load_model("digits-multi")
-    report = export_tree(model, repo, blocks=ZOO["digits-multi"].blocks)
-    assert set(report.paths) == {
-        ("trunk1", "trunk2", f"head_{t}") for t in ("digit", "parity", "high")
-    }
+    tasks = ("digit", "parity", "high")
+    heads = {f"head_{task}": f"heads.{task}" for task in tasks}
+    blocks = {"trunk1": "trunk1", "trunk2": "trunk2", **heads}
+    report = export_tree(loaded(DigitHeads()), repo, blocks=blocks)
+    assert set(report.paths) == {("trunk1", "trunk2", f"head_{t}") for t in tasks}
     assert repo.info("head_parity").contract.output.dims == ("rows", 2)
     assert [repo.manifest(n).chain.position for n in ("trunk1", "trunk2", "head_high")] == [1, 2, 3]
 

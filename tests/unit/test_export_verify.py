@@ -165,7 +165,7 @@ def test_other_precisions_have_their_own_tolerance(repo: BlockRepository, dtype:
 def test_lengths_padding_and_masks_mix_no_rows(
     repo: BlockRepository, name: str, format_: str
 ) -> None:
-    small = {"layers": 2, "width": 16, "heads": 2, "vocabulary": 64, "max_length": 32}
+    small = {"layers": 1, "width": 16, "heads": 2, "vocabulary": 64, "max_length": 32}
     spec = TensorSpec("int64", ("rows", "length"), {"length": (1, 32)})
     model = load_model(name, arguments=small, input_spec=spec, int_below=64)
     report = export_model(model, repo, prefix="tf", cuts=ZOO[name].cuts[:1], format=format_)

@@ -134,7 +134,7 @@ def test_a_modest_client_is_served_beside_a_greedy_one(credits: int, limit: int)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
-@given(st.integers(2, 5), st.integers(12, 24), st.randoms(use_true_random=False))
+@given(st.integers(2, 5), st.integers(12, 24), st.randoms(use_true_random=True))
 def test_equally_greedy_clients_get_equal_parts(clients: int, credits: int, rng: object) -> None:
     door = Door(credits)
     names = [bytes([n]) for n in range(clients)]

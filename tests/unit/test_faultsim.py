@@ -29,9 +29,11 @@ from blockflow.bench.simulation.watch import InvariantBroken
 from blockflow.core.errors import BlockFlowError
 from blockflow.tensormq.leases import LeaseError
 
-SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "12"))
-FIRST = int(os.environ.get("BLOCKFLOW_SEED", "1"))
+SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "8"))
+FIRST = int(os.environ.get("BLOCKFLOW_SEED", "3"))
 SHORT_H = 0.001
+FEW_REQUESTS = (8, 3, 10)
+"""Seeds whose clients ask rarely: they are quick, and take what a test is about all the same."""
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +46,24 @@ def test_no_invariant_is_broken(runs: list[Found]) -> None:
     assert not bad, "\n".join(bad)
 
 
-def test_who_has_died_unnoticed_is_not_asked_to_serve() -> None:
-    """Here a worker dies while the Manager is late, shortly before all seems well again: what it
-    gets then is rightly lost, for its block must not run twice."""
-    assert run_seed(673, 2.4, [k for k in KINDS if k != "full queue"]).rule == ""
+def test_who_has_died_unnoticed_is_not_asked_to_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a worker dies while the Manager is late, just when all seems well again: what it gets
+    then is rightly lost, for its block must not run twice. (Seed 673 met it in its third hour.)"""
+    died: list[str] = []
+    real = World._mend
+
+    def mend(self: World, now: int, _: object) -> None:
+        worker = next((w for w in self.workers if w.block in self.once), None)
+        if worker is not None and not died and self._all_ready():
+            died.append(worker.name)
+            self.manager.be_late(now, now + 4_000_000_000)
+            worker.die(-9)
+        real(self, now, None)
+
+    monkeypatch.setattr(World, "_mend", mend)
+    found = run_seed(3, SHORT_H, ("stop",))
+    assert died, "this seed has no block that must not run twice"
+    assert found.rule == "", found.what
 
 
 def test_what_is_simulated_is_what_was_meant(runs: list[Found]) -> None:
@@ -58,24 +74,20 @@ def test_what_is_simulated_is_what_was_meant(runs: list[Found]) -> None:
         faults.update(found.faults)
         assert found.episodes == 1 and found.outcomes["ok"] > 0
     assert outcomes["ok"] > sum(outcomes.values()) / 2
-    if SEEDS >= 12:
+    if SEEDS >= 8:
         assert len(set(faults) & set(KINDS)) > len(KINDS) / 2
 
 
-def test_a_seed_is_a_run() -> None:
-    def told(seed: int) -> dict[str, Any]:
-        found = run_seed(seed, SHORT_H).to_dict()
-        del found["took_s"]
-        return found
-
-    once = told(7)
-    assert told(7) == once
-    assert told(8)["events"] != once["events"]
+def test_a_seed_is_a_run(runs: list[Found]) -> None:
+    again = run_seed(FIRST, SHORT_H)
+    again.took_s = runs[0].took_s
+    assert again == runs[0]
+    assert len({found.events for found in runs}) == len(runs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_fault_happens(kind: str) -> None:
-    for seed in range(1, 30):
+    for seed in (*FEW_REQUESTS, *range(1, 30)):
         found = run_seed(seed, SHORT_H, (kind,))
         assert not found.rule, found.what
         if found.faults.get(kind):
@@ -84,18 +96,18 @@ def test_each_kind_of_fault_happens(kind: str) -> None:
 
 
 def test_rest_is_long_and_costs_nothing() -> None:
-    found = run_seed(3, 1.0)
+    found = run_seed(25, 1.0)
     assert not found.rule, found.what
     assert found.hours > 1.0
     assert found.episodes > 1
 
 
 def test_helpers_find_what_one_process_finds() -> None:
-    lines = io.StringIO(json.dumps({"hours": SHORT_H, "kinds": ["stop"]}) + "\n5\n6\n")
+    lines = io.StringIO(json.dumps({"hours": SHORT_H, "kinds": ["stop"]}) + "\n8\n3\n")
     answers = io.StringIO()
     child.serve(lines, answers)
     told = [Found.from_dict(json.loads(line)) for line in answers.getvalue().splitlines()]
-    for found, mine in zip(told, command.run([5, 6], SHORT_H, 1, ("stop",)), strict=True):
+    for found, mine in zip(told, command.run([8, 3], SHORT_H, 1, ("stop",)), strict=True):
         found.took_s = mine.took_s
         assert found == mine
 

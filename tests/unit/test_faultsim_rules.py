@@ -217,8 +217,18 @@ DEFECTS: list[tuple[Callable[[Patch], None], str, tuple[str, ...]]] = [
 ]
 
 
-def first_broken(kinds: tuple[str, ...]) -> Found | None:
-    runs = (run_seed(seed, SHORT_H, kinds) for seed in range(1, MOST_SEEDS + 1))
+BEGIN: dict[Callable[[Patch], None], int] = {
+    takes_any_attempt: 12,
+    never_expires: 3,
+    repeats_all: 2,
+    runs_what_came_again: 2,
+}
+"""The first seed that met the defect when it was last looked; those before it come afterwards."""
+
+
+def first_broken(kinds: tuple[str, ...], begin: int) -> Found | None:
+    seeds = (*range(begin, MOST_SEEDS + 1), *range(1, begin))
+    runs = (run_seed(seed, SHORT_H, kinds) for seed in seeds)
     return next((f for f in runs if f.rule), None)
 
 
@@ -229,6 +239,6 @@ def test_a_planted_defect_is_caught(
     plant: Callable[[Patch], None], rule: str, kinds: tuple[str, ...], monkeypatch: Patch
 ) -> None:
     plant(monkeypatch)
-    found = first_broken(kinds)
+    found = first_broken(kinds, BEGIN.get(plant, 1))
     assert found is not None, "nobody noticed"
     assert found.rule == rule, f"seed {found.seed}: {found.what}"

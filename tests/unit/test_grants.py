@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -227,4 +227,5 @@ class Machine(RuleBasedStateMachine):
             assert len(set(keys)) == len(keys)
 
 
+Machine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestMachine = Machine.TestCase

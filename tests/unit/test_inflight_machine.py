@@ -372,5 +372,5 @@ class InFlight(RuleBasedStateMachine):
         self.the_books_agree()
 
 
-InFlight.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+InFlight.TestCase.settings = settings(max_examples=45, stateful_step_count=40, deadline=None)
 TestInFlight = InFlight.TestCase

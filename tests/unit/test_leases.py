@@ -367,4 +367,4 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeaseMachine = LeaseMachine.TestCase
-TestLeaseMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestLeaseMachine.settings = settings(max_examples=35, stateful_step_count=50, deadline=None)

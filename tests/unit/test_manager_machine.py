@@ -178,7 +178,7 @@ class BrainMachine(RuleBasedStateMachine):
 
 TestBrainMachine = BrainMachine.TestCase
 TestBrainMachine.settings = settings(
-    max_examples=80,
+    max_examples=45,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -22,6 +22,7 @@ from blockflow.repository.padding import length_inputs
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, load_model
 from blockflow.repository.spec_text import parse_padding
+from tests.export_rig import TRACED  # pt2 takes ten times as long
 from tests.padding_rig import LENGTH, VECTORS
 
 TOKENS = TensorSpec("int64", ("rows", "length"), {"length": (1, 16)})
@@ -133,11 +134,11 @@ def test_a_promise_that_does_not_hold(
     repository: BlockRepository, module: nn.Module, says: str
 ) -> None:
     with pytest.raises(ExportError) as e:
-        export_model(model(module), repository, prefix="liar")
+        export_model(model(module), repository, prefix="liar", format=TRACED)
     assert (e.value.code, e.value.where) == ("EXPORT_MISMATCH", "liar")
     assert says in e.value.message and "hold only 0" in e.value.hint
     assert repository.names() == []
-    export_model(model(module, None), repository, prefix="liar")
+    export_model(model(module, None), repository, prefix="liar", format=TRACED)
     assert repository.info("liar").padding is None
 
 
@@ -152,7 +153,7 @@ def test_every_block_that_takes_the_dim_promises_for_itself(repository: BlockRep
     form = repository.manifest("b").padding
     assert form is not None and form.error <= form.tolerance == 1e-4
     with pytest.raises(ExportError, match=r"changes the result"):  # as one block it does not hold
-        export_model(model(module), repository, names=["whole"])
+        export_model(model(module), repository, names=["whole"], format=TRACED)
 
 
 class Tree(nn.Module):
@@ -168,17 +169,17 @@ class Tree(nn.Module):
 def test_the_blocks_of_a_tree_promise_too(repository: BlockRepository) -> None:
     blocks = {"trunk": "trunk", "total": "total"}
     first = Padding("length", 3)
-    export_tree(model(Tree(), first), repository, blocks=blocks)
+    export_tree(model(Tree(), first), repository, blocks=blocks, format=TRACED)
     assert (repository.info("trunk").padding, repository.info("total").padding) == (first, LENGTH)
     with pytest.raises(ExportError) as e:
-        export_tree(model(Tree()), repository, blocks={**blocks, "mean": "mean"})
+        export_tree(model(Tree()), repository, blocks={**blocks, "mean": "mean"}, format=TRACED)
     assert e.value.where == "mean"
 
 
 def test_the_zoos_encoders_promise(repository: BlockRepository) -> None:
     """(With a head, and in every format: test_export.py.) Half of the tokens here are padding."""
     loaded = load_model("transformer-tokens", arguments=SMALL, input_spec=TOKENS, int_below=2)
-    report = export_model(loaded, repository, prefix="tokens", cuts=["norm"])
+    report = export_model(loaded, repository, prefix="tokens", cuts=["norm"], format=TRACED)
     errors = [b.padding_error for b in report.blocks]
     assert all(e is not None and e <= 1e-5 for e in errors), errors
     fixed = TensorSpec("int64", ("rows", 5))

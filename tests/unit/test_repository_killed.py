@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -74,9 +75,9 @@ def content(repo: BlockRepository) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_killed_at_any_step(tmp_path: Path, version: str) -> None:
-    seen = set()
+    seen, first = set(), repository(tmp_path / "first")
     for steps in range(400):
-        repo = repository(tmp_path / str(steps))
+        repo = BlockRepository(shutil.copytree(first.root, tmp_path / str(steps)))
         before = content(repo)
         done = killed_after(steps, partial(store, repo, version))
         killed_after(steps % 11, repo.names)  # and so is the first who finds it, perhaps

@@ -253,4 +253,4 @@ class Worker(RuleBasedStateMachine):
 
 
 TestScheduler = Worker.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=35, stateful_step_count=40, deadline=None)

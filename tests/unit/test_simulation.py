@@ -93,7 +93,7 @@ def test_a_single_server_waits_as_theory_says(load: float) -> None:
     model = chain([steady("a", 10.0)])
     waits = []
     for seed in range(4):
-        done = run(model, Poisson(), 100 * load, 60.0, seed=seed)
+        done = run(model, Poisson(), 100 * load, 30.0, seed=seed)
         waits.append(sum(r.wait_ns for r in done.requests) / len(done.requests) / MS)
     assert sum(waits) / 4 == pytest.approx(10.0 * load / (2 * (1 - load)), rel=0.12)
 
@@ -130,17 +130,17 @@ def test_capacity_is_that_of_the_lanes_the_busiest_block_or_the_cores(
 ) -> None:
     model = chain([steady("a", 20.0), steady("b", 10.0)], cores=cores, lanes=lanes)
     assert capacity(model, ONE, None) == pytest.approx(able)
-    done = run(model, Closed(4), seconds=20.0)
-    assert len(done.requests) / 20.0 == pytest.approx(able, rel=0.02)
+    done = run(model, Closed(4), seconds=8.0)
+    assert len(done.requests) / 8.0 == pytest.approx(able, rel=0.02)
 
 
-@pytest.mark.parametrize(("noisy", "able"), [(True, 81.6), (False, 100.0)])
-def test_capacity_counts_forwards_with_their_means(noisy: bool, able: float) -> None:
+@pytest.mark.parametrize(("noisy", "able", "s"), [(True, 81.6, 30.0), (False, 100.0, 5.0)])
+def test_capacity_counts_forwards_with_their_means(noisy: bool, able: float, s: float) -> None:
     """Of a lognormal whose deviation is half of its mean, the mean is 1.225 medians."""
     model = chain([profile("a", lambda b, n: 10.0 * b, spread=0.5)])
     assert capacity(model, ONE, None, noisy=noisy) == pytest.approx(able, rel=0.001)
-    done = run(model, Closed(4), seconds=100.0, noisy=noisy)
-    assert len(done.requests) / 100.0 == pytest.approx(able, rel=0.02)
+    done = run(model, Closed(4), seconds=s, noisy=noisy)
+    assert len(done.requests) / s == pytest.approx(able, rel=0.02)
 
 
 def test_what_is_between_two_forwards_takes_no_core() -> None:
@@ -294,9 +294,9 @@ def test_a_tasks_weight_is_its_share_of_a_crowded_trunk() -> None:
     policy = {"policy": "window", "max_rows": 4, "max_delay_ms": 0}
     model = shared_trunk(policy, share=TaskShare(weight=3.0))
     model = replace(model, credits=10_000)
-    done = run(model, Poisson(), 800.0, 3.0)
+    done = run(model, Poisson(), 800.0, 1.2)
     # While both queues are long; those that are still there at the end all get their turn.
-    early = [r.task for r in done.requests if r.exit is Exit.RESULT and r.left_ns < 2000 * MS]
+    early = [r.task for r in done.requests if r.exit is Exit.RESULT and r.left_ns < 800 * MS]
     assert early.count("l") / early.count("r") == pytest.approx(3.0, rel=0.15)
 
 
@@ -394,6 +394,6 @@ def test_an_experiment_travels_as_json() -> None:
 
 def test_more_load_means_longer_queues() -> None:
     plan = Experiment(chain([steady("a", 10.0)]), [{"policy": "none"}], [30.0, 60.0, 90.0])
-    runner = Runner(replace(plan, duration_s=20.0, warmup_s=2.0, check=True))
+    runner = Runner(replace(plan, duration_s=8.0, warmup_s=1.0, check=True))
     means = [runner.run(Cell(0, r, 1)).times.mean_ms for r in range(3)]
     assert all(a < b for a, b in pairwise(means))

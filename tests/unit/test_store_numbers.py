@@ -379,6 +379,6 @@ def test_no_number_is_given_twice_whatever_happens(monkeypatch: pytest.MonkeyPat
     run_state_machine_as_test(
         Lives,
         settings=settings(
-            max_examples=60, stateful_step_count=25, derandomize=True, database=None, deadline=None
+            max_examples=40, stateful_step_count=25, derandomize=True, database=None, deadline=None
         ),
     )

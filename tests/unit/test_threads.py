@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
@@ -143,6 +143,7 @@ def _demands(draw: st.DrawFn) -> list[Demand]:
     ]
 
 
+@settings(max_examples=60, deadline=None)
 @given(_demands())
 def test_asked_numbers_are_kept_and_the_rest_is_positive(demands: list[Demand]) -> None:
     plan = plan_threads(demands)
@@ -163,6 +164,7 @@ def seated(threads: list[tuple[int, ...]]) -> int:
     return int((maximum_bipartite_matching(csr_array(table), perm_type="column") >= 0).sum())
 
 
+@settings(max_examples=60, deadline=None)
 @given(_demands())
 def test_every_further_thread_has_a_core_that_no_other_needs(demands: list[Demand]) -> None:
     plan = plan_threads(demands)
@@ -175,6 +177,7 @@ def test_every_further_thread_has_a_core_that_no_other_needs(demands: list[Deman
     assert seated(first + further) == seated(first) + len(further)
 
 
+@settings(max_examples=60, deadline=None)
 @given(_demands())
 def test_nothing_usable_is_left(demands: list[Demand]) -> None:
     plan = plan_threads(demands)
@@ -191,7 +194,8 @@ def test_nothing_usable_is_left(demands: list[Demand]) -> None:
             assert sum(plan_threads(more).unplaced) > sum(plan.unplaced)
 
 
-@given(_demands(), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+@given(_demands(), st.randoms(use_true_random=True))
 def test_the_order_of_the_demands_is_nothing(demands: list[Demand], random: object) -> None:
     mixed = list(demands)
     random.shuffle(mixed)  # type: ignore[attr-defined]

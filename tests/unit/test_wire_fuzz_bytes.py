@@ -36,7 +36,7 @@ def must_not_crash(decoder: Decoder, frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("family", list(DECODERS))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(frame=st.binary(max_size=200))
 def test_any_bytes(family: str, frame: bytes) -> None:
     must_not_crash(DECODERS[family], frame)
@@ -44,7 +44,7 @@ def test_any_bytes(family: str, frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("family", list(DECODERS))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(value=plain)
 def test_any_value(family: str, value: object) -> None:
     must_not_crash(DECODERS[family], msgpack.packb(value))
@@ -64,30 +64,44 @@ FRAMES: dict[str, st.SearchStrategy[bytes]] = {
 
 
 @pytest.mark.parametrize("family", list(DECODERS))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_valid_message_with_one_part_replaced(family: str, drawn: st.DataObject) -> None:
     frame = drawn.draw(FRAMES[family])
     value = msgpack.unpackb(frame)
-    rnd = drawn.draw(st.randoms(use_true_random=False))
-    odd = drawn.draw(
-        plain
-        | st.sampled_from([-1, 2**63, U64, 1.5, True, [], {}, [[]], b"", "", {b"k": 1, "k": 2}])
-    )
-    must_not_crash(DECODERS[family], msgpack.packb(replaced(value, rnd, odd)))
+    rnd = drawn.draw(st.randoms(use_true_random=True))
+    # To draw a message takes a hundred times as long as to read it: each is changed in many ways.
+    odd: list[object] = [
+        drawn.draw(plain),
+        -1,
+        2**63,
+        U64,
+        1.5,
+        True,
+        [],
+        {},
+        [[]],
+        b"",
+        "",
+        {b"k": 1, "k": 2},
+    ]
+    for part in odd:
+        must_not_crash(DECODERS[family], msgpack.packb(replaced(value, rnd, part)))
 
 
 @pytest.mark.parametrize("family", list(DECODERS))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_valid_message_with_bytes_changed(family: str, drawn: st.DataObject) -> None:
-    frame = bytearray(drawn.draw(FRAMES[family]))
-    for _ in range(drawn.draw(st.integers(1, 4))):
-        frame[drawn.draw(st.integers(0, len(frame) - 1))] = drawn.draw(st.integers(0, 255))
-    cut = drawn.draw(st.integers(0, len(frame)))
-    must_not_crash(DECODERS[family], bytes(frame))
-    must_not_crash(DECODERS[family], bytes(frame[:cut]))
-    must_not_crash(DECODERS[family], bytes(frame) + b"\0")
+    valid = drawn.draw(FRAMES[family])
+    rnd = drawn.draw(st.randoms(use_true_random=True))
+    for _ in range(5):
+        frame = bytearray(valid)
+        for _ in range(rnd.randint(1, 4)):
+            frame[rnd.randrange(len(frame))] = rnd.randrange(256)
+        must_not_crash(DECODERS[family], bytes(frame))
+        must_not_crash(DECODERS[family], bytes(frame[: rnd.randint(0, len(frame))]))
+        must_not_crash(DECODERS[family], bytes(frame) + b"\0")
 
 
 def replaced(value: Any, rnd: random.Random, odd: object) -> Any:
