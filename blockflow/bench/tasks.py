@@ -118,6 +118,7 @@ class Bench:
         body = {"blocks": list(BLOCKS), "tasks": tasks}
         update = self._timed(lambda: self._system.apply(body))
         time.sleep(self._plan.settle_s)
+        rests = self._at_rest()
         asked = list(tasks)[:: -(-size // _ASKED)]
         # Each time other names, as of somebody who cannot spell: of one that comes again the answer
         # might be known.
@@ -129,7 +130,7 @@ class Bench:
         }
         for name, samples in times.items():
             found.times[name].append(samples)
-        for name, used in zip(RESTS, self._at_rest(), strict=True):
+        for name, used in zip(RESTS, rests, strict=True):
             found.rests[name].append(used)
 
     def _at_rest(self) -> tuple[float, float]:

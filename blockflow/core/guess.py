@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-COMPARED = 48
-"""Names that a word is compared with at most: a millisecond or two."""
+COMPARED = 32
+"""Names that a word is compared with at most: a millisecond."""
 WORDS = 64
 """Words that guesses are made for."""
 _GIVEN = 3
