@@ -232,6 +232,17 @@ class ByteProxy:
         Returns how many there were."""
         return self._call(self._reset())
 
+    def begin_anew(self) -> int:
+        """:meth:`reset`, and no rule for what comes then. In one step: a connection that begins
+        between the two would lose its first bytes, and its ends wait half a minute for them."""
+
+        async def both() -> int:
+            for way in self.rules:
+                self.rules[way] = Rule()
+            return await self._reset()  # ends what there is before anything else runs
+
+        return self._call(both())
+
     # --- the ledger ------------------------------------------------------------------------------
 
     @property

@@ -280,7 +280,6 @@ def test_a_partition_in_one_direction(monkeypatch: pytest.MonkeyPatch) -> None:
             assert proxy.total(way, "lost") > 0
         worker.behave.clear()
         for client, proxy, _, _ in cut:
-            proxy.reset()  # what was begun meanwhile is beyond repair
-            proxy.rule()
+            proxy.begin_anew()  # what was begun meanwhile is beyond repair
             ended_well(client, up)
         assert up.exchange.stats.events["client_gone"] >= len(cut)
