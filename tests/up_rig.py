@@ -64,6 +64,17 @@ def up(
             process.stdout.close()
 
 
+def refused(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a start says that ends with status 2 by itself: output (if it is read) and errors."""
+    try:
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2
+    return output, errors
+
+
 def without_torch(folder: Path) -> dict[str, str]:
     """The environment of a system that has no torch, whose import is most of what a start costs.
 

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 import pytest
 
 from blockflow.launch.base import Launcher
+from tests.apart_rig import forked
+from tests.bench_rig import Here
 from tests.worker_rig import Rig, rigs_of
 
 
@@ -16,3 +18,12 @@ def worker_rigs(launcher: Launcher) -> Iterator[Callable[[], AbstractContextMana
     """Rigs of workers with one repository; see ``worker_rig.rig``."""
     with rigs_of(launcher) as make:
         yield make
+
+
+@pytest.fixture
+def forking(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Here:
+    """Runs benchmarks in this process; others that they start are forks of the template."""
+    forked(launcher, monkeypatch)
+    return Here(launcher, monkeypatch, capsys)

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from blockflow.bench.batching import figures as f
 from blockflow.bench.batching.plan import BATCHSIZE, LBCI, LBCI_ARM, LBCI_LOADS, SERIAL, SIZES
-from blockflow.launch.base import Launcher
-from tests.apart_rig import forked
 from tests.bench_rig import Here
 
 
-def test_lbci_and_its_rivals_meet_the_same_queries(
-    tmp_path: Path,
-    launcher: Launcher,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_lbci_and_its_rivals_meet_the_same_queries(tmp_path: Path, forking: Here) -> None:
     """Blocks are exported and profiled, a system serves them under every policy in turn."""
-    forked(launcher, monkeypatch)
-    here = Here(launcher, monkeypatch, capsys)
     cache = str(tmp_path / "blocks")
     arguments = ("--tiny", "--only", LBCI, "--cache", cache)
-    found = here.run("batching", *arguments, target=tmp_path / "batching.jsonl")
+    found = forking.run("batching", *arguments, target=tmp_path / "batching.jsonl")
     by = {(g.name, g.mode, g.labels.get("load")): g for g in found}
     for load in LBCI_LOADS:
         over = [by[f.OVER, arm, load] for arm in (SERIAL, BATCHSIZE, LBCI_ARM)]

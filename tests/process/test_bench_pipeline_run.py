@@ -12,24 +12,15 @@ from blockflow.bench.pipeline_aims import AIM
 from blockflow.bench.pipeline_figures import LATENCY, NOT_RUN, THROUGHPUT
 from blockflow.bench.statistics import Verdict
 from blockflow.engine.frameworks import openvino_lacks
-from blockflow.launch.base import Launcher
-from tests.apart_rig import forked
 from tests.bench_rig import ROOT, Here
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_pipeline(
-    tmp_path: Path,
-    launcher: Launcher,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    forked(launcher, monkeypatch)
-    here = Here(launcher, monkeypatch, capsys)
+def test_pipeline(tmp_path: Path, forking: Here) -> None:
     # Not every CPU computes in bf16; the benchmark then says why there is nothing to see.
     engine = "openvino" if openvino_lacks("bf16") else "openvino-bf16"
-    found = here.run("pipeline", "--quick", "--engines", engine, target=tmp_path / "bench.jsonl")
+    found = forking.run("pipeline", "--quick", "--engines", engine, target=tmp_path / "b.jsonl")
     ways = {(f.mode, f.batch) for f in found if f.name == LATENCY}
     assert {way for way, _ in ways} >= {"in-process", "apart", "tensormq", "zeromq", "one-worker"}
     assert {batch for _, batch in ways} == {1, 8}

@@ -16,7 +16,7 @@ import plain_http
 import psutil
 import pytest
 from control_rig import echo_repository
-from up_rig import command, family, gone, up, without_torch
+from up_rig import command, family, gone, refused, up, without_torch
 from warm_rig import Warm
 
 from blockflow.cli.main import main as cli
@@ -176,12 +176,7 @@ def test_what_cannot_work_is_refused_at_once(
     process = warm.popen(
         command(root, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    try:
-        output, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 2
+    output, errors = refused(process)
     assert json.loads(output)["error"]["code"] == code
     assert code in errors and why in errors
     assert not (root / "state").exists()  # refused before anything was made
