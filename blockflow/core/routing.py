@@ -211,12 +211,13 @@ class TaskRoute:
     canary: CanaryRoute | None = None
     batch_rows: int = 1
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, contract: int | None = None) -> dict[str, Any]:
+        """``contract``: what stands for it (:meth:`RouteTable.to_dict`); None: all of it."""
         return {
             "name": self.name,
             "path": list(self.path),
             "canary": None if self.canary is None else self.canary.to_dict(),
-            "contract": self.contract.to_dict(),
+            "contract": self.contract.to_dict() if contract is None else contract,
             "max_rows": self.max_rows,
             "deadline_ms": self.deadline_ms,
             "check_finite": self.check_finite,
@@ -226,12 +227,12 @@ class TaskRoute:
         }
 
     @classmethod
-    def from_dict(cls, d: Mapping[str, Any]) -> TaskRoute:
+    def from_dict(cls, d: Mapping[str, Any], contract: Contract | None = None) -> TaskRoute:
         canary = d.get("canary")
         return cls(
             str(d["name"]),
             tuple(str(b) for b in d["path"]),
-            Contract.from_dict(d["contract"]),
+            Contract.from_dict(d["contract"]) if contract is None else contract,
             int(d["max_rows"]),
             int(d["deadline_ms"]),
             bool(d["check_finite"]),
@@ -269,11 +270,16 @@ class RouteTable:
         return self if len(left) == len(self.stages) else replace(self, stages=left)
 
     def to_dict(self) -> dict[str, Any]:
+        """As a message carries it. A contract that tasks have in common, as those of one path do,
+        stands there once; tasks name it by its index."""
+        contracts = {id(t.contract): t.contract for t in self.tasks.values()}
+        number = {key: n for n, key in enumerate(contracts)}
         return {
             "epoch": self.epoch,
             "version": self.version,
             "stages": [r.to_dict() for r in self.stages.values()],
-            "tasks": [t.to_dict() for t in self.tasks.values()],
+            "contracts": [c.to_dict() for c in contracts.values()],
+            "tasks": [t.to_dict(number[id(t.contract)]) for t in self.tasks.values()],
             "shares": [dict(s) for s in self.shares],
             "down": dict(self.down),
         }
@@ -283,7 +289,8 @@ class RouteTable:
         """Inverse of :meth:`to_dict`. Raises ValueError on nonsense."""
         try:
             stages = [StageRoute.from_dict(x) for x in d["stages"]]
-            tasks = [TaskRoute.from_dict(x) for x in d["tasks"]]
+            contracts = dict(enumerate(Contract.from_dict(c) for c in d["contracts"]))
+            tasks = [TaskRoute.from_dict(x, contracts[x["contract"]]) for x in d["tasks"]]
             return cls(
                 int(d["epoch"]),
                 int(d["version"]),

@@ -149,6 +149,30 @@ def test_nonsense_is_no_table(change: dict[str, Any]) -> None:
         RouteTable.from_dict({**whole_table().to_dict(), **change})
 
 
+def test_a_contract_that_tasks_have_in_common_is_written_once() -> None:
+    """Thousands of tasks may go a dozen ways."""
+    one, other = (TensorSpec("float32", ("rows", n)) for n in (4, 5))
+    common, equal, else_ = Contract(one, one), Contract(one, one), Contract(one, other)
+    given = {"a": common, "b": else_, "c": common, "d": equal}
+    tasks = {name: TaskRoute(name, ("x",), contract) for name, contract in given.items()}
+    table = RouteTable(1, 1, {}, tasks)
+    written = json.loads(json.dumps(table.to_dict()))
+    assert written["contracts"] == [c.to_dict() for c in (common, else_, equal)]
+    assert [t["contract"] for t in written["tasks"]] == [0, 1, 0, 2]
+    read = RouteTable.from_dict(written)
+    assert read == table
+    assert read.tasks["a"].contract is read.tasks["c"].contract
+
+
+@pytest.mark.parametrize("number", [1, -1, None, "0", {"input": {}, "output": {}}])
+def test_a_task_whose_contract_is_not_there_makes_no_table(number: Any) -> None:
+    written = whole_table().to_dict()
+    assert len(written["contracts"]) == 1
+    written["tasks"][0]["contract"] = number
+    with pytest.raises(ValueError, match="not a route table"):
+        RouteTable.from_dict(written)
+
+
 def test_a_table_without_the_stages_of_the_dead() -> None:
     table = whole_table()
     assert table.without({1, 12}) is table  # a stage's number is no incarnation
