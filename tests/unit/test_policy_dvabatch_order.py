@@ -9,12 +9,14 @@ import pytest
 from policy_rig import MS, TIMES, TinyWorker, Walk, facts_for, profile, query
 
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.policy import Policy, Run
+from blockflow.batching.policy import Policy, Run, WaitUntil
 from blockflow.batching.registry import create_policy
 
 CHAIN = (1, 2, 3, 4)
 FIVE = (1, 2, 3, 4, 5)
 CHEAP = {1: 10.0, 2: 11.0, 4: 13.0, 8: 17.0}
+ODD = {1: 10.0, 2: 15.0, 3: 26.0, 8: 80.0}
+"""Two rows are cheaper together, the third is not."""
 FLAT = {1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0}
 
 
@@ -60,6 +62,21 @@ def test_who_joins_counts_with_all_that_is_under_way() -> None:
     assert w.left == {0, 1, 2}
 
 
+def test_who_fits_beside_all_that_is_under_way_may_join() -> None:
+    """Of four rows two are under way, in the batch that is joined: they count once."""
+    for rows, joins in ((2, True), (3, False)):
+        w = TinyWorker(make(policies=["load", "input"], bs_max=4, join="always"), {})
+        come(w, 0, 0, rows=2)
+        w.decide(0)
+        step(w, MS)
+        assert ran(w) == [(1, (0,)), (2, (0,))]
+        come(w, MS, 1, rows=rows)
+        step(w, 2 * MS)
+        assert ran(w)[-1] == ((1, (1,)) if joins else (3, (0,))), rows
+        w.run_out(3 * MS)
+        assert w.left == {0, 1}
+
+
 def test_the_later_half_goes_before_who_came_after_it() -> None:
     """It has no place in the pipeline before it runs; who comes later must not take its turn."""
     w = TinyWorker(make({**dict.fromkeys(CHAIN, FLAT), 1: CHEAP}, policies=["operator"]), {}, 2)
@@ -71,6 +88,37 @@ def test_the_later_half_goes_before_who_came_after_it() -> None:
     w.run_out(2 * MS)
     at_two = [keys for stage, keys in ran(w) if stage == 2]
     assert at_two == [(0,), (1,), (2,)]
+
+
+def test_the_later_half_goes_before_who_begins_at_its_stage() -> None:
+    """It waits for the first one, and its stage is free meanwhile; another lane is, too."""
+    w = TinyWorker(make({**dict.fromkeys(CHAIN, FLAT), 1: CHEAP}, policies=["operator"]), {}, 2)
+    come(w, 0, 0, 1)
+    w.decide(0)
+    step(w, MS)
+    step(w, 2 * MS)
+    assert ran(w) == [(1, (0, 1)), (2, (0,)), (3, (0,))]
+    w.enter(2, Walk((2, 3, 4)), 1, 4, 0, 10**12, 3 * MS)
+    w.run_out(3 * MS)
+    assert [keys for stage, keys in ran(w) if stage == 2] == [(0,), (1,), (2,)]
+
+
+def test_of_an_odd_number_the_larger_half_goes_first() -> None:
+    w = TinyWorker(make({**dict.fromkeys(CHAIN, ODD), 1: CHEAP}, policies=["operator"]), {})
+    come(w, 0, 0, 1, 2)
+    w.decide(0)
+    step(w, MS)
+    assert ran(w) == [(1, (0, 1, 2)), (2, (0, 1))]
+
+
+def test_the_window_that_ends_first_is_waited_for() -> None:
+    """Of two groups the older one's, unless the other one has a deadline before: 20 ms, less the
+    8 that its way takes."""
+    for deadline_ms, until_ms in ((1000, 50), (20, 5 + 12)):
+        policy = make(window_ms=50)
+        policy.arrive(query(1, 0, shape=(4,)), 0)
+        policy.arrive(query(2, 5 * MS, shape=(6,), deadline_ms=deadline_ms), 5 * MS)
+        assert policy.decide(5 * MS) == WaitUntil(until_ms * MS)
 
 
 def test_a_second_batch_is_not_stretched_while_a_first_one_is() -> None:
