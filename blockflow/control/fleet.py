@@ -279,6 +279,7 @@ def worker_launch(
         slots=spec.slots,
         monitor_hz=hz,
         log_path=log_path(place, life),
+        shared_weights=spec.replicas > 1,
     )
     return replace(launch, modules=modules_of(launch.loaders))
 

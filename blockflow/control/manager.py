@@ -58,6 +58,7 @@ from blockflow.launch.process import EXIT_START_FAILED
 from blockflow.launch.ward import Ward
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.janitor import RunDir, remove_leavings
+from blockflow.tensormq.weights import remove_unused
 from blockflow.wire.control import Pong, Ready, RoutesApplied, Stats
 
 log = logging.getLogger("blockflow.control")
@@ -329,6 +330,7 @@ class Manager:
         death = replace(death, work=self._health.died(incarnation))
         # Consumers keep what they have mapped; nobody can map the dead arena anew.
         remove_leavings(self.run_dir.path, incarnation)
+        remove_unused(self.run_dir.path)
         now = time.monotonic_ns()
         self.brain.handle(death, now)
         self._crashes.take(self.brain.crew, incarnation, now)

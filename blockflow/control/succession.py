@@ -26,6 +26,7 @@ from blockflow.launch.process import descendants, kill_process
 from blockflow.launch.vitals import read_vitals
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.janitor import RunDir, remove_strangers
+from blockflow.tensormq.weights import remove_unused
 from blockflow.wire.control import Ping
 
 log = logging.getLogger("blockflow.control")
@@ -97,6 +98,7 @@ class Succession:
         self._end_strangers(guardian)
         lives = {life.incarnation for life in crew.lives()}
         remove_strangers(self._run_dir.path, lives | known)
+        remove_unused(self._run_dir.path)
         for life in crew.lives():
             if life.condemned:
                 self._children.kill(Kill(life.incarnation))

@@ -57,6 +57,10 @@ FIXED_ROWS = "rows"
 MOST_FIXED_ROWS = 16
 """Each has its weights in memory once more."""
 
+WEIGHTS = "weights"
+"""Option: where the weights of a worker with replicas lie."""
+OWN_WEIGHTS = "own"
+
 _PT2 = ("pt2",)
 _SCRIPT = ("torchscript-scripted", "torchscript-traced")
 
@@ -64,7 +68,12 @@ ENGINES: Mapping[str, EngineKind] = {
     "exported": EngineKind(
         {"fp32": _PT2, "bf16": _PT2, "fp16": _PT2},
         devices=("cpu", "cuda"),
-        options={**_TORCH_OPTIONS, "cuda_graph": _FLAG, "compile": _FLAG},
+        options={
+            **_TORCH_OPTIONS,
+            WEIGHTS: ("shared", OWN_WEIGHTS),
+            "cuda_graph": _FLAG,
+            "compile": _FLAG,
+        },
     ),
     "torchscript": EngineKind(
         {"fp32": _SCRIPT, "bf16": _SCRIPT, "fp16": _SCRIPT},

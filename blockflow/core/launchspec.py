@@ -76,6 +76,7 @@ class WorkerLaunch:
         log_path: file that gets stderr and the log, '' = inherited.
         lanes: forwards that it may compute at once, of different stages.
         modules: what its blocks' loaders import beside what every worker does.
+        shared_weights: its replicas hold their weights once, where their engines can.
     """
 
     name: str
@@ -95,6 +96,7 @@ class WorkerLaunch:
     log_path: str = ""
     lanes: int = 1
     modules: tuple[str, ...] = ()
+    shared_weights: bool = False
 
     @property
     def loaders(self) -> set[str]:

@@ -7,14 +7,24 @@ and release the interpreter lock while they compute. Where to add one: docs/engi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room
 from blockflow.engine.copies import RunCopies
+
+
+class WeightStore(Protocol):
+    """Memory that several processes of this host have in common."""
+
+    def hold(self, key: str, nbytes: int, pieces: Sequence[tuple[int, memoryview]]) -> Any | None:
+        """A buffer of ``nbytes`` whose pages all have in common that ask for ``key``, until they
+        write to them. It holds what the first one has put there, as (offset, bytes), and is good
+        for as long as it is referred to. None: it cannot be had.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +34,15 @@ class EngineOptions:
     ``device`` is ``cpu`` or ``cuda:N``; ``threads`` is the number of intra-op threads, always given
     (a framework's default on every process oversubscribes the cores); ``precision`` is one of
     :data:`blockflow.core.engines.PRECISIONS`, or ``auto`` for :func:`create_engine` to resolve;
-    ``extra`` holds engine-specific options of the topology.
+    ``extra`` holds engine-specific options of the topology. ``weights`` is for engines that can
+    share their weights with other processes; None: each its own.
     """
 
     device: str = "cpu"
     threads: int = 1
     precision: str = "fp32"
     extra: Mapping[str, Any] = field(default_factory=dict)
+    weights: WeightStore | None = None
 
 
 class Engine(ABC):

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from torch import fx, nn
 
+from blockflow.core.engines import OWN_WEIGHTS, WEIGHTS
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.inplace import exported_may_write
 from blockflow.engine.lean import forget, lean, writer
 from blockflow.engine.program import UnknownProgram, read_program, refuse_pickles
 from blockflow.engine.replay import compiled, graphed
+from blockflow.engine.sharing import share
 from blockflow.engine.torch_engine import Forward, Into, TorchEngine
 
 _LOG = logging.getLogger("blockflow.engine")
@@ -53,6 +55,7 @@ class ExportedEngine(TorchEngine):
 
     def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
         use = self.options.extra
+        self._share(module)
         # what this version exports copies by itself and is not found here
         writes = isinstance(module, fx.GraphModule) and exported_may_write(module)
         if use.get("cuda_graph") or use.get("compile"):
@@ -68,6 +71,16 @@ class ExportedEngine(TorchEngine):
         for made in (module, into):
             forget(made)
         return module, into
+
+    def _share(self, module: nn.Module) -> None:
+        options, block = self.options, self.block
+        store = options.weights
+        if store is None or options.device != "cpu" or options.extra.get(WEIGHTS) == OWN_WEIGHTS:
+            return
+        layout = options.extra.get("memory_format", "contiguous")
+        nbytes = share(module, store, f"{block.digest}-{options.precision}-{layout}")
+        if nbytes:
+            _LOG.info("%d bytes of weights of %r lie in shared memory", nbytes, block.name)
 
     def warm_up(self, rows: int = 1) -> None:
         super().warm_up(rows)

@@ -7,6 +7,7 @@ framework and a missing optional package hurts only those who use it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 
 from blockflow.core.engines import AUTO, ENGINES, Selection, select
@@ -52,7 +53,7 @@ def create_engine(
         raise lacking
     module, _, name = CLASSES[chosen.engine].partition(":")
     cls: type[Engine] = getattr(import_module(module), name)
-    concrete = EngineOptions(options.device, options.threads, chosen.precision, chosen.options)
+    concrete = replace(options, precision=chosen.precision, extra=chosen.options)
     made = cls(block, concrete)
     made.name, made.variant = chosen.engine, chosen.variant
     return made

@@ -41,6 +41,7 @@ WORKER = WorkerLaunch(
     "/log",
     2,
     ("onnxruntime",),
+    True,
 )
 DISPATCHER = DispatcherLaunch(
     "dispatcher",

@@ -18,6 +18,7 @@ from blockflow.control.fleet import Life, Place
 from blockflow.control.settings import ControlSettings
 from blockflow.control.succession import PATIENCE_S, Outcome, Succession
 from blockflow.launch.vitals import Vitals
+from blockflow.tensormq.weights import FOLDER, WeightFiles
 from blockflow.wire.control import Ping, Pong
 
 GUARDIAN = 999
@@ -213,6 +214,16 @@ def test_what_is_in_no_journal_is_ended(rig: Rig, monkeypatch: pytest.MonkeyPatc
     rig.turns = [lambda: rig.hear(*rig.before.names())]
     rig.run()
     assert ended == [(77, 3)]
+
+
+def test_weights_that_nobody_maps_any_more_are_removed(rig: Rig, tmp_path: Path) -> None:
+    """Their workers died together with the Manager."""
+    files = WeightFiles(tmp_path)
+    kept = files.hold("used", 4096, [])
+    files.hold("unused", 4096, [])
+    rig.turns[0] = lambda: rig.hear("dispatcher", "a#0", "b#0")
+    rig.run()
+    assert [p.name for p in (tmp_path / FOLDER).iterdir()] == ["used"] and kept is not None
 
 
 def test_who_was_condemned_keeps_the_reason(rig: Rig) -> None:
