@@ -10,6 +10,7 @@
 #   make bench-batching [ARGS=--quick]  batching policies beside their papers; an hour
 #   make bench-updates [ARGS='--updates 100']  live updates under load: nothing failed, nothing mixed
 #   make bench-tasks [ARGS=--quick]  what thousands of tasks on the same blocks cost; ten minutes
+#   make bench-replicas [ARGS=--quick]  several processes of one model: memory, rows, loads; seven minutes
 #   make bench-reliability [ARGS=--quick]  what the promises of reliability.md come to; half an hour
 #   make chaos [ARGS='--seconds 120 --seed 1']  faults under load, judged by the clients' ledger
 #   make chaos ARGS='--kills 1000'  processes of all roles are killed, one after the other; 25 minutes
@@ -42,7 +43,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-tasks bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
+.PHONY: help demo test lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-tasks bench-replicas bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
 
 help:
 	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
@@ -98,6 +99,9 @@ bench-batching: $(VENV)/.ready
 
 bench-tasks: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.tasks $(ARGS)
+
+bench-replicas: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.replicas $(ARGS)
 
 bench-updates: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.updates $(ARGS)

@@ -11,6 +11,7 @@ from blockflow.bench import (
     overload_figures,
     pipeline_aims,
     pipeline_figures,
+    replicas,
     tasks,
 )
 from blockflow.bench.batching import grids as batching
@@ -166,6 +167,7 @@ TABLES: Mapping[str, Table] = {
     ),
     **_tables("overload", "make bench-overload", loads=overload_figures.load_grid),
     **_tables("tasks", "make bench-tasks", figures=tasks.grid),
+    **_tables("replicas", "make bench-replicas", figures=replicas.grid),
     **_tables("updates", "make bench-updates", figures=plain_grid),
     **_tables("chaos", "make chaos", faults=chaos.fault_grid, outcomes=chaos.outcome_grid),
     **_tables(
