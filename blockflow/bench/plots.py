@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +130,15 @@ def draw_batching(found: Sequence[Figure]) -> Any:
     page = new_page(10, 3.6, _DPI)
     times = [f for f in found if f.name == batching.TIME]
     present = [e for e in EXPERIMENTS if any(f.labels["experiment"] == e for f in times)]
+    # One colour for a policy in all of them; LBCI's is beside others than DVABatch's are.
+    last = sorted(times, key=lambda f: f.labels["experiment"] == "lbci")
+    colours = dict(zip(dict.fromkeys(f.mode for f in last), cycle(PALETTE), strict=False))
     for ax, experiment in zip(
         page.subplots(1, max(1, len(present)), squeeze=False)[0], present, strict=False
     ):
         mine = [f for f in times if f.labels["experiment"] == experiment]
-        for arm, colour in zip(dict.fromkeys(f.mode for f in mine), PALETTE, strict=False):
-            points = [f for f in mine if f.mode == arm]
+        for arm in dict.fromkeys(f.mode for f in mine):
+            points, colour = [f for f in mine if f.mode == arm], colours[arm]
             xs = [f.labels["x_serial"] for f in points]
             ax.plot(xs, [f.value for f in points], "o-", color=colour, label=arm, ms=3)
             ax.plot(xs, [f.p99_ms for f in points], ":", color=colour, linewidth=1)
@@ -171,11 +174,12 @@ def draw_peaks(found: Sequence[Figure]) -> Any:
         left.legend(fontsize=7, frameon=False)
     rates = [f for f in found if f.name == batching.SATURATED]
     shared = [f for f in rates if f.labels["experiment"] == SHARED]
-    arms = [textwrap.fill(f.mode, 14) for f in shared]
-    bars = right.bar(arms, [f.value for f in shared], color=PALETTE[0])
+    # Lying, as their names are long.
+    bars = right.barh([f.mode for f in shared], [f.value for f in shared], color=PALETTE[0])
     right.bar_label(bars, labels=[f"{f.value:.3g}" for f in shared], fontsize=7)
-    right.tick_params(axis="x", labelsize=7)
-    right.set_ylabel("shared trunk, rows/s")
+    right.invert_yaxis()
+    right.tick_params(axis="y", labelsize=7)
+    right.set_xlabel("shared trunk, rows/s")
     return _tidy(page)
 
 
