@@ -1,7 +1,7 @@
 """Weights that the processes of a host hold once: files in the run directory that all of them map.
 
 A worker with replicas puts its block's weights, as it has loaded them, into a file here and
-computes from a mapping of it; whoever comes later maps the same pages. What lies in the file is not
+computes from a mapping of it; whoever comes later maps the same pages. What it finds there is not
 trusted: each process has loaded the artifact itself, and compares before it lets its own copy go.
 
 * **Making.** A file without a name is reserved (where there is no room, weights stay private; a
@@ -147,7 +147,7 @@ def _write(fd: int, data: memoryview, offset: int) -> None:
 
 @contextmanager
 def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)  # written by its maker alone
     try:
         yield fd
     finally:

@@ -39,6 +39,7 @@ def test_the_first_makes_what_the_others_map(files: WeightFiles, tmp_path: Path)
     assert second is not None and second[:] == CONTENT
     assert (tmp_path / FOLDER / "key").stat().st_ino == inode
     assert (tmp_path / FOLDER).stat().st_mode & 0o077 == 0
+    assert (tmp_path / FOLDER / "key").stat().st_mode & 0o777 == 0o400
 
 
 def test_a_write_stays_with_who_wrote(files: WeightFiles) -> None:
