@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from blockflow.bench.batching.traffic import saturate
 from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
-from blockflow.bench.grid import Grid, digits, with_bounds
+from blockflow.bench.grid import Grid, bounds, digits, with_bounds
 from blockflow.bench.in_process import Chain, example
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader
@@ -214,7 +214,7 @@ def grid(found: Sequence[Figure]) -> Grid:
                 digits(at[model, PSS, way, None].value),
                 digits(load.value),
                 str(batch),
-                with_bounds(rate.value, rate.low, rate.high),
+                f"{digits(rate.value)} ({bounds(rate.low, rate.high)})",
                 "1" if ratio is None else with_bounds(ratio.value, ratio.low, ratio.high),
             )
         )
