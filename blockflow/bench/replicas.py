@@ -28,7 +28,7 @@ from blockflow.bench.grid import Grid, bounds, digits, with_bounds
 from blockflow.bench.in_process import Chain, example
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader
-from blockflow.bench.options import PART, count
+from blockflow.bench.options import parse_rounds, result_path
 from blockflow.bench.results import (
     Figure,
     ResultFile,
@@ -224,11 +224,7 @@ def grid(found: Sequence[Figure]) -> Grid:
 
 
 def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.replicas", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="seconds only: is everything sound?")
-    parser.add_argument("--rounds", type=count, help=f"how many (default {Plan().rounds})")
-    parser.add_argument("--json", help="file for the figures (default results/replicas.jsonl)")
-    args = parser.parse_args(argv)
+    args = parse_rounds(argv, "replicas", __doc__, Plan().rounds)
     plan = QUICK if args.quick else Plan()
     return replace(plan, rounds=args.rounds or plan.rounds), args
 
@@ -247,9 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         step = bar.add_task("replicas", total=steps)
         made = figures(measure(plan, Path(folder), lambda: bar.advance(step)), plan.seats)
     console.print(grid(made).rich())
-    # Neither a quick run nor a shorter one must take the place of a real one.
-    mark = "-quick" * args.quick or PART * (plan.rounds < Plan().rounds)
-    path = Path(args.json or f"results/replicas{mark}.jsonl")
+    path = result_path(args, "replicas", whole=plan.rounds >= Plan().rounds)
     ResultFile(path, "replicas", make_command("bench-replicas", arguments)).write(made)
     return 0
 

@@ -25,7 +25,7 @@ from rich.progress import Progress
 
 from blockflow.bench.grid import Grid, digits, ms
 from blockflow.bench.interrupts import orderly
-from blockflow.bench.options import PART, count
+from blockflow.bench.options import parse_rounds, result_path
 from blockflow.bench.results import (
     Figure,
     ResultFile,
@@ -227,11 +227,7 @@ def _with_interval(figure: Figure) -> str:
 
 
 def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.tasks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="seconds only: is everything sound?")
-    parser.add_argument("--rounds", type=count, help=f"how many (default {Plan().rounds})")
-    parser.add_argument("--json", help="file for the figures (default results/tasks.jsonl)")
-    args = parser.parse_args(argv)
+    args = parse_rounds(argv, "tasks", __doc__, Plan().rounds)
     plan = QUICK if args.quick else Plan()
     return replace(plan, rounds=args.rounds or plan.rounds), args
 
@@ -249,9 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         step = bar.add_task("tasks", total=plan.rounds * len(plan.sizes))
         made = figures(measure(plan, Path(folder), lambda: bar.advance(step)))
     console.print(grid(made).rich())
-    # Neither a quick run nor a shorter one must take the place of a real one.
-    mark = "-quick" * args.quick or PART * (plan.rounds < Plan().rounds)
-    path = Path(args.json or f"results/tasks{mark}.jsonl")
+    path = result_path(args, "tasks", whole=plan.rounds >= Plan().rounds)
     ResultFile(path, "tasks", make_command("bench-tasks", arguments)).write(made)
     return 0
 
