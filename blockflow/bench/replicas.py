@@ -29,7 +29,9 @@ from blockflow.bench.in_process import Chain, example
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader
 from blockflow.bench.options import parse_rounds, result_path
+from blockflow.bench.pipeline_ways import block_names, task_name
 from blockflow.bench.results import (
+    MORE_IS_BETTER,
     Figure,
     ResultFile,
     interval_figure,
@@ -90,19 +92,15 @@ def topology(chain: Chain, seats: dict[str, int]) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = []
     tasks: dict[str, Any] = {}
     for way, replicas in seats.items():
-        names = [f"{_task(way)}.{block}" for block in chain.blocks]
-        tasks[_task(way)] = {"path": names, "deadline_ms": 60_000}
+        names = block_names(way, chain)
+        tasks[task_name(way)] = {"path": names, "deadline_ms": 60_000}
         for name, block in zip(names, chain.blocks, strict=True):
             options = {WEIGHTS: OWN_WEIGHTS} if way == OWN else {}
             fixed = {"engine": chain.engine, "precision": chain.precision, "threads": 1}
-            where = {"worker": _task(way), "replicas": replicas, "options": options}
+            where = {"worker": task_name(way), "replicas": replicas, "options": options}
             blocks.append({"name": name, "block": block, **fixed, **where})
     # By the way that rests while the other one is measured.
     return {"blocks": blocks, "tasks": tasks, "oversubscribe": True}
-
-
-def _task(way: str) -> str:
-    return way.replace(" ", "-")
 
 
 def measure(
@@ -151,13 +149,12 @@ def _one(
     kpis = KpiReader(system)
     for way in seats:
         # Before any load: what a forward has used stays, and is not the same in any two processes.
-        names = [f"{_task(way)}.{block}" for block in chain.blocks]
-        found.memory[way] = kpis.pss_mib(names)
+        found.memory[way] = kpis.pss_mib(block_names(way, chain))
     for rows in plan.rows:
         x = example(infos[0].contract.input, rows)
         ways = {}
         for way in seats:
-            query = [Arrival(0, _task(way), rows, None)]
+            query = [Arrival(0, task_name(way), rows, None)]
             ways[way] = partial(saturate, client, query, _always(x), 2 * plan.seats, plan.seconds)
         found.rates[rows] = in_turn(ways, plan.rounds, advance, warm_up=1)
     loads = {way: partial(_load, system, chain, seats, way) for way in seats}
@@ -172,7 +169,7 @@ def _always(x: Any) -> Callable[[Arrival], Any]:
 def _load(system: System, chain: Chain, seats: dict[str, int], way: str) -> float:
     """One replica more, which goes again."""
     system.apply(topology(chain, {**seats, way: seats[way] + 1}))
-    name = f"{_task(way)}#{seats[way]}"
+    name = f"{task_name(way)}#{seats[way]}"
     (one,) = (w for w in system.status()["workers"] if w["name"] == name)
     system.apply(topology(chain, seats))
     return float(one["load_ms"])
@@ -192,7 +189,7 @@ def figures(found: dict[str, Found], seats: int) -> list[Figure]:
                 for way, rates in ways.items()
             ]
             ratio = ratio_interval(ways[OWN], ways[ONCE])
-            out.append(interval_figure(RATIO, ONCE, rows, ratio, "x", {**tags, "better": "more"}))
+            out.append(interval_figure(RATIO, ONCE, rows, ratio, "x", {**tags, **MORE_IS_BETTER}))
     return out
 
 
