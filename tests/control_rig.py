@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from blockflow import __version__
 from blockflow.control.adoption import Inheritance, install
 from blockflow.control.brain import Brain
 from blockflow.control.events import (
@@ -134,6 +135,7 @@ class World:
         self.start_fails: dict[str, BlockFlowError] = {}
         self.probe_fails: dict[str, BlockFlowError] = {}
         self.mute: set[str] = set()
+        self.release = __version__
         self.hold_ready: set[str] = set()
         self.refuses: dict[str, BlockFlowError] = {}
         self.busy = False
@@ -333,7 +335,7 @@ class World:
         self._events.append(Launched(i, 10_000 + i))
         if name in self.mute:
             return
-        self._events.append(Received(i, Hello(order.role, name, i, 10_000 + i, "1")))
+        self._events.append(Received(i, Hello(order.role, name, i, 10_000 + i, self.release)))
         if name in self.start_fails:
             error = self.start_fails[name].to_dict()
             self._events.append(Received(i, StartFailed(i, error)))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from blockflow import __version__
+from blockflow.control import release
 from blockflow.control.accept import Acceptance
 from blockflow.control.engines import lost_artifact
 from blockflow.control.manager import Manager
@@ -270,7 +271,7 @@ class Commands:
     def status(self) -> dict[str, Any]:
         """Everything that ``blockflow status`` and ``blockflow top`` show, of one moment."""
         manager = self._manager
-        lost = self._lost()
+        lost, replaced = self._lost(), release.warning()
 
         def look() -> dict[str, Any]:
             views = manager.views()
@@ -289,7 +290,7 @@ class Commands:
                 "monitor_hz": manager.brain.crew.hz,
                 "updating": current.to_dict(time.monotonic_ns()) if current is not None else None,
                 "last_update": updates[0] if updates else None,
-                "warnings": views.warnings(manager.store.warning, *lost),
+                "warnings": views.warnings(replaced, manager.store.warning, *lost),
                 "controller": {
                     "received": counters.received,
                     "malformed": counters.malformed,

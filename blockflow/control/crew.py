@@ -9,6 +9,7 @@ import signal
 from collections import deque
 from collections.abc import Iterator
 
+from blockflow import __version__
 from blockflow.control.endings import lacking, last_words, last_work
 from blockflow.control.events import Exited, Instruction, Kill, Launch, Prove, Proved, Send
 from blockflow.control.fleet import (
@@ -28,6 +29,7 @@ from blockflow.control.fleet import (
     worker_launch,
 )
 from blockflow.control.heartbeat import Hang
+from blockflow.control.release import REMEDY
 from blockflow.control.settings import ControlSettings, with_port
 from blockflow.control.supervision import (
     DISPATCHER_POLICY,
@@ -36,7 +38,7 @@ from blockflow.control.supervision import (
     Verdict,
     spread,
 )
-from blockflow.core.errors import SystemError_, from_dict
+from blockflow.core.errors import SystemError_, WireError, from_dict
 from blockflow.core.lifecycle import TABLE, Event, State
 from blockflow.core.placement import WorkerSpec
 from blockflow.core.threads import Share
@@ -175,6 +177,16 @@ class Crew:
             life.pid = life.pid or message.pid
             if life.state is State.STOPPING:
                 self.out.append(Send(life.incarnation, Stop()))
+            elif message.release != __version__:
+                self._refuse(life, message.release)
+
+    def _refuse(self, life: Life, release: str) -> None:
+        """What it is sent, and what it has in memory, may mean something else to it."""
+        told = f"it is of release {release}, the control plane of {__version__}"
+        life.on(Event.START_FAILED)
+        life.error = WireError("UNSUPPORTED_VERSION", told, where=life.name, hint=REMEDY)
+        life.condemned = told
+        self.out.append(Kill(life.incarnation))
 
     def ready(self, life: Life, message: Ready, now_ns: int) -> bool:
         """It has loaded. True when that makes it READY: a worker has to prove itself first."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.control.numbers import NumbersFile
+from blockflow.control.release import replaced_by
 from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, spread
 from blockflow.control.vigil import Vigil
 from blockflow.core.errors import SystemError_
@@ -103,6 +104,7 @@ class Guardian:
                 if status == 0 or self._stopping() or not self._served:
                     return self._outcome(status)
                 log.warning("the control plane ended: %s", cause)
+                self._refuse_mixture(cause)
                 self._pause(died_ns)
                 if self._stopping():
                     return 0
@@ -244,6 +246,17 @@ class Guardian:
             select.select([self._wake], [], [], left / 1e9)
             self._drain_wakes()
             self._reap()
+
+    def _refuse_mixture(self, cause: str) -> None:
+        """A successor would have this process's modules in memory and read others from the disk.
+        Raises SystemError_ where those are of another release."""
+        if new := replaced_by():
+            raise SystemError_(
+                "INTERNAL",
+                f"the control plane ended ({cause}), and the package is release {new} by now: "
+                "everything is ended",
+                hint=f"`blockflow up` starts {new} from the stored state",
+            )
 
     def _outcome(self, status: int) -> int:
         if status >= 0:

@@ -188,7 +188,8 @@ def test_memory_does_not_grow_with_what_has_passed(rig: Rig) -> None:
         return private_and_shared(rig.children[11].pid)[0]
 
     before = passes(20)
-    assert passes(200) - before < 4 * x.nbytes
+    # A tenth of what it would be if each pass left one tensor; its threads' heaps take some.
+    assert passes(200) - before < 20 * x.nbytes
     settled(rig, 11, 220)
 
 

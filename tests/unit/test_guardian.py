@@ -119,6 +119,18 @@ def test_one_that_dies_before_anything_served_ends_it() -> None:
     assert not e.value.hint
 
 
+def test_a_package_of_another_release_has_no_successor_mixed_of_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = iter(["", "9.1.0"])
+    monkeypatch.setattr(guardian, "replaced_by", lambda: next(found))
+    it = Scripted(Life(), Life(), END)
+    with pytest.raises(SystemError_, match=r"SIGKILL\).* release 9\.1\.0 by now") as e:
+        it.run()
+    assert "starts 9.1.0" in e.value.hint
+    assert len(it.forks) == 2 and (it.pauses, it.begun, it.ended) == (1, 0, 1)
+
+
 @pytest.mark.parametrize(("status", "told"), [(0, 0), (2, 2), (KILLED, 1)])
 def test_who_was_told_to_end_has_no_successor(status: int, told: int) -> None:
     it = Scripted(Life(), Life(status, stopping=True))

@@ -6,6 +6,7 @@ import control_rig
 import pytest
 from control_rig import AB, MS, S, World, topology
 
+from blockflow import __version__
 from blockflow.control.events import Commit, Kill, Send
 from blockflow.control.update import Phase
 from blockflow.core.errors import BlockError, SystemError_, TopologyError
@@ -338,10 +339,10 @@ def test_messages_from_the_dead_and_nonsense_are_counted(world: World) -> None:
     world.apply(*AB)
     old = world.incarnation("a#0")
     world.die("a#0")
-    world.tell(Received(old, Hello("worker", "a#0", old, 1, "1")))
+    world.tell(Received(old, Hello("worker", "a#0", old, 1, __version__)))
     world.tell(Exited(9999, 0))
     b = world.incarnation("b#0")
-    world.tell(Received(b, Hello("worker", "b#0", b, 1, "1")))
+    world.tell(Received(b, Hello("worker", "b#0", b, 1, __version__)))
     assert world.brain.crew.strays == 3
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from control_rig import AB, World
 
+from blockflow import __version__
 from blockflow.control.events import Launch, Received
 from blockflow.control.kpis import KpiBook
 from blockflow.control.update import Phase, Update
@@ -102,7 +103,7 @@ def test_who_was_launched_before_the_update_is_told_when_it_can_hear(world: Worl
     update = world.apply([{"name": "a", "batching": WINDOW}, "b"], AB[1])
     assert update.phase is Phase.DONE and told(world, at) == []
     world.mute.clear()
-    world.tell(Received(new, Hello("worker", "a#0", new, 1, "1")))
+    world.tell(Received(new, Hello("worker", "a#0", new, 1, __version__)))
     assert told(world, at) == [(WINDOW, world.brain.realm.planned(update.target)["a"])]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from control_rig import World, topology
 
+from blockflow import __version__
 from blockflow.batching.registry import with_overlap
 from blockflow.control.events import Launch, Received, Send
 from blockflow.control.kpis import KpiBook
@@ -121,7 +122,7 @@ def test_who_could_not_hear_how_many_it_has_learns_it(world: World, lives: bool)
     assert world.computing()["a#0"] == 2
     world.mute.clear()
     if lives:
-        world.tell(Received(i, Hello("worker", "a#0", i, 1, "1")))
+        world.tell(Received(i, Hello("worker", "a#0", i, 1, __version__)))
     else:
         world.die("a#0")
         world.pass_time(1)

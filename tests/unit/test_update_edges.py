@@ -8,6 +8,7 @@ import control_rig
 import pytest
 from control_rig import AB, TIMING, World
 
+from blockflow import __version__
 from blockflow.control.events import CommitFailed, Committed, LaunchFailed
 from blockflow.control.update import Kind, Phase
 from blockflow.core.errors import BlockError, SystemError_
@@ -152,6 +153,28 @@ def test_the_dispatcher_is_never_given_up(world: World) -> None:
     world.pass_time(60.0)
     assert world.names() == ["a#0", "b#0", "dispatcher"]
     assert world.brain.realm.reasons_not_ready() == []
+
+
+def test_a_process_of_another_release_is_ended_and_told_of(world: World) -> None:
+    """The template may be a new interpreter by now, and the package on disk another one."""
+    world.apply(*AB)
+    world.release = "9.1.0"
+    update = world.apply(["a", "b", "c"], {"t": ["a", "b"], "u": ["a", "c"]})
+    assert update.phase is Phase.FAILED and update.error is not None
+    assert update.error.details["cause"]["code"] == "UNSUPPORTED_VERSION"
+    assert world.names() == ["a#0", "b#0", "dispatcher"]  # the old epoch serves
+    world.die("a#0")
+    world.pass_time(60)
+    (replica,) = world.brain.crew.fleet.hosting("a")
+    assert replica.state == "failed" and world.launched().count("a#0") == 2
+    crash = replica.crashes[-1]
+    assert "9.1.0" in crash.cause and __version__ in crash.cause
+    world.die("dispatcher")
+    world.pass_time(90.0)
+    assert "dispatcher" not in world.names()
+    world.release = __version__
+    world.pass_time(60.0)
+    assert world.names() == ["b#0", "dispatcher"]
 
 
 def test_the_latest_updates_are_remembered(world: World) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from blockflow import __version__
 from blockflow.control.events import Launch
 from blockflow.core.errors import BlockFlowError
 from blockflow.launch.vitals import Vitals
@@ -103,7 +104,7 @@ class SimProcess(ABC):
         )
 
     def hello(self) -> None:
-        self.tell(Hello(self.role, self.name, self.incarnation, self.incarnation, "sim"))
+        self.tell(Hello(self.role, self.name, self.incarnation, self.incarnation, __version__))
 
     def control(self, now: int, message: ControlMessage) -> None:
         """A message of the control plane; pings are answered beside the main loop."""
