@@ -26,8 +26,8 @@ def unreaped_status(pid: int, pidfd: int) -> int | None:
     proc = Path("/proc", str(pid))
     try:
         fields = (proc / "stat").read_bytes().rpartition(b")")[2].split()
-        # Shown to the same people. To others the exit code is not refused, but shown as 0.
-        (proc / "io").read_bytes()
+        # Told to the same people, root or not. Others are not refused the exit code, but shown a 0.
+        (proc / "ns/pid").readlink()
         held = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
     except OSError:
         return None

@@ -17,7 +17,7 @@ from blockflow.core.errors import ExportError
 
 OWN = frozenset(
     """
-    aten prim prims quantized _quantized quantization sparse mkl mkldnn mkldnn_prepacked onednn
+    aten prim prims cuda quantized _quantized quantization sparse mkl mkldnn mkldnn_prepacked onednn
     static_runtime inductor inductor_prims _inductor_test debugprims rngprims export profiler
     debug_mode_ops streams flex_lib onnx onnx_symbolic c10d c10d_functional _c10d_functional
     _c10d_functional_autograd _dtensor fsdp symm_mem _native _test

@@ -137,6 +137,7 @@ def test_damaged_weights_are_not_computed_with(
     first = stored.load(stored.create(options))
     wanted = stored.load(stored.create()).run(x)
     (path,) = (tmp_path / FOLDER).iterdir()
+    path.chmod(0o600)
     with path.open("r+b") as f:
         f.write(b"\xff" * 8)
     second = stored.load(stored.create(options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from blockflow.control.auth import TokenAuth
 from blockflow.control.commands import Commands
 from blockflow.control.rest import patience
 from blockflow.control.rest.server import RestServer
+from blockflow.launch.process import raise_descriptor_limit
 
 PATIENCE_S = 20.0
 TAKEN_S = 6.0
@@ -40,7 +42,10 @@ HALF_A_BODY = (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestServer]:
-    """Wants a token; its commands are not asked for anything."""
+    """Wants a token; its commands are not asked for anything. As in ``blockflow up`` it may have as
+    many connections as the system allows, which is more than the usual soft limit leaves."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_descriptor_limit()
     token = tmp_path_factory.mktemp("rest") / "token"
     token.write_text("s" * 40)
     token.chmod(0o600)
@@ -49,6 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestServer]:
     made.start()
     yield made
     made.stop()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def answers(server: RestServer) -> float:

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plain/x.jsonl", (), "is no folder"),
         ("x" * 300 + ".jsonl", (), "name too long"),
         ("x" * 300 + "/y.jsonl", (), "name too long"),
-        ("x\0.png", PLOTS, "null byte"),
+        ("x\0.png", PLOTS, "embedded null"),
         ("x.txt", PLOTS, "none of .png, .svg, .pdf"),
     ],
 )

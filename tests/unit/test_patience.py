@@ -138,3 +138,17 @@ class TestConnections:
         for queued, counts in ((4, 4), (10, 10), (3, 10), (0, 0), (1, 1)):
             server.requests.qsize = queued
             assert server.allowance() == allowance(counts, 2)
+
+
+def test_what_nobody_took_is_given_up_with_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a finalizer, which would have its say on stderr otherwise (Python 3.13)."""
+    monkeypatch.setattr(patience, "WHOLE_S", 0.0)
+    ours, theirs = socket.socketpair()
+    writer = patience.PatientWriter(ours, Clock(lambda: 0.0), 1 << 16)
+    with theirs, pytest.raises(TimeoutError):
+        writer.write(b"an answer")
+    with pytest.raises(TimeoutError):
+        writer.flush()  # it is still to be sent
+    ours.close()
+    writer.close()
+    assert writer.closed

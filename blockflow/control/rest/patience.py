@@ -99,3 +99,11 @@ class PatientWriter(StreamWriter):
     def __init__(self, sock: socket.socket, clock: Clock, bufsize: int) -> None:
         super(StreamWriter, self).__init__(_PatientIO(sock, "w", clock), bufsize)
         self.bytes_written = 0
+        self._peer = sock
+
+    def close(self) -> None:
+        # cheroot leaves this to the finalizer, long after the socket: nobody takes the rest then,
+        # and Python from 3.13 on complains on stderr of each that was not taken.
+        if self._peer.fileno() < 0:
+            self._write_buf.clear()  # type: ignore[attr-defined]  # of _pyio
+        super().close()
