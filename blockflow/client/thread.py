@@ -94,6 +94,15 @@ class SharedLock:
         self._lock.release()
         self._held.depth -= 1
 
+    def locked(self) -> bool:
+        """Somebody holds it. (A Condition of Python 3.14 has this, too; an RLock before it not.)"""
+        if self._is_owned():
+            return True
+        free: bool = self._lock.acquire(blocking=False)
+        if free:
+            self._lock.release()
+        return not free
+
     def __enter__(self) -> bool:
         return self.acquire()
 

@@ -260,7 +260,7 @@ def test_labels_may_be_safetensors_and_what_is_none_is_said(tmp_path: Path) -> N
     assert found is not None
     assert found.tolist() == [0, 1, 2]
     save_file({"y": labels, "z": labels}, tmp_path / "labels.safetensors")
-    for place, why in ((str(tmp_path), "2 tensors"), ("x" * 5000, "name")):
+    for place, why in ((str(tmp_path), "2 tensors"), ("x" * 5000, "name too long|no .npy")):
         with pytest.raises(BlockFlowError, match=why):
             load_inputs(place, ROUTES, seed=1)
 

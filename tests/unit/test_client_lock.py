@@ -1,0 +1,49 @@
+"""The lock that a client's thread takes as well as its callers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+from blockflow.client.thread import Held, SharedLock
+
+
+def elsewhere(lock: SharedLock) -> bool:
+    """What another thread is told."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(lock.locked()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_whether_it_is_held_is_told_to_who_holds_it_and_to_others() -> None:
+    held = Held()
+    lock = SharedLock(held)
+    assert not lock.locked() and not elsewhere(lock)
+    with lock, lock:
+        assert lock.locked() and elsewhere(lock)
+        assert held.depth == 2
+    assert not lock.locked() and not elsewhere(lock)
+    assert held.depth == 0
+
+
+def test_who_waits_in_a_condition_of_it_holds_it_no_more() -> None:
+    """Whatever the Condition of this Python asks of its lock."""
+    held = Held()
+    lock = SharedLock(held)
+    condition = threading.Condition(cast(Any, lock))
+    seen: list[bool] = []
+
+    def other() -> None:
+        with condition:  # which is free by now
+            seen.append(lock.locked())
+            condition.notify()
+
+    with condition, condition:
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert condition.wait(60)
+        assert held.depth == 2
+    thread.join()
+    assert seen == [True] and held.depth == 0 and not lock.locked()
