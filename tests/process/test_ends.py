@@ -106,6 +106,24 @@ def test_a_living_process_has_not_ended() -> None:
         os.close(pidfd)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="whoever is not root has the tests above")
+def test_who_is_not_root_is_told_how_his_own_processes_ended() -> None:
+    pid = os.fork()
+    if pid == 0:
+        found: int | None = None
+        try:
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            with subprocess.Popen(["/bin/sh", "-c", "exit 7"]) as process:
+                pidfd = os.pidfd_open(process.pid)
+                while not has_exited(pidfd):
+                    time.sleep(0.001)
+                found = unreaped_status(process.pid, pidfd)
+        finally:
+            os._exit(found != 7)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_what_the_kernel_keeps_to_itself_is_not_taken_for_an_exit_without_an_error() -> None:
     """To whom may not trace a process it says 0, whatever that ended with."""
