@@ -17,7 +17,7 @@ def cgroup(kind: str, limit: str, value: int) -> Iterator[Path]:
     out of it.
 
     Args:
-        kind: ``memory``, ``pids``. limit: the file of its limit, which gets ``value``.
+        kind: ``cpu``, ``memory``, ``pids``. limit: the file of its limit, which gets ``value``.
     """
     own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     mine = next((path for _, kinds, path in own if kind in kinds.split(",")), None)

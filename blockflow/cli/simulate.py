@@ -36,6 +36,7 @@ from blockflow.bench.simulation.text import nonsense
 from blockflow.cli.options import Json, print_json
 from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core import limits
+from blockflow.launch.cgroup import available_cores
 
 
 def simulate(
@@ -126,7 +127,7 @@ def simulate(
 ) -> None:
     """Compare batching policies in virtual time: seconds instead of hours of measuring."""
     costs = Costs(
-        cores=cores or len(os.sched_getaffinity(0)),
+        cores=cores or available_cores().at_once,
         hop_ms=hop_ms,
         turn_ms=turn_ms,
         credits=credits_,

@@ -20,6 +20,7 @@ from blockflow.control.samples import store_samples
 from blockflow.control.stewardship import Biography
 from blockflow.control.stored import PastEpoch
 from blockflow.control.update import Kind, Update
+from blockflow.core.cores import at_once
 from blockflow.core.errors import (
     Problem,
     RepositoryError,
@@ -313,6 +314,7 @@ class Commands:
             "state_dir": str(settings.state_dir),
             "repository": str(settings.repository),
             "cores": list(settings.cores),
+            "cores_at_once": at_once(settings.cores),
             **manager.call(look),
             "control": self._own.figures(self.template_pid()),
         }

@@ -111,7 +111,7 @@ def _groups(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> It
     together."""
     workers = desired_workers(topology, cores)
     places = {name: i for i, name in enumerate(topology.blocks)}
-    for worker, threads in zip(workers, plan_workers(workers).threads, strict=True):
+    for worker, threads in zip(workers, plan_workers(workers, cores).threads, strict=True):
         groups: list[tuple[Mapping[str, Any], list[StagePlan]]] = []
         for stage in worker.stages:
             policy = stage.spec.batching.model_dump(mode="json")

@@ -14,6 +14,7 @@ from blockflow.control.routes import build_tables
 from blockflow.control.settings import ControlSettings
 from blockflow.control.shares import ShareBook
 from blockflow.control.threads import ThreadBook
+from blockflow.core.cores import at_once
 from blockflow.core.errors import BlockFlowError, RepositoryError, TopologyError
 from blockflow.core.guess import Guesses
 from blockflow.core.lifecycle import Event, State
@@ -46,7 +47,7 @@ class Realm:
         self.settings = settings
         self.crew = Crew(settings, place, numbers)
         self.publication = Publication(ns(settings.timing.ack), ns(settings.timing.flip))
-        self.threads = ThreadBook(self.crew)
+        self.threads = ThreadBook(self.crew, at_once(settings.cores))
         self.policies = PolicyBook(self.crew)
         self.epoch = 0
         self.topology: Topology | None = None
@@ -82,7 +83,7 @@ class Realm:
         old = self.topology.tasks if self.topology is not None else {}
         new = topology.tasks
         workers = desired_workers(topology, self.settings.cores)
-        shares = plan_workers(workers)
+        shares = plan_workers(workers, self.settings.cores)
         return {
             **plan.to_dict(),
             "threads": self.planned(topology),
@@ -100,15 +101,16 @@ class Realm:
         if topology is None:
             return {}
         workers = desired_workers(topology, self.settings.cores)
-        threads = plan_workers(workers).threads
+        threads = plan_workers(workers, self.settings.cores).threads
         return {w.name: n for w, n in zip(workers, threads, strict=True)}
 
     def cautions(self, topology: Topology | None) -> list[str]:
         """What is allowed in ``topology`` and yet should be known."""
         if topology is None or not topology.oversubscribe:
             return []
-        workers = desired_workers(topology, self.settings.cores)
-        text = oversubscription(workers, plan_workers(workers))
+        cores = self.settings.cores
+        workers = desired_workers(topology, cores)
+        text = oversubscription(workers, plan_workers(workers, cores), cores)
         return [f"oversubscribed: {text}"] if text else []
 
     def hosts(self, block: str) -> list[Replica]:

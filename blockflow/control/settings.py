@@ -7,15 +7,21 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
+from blockflow.core.errors import SystemError_
+from blockflow.launch.cgroup import available_cores
+
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_REST_PORT = 5780
 DEFAULT_CLIENT_PORT = 5755
 
 
 def default_state_dir() -> Path:
-    """``$XDG_STATE_HOME/blockflow``, by default ``~/.local/state/blockflow``."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "blockflow"
+    """``$XDG_STATE_HOME/blockflow``, by default ``~/.local/state/blockflow``.
+
+    Raises:
+        SystemError_: STATE_UNUSABLE: this user has no home.
+    """
+    return _own("XDG_STATE_HOME", ".local/state") / "blockflow"
 
 
 def default_run_root() -> Path:
@@ -24,9 +30,23 @@ def default_run_root() -> Path:
 
 
 def default_keys() -> Path:
-    """``$XDG_CONFIG_HOME/blockflow/keys``, by default ``~/.config/blockflow/keys``."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".config") / "blockflow" / "keys"
+    """``$XDG_CONFIG_HOME/blockflow/keys``, by default ``~/.config/blockflow/keys``. Raises as
+    :func:`default_state_dir`."""
+    return _own("XDG_CONFIG_HOME", ".config") / "blockflow" / "keys"
+
+
+def _own(variable: str, below_home: str) -> Path:
+    base = os.environ.get(variable, "")
+    if base.startswith("/"):
+        return Path(base)
+    try:
+        return Path.home() / below_home
+    except RuntimeError:  # a number that no user has, as in some containers, and no HOME
+        raise SystemError_(
+            "STATE_UNUSABLE",
+            "this user has no home directory",
+            hint=f"set HOME or {variable}, or name the folder (--state-dir, --keys)",
+        ) from None
 
 
 def bare(host: str) -> str:
@@ -51,11 +71,6 @@ def is_address(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach what listens there. Other names are not looked up."""
     return host == "localhost" or (is_address(host) and ip_address(bare(host)).is_loopback)
-
-
-def available_cores() -> tuple[int, ...]:
-    """The cpu numbers that this process may use."""
-    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,7 @@ class Timing:
 class ControlSettings:
     """What ``blockflow up`` may be told.
 
+    ``cores`` may be :class:`~blockflow.core.cores.Cores`, which say how many may be busy at once.
     Ports may be 0: any free one, announced when ready. ``max_inflight`` are the Dispatcher's
     credits; with ``adaptive_limit`` fewer are given out where requests queue. ``host`` is where
     REST listens, ``client_host`` where clients do (IPv6 addresses lose brackets that they are given

@@ -20,10 +20,16 @@ from blockflow.wire.control import SetThreads
 
 
 class ThreadBook:
-    """Who was told to use how many threads in how many lanes (:class:`Life`), and who has to be."""
+    """Who was told to use how many threads in how many lanes (:class:`Life`), and who has to be.
 
-    def __init__(self, crew: Crew) -> None:
+    Args:
+        crew: the processes.
+        at_once: cores that may be busy at once.
+    """
+
+    def __init__(self, crew: Crew, at_once: int) -> None:
         self._crew = crew
+        self._at_once = at_once
         self._known: tuple[list[Demand], ThreadPlan] = ([], plan_threads([]))
         self._looked: tuple[object, ...] = ()
 
@@ -34,7 +40,7 @@ class ThreadBook:
         for spec in specs:
             counts[spec.name] = counts.get(spec.name, 0) + 1
         new = {s.name: s.demand(counts[s.name]) for s in specs}
-        plan = plan_threads([*running, *new.values()])
+        plan = plan_threads([*running, *new.values()], self._at_once)
         shares = dict(zip(new, plan.shares[len(running) :], strict=True))
         return [shares[s.name] for s in specs]
 
@@ -67,7 +73,7 @@ class ThreadBook:
     def _plan(self, demands: list[Demand]) -> ThreadPlan:
         """The answer changes with updates only, not with lives that begin and end."""
         if demands != self._known[0]:
-            self._known = demands, plan_threads(demands)
+            self._known = demands, plan_threads(demands, self._at_once)
         return self._known[1]
 
     def _groups(self, but: Role | None = None) -> list[list[Replica]]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blockflow.core.cores import at_once
 from blockflow.core.engines import pins
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.fitting import GAPS, LEAST_OUTPUTS, LEAST_SLOTS, MIB, core_problems
@@ -132,21 +133,24 @@ class WorkerSpec:
         )
 
 
-def plan_workers(specs: Sequence[WorkerSpec]) -> ThreadPlan:
-    """The threads and lanes of these workers, in their order."""
-    return plan_threads([s.demand() for s in specs])
+def plan_workers(specs: Sequence[WorkerSpec], cores: Sequence[int]) -> ThreadPlan:
+    """The threads and lanes of these workers, in their order, on a machine with these ``cores``."""
+    return plan_threads([s.demand() for s in specs], at_once(cores))
 
 
-def oversubscription(specs: Sequence[WorkerSpec], plan: ThreadPlan) -> str:
-    """What is wrong with the threads that were asked for, for people; "" when nothing is."""
+def oversubscription(specs: Sequence[WorkerSpec], plan: ThreadPlan, cores: Sequence[int]) -> str:
+    """What is wrong with the threads that were asked for on a machine with these ``cores``, for
+    people; "" when nothing is."""
     if not plan.oversubscribed:
         return ""
     each = zip(specs, plan.threads, plan.lanes, strict=True)
     total = sum(threads * lanes * s.replicas for s, threads, lanes in each)
-    cores = len({c for s in specs for c in s.cores})
+    there, allowed = len({c for s in specs for c in s.cores}), at_once(cores)
+    most = min(there, allowed)
+    limit = f" (of {there}, the control group's limit)" if allowed < there else ""
     names = [s.name for s, n in zip(specs, plan.unplaced, strict=True) if n]
     return (
-        f"{total} threads may compute at once on {cores} core{'s' if cores > 1 else ''}; "
+        f"{total} threads may compute at once on {most} core{'s' if most > 1 else ''}{limit}; "
         f"asked for by {', '.join(names)}"
     )
 
@@ -169,7 +173,7 @@ def desired_workers(topology: Topology, cores: Sequence[int]) -> tuple[WorkerSpe
         _worker(topology, name, along(paths, members), cores) for name, members in groups.items()
     )
     if not problems and not topology.oversubscribe:
-        problems += _crowding(topology, workers)
+        problems += _crowding(topology, workers, cores)
     if problems:
         raise TopologyError(
             "INVALID_TOPOLOGY", "the update does not fit this machine", problems=problems
@@ -177,14 +181,16 @@ def desired_workers(topology: Topology, cores: Sequence[int]) -> tuple[WorkerSpe
     return workers
 
 
-def _crowding(topology: Topology, workers: Sequence[WorkerSpec]) -> list[Problem]:
-    plan = plan_workers(workers)
+def _crowding(
+    topology: Topology, workers: Sequence[WorkerSpec], cores: Sequence[int]
+) -> list[Problem]:
+    plan = plan_workers(workers, cores)
     index = {name: i for i, name in enumerate(topology.blocks)}
     return [
         Problem(
             f"$.blocks[{index[spec.blocks[0]]}].{'threads' if spec.threads else 'lanes'}",
             f"{threads} threads x {spec.replicas}{f' x {lanes} lanes' if lanes > 1 else ''} of "
-            f"{spec.name!r}: {oversubscription(workers, plan)}",
+            f"{spec.name!r}: {oversubscription(workers, plan, cores)}",
             'give fewer, or "auto"; with "oversubscribe": true it is taken as it is',
         )
         for spec, missing, threads, lanes in zip(

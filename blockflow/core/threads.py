@@ -69,8 +69,9 @@ class ThreadPlan:
         return any(self.unplaced)
 
 
-def plan_threads(demands: Sequence[Demand]) -> ThreadPlan:
-    """Plan the threads of all workers of a machine.
+def plan_threads(demands: Sequence[Demand], at_once: int | None = None) -> ThreadPlan:
+    """Plan the threads of all workers of a machine, of whose cores so many may be busy ``at_once``
+    (None = all of them).
 
     Asked numbers come first. What is left goes, thread by thread, to the planned worker whose
     processes have the most to compute per thread: by their measured cost, an unknown cost counting
@@ -81,7 +82,7 @@ def plan_threads(demands: Sequence[Demand]) -> ThreadPlan:
     soonest, and what is planned shall not cost it anything.
     """
     order = sorted(range(len(demands)), key=lambda i: demands[i].name)
-    seats = _Seats([d.cores for d in demands])
+    seats = _Seats([d.cores for d in demands], at_once)
     threads = [d.threads or 1 for d in demands]
     lanes = [d.lanes or 1 for d in demands]
     unplaced = [0] * len(demands)
@@ -121,8 +122,9 @@ class _Seats:
     on the threads that have one, and not on which they took.
     """
 
-    def __init__(self, cores: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, cores: Sequence[tuple[int, ...]], most: int | None) -> None:
         self._cores = cores
+        self._most = most
         self._holder: dict[int, int] = {}
 
     def take(self, demand: int, count: int) -> int:
@@ -138,6 +140,8 @@ class _Seats:
         return False
 
     def _take_one(self, demand: int) -> bool:
+        if len(self._holder) == self._most:
+            return False
         came: dict[int, int | None] = dict.fromkeys(self._cores[demand])
         seen = {demand}
         queue = deque(came)

@@ -17,7 +17,7 @@ from blockflow.engine.copies import RunCopies
 from blockflow.engine.torch_engine import TorchEngine
 
 _MODEL = "model"
-_UNPACKED = re.compile(r"(/\S*/aotinductor_\w+)/")
+_UNPACKED = re.compile(r" (/.*/aotinductor_\w+)/")
 
 
 class CompiledEngine(TorchEngine):
@@ -50,6 +50,6 @@ def _remove_unpacked() -> None:
 
     A loader removes its own at its end, which a killed process does not reach.
     """
-    maps = Path("/proc/self/maps").read_text()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
     for folder in set(_UNPACKED.findall(maps)):
         shutil.rmtree(folder, ignore_errors=True)

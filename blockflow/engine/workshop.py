@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -246,6 +247,12 @@ def _write_package(source: Path, target: Path, example: Tensor) -> None:
             "EXPORT_FAILED",
             f"there is no C++ compiler {compiler!r} on this machine",
             hint="install g++ (or name another by CXX), or convert to onnx, which needs none",
+        )
+    if re.search(r"\s", torch.__file__):  # torch's commands for the linker do not quote it
+        raise ExportError(
+            "EXPORT_FAILED",
+            f"torch compiles from no path with a space in it, and is at {torch.__file__!r}",
+            hint="move the environment, or convert to onnx, which compiles nothing",
         )
     private_compiler_cache(os.environ)
     from torch._inductor import aoti_compile_and_package

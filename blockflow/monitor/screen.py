@@ -71,9 +71,10 @@ def top_screen(
     """
     totals = part(status, "totals")
     inflight = part(part(status, "dispatcher"), "kpi").get("inflight")
+    whole = 100 * (status.get("cores_at_once") or 0)
     line = (
         f"in flight {inflight if inflight is not None else '-'}"
-        f"   cpu {percent(totals.get('cpu_percent'))} of {100 * len(status.get('cores') or [])}%"
+        f"   cpu {percent(totals.get('cpu_percent'))} of {whole}%"
         f"   pss {size(totals.get('pss'))}   monitor {rate(status.get('monitor_hz'))} Hz"
     )
     parts = [_head(status), Text(line, style="dim"), *_notices(status)]

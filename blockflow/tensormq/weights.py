@@ -45,11 +45,18 @@ class WeightFiles:
     Args:
         run_dir: the instance's private directory.
         before: called before a file is made, to give back the memory that is free in this process.
+        left: bytes that this process may still take where something limits it, else None.
     """
 
-    def __init__(self, run_dir: Path, before: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        before: Callable[[], None] = lambda: None,
+        left: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._folder = run_dir / FOLDER
         self._before = before
+        self._left = left
 
     def hold(
         self, key: str, nbytes: int, pieces: Sequence[tuple[int, memoryview]]
@@ -85,7 +92,8 @@ class WeightFiles:
             OSError: no room, or a file system that cannot do this.
         """
         self._before()
-        if nbytes > MOST_OF_FREE * _free(self._folder):
+        free, left = _free(self._folder), self._left()
+        if nbytes > MOST_OF_FREE * (free if left is None else min(free, left)):
             raise OSError(0, f"{nbytes} bytes are more than half of what is free")
         with (
             _opened(self._folder, os.O_DIRECTORY) as folder,

@@ -13,6 +13,7 @@ from blockflow.batching.facts import StageFacts
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import WorkerLaunch
+from blockflow.launch.cgroup import memory_left
 from blockflow.launch.environment import give_memory_back
 from blockflow.tensormq.atwork import AtWork
 from blockflow.tensormq.curve import Gatekeeper, LinkGuard
@@ -96,7 +97,9 @@ def open_parts(
         if memory.device is not None:  # one lane, but batches are at work until the device is done
             most_lanes = 2 * memory.device.queue.depth
         at_work = AtWork.create(run_dir, launch.incarnation, most, most_lanes)
-        weights = WeightFiles(run_dir, give_memory_back) if launch.shared_weights else None
+        weights = (
+            WeightFiles(run_dir, give_memory_back, memory_left) if launch.shared_weights else None
+        )
         stages = make_engines(launch.stages, memory.engine_device, launch.threads, weights)
         link = LinkGuard(Gatekeeper(context), run_dir)
         pull, endpoint = bind_pull(

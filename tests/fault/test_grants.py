@@ -61,7 +61,7 @@ def start(up: Rig, which: int, *args: str) -> subprocess.Popen[bytes]:
 
 def granted(up: Rig) -> int:
     """Bytes that the Dispatcher has mapped for clients, by its book and by the kernel's."""
-    maps = Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     spans = [m.split()[0].split("-") for m in maps if "blockflow-grant" in m]
     mapped = sum(int(b, 16) - int(a, 16) for a, b in spans)
     book = up.server._grants.gauges()["bytes"]

@@ -63,7 +63,8 @@ def counts(system: System, name: str, key: str) -> int:
 
 def settled(system: System, name: str, key: str, wanted: int) -> bool:
     deadline = time.monotonic() + WAIT_S
-    while counts(system, name, key) < wanted and time.monotonic() < deadline:
+    # Until its first routes a worker counts the readiness probe, too.
+    while counts(system, name, key) != wanted and time.monotonic() < deadline:
         time.sleep(0.05)
     return counts(system, name, key) == wanted
 

@@ -41,11 +41,11 @@ from blockflow.bench.thesis.experiment import Context, Experiment, Findings, Set
 from blockflow.bench.thesis.outcome import broken_off
 from blockflow.bench.thesis.served import ARMS, WAYS, replicas
 from blockflow.client import Client
-from blockflow.control.settings import available_cores
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
+from blockflow.launch.cgroup import available_cores
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 

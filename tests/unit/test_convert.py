@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -300,6 +301,17 @@ def test_no_compiler_is_said_so(
     with pytest.raises(ExportError) as e:
         EngineWorkshop().make("aoti", repository.info("b"), tmp_path, (), tmp_path / "x")
     assert "no-such-compiler" in e.value.message and "g++" in e.value.hint
+    assert e.value.where == "b"
+
+
+def test_a_path_that_torch_cannot_compile_from_is_said_so(
+    repository: BlockRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__file__", "/my models/torch/__init__.py")
+    monkeypatch.setenv("CXX", sys.executable)  # it is not called
+    with pytest.raises(ExportError) as e:
+        EngineWorkshop().make("aoti", repository.info("b"), tmp_path, (), tmp_path / "x")
+    assert "/my models/" in e.value.message and "onnx" in e.value.hint
     assert e.value.where == "b"
 
 

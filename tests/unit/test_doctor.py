@@ -65,7 +65,8 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"shm": replace(SHM, free=500 * MIB)}, "shared memory", Level.WARNING, "500 MiB"),
     ({"memory": GIB // 2}, "memory", Level.WARNING, "512 MiB"),
     ({"memory_limit": GIB // 2}, "memory", Level.WARNING, "512 MiB"),
-    ({"quota": 1.5}, "cores", Level.WARNING, "1.5"),
+    ({"quota": 1.5}, "cores", Level.NOTE, "planned for 1;"),
+    ({"quota": 0.5}, "cores", Level.WARNING, "0.5"),
     ({"cores": 1}, "cores", Level.NOTE, "one core"),
     ({"gpus": 2}, "GPUs", Level.NOTE, "multi-process service"),
     ({"fds_soft": 64}, "descriptors", Level.ERROR, "64"),
@@ -299,30 +300,6 @@ def test_a_state_that_is_torn(machine: Path) -> None:
     (folder / CURRENT).unlink()
     assert not found(machine, state_dir=folder).stored_usable  # the lock file knows of a first save
     assert sorted(p.name for p in folder.iterdir()) == sorted({*before} - {CURRENT, PREVIOUS})
-
-
-def test_limits_of_control_groups(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = machine / "cgroup"
-    own = groups / "service" / "unit"
-    own.mkdir(parents=True)
-    (groups / "service" / "cpu.max").write_text("150000 100000\n")
-    (own / "cpu.max").write_text("max 100000\n")
-    (own / "memory.max").write_text("max\n")
-    (groups / "service" / "memory.max").write_text(f"{GIB}\n")
-    old = groups / "cpu,cpuacct"
-    old.mkdir()
-    (old / "cpu.cfs_quota_us").write_text("-1\n")
-    (old / "cpu.cfs_period_us").write_text("100000\n")
-    lines = "1:cpu,cpuacct:/\n0::/service/unit\n"
-    real = gathering._read
-
-    def read(path: Path) -> str:
-        return lines.strip() if path == Path("/proc/self/cgroup") else real(path)
-
-    monkeypatch.setattr(gathering, "_CGROUPS", groups)
-    monkeypatch.setattr(gathering, "_read", read)
-    assert gathering._quota() == 1.5
-    assert gathering._memory_limit() == GIB
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -212,28 +212,6 @@ def test_the_devices_that_a_test_pretends_are_none_of_this_machine(
     assert gathering._gpus() == 0
 
 
-def test_the_limits_of_older_control_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for controller in ("cpu,cpuacct", "memory"):
-        (tmp_path / controller / "unit").mkdir(parents=True)
-    unit = tmp_path / "cpu,cpuacct" / "unit"
-    (unit / "cpu.cfs_quota_us").write_text("250000\n")
-    (unit / "cpu.cfs_period_us").write_text("100000\n")
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{GIB}\n")
-    # Without a limit it says the most that it can count.
-    (tmp_path / "memory" / "unit" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    real, lines = gathering._read, "4:memory:/unit\n3:cpu,cpuacct:/unit\n2:cpuset:/unit"
-    monkeypatch.setattr(gathering, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(
-        gathering, "_read", lambda p: lines if p == Path("/proc/self/cgroup") else real(p)
-    )
-    assert gathering._quota() == 2.5
-    assert gathering._memory_limit() == GIB
-    (tmp_path / "memory" / "memory.limit_in_bytes").unlink()
-    assert gathering._memory_limit() == 0
-
-
 def test_a_folder_that_may_be_written_and_not_entered(tmp_path: Path, monkeypatch: Any) -> None:
     asked: list[int] = []
     monkeypatch.setattr("os.access", lambda _, mode: asked.append(mode) or True)

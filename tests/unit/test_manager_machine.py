@@ -135,7 +135,7 @@ class BrainMachine(RuleBasedStateMachine):
     def threads_are_told_as_soon_as_they_may_be(self) -> None:
         """Who forgets what it saw last finds nothing to tell."""
         brain = self.world.brain
-        ThreadBook(brain.crew).tell(settled=brain.runner.current is None)
+        ThreadBook(brain.crew, CORES).tell(settled=brain.runner.current is None)
         assert brain.crew.out == []
 
     def teardown(self) -> None:
@@ -155,8 +155,9 @@ class BrainMachine(RuleBasedStateMachine):
             assert world.names() == ["dispatcher"]
             return
         assert all(r.role is Role.ACTIVE for r in brain.crew.fleet)
-        workers = desired_workers(realm.topology, tuple(range(CORES)))
-        planned = plan_workers(workers).shares
+        cores = range(CORES)
+        workers = desired_workers(realm.topology, cores)
+        planned = plan_workers(workers, cores).shares
         wanted = {w.name: n for w, n in zip(workers, planned, strict=True)}
         told = {r.name: (r.life.threads, r.life.lanes) for r in brain.crew.fleet}
         assert told == {r.name: wanted[r.spec.name] for r in brain.crew.fleet}

@@ -230,7 +230,8 @@ def shown(status: dict[str, Any], note: str = "") -> list[str]:
 
 def test_the_line_of_the_whole() -> None:
     status = {
-        "cores": [0, 1, 2, 3],
+        "cores": [0, 1, 2, 3, 4, 5, 6, 7],
+        "cores_at_once": 4,
         "monitor_hz": 4.0,
         "totals": {"cpu_percent": 41.0, "pss": 1 << 30},
         "dispatcher": {"kpi": {"inflight": 0}},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blockflow.core.cores import Cores
 from blockflow.core.errors import TopologyError
 from blockflow.core.fitting import MIB
 from blockflow.core.model import Contract, TensorSpec
@@ -136,35 +137,57 @@ def test_threads_that_find_no_core_are_a_problem() -> None:
 def test_oversubscription_is_taken_when_it_is_meant() -> None:
     body = {"blocks": ["block1", {"name": "block2", "threads": 2}], "oversubscribe": True}
     found = workers({**body, "tasks": {}})
-    plan = plan_workers(found)
+    plan = plan_workers(found, CORES)
     assert plan.threads == (1, 2)
-    text = oversubscription(found, plan)
+    text = oversubscription(found, plan, CORES)
     assert text == "3 threads may compute at once on 2 cores; asked for by block2"
-    assert oversubscription(found[:1], plan_workers(found[:1])) == ""
+    assert oversubscription(found[:1], plan_workers(found[:1], CORES), CORES) == ""
     body["blocks"] = ["block1", {"name": "block2", "threads": 2, "replicas": 2}]
     found = workers({**body, "tasks": {}})
-    assert oversubscription(found, plan_workers(found)).startswith("5 threads may compute")
+    text = oversubscription(found, plan_workers(found, CORES), CORES)
+    assert text.startswith("5 threads may compute")
     # More than a worker has cores is no use to anybody.
     three = {"name": "block1", "threads": 3}
     assert crowded(three, oversubscribe=True)[0] == "$.blocks[0].threads"
 
 
 def test_threads_are_planned_over_all_workers() -> None:
-    assert plan_workers(workers({"blocks": ["block1"], "tasks": {}})).threads == (2,)
-    assert plan_workers(workers(THESIS)).threads == (1, 1, 1, 1)
+    assert plan_workers(workers({"blocks": ["block1"], "tasks": {}}), CORES).threads == (2,)
+    assert plan_workers(workers(THESIS), CORES).threads == (1, 1, 1, 1)
     fused = [{"name": b, "worker": "w"} for b in THESIS["blocks"]]
-    assert plan_workers(workers({"blocks": fused, "tasks": {}})).threads == (2,)
+    assert plan_workers(workers({"blocks": fused, "tasks": {}}), CORES).threads == (2,)
     on_gpu = {"name": "block1", "device": "cuda:0"}
-    assert plan_workers(workers({"blocks": [on_gpu], "tasks": {}})).threads == (1,)
+    assert plan_workers(workers({"blocks": [on_gpu], "tasks": {}}), CORES).threads == (1,)
+
+
+def test_no_more_threads_are_planned_than_a_control_group_gives_time_for() -> None:
+    """Whatever cores there are to run on, all of which every worker may use."""
+    body = {"blocks": ["block1", "block2"], "tasks": {}}
+    topology = parse_topology(body, lookup)
+    cores = Cores(range(64), quota=5.5)
+    found = desired_workers(topology, cores)
+    assert plan_workers(found, cores).threads == (3, 2)
+    assert all(w.cores == tuple(range(64)) for w in found)
+    assert plan_workers(found, Cores(range(64), quota=0.5)).threads == (1, 1)
+    assert plan_workers(found, Cores(range(64))).threads == (32, 32)
+
+    body = {"blocks": ["block1", {"name": "block2", "threads": 5}], "tasks": {}}
+    with pytest.raises(TopologyError) as e:
+        desired_workers(parse_topology(body, lookup), cores)
+    (problem,) = e.value.problems
+    assert problem.path == "$.blocks[1].threads"
+    assert "6 threads may compute at once on 5 cores (of 64, the control group's" in problem.message
+    meant = parse_topology({**body, "oversubscribe": True}, lookup)
+    assert plan_workers(desired_workers(meant, cores), cores).oversubscribed
 
 
 def test_measured_costs_steer_the_plan_and_nothing_else() -> None:
     topology = parse_topology({"blocks": ["block1", "block2"], "tasks": {}}, lookup)
     known = replace(topology, costs={"block1": 1.0, "block2": 9.0})
     found = desired_workers(known, range(4))
-    assert plan_workers(found).threads == (1, 3)
+    assert plan_workers(found, range(4)).threads == (1, 3)
     bare = desired_workers(topology, range(4))
-    assert plan_workers(bare).threads == (2, 2)
+    assert plan_workers(bare, range(4)).threads == (2, 2)
     assert [w.identity() for w in found] == [w.identity() for w in bare]
     fused = [{"name": b, "worker": "w"} for b in ("block1", "block2")]
     both = parse_topology({"blocks": fused, "tasks": {}}, lookup)
@@ -196,7 +219,7 @@ def test_what_a_worker_asks_of_the_cores() -> None:
     pair = [{"name": b, "worker": "w", "cores": [1], "lanes": 2} for b in ("block1", "block2")]
     (spec,) = found = workers({"blocks": pair, "tasks": {}, "oversubscribe": True})
     assert (spec.cores, spec.demand().cores) == ((1,), (1,))
-    assert plan_workers(found).lanes == (2,)
+    assert plan_workers(found, CORES).lanes == (2,)
     for device, overlap in (("cpu", 2), ("cuda:0", 1)):
         blocks = [{"name": b, "worker": "w", "device": device} for b in ("block1", "block2")]
         topology = parse_topology({"blocks": blocks, "tasks": {}}, lookup)

@@ -18,6 +18,7 @@ from blockflow.control.settings import (
     is_loopback,
     with_port,
 )
+from blockflow.core.errors import SystemError_
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,20 @@ def test_folders_of_a_user(
     for value, base in (("/x", Path("/x")), ("x", tmp_path / default), ("", tmp_path / default)):
         monkeypatch.setenv(variable, value)
         assert ask() == base / last
+
+
+@pytest.mark.parametrize("ask", [default_state_dir, default_keys])
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, ask: Callable[[], Path]) -> None:
+    """A container may run as a number that no user has."""
+    for variable in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2_000_000_000)
+    with pytest.raises(SystemError_) as e:
+        ask()
+    assert e.value.code == "STATE_UNUSABLE" and "--state-dir" in e.value.hint
+    monkeypatch.setenv("XDG_STATE_HOME", "/data")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/data")
+    assert ask().is_relative_to("/data")
 
 
 def test_where_instances_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,6 +283,22 @@ def test_half_of_the_free_memory_is_left_to_others(
     assert "half" in caplog.text and there(tmp_path) == []
 
 
+def test_half_of_what_a_control_group_leaves_is_left_to_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left: list[int | None] = [2 * SIZE - 1]
+    files = WeightFiles(tmp_path, left=lambda: left[0])
+    assert files.hold("key", SIZE, PIECES) is None
+    assert "half" in caplog.text and there(tmp_path) == []
+    left[0] = 2 * SIZE
+    assert files.hold("key", SIZE, PIECES) is not None
+    left[0] = None
+    assert files.hold("other", SIZE, PIECES) is not None
+    left[0] = -1
+    assert files.hold("key", SIZE, PIECES) is not None  # it is there
+    assert files.hold("third", SIZE, PIECES) is None
+
+
 def test_short_writes_go_on(files: WeightFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     pwrite = os.pwrite
     monkeypatch.setattr(weights.os, "pwrite", lambda fd, data, at: pwrite(fd, data[:2], at))

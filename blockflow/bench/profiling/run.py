@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from blockflow.bench.profiling.session import Outcome, Session, Watcher, now_utc
 from blockflow.core.errors import BlockError, RequestError
 from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import ROWS, BlockInfo, TensorSpec
+from blockflow.launch.cgroup import available_cores
 from blockflow.repository.manifest import Choice
 from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
@@ -85,7 +85,7 @@ def axes(infos: Sequence[BlockInfo], wish: Wish) -> list[Cell]:
     Raises:
         RequestError: INVALID_REQUEST.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores().at_once
     spec = infos[0].contract.input
     most = spec.ranges.get(ROWS, (1, MAX_ROWS))[1]
     threads = wish.threads or doubling(cores)

@@ -205,8 +205,9 @@ def topology_system(
     except (OSError, ValueError, RecursionError) as e:
         raise nonsense(f"no topology can be read: {e}", str(file)) from e
     topology = parse_topology(body, BlockRepository(root).info, policy_problems)
-    specs = desired_workers(with_overlap(topology), range(costs.cores))
-    plan = plan_workers(specs)
+    cores = range(costs.cores)
+    specs = desired_workers(with_overlap(topology), cores)
+    plan = plan_workers(specs, cores)
     workers = []
     for spec, threads, lanes in zip(specs, plan.threads, plan.lanes, strict=True):
         wanted = {

@@ -1,5 +1,4 @@
-"""Answers: the schemas of what REST tells of tasks, blocks, processes and the whole: what
-``views.py`` and ``commands.py`` make."""
+"""Answers: schemas of what ``views.py`` and ``commands.py`` tell of tasks, blocks, processes."""
 
 from __future__ import annotations
 
@@ -366,6 +365,7 @@ def _status() -> Schema:
             "state_dir": text("directory of what is stored"),
             "repository": text("path of the block repository"),
             "cores": listing(COUNT, "cpu numbers that the system may use"),
+            "cores_at_once": count("threads that are planned for: a control group may limit time"),
             "state": one_of("of the whole", _SYSTEM_STATES),
             **health_fields(),
             **epoch_fields(),

@@ -157,9 +157,14 @@ def descriptors(f: Facts) -> Iterator[Finding]:
 def processors(f: Facts) -> Iterator[Finding]:
     name = "cores"
     if 0 < f.quota < f.cores:
-        remedy = f"give the service {max(1, int(f.quota))} core(s): taskset, or cpuset of the group"
-        text = f"{f.cores} cores, but the control group allows the time of {f.quota:g}: stalls"
-        yield Finding(name, Level.WARNING, text, remedy)
+        most = max(1, int(f.quota))
+        remedy = f"give the service {most} core(s) of its own: taskset, or cpuset of the group"
+        text = f"{f.cores} cores, but the control group allows the time of {f.quota:g}"
+        if f.quota < 1:
+            yield Finding(name, Level.WARNING, f"{text}: all stalls in each period", remedy)
+        else:
+            told = f"{text}: threads are planned for {most}; more workers than that may stall"
+            yield Finding(name, Level.NOTE, told, remedy)
     elif f.cores < 2:
         remedy = "give it a core per block that shall work at the same time"
         yield Finding(name, Level.NOTE, "one core: blocks take turns on it", remedy)

@@ -35,6 +35,7 @@ from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.specs import BlockSpec
 from blockflow.dispatcher.descriptors import bytes_received
+from blockflow.launch import cgroup
 from blockflow.monitor.doctor.facts import MIB, BlockFacts, Facts, Folder, Leftover, Port
 from blockflow.repository.machine import ENGINE_PACKAGES, fingerprint, version_of
 from blockflow.repository.repository import BlockRepository
@@ -46,7 +47,6 @@ HASHED_BYTES = 512 * MIB
 """Artifacts are hashed up to this sum; that takes less than a second."""
 
 _CLOCKSOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-_CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
 
@@ -100,11 +100,11 @@ def gather(
         year=datetime.now(UTC).year,
         cores=len(os.sched_getaffinity(0)),
         cpus=os.cpu_count() or 1,
-        quota=_quota(),
+        quota=cgroup.cpu_quota(),
         gpus=_gpus(),
         mps=has_mps(os.environ),
         memory=psutil.virtual_memory().total,
-        memory_limit=_memory_limit(),
+        memory_limit=cgroup.memory_limit(),
         keys=_keys(keys),
         stored=stored,
         stored_usable=usable,
@@ -233,10 +233,10 @@ def _holder(port: int) -> str:
 
 
 def _keys(folder: Path | None) -> str:
-    if folder is None and not default_keys().exists():
-        return ""
-    ring = Keyring(folder or default_keys())
     try:
+        ring = Keyring(folder or default_keys())
+        if folder is None and not ring.folder.exists():
+            return ""
         ring.server()
         read_token(ring.token_file)
     except BlockFlowError as e:
@@ -289,46 +289,6 @@ def _counts_bytes() -> bool:
             return bytes_received(near.fileno()) is not None
     except OSError:
         return False
-
-
-# --- control groups -------------------------------------------------------------------------------
-
-
-def _groups(controller: str) -> Iterator[Path]:
-    """Folders of this process's control group and of those above it, of either version."""
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = _CGROUPS / controllers if controllers else _CGROUPS
-        # In a container the path may be the host's, while the folder is the container's own root.
-        group = root / path.strip("/")
-        while group != root.parent:
-            yield group
-            group = group.parent
-
-
-def _quota() -> float:
-    """Cores' worth of time that the tightest control group allows, 0 = no limit."""
-    found = []
-    for group in _groups("cpu"):
-        limit, _, period = _read(group / "cpu.max").partition(" ")
-        if not limit:
-            limit, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
-        if limit.isdecimal() and period.isdecimal() and int(period):
-            found.append(int(limit) / int(period))
-    return min(found, default=0.0)
-
-
-def _memory_limit() -> int:
-    """Bytes that the tightest control group allows, 0 = no limit."""
-    found = []
-    for group in _groups("memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(group / name)
-            if text.isdecimal() and 0 < int(text) < _UNLIMITED:
-                found.append(int(text))
-    return min(found, default=0)
 
 
 def _read(path: Path) -> str:

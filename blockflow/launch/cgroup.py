@@ -1,0 +1,84 @@
+"""What the control groups of this process allow it, of either version of the kernel's interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from blockflow.core.cores import Cores
+
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+_MEMORY = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Limit, use, and what of it is files that nobody has looked at lately, in ``memory.stat``."""
+_UNLIMITED = 1 << 60
+"""Without a limit version 1 says the most pages that it can count."""
+
+
+def cpu_quota() -> float:
+    """Cores' worth of time that the tightest control group allows, 0 = no limit."""
+    found = []
+    for group in _groups("cpu"):
+        limit, _, period = _read(group / "cpu.max").partition(" ")
+        if not limit:
+            limit, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+        if limit.isdecimal() and period.isdecimal() and int(period):
+            found.append(int(limit) / int(period))
+    return min(found, default=0.0)
+
+
+def memory_limit() -> int:
+    """Bytes that the tightest control group allows, 0 = no limit."""
+    found = []
+    for group in _groups("memory"):
+        for name, _, _ in _MEMORY:
+            text = _read(group / name)
+            if text.isdecimal() and 0 < int(text) < _UNLIMITED:
+                found.append(int(text))
+    return min(found, default=0)
+
+
+def memory_left() -> int | None:
+    """Bytes that this process may still take before a control group's limit, less those of files
+    that the kernel can drop at once; None = no limit."""
+    found = []
+    for group in _groups("memory"):
+        for limit, usage, dropped in _MEMORY:
+            most, used = _read(group / limit), _read(group / usage)
+            if most.isdecimal() and used.isdecimal() and int(most) < _UNLIMITED:
+                stat = dict(
+                    line.split(" ", 1) for line in _read(group / "memory.stat").splitlines()
+                )
+                found.append(int(most) - int(used) + int(stat.get(dropped, 0)))
+    return min(found, default=None)
+
+
+def available_cores() -> Cores:
+    """The cores that this process may use."""
+    return Cores(sorted(os.sched_getaffinity(0)), cpu_quota())
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Folders of this process's control group and of those above it."""
+    for line in _read(OWN).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = ROOT / controllers if controllers else ROOT
+        # In a container the path may be the host's, while the folder is the container's own root.
+        group = root / path.strip("/")
+        while group != root.parent:
+            yield group
+            group = group.parent
+
+
+def _read(path: Path) -> str:
+    """Without the spaces around it; "" for what is not there or may not be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

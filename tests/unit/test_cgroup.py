@@ -1,0 +1,123 @@
+"""What control groups allow, of both versions of the kernel's interface."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cgroup_rig import cgroup
+
+from blockflow.core.cores import Cores, at_once
+from blockflow.launch import cgroup as groups
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the groups lie; ``own`` beside it says which are this process's."""
+    monkeypatch.setattr(groups, "ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(groups, "OWN", tmp_path / "own")
+    return tmp_path / "cgroup"
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_the_tightest_group_counts(root: Path) -> None:
+    write(root.parent / "own", "1:cpu,cpuacct:/\n0::/service/unit\n")
+    write(root / "service" / "cpu.max", "150000 100000\n")
+    write(root / "service" / "unit" / "cpu.max", "max 100000\n")
+    write(root / "service" / "unit" / "memory.max", "max\n")
+    write(root / "service" / "memory.max", f"{GIB}\n")
+    write(root / "cpu,cpuacct" / "cpu.cfs_quota_us", "-1\n")
+    write(root / "cpu,cpuacct" / "cpu.cfs_period_us", "100000\n")
+    assert groups.cpu_quota() == 1.5
+    assert groups.memory_limit() == GIB
+    assert groups.available_cores().at_once == 1
+
+
+def test_the_limits_of_older_control_groups(root: Path) -> None:
+    write(root.parent / "own", "4:memory:/unit\n3:cpu,cpuacct:/unit\n2:cpuset:/unit\n")
+    write(root / "cpu,cpuacct" / "unit" / "cpu.cfs_quota_us", "250000\n")
+    write(root / "cpu,cpuacct" / "unit" / "cpu.cfs_period_us", "100000\n")
+    write(root / "memory" / "memory.limit_in_bytes", f"{GIB}\n")
+    # Without a limit it says the most that it can count.
+    write(root / "memory" / "unit" / "memory.limit_in_bytes", "9223372036854771712\n")
+    assert groups.cpu_quota() == 2.5
+    assert groups.memory_limit() == GIB
+    (root / "memory" / "memory.limit_in_bytes").unlink()
+    assert groups.memory_limit() == 0
+
+
+def test_what_is_left_of_the_memory_counts_files_that_can_be_dropped(root: Path) -> None:
+    write(root.parent / "own", "0::/a/b\n1:memory:/c\n")
+    assert groups.memory_left() is None
+    write(root / "a" / "memory.max", "1000\n")
+    write(root / "a" / "memory.current", "900\n")
+    write(root / "a" / "memory.stat", "anon 500\ninactive_file 300\nactive_file 100\n")
+    assert groups.memory_left() == 400
+    write(root / "a" / "b" / "memory.max", "max\n")
+    write(root / "a" / "b" / "memory.current", "1\n")
+    write(root / "memory" / "memory.limit_in_bytes", "700\n")
+    write(root / "memory" / "memory.usage_in_bytes", "600\n")
+    assert groups.memory_left() == 100
+    write(root / "memory" / "memory.stat", "inactive_file 1\ntotal_inactive_file 200\n")
+    assert groups.memory_left() == 300
+    write(root / "memory" / "memory.limit_in_bytes", "9223372036854771712\n")
+    assert groups.memory_left() == 400
+
+
+def test_in_a_container_its_root_is_the_group(root: Path) -> None:
+    """The path may be the host's, of which nothing is to be seen."""
+    write(root.parent / "own", "0::/kubepods/pod1/container\n")
+    write(root / "cpu.max", "400000 100000\n")
+    assert groups.cpu_quota() == 4.0
+
+
+@pytest.mark.parametrize("text", ["", "max 100000", "100000 0", "many 100000", "100000"])
+def test_what_says_no_limit_or_nonsense_limits_nothing(root: Path, text: str) -> None:
+    write(root.parent / "own", "0::/\n")
+    write(root / "cpu.max", text)
+    assert groups.cpu_quota() == 0.0
+    assert groups.available_cores() == tuple(sorted(os.sched_getaffinity(0)))
+    assert groups.available_cores().at_once == len(os.sched_getaffinity(0))
+
+
+def test_without_control_groups_there_is_no_limit(root: Path) -> None:
+    assert (groups.cpu_quota(), groups.memory_limit()) == (0.0, 0)
+
+
+def test_what_the_kernel_limits_is_found() -> None:
+    code = "from blockflow.launch.cgroup import cpu_quota; input(); print(cpu_quota())"
+    with (
+        cgroup("cpu", "cpu.cfs_quota_us", 150_000) as group,
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        (group / "cgroup.procs").write_text(str(process.pid))
+        period = int((group / "cpu.cfs_period_us").read_text())
+        output, _ = process.communicate("\n", timeout=60)
+        assert float(output) == 150_000 / period
+
+
+@pytest.mark.parametrize(
+    ("quota", "most"), [(0, 8), (-1, 8), (0.2, 1), (1, 1), (2.9, 2), (8, 8), (64, 8)]
+)
+def test_cores_that_may_be_busy_at_once(quota: float, most: int) -> None:
+    cores = Cores(range(8), quota)
+    assert cores.at_once == at_once(cores) == most
+    assert cores == tuple(range(8)) and len(cores) == 8
+
+
+def test_of_other_sequences_all_may_be() -> None:
+    assert at_once((3, 5)) == at_once(range(2)) == 2
