@@ -16,6 +16,7 @@ from blockflow.bench.profiling import run
 from blockflow.cli import profile as cli
 from blockflow.control.policies import policy_misfits
 from blockflow.control.profiles import ProfileShelf
+from blockflow.core.cores import Cores
 from blockflow.core.errors import Problem
 from blockflow.core.measuring import Subject, commands
 from blockflow.core.profile import Point, StageProfile
@@ -32,7 +33,7 @@ LBCI = {"policy": "lbci", "t_opt_ms": 500}
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run.os, "sched_getaffinity", lambda _: set(CORES))
+    monkeypatch.setattr(run, "available_cores", lambda: Cores(CORES))
 
 
 @pytest.fixture
