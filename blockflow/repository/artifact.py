@@ -188,22 +188,25 @@ class _Sink(io.FileIO):
                 raise self._failure
 
 
-def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, file: IO[bytes]) -> None:
+def export_program(
+    stage: nn.Module, spec: TensorSpec, example: Tensor
+) -> torch.export.ExportedProgram:
+    """``stage`` by torch.export, the named dims of ``spec`` dynamic. Raises what torch raises."""
     known: dict[str, Any] = {}
     for name in (ROWS, *spec.dynamic):
         lo, hi = spec.ranges.get(name, (1, MAX_ROWS))
         if lo < hi:
             known[name] = torch.export.Dim(name, min=lo, max=hi)
     dims = {i: known[d] for i, d in enumerate(spec.dims) if d in known}
-
-    def export(module: nn.Module) -> torch.export.ExportedProgram:
-        return torch.export.export(module, (example,), dynamic_shapes=(dims,), strict=False)
-
     with _quiet():
-        program = export(stage)
-        (source,) = program.graph_signature.user_inputs
-        if exported_may_write(program.graph_module, str(source)):
-            program = export(_CopyFirst(stage))
+        return torch.export.export(stage, (example,), dynamic_shapes=(dims,), strict=False)
+
+
+def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, file: IO[bytes]) -> None:
+    program = export_program(stage, spec, example)
+    (source,) = program.graph_signature.user_inputs
+    if exported_may_write(program.graph_module, str(source)):
+        program = export_program(_CopyFirst(stage), spec, example)
     refuse_foreign(exported_operators(program.graph_module))
     # the example would travel in the artifact
     program.example_inputs = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -16,11 +18,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from blockflow.core.errors import ExportError
-from blockflow.repository.split import Traced, cut_graph, trace
+from blockflow.repository.split import Unfold, cut_graph, unreached
+from blockflow.repository.traced import Traced, trace
 from blockflow.tuning.slicing import even_cuts
 
 _REPEATS = 5
 _MAX_OPENINGS = 64
+_WORTH = 0.9
+"""Cuts between operators have to make the slowest stage at least so much shorter: stages of
+submodules are easier to read, and the times of one run differ."""
 
 
 class _Timer(fx.Interpreter):
@@ -38,7 +44,11 @@ class _Timer(fx.Interpreter):
 
 
 def split_evenly(
-    model: nn.Module, parts: int, examples: Sequence[Tensor], timed: Tensor
+    model: nn.Module,
+    parts: int,
+    examples: Sequence[Tensor],
+    timed: Tensor,
+    unfold: Unfold | None = None,
 ) -> list[fx.GraphModule]:
     """Cut ``model`` into ``parts`` stages whose slowest is as fast as the legal cuts allow.
 
@@ -47,12 +57,47 @@ def split_evenly(
         parts: number of stages, at least 1.
         examples: inputs of all :func:`blockflow.repository.probe.probe_bindings`.
         timed: the input to measure with (one row, as a rule).
+        unfold: what to cut where submodules cannot be opened; None: they stay one piece.
 
     Raises:
         ExportError: NOT_SPLITTABLE when the model has fewer legal cuts than asked for.
     """
     if parts < 1:
         raise ExportError("NOT_SPLITTABLE", f"{parts} parts: at least one is needed")
+    found: list[_Cut] = []
+    refused: list[ExportError] = []
+    whole = True
+    try:
+        traced, seconds, whole = _calls(model, parts, examples, timed)
+        found.append(_evenly(traced, seconds, parts))
+    except ExportError as e:
+        refused.append(e)
+    if whole and unfold is not None:
+        try:
+            operators = unfold()
+            found.append(_evenly(operators, _measure(operators, timed), parts))
+        except ExportError as e:
+            refused.append(e)
+    if not found:
+        raise unreached(refused)
+    calls, *deeper = found
+    best = next((cut for cut in deeper if cut.share < calls.share * _WORTH), calls)
+    return cut_graph(best.traced, best.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Cuts, and the slowest stage's share of the whole time."""
+
+    traced: Traced
+    positions: list[int]
+    share: float
+
+
+def _calls(
+    model: nn.Module, parts: int, examples: Sequence[Tensor], timed: Tensor
+) -> tuple[Traced, list[float], bool]:
+    """The calls of submodules, their times, and whether one that is long stayed whole."""
     opened: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
     traced = trace(model, opened, examples)
@@ -65,6 +110,10 @@ def split_evenly(
         closed |= long - grown  # what cannot be traced inside stays one piece
         if further is not None:
             opened, traced, seconds = grown, further, _measure(further, timed)
+    return traced, seconds, bool(closed)
+
+
+def _evenly(traced: Traced, seconds: Sequence[float], parts: int) -> _Cut:
     legal = _legal(traced)
     if len(legal) < parts - 1:
         raise ExportError(
@@ -72,7 +121,10 @@ def split_evenly(
             f"{parts} parts need {parts - 1} cuts, the model has {len(legal)} legal ones",
             hint="ask for fewer parts",
         )
-    return cut_graph(traced, even_cuts(seconds, legal, parts))
+    positions = even_cuts(seconds, legal, parts)
+    bounds = [0, *positions, len(seconds)]
+    slowest = max(sum(seconds[a:b]) for a, b in pairwise(bounds))
+    return _Cut(traced, positions, slowest / sum(seconds))
 
 
 def _measure(traced: Traced, timed: Tensor) -> list[float]:
@@ -83,7 +135,10 @@ def _measure(traced: Traced, timed: Tensor) -> list[float]:
             timer.run(timed.clone())
             runs.append(timer.seconds)
     # the first run pays for memory and primitives
-    return [median(run[n] for run in runs[1:]) for n in traced.nodes]
+    # what follows from sizes is computed anew in each stage: no cut makes that shorter
+    return [
+        0.0 if n in traced.following else median(run[n] for run in runs[1:]) for n in traced.nodes
+    ]
 
 
 def _long(model: nn.Module, traced: Traced, seconds: Sequence[float], parts: int) -> frozenset[str]:
@@ -117,14 +172,13 @@ def _open(
 
 
 def _legal(traced: Traced) -> list[int]:
-    """Positions of calls before which a cut may lie, in order."""
-    calls = [i for i, node in enumerate(traced.nodes) if node.op == "call_module"]
+    """Positions where a submodule begins before which a cut may lie, in order."""
     sole = traced.sole_crossings()
     # nothing runs before the first; an input that crosses means that nothing was computed on this
     # side of the cut
     return [
         i
-        for i in calls[1:]
+        for i in traced.entrances()[1:]
         if (x := sole[i]) is not None
         and x.op != "placeholder"
         and isinstance(traced.values[0][x], Tensor)

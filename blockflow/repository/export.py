@@ -7,6 +7,7 @@ a model with several outputs, whose heads branch from a trunk.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,10 @@ from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.report import ExportReport, Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, model_errors
-from blockflow.repository.split import refuse_more_inputs, split_model
+from blockflow.repository.split import split_model
+from blockflow.repository.traced import refuse_more_inputs
 from blockflow.repository.tree import connected, in_order, observe, paths_of
+from blockflow.repository.unfold import unfold
 
 DEFAULT_FORMAT = "pt2"
 
@@ -79,13 +82,15 @@ def export_model(
     _try_model(loaded, examples[0])
     progress("splitting", 0.0)
     stages: Sequence[nn.Module]
+    # TorchScript would keep the sizes of one example
+    deeper = partial(unfold, loaded.module, loaded.input, examples) if format == "pt2" else None
     if cuts:
-        stages = split_model(loaded.module, cuts, examples)
+        stages = split_model(loaded.module, cuts, examples, deeper)
         labels = [f"begin..{cuts[0]}", *(f"{a}.." for a in cuts)]
     elif parts != 1:
         timed = example_input(loaded.input, {**bindings[0], "rows": 1}, int_below=loaded.int_below)
         with model_errors(loaded, timed):
-            stages = split_evenly(loaded.module, parts, examples, timed)
+            stages = split_evenly(loaded.module, parts, examples, timed, deeper)
         labels = [f"part {i + 1} of {parts}" for i in range(parts)]
     else:
         stages, labels = [loaded.module], ["whole model"]

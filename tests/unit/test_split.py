@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.repository.balance import split_evenly
-from blockflow.repository.split import ancestors, split_model, trace
+from blockflow.repository.split import ancestors, split_model
+from blockflow.repository.traced import trace
 
 ROWS = (torch.randn(2, 4), torch.randn(5, 4))
 
@@ -86,7 +87,7 @@ def test_what_alone_crosses_is_found_for_all_positions_at_once() -> None:
         found = traced.sole_crossings()
         assert len(found) == len(traced.nodes) and None in found[1:-1]
         for position, node in enumerate(found):
-            crossing = traced.crossing_tensors(position)
+            crossing = traced.crossing_data(position)
             assert node is (crossing[0] if len(crossing) == 1 else None)
 
 

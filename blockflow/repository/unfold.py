@@ -1,0 +1,62 @@
+"""Unfold: a model's graph down to its operators, by torch.export.
+
+It follows what torch.fx does not (keyword arguments, branches on sizes, objects that hold results),
+so that a transformer is cut between its layers although its forward cannot be traced. A stage of
+operators is written by torch.export again; TorchScript would make constants of its sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx, nn
+
+from blockflow.core.model import TensorSpec
+from blockflow.repository.artifact import export_program
+from blockflow.repository.traced import Traced, Untraced, first_line, record
+
+_GUARDS = "_guards_fn"
+"""What torch puts before a program: checks of its input. The contract is checked elsewhere."""
+
+
+def unfold(model: nn.Module, spec: TensorSpec, examples: Sequence[Tensor]) -> Traced:
+    """Trace ``model`` down to its operators and run it on the examples.
+
+    Args:
+        model: in eval mode; its parameters are shared with the graph, not copied.
+        spec: its input contract; named dims stay dynamic.
+        examples: inputs of all :func:`blockflow.repository.probe.probe_bindings`.
+
+    Raises:
+        Untraced: NOT_SPLITTABLE when torch.export refuses it, or it does not give one tensor; said
+            so as to follow why it cannot be traced either.
+    """
+    try:
+        with torch.no_grad():
+            module = export_program(model, spec, examples[0]).module()
+        assert isinstance(module, fx.GraphModule)
+        traced = record(_plain(module), examples)
+    except Exception as e:
+        raise Untraced(
+            "NOT_SPLITTABLE",
+            f"nor exported: {type(e).__name__}: {first_line(e)}",
+            where=type(model).__name__,
+        ) from e
+    if not isinstance(traced.values[0][traced.nodes[-1]], Tensor):
+        raise Untraced(
+            "NOT_SPLITTABLE", "nor does it return one tensor", where=type(model).__name__
+        )
+    return traced
+
+
+def _plain(module: fx.GraphModule) -> fx.GraphModule:
+    """One tensor in, one out, without torch's wrapping of inputs and outputs."""
+    graph = module.graph
+    graph.set_codegen(fx.graph.CodeGen())
+    for node in list(graph.nodes):
+        if node.op == "call_module" and node.target == _GUARDS:
+            graph.erase_node(node)
+        elif node.op == "output" and isinstance(node.args[0], tuple) and len(node.args[0]) == 1:
+            node.args = (node.args[0][0],)
+    return fx.GraphModule(module, graph)

@@ -1,0 +1,300 @@
+"""Models whose forward cannot be traced are cut between their operators: transformers as libraries
+write them, with keyword arguments, checks of sizes, masks, and objects for results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.balance import split_evenly
+from blockflow.repository.export import export_model
+from blockflow.repository.probe import example_input, probe_bindings
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.sources import LoadedModel
+from blockflow.repository.split import split_model
+from blockflow.repository.traced import Traced
+from blockflow.repository.unfold import unfold
+from tests import export_rig
+from tests.export_rig import SCRIPTED, TRACED
+
+repo = export_rig.repo
+
+WORDS = 20
+WIDTH = 8
+TOKENS = TensorSpec("int64", ("rows", "length"), {"length": (1, 16)})
+EXAMPLES = tuple(
+    example_input(TOKENS, binding, int_below=WORDS, seed=i)
+    for i, binding in enumerate(probe_bindings(TOKENS))
+)
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    hidden: Tensor | None = None
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.Linear(WIDTH, 3 * WIDTH)
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, *, mask: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
+        if x.ndim != 3:  # a look at a tensor, which torch.fx cannot trace
+            raise ValueError("hidden states are rows, length, width")
+        q, k, v = self.attend(x).chunk(3, dim=-1)
+        cos, sin = positions
+        q = q * cos + q.flip(-1) * sin
+        scores = (q @ k.transpose(1, 2)).masked_fill(~mask, float("-inf"))
+        return x + self.mix(scores.softmax(-1) @ v)
+
+
+class Decoder(nn.Module):
+    """int64[rows, length] -> one vector per token; nobody looks at what comes later."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.register_buffer("angles", torch.linspace(0.1, 1, WIDTH), persistent=False)
+
+    def mask(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        return torch.ones(length, length, dtype=torch.bool).tril()
+
+    def forward(self, tokens: Tensor, output_hidden: bool = False) -> Output:
+        x = self.embed(tokens)
+        angles = torch.arange(tokens.shape[1])[:, None] * self.angles
+        mask = self.mask(tokens)
+        for layer in self.layers:
+            x = layer(x, mask=mask, positions=(angles.cos(), angles.sin()))
+        return Output(logits=x, hidden=x if output_hidden else None)
+
+
+class Logits(nn.Module):
+    def __init__(self, model: nn.Module | None = None) -> None:
+        super().__init__()
+        self.model = Decoder() if model is None else model
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.model(tokens).logits)
+
+
+class Filled(Decoder):
+    """Its mask is written step by step, and into a view of it as well."""
+
+    def mask(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        ahead = torch.zeros(length, length, dtype=torch.int64)
+        ahead += torch.arange(length)[:, None]
+        seen = ahead >= 0
+        ahead.t().sub_(torch.arange(length)[:, None])
+        seen.logical_and_(ahead >= 0)
+        ahead.fill_(-1)
+        return seen
+
+
+class Padded(Decoder):
+    """Tokens of number 0 are not seen: its mask is data."""
+
+    def mask(self, tokens: Tensor) -> Tensor:
+        return super().mask(tokens) & (tokens != 0)[:, None]
+
+
+class WrittenWithData(Decoder):
+    def mask(self, tokens: Tensor) -> Tensor:
+        rows, length = tokens.shape
+        mask = torch.ones(rows, length, length, dtype=torch.bool)
+        mask.logical_and_((tokens != 0)[:, None]).diagonal(dim1=1, dim2=2).fill_(True)
+        return mask
+
+
+class Halves(nn.Module):
+    """float32[rows, length, width]; the numbers of halves and of both are of sizes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 3:
+            raise ValueError("rows, length, width")
+        rows, both = x.shape[0], x.shape[1] * 2
+        return self.b(self.a(x)).reshape(rows, both, 2)
+
+
+def way(model: nn.Module, spec: TensorSpec, examples: Sequence[Tensor]) -> partial[Traced]:
+    return partial(unfold, model, spec, examples)
+
+
+def cut(model: nn.Module, *cuts: str) -> list[fx.GraphModule]:
+    return split_model(model, cuts, EXAMPLES, way(model, TOKENS, EXAMPLES))
+
+
+def chain(stages: Sequence[nn.Module], x: Tensor) -> Tensor:
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+def tokens(rows: int, length: int) -> Tensor:
+    return torch.randint(0, WORDS, (rows, length), generator=torch.Generator().manual_seed(rows))
+
+
+def same(stages: Sequence[nn.Module], model: nn.Module) -> None:
+    for rows, length in ((1, 1), (3, 9), (8, 16), (2, 2)):
+        x = tokens(rows, length)
+        torch.testing.assert_close(chain(stages, x), model(x))
+
+
+@pytest.mark.parametrize("decoder", [Decoder, Filled])
+@pytest.mark.parametrize(
+    "cuts", [("model.layers.2",), ("model.layers.1", "model.layers.3", "head")]
+)
+@torch.no_grad()
+def test_the_stages_in_a_row_are_the_model(decoder: type[Decoder], cuts: tuple[str, ...]) -> None:
+    model = Logits(decoder()).eval()
+    stages = cut(model, *cuts)
+    assert len(stages) == len(cuts) + 1
+    same(stages, model)
+
+
+def test_without_it_the_forward_cannot_be_traced() -> None:
+    with pytest.raises(ExportError, match="cannot be traced"):
+        split_model(Logits().eval(), ["model.layers.2"], EXAMPLES)
+
+
+def test_each_stage_holds_only_its_own_weights() -> None:
+    model = Logits().eval()
+    first, second = cut(model, "model.layers.2")
+    names = [{n for n, _ in stage.named_parameters()} for stage in (first, second)]
+    assert not names[0] & names[1]
+    assert names[0] | names[1] == {n for n, _ in model.named_parameters()}
+    assert next(first.parameters()) is model.model.embed.weight  # shared, not copied
+
+
+def test_a_mask_of_the_data_is_a_second_tensor() -> None:
+    for decoder in (Padded, WrittenWithData):
+        model = Logits(decoder()).eval()
+        with pytest.raises(ExportError) as e:
+            cut(model, "model.layers.2")
+        assert e.value.code == "NOT_SPLITTABLE" and e.value.where == "model.layers.2"
+        assert e.value.message.startswith("2 values cross the cut")
+        crossing = e.value.details["crossing"]
+        assert any("bool[2, 7, 7]" in value for value in crossing)
+        assert any("made in model.layers.1" in value for value in crossing)
+
+
+def test_sizes_that_were_computed_are_computed_again() -> None:
+    spec = TensorSpec("float32", ("rows", "length", 4), {"length": (1, 16)})
+    examples = [example_input(spec, binding) for binding in probe_bindings(spec)]
+    model = Halves().eval()
+    stages = split_model(model, ["b"], examples, way(model, spec, examples))
+    for rows, length in ((1, 1), (3, 9)):
+        x = torch.randn(rows, length, 4)
+        torch.testing.assert_close(chain(stages, x), model(x))
+
+
+@torch.no_grad()
+def test_even_parts_lie_between_the_layers() -> None:
+    model = Logits(Decoder(6)).eval()
+    x = tokens(1, 7)
+    stages = split_evenly(model, 3, EXAMPLES, x, way(model, TOKENS, EXAMPLES))
+    same(stages, model)
+    for stage in stages:  # as calls, all layers are one piece, which is in one stage
+        assert any("layers" in name for name, _ in stage.named_parameters())
+
+
+def test_parts_of_calls_stay_where_operators_gain_nothing() -> None:
+    """A submodule that stays whole is long, but no part can be shorter than it."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.only = nn.Sequential(nn.Linear(256, 256))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.only(x if x.ndim == 2 else x[0])
+
+    spec = TensorSpec("float32", ("rows", 256))
+    examples = [example_input(spec, binding) for binding in probe_bindings(spec)]
+    model = nn.Sequential(nn.Linear(256, 256), Whole()).eval()
+    first, second = split_evenly(
+        model, 2, examples, torch.randn(1, 256), way(model, spec, examples)
+    )
+    assert [n.op for n in second.graph.nodes] == ["placeholder", "call_module", "output"]
+    assert chain([first, second], torch.randn(3, 256)).shape == (3, 256)
+
+
+def test_of_two_refusals_the_users_own_names_are_told() -> None:
+    """Where neither way leads to a cut."""
+
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            return self.c(self.b(y)) + y
+
+    class Values(Skips):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x)) if x.sum() > 0 else x
+
+    spec = TensorSpec("float32", ("rows", 4))
+    examples = [example_input(spec, binding) for binding in probe_bindings(spec)]
+    for model, reason in (
+        (Skips(), "values cross the cut before 'c': a, b"),
+        (Values(), r"cannot be traced.* nor exported: .*data-dependent"),
+    ):
+        with pytest.raises(ExportError, match=reason):
+            split_model(model.eval(), ["c"], examples, way(model, spec, examples))
+    with pytest.raises(ExportError, match=r"cannot be traced.* nor exported: "):
+        split_evenly(Values().eval(), 2, examples, examples[0], way(Values(), spec, examples))
+
+
+def test_a_model_of_several_results_is_not_unfolded() -> None:
+    with pytest.raises(ExportError, match="nor does it return one tensor"):
+        unfold(Pair().eval(), TOKENS, EXAMPLES)
+
+
+class Pair(Decoder):
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x = self.embed(tokens)
+        return x, -x
+
+
+def loaded() -> LoadedModel:
+    return LoadedModel(Logits().eval(), "decoder", TOKENS, int_below=WORDS)
+
+
+def test_such_blocks_are_exported_and_stored(repo: BlockRepository) -> None:
+    report = export_model(
+        loaded(), repo, prefix="decoder", cuts=["model.layers.1", "model.layers.3"]
+    )
+    assert report.paths == (("decoder-1", "decoder-2", "decoder-3"),)
+    assert max(report.max_error.values()) == 0
+    middle = repo.info("decoder-2").contract
+    assert middle.input.dims == middle.output.dims == ("rows", "length", WIDTH)
+    assert middle.input.ranges == {"length": (1, 16)}
+    parts = export_model(loaded(), repo, prefix="even", parts=2)
+    assert all(block.parameters for block in parts.blocks)
+
+
+@pytest.mark.parametrize("format_", [SCRIPTED, TRACED])
+def test_torchscript_would_keep_the_sizes_of_one_example(
+    repo: BlockRepository, format_: str
+) -> None:
+    with pytest.raises(ExportError, match="cannot be traced") as e:
+        export_model(loaded(), repo, prefix="decoder", cuts=["model.layers.1"], format=format_)
+    assert "pt2" in e.value.hint
