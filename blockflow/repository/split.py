@@ -143,13 +143,17 @@ class _Stage:
         self._start, self._end = start, end
         self._graph = fx.Graph()
         self._made: dict[fx.Node, Any] = {}
-        self._crossing: fx.Node | None = None
+        self._x: fx.Node | None = None
+        self._shapes: list[torch.Size] = []
+        """Of the tensor that crosses, per example; the first stage takes the model's own input."""
+        if start:
+            (crossing,) = traced.crossing_data(start)
+            self._x = self._made[crossing] = self._graph.placeholder("x")
+            self._shapes = [values[crossing].shape for values in traced.values]
 
     def build(self) -> fx.GraphModule:
+        """Raises ExportError: NOT_SPLITTABLE when a size that it needs is lost."""
         traced, graph = self._traced, self._graph
-        if self._start:
-            (self._crossing,) = traced.crossing_data(self._start)
-            self._made[self._crossing] = graph.placeholder("x")
         for node in self._needed():
             self._made[node] = self._anew(node)
         for node in traced.nodes[self._start : self._end]:
@@ -168,7 +172,6 @@ class _Stage:
 
     def _value(self, node: fx.Node) -> Any:
         if node not in self._made:  # a parameter used in several stages is an attribute of each
-            assert node.op == "get_attr", node
             self._made[node] = self._graph.node_copy(node)
         return self._made[node]
 
@@ -181,7 +184,7 @@ class _Stage:
         found: set[fx.Node] = set()
         while wanted:
             node = wanted.pop()
-            if node not in before or node in found or node is self._crossing:
+            if node not in before or node in found or node in self._made:
                 continue
             found.add(node)
             if self._known(node) is _UNKNOWN:
@@ -199,8 +202,7 @@ class _Stage:
         def size(value: Any) -> Any:
             if not isinstance(value, _Dim):
                 return value
-            assert self._crossing is not None
-            return self._graph.call_method("size", (self._made[self._crossing], value.index))
+            return self._graph.call_method("size", (self._x, value.index))
 
         return fx.node.map_aggregate(known, size)
 
@@ -214,21 +216,21 @@ class _Stage:
         if all(value == found[0] for value in found):
             return found[0]
         if isinstance(found[0], tuple | list):
-            parts = [self._same(sizes) for sizes in zip(*found, strict=False)]
+            if len({len(sizes) for sizes in found}) > 1:
+                return _UNKNOWN
+            parts = [self._same(sizes) for sizes in zip(*found, strict=True)]
             return _UNKNOWN if _UNKNOWN in parts else tuple(parts)
-        assert self._crossing is not None
-        shapes = [values[self._crossing].shape for values in self._traced.values]
-        for i, dims in enumerate(zip(*shapes, strict=True)):
+        for i, dims in enumerate(zip(*self._shapes, strict=True)):
             if dims == tuple(found):
                 return _Dim(i)
         return _UNKNOWN
 
     def _lost(self, node: fx.Node) -> ExportError:
-        assert self._crossing is not None
-        size, tensor = (_describe(self._traced, n) for n in (node, self._crossing))
+        dims = " or ".join(str(list(shape)) for shape in self._shapes)
         return ExportError(
             "NOT_SPLITTABLE",
-            f"the size {size} crosses a cut but is no dim of {tensor}",
+            f"the size {_describe(self._traced, node)} crosses a cut but is no dim of the tensor "
+            f"that crosses ({dims})",
             hint="cut elsewhere, or compute the size in the block that uses it",
         )
 

@@ -35,7 +35,6 @@ def unfold(model: nn.Module, spec: TensorSpec, examples: Sequence[Tensor]) -> Tr
     try:
         with torch.no_grad():
             module = export_program(model, spec, examples[0]).module()
-        assert isinstance(module, fx.GraphModule)
         traced = record(_plain(module), examples)
     except Exception as e:
         raise Untraced(
