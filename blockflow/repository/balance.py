@@ -172,14 +172,6 @@ def _open(
 
 
 def _legal(traced: Traced) -> list[int]:
-    """Positions where a submodule begins before which a cut may lie, in order."""
-    sole = traced.sole_crossings()
-    # nothing runs before the first; an input that crosses means that nothing was computed on this
-    # side of the cut
-    return [
-        i
-        for i in traced.entrances()[1:]
-        if (x := sole[i]) is not None
-        and x.op != "placeholder"
-        and isinstance(traced.values[0][x], Tensor)
-    ]
+    """Positions before a submodule at which a cut may lie, in order. Nothing runs before the
+    first."""
+    return sorted(set(traced.places(traced.entrances()[1:]).values()))

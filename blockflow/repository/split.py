@@ -89,36 +89,37 @@ def unreached(refused: Sequence[ExportError]) -> ExportError:
 
 def _positions(traced: Traced, cuts: Sequence[str]) -> list[int]:
     positions: list[int] = []
+    begun = 0
     for cut in cuts:
-        position = traced.find(cut)
-        if position is None:
+        begins = traced.find(cut)
+        if begins is None:
             raise ExportError("NOT_SPLITTABLE", f"the forward never calls submodule {cut!r}")
-        check_cut(traced, position, cut)
-        if positions and position <= positions[-1]:
+        computed = any(traced.computes(n) for n in traced.nodes[:begins])
+        if not computed or all(n.op == "placeholder" for n in traced.crossing_data(begins)):
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"nothing runs before submodule {cut!r} for it: the first block would be empty",
+                hint="leave this cut out; the first block begins at the input",
+            )
+        if begins <= begun:
             raise ExportError(
                 "NOT_SPLITTABLE",
                 f"submodule {cut!r} does not run after the cut before it",
                 hint="list the cuts once each, in the order in which the model runs them",
             )
-        positions.append(position)
+        found = traced.places([begins]).get(begins)
+        if found is None or found <= begun:
+            raise _crossed(traced, begins, cut)
+        positions.append(found)
+        begun = begins
     return positions
 
 
-def check_cut(traced: Traced, position: int, name: str) -> None:
-    """Raise NOT_SPLITTABLE unless exactly one tensor crosses the cut at ``position``."""
-    crossing = traced.crossing_data(position)
-    if not any(traced.computes(n) for n in traced.nodes[:position]):
-        raise ExportError(
-            "NOT_SPLITTABLE",
-            f"nothing runs before submodule {name!r}: the first block would be empty",
-            hint="leave this cut out; the first block begins at the input",
-        )
-    if len(crossing) == 1 and isinstance(traced.values[0][crossing[0]], Tensor):
-        return
-    names = [_describe(traced, n) for n in crossing]
-    raise ExportError(
+def _crossed(traced: Traced, position: int, name: str) -> ExportError:
+    names = [_describe(traced, n) for n in traced.crossing_data(position)]
+    return ExportError(
         "NOT_SPLITTABLE",
-        f"{len(crossing)} values cross the cut before {name!r}: {', '.join(names)}",
+        f"{len(names)} values cross the cut before {name!r}: {', '.join(names)}",
         where=name,
         hint="one tensor may cross a cut; cut where no skip connection or mask passes by",
         details={"crossing": names},

@@ -7,7 +7,7 @@ A graph is of calls of submodules (:func:`trace`) or of operators
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,32 @@ class Traced:
             if any(path == name or path.startswith(name + ".") for path in modules_of(node)):
                 return i
         return None
+
+    def places(self, begins: Iterable[int]) -> dict[int, int]:
+        """Where to cut before what begins at each of these positions; none where it cannot be: one
+        tensor has to cross alone, and it is not the input that nothing was computed from."""
+        sole = self.sole_crossings()
+        found: dict[int, int] = {}
+        for start in begins:
+            for i in self._gap(start):
+                node = sole[i]
+                if node is None or not isinstance(self.values[0][node], Tensor):
+                    continue
+                if node.op != "placeholder":
+                    found[start] = i
+                    break
+        return found
+
+    def _gap(self, position: int) -> Iterator[int]:
+        """From where a submodule begins back to where the one before ends. What a forward does in
+        between (a mask of what it has just computed, say) may lie on either side of a cut."""
+        yield position
+        around = frozenset(modules_of(self.nodes[position]))
+        for i in range(position - 1, 0, -1):
+            node = self.nodes[i]
+            if node.op in ("placeholder", "call_module") or not around.issuperset(modules_of(node)):
+                return
+            yield i
 
     def computes(self, node: fx.Node) -> bool:
         """Whether the model's own work on its input is done there."""

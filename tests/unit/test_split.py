@@ -120,6 +120,7 @@ def test_a_module_that_is_never_called() -> None:
 
 def test_a_first_block_that_would_be_empty() -> None:
     assert "nothing runs before" in refused(Model(), ["a"]).message
+    assert "nothing runs before" in refused(Drops(), ["b"]).message
 
 
 class TwoInputs(nn.Module):
@@ -250,6 +251,32 @@ def test_what_cannot_be_traced_inside_keeps_nothing_else_closed() -> None:
     torch.testing.assert_close(chain(stages, x), model(x))
     with pytest.raises(ExportError, match="the model has 4 legal ones"):
         split_evenly(model, 6, examples, x)
+
+
+class Masks(nn.Module):
+    """Between two calls it looks at what the first gave: two tensors stand before the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.a(x))
+        there = (y > 0).float()
+        y = self.b(y) * there
+        return self.c(y + y.mean(1, keepdim=True))
+
+
+def test_what_a_forward_does_between_two_calls_lies_behind_the_cut_if_it_must() -> None:
+    model = Masks().eval()
+    x = torch.randn(3, 4)
+    for cuts in (["b"], ["c"], ["b", "c"]):
+        torch.testing.assert_close(chain(split_model(model, cuts, ROWS), x), model(x))
+    first, _ = split_model(model, ["b"], ROWS)
+    assert (first(x) >= 0).all()  # as late as it can be: behind the relu
+    _, last = split_model(model, ["c"], ROWS)
+    assert [n.op for n in last.graph.nodes] == ["placeholder", "call_module", "output"]
+    torch.testing.assert_close(chain(split_evenly(model, 3, ROWS, x), x), model(x))
 
 
 class Drops(nn.Module):
