@@ -44,7 +44,7 @@ def export(
         str,
         typer.Option(
             help="Submodules before which a new block begins, with commas; "
-            "'default' takes the zoo's."
+            "'default' takes the zoo's. With --block: inside of those."
         ),
     ] = "",
     parts: Annotated[int, typer.Option(min=1, help="Blocks of even measured time.")] = 1,
@@ -185,12 +185,16 @@ def _export(
         if zoo and zoo.blocks and not (split or names or parts > 1):
             blocks = blocks or dict(zoo.blocks)
         if blocks:
-            if split or names or prefix or parts > 1:
-                raise _usage("--block goes without --split, --parts, --name and --prefix", "")
+            if names or prefix or parts > 1 or split == _DEFAULT:
+                raise _usage(
+                    "--block goes without --parts, --name, --prefix and --split default",
+                    "--split takes submodules inside of blocks: such a block becomes NAME-1, ...",
+                )
             return export_tree(
                 loaded,
                 store,
                 blocks=blocks,
+                cuts=commas(split),
                 format=format,
                 version=version,
                 replace_stored=replace_stored,

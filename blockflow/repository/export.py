@@ -24,7 +24,7 @@ from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.report import ExportReport, Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, model_errors
-from blockflow.repository.split import split_model
+from blockflow.repository.split import Unfold, split_model
 from blockflow.repository.traced import refuse_more_inputs
 from blockflow.repository.tree import connected, in_order, observe, paths_of
 from blockflow.repository.unfold import unfold
@@ -82,11 +82,10 @@ def export_model(
     _try_model(loaded, examples[0])
     progress("splitting", 0.0)
     stages: Sequence[nn.Module]
-    # TorchScript would keep the sizes of one example
-    deeper = partial(unfold, loaded.module, loaded.input, examples) if format == "pt2" else None
+    deeper = _deeper(loaded.module, loaded.input, examples, format)
     if cuts:
         stages = split_model(loaded.module, cuts, examples, deeper)
-        labels = [f"begin..{cuts[0]}", *(f"{a}.." for a in cuts)]
+        labels = _labels(cuts)
     elif parts != 1:
         timed = example_input(loaded.input, {**bindings[0], "rows": 1}, int_below=loaded.int_below)
         with model_errors(loaded, timed):
@@ -94,7 +93,7 @@ def export_model(
         labels = [f"part {i + 1} of {parts}" for i in range(parts)]
     else:
         stages, labels = [loaded.module], ["whole model"]
-    pieces = _chain(loaded, bindings, examples, stages, block_names, labels)
+    pieces = _chain(loaded, stages, block_names, labels, loaded.input, examples)
     return store_pieces(
         Job(
             loaded=loaded,
@@ -117,6 +116,7 @@ def export_tree(
     repository: BlockRepository,
     *,
     blocks: Mapping[str, str],
+    cuts: Sequence[str] = (),
     format: str = DEFAULT_FORMAT,
     version: str = "1",
     replace_stored: bool = True,
@@ -131,18 +131,24 @@ def export_tree(
 
     Args:
         blocks: block name -> submodule name.
+        cuts: submodules inside of those, before which a new block begins: a block that is cut
+            becomes NAME-1, NAME-2, ...
         replace_stored, serving: as of :func:`export_model`.
 
     Raises:
         ExportError: NOT_SPLITTABLE when a submodule is called not just once, or gets a tensor that
-            neither the model's input nor a named block gives, or that is written to in between;
-            EXPORT_FAILED, EXPORT_MISMATCH, VERSION_EXISTS.
+            neither the model's input nor a named block gives, or that is written to in between, or
+            when a cut is not possible, or in none of the blocks; EXPORT_FAILED, EXPORT_MISMATCH,
+            VERSION_EXISTS.
     """
     _check(version, format)
     loaded = loaded.outside_inference()
-    _names(list(blocks), "", len(blocks))
+    inside = _cuts_of(blocks, cuts)
+    names = {name: _names([], name, len(inside[name]) + 1) for name in blocks}
+    every = [part for parts in names.values() for part in parts]
+    _names(every, "", len(every))
     if not replace_stored:
-        repository.refuse_stored(list(blocks), version)
+        repository.refuse_stored(every, version)
     bindings = probe_bindings(loaded.input)
     examples = [
         example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
@@ -152,34 +158,36 @@ def export_tree(
     observed = observe(loaded, blocks, examples)
     calls = observed.calls
     parents = connected(calls)
-    paths = paths_of(parents)
+    paths = [[part for name in path for part in names[name]] for path in paths_of(parents)]
     specs: dict[str, TensorSpec] = {}
     pieces: list[Piece] = []
     length = max(len(p) for p in paths)
     for name in in_order(parents):
         parent = parents[name]
         taken = loaded.input if parent is None else specs[parent]
-        specs[name] = infer_spec(name, taken, bindings, calls[name].gives)
-        position = next(p.index(name) for p in paths if name in p) + 1
-        pieces.append(
-            Piece(
-                name=name,
-                stage=loaded.module.get_submodule(blocks[name]),
-                contract=Contract(taken, specs[name]),
-                example=calls[name].takes[0],
-                part=blocks[name],
-                position=position,
-                of=length,
-                padding=promised(loaded.padding, taken, first=parent is None),
-            )
-        )
-    leaves = {path[-1]: blocks[path[-1]] for path in paths}
+        stage, first = loaded.module.get_submodule(blocks[name]), parent is None
+        if inside[name]:
+            takes = calls[name].takes
+            stages = split_model(stage, inside[name], takes, _deeper(stage, taken, takes, format))
+            labels = _labels([f"{blocks[name]}.{cut}" for cut in inside[name]], blocks[name])
+            made = _chain(loaded, stages, names[name], labels, taken, takes, first=first)
+        else:
+            contract = Contract(taken, infer_spec(name, taken, bindings, calls[name].gives))
+            padding = promised(loaded.padding, taken, first=first)
+            example = calls[name].takes[0]
+            made = [Piece(name, stage, contract, example, blocks[name], padding=padding)]
+        specs[name] = made[-1].contract.output
+        pieces += made
+    for piece in pieces:
+        piece.position = next(p.index(piece.name) for p in paths if piece.name in p) + 1
+        piece.of = length
+    leaves = {name: blocks[name] for name in blocks if name not in parents.values()}
 
     def reference(x: Tensor) -> dict[str, Tensor]:
         seen = observe(loaded, leaves, [x]).calls
-        return {name: call.gives[0] for name, call in seen.items()}
+        return {names[leaf][-1]: call.gives[0] for leaf, call in seen.items()}
 
-    partial = tuple(filter(observed.ends_early, leaves))
+    partial_ends = tuple(names[leaf][-1] for leaf in leaves if observed.ends_early(leaf))
     return store_pieces(
         Job(
             loaded,
@@ -191,26 +199,41 @@ def export_tree(
             version,
             replace_stored,
             progress,
-            partial,
+            partial_ends,
             serving,
         )
     )
 
 
+def _deeper(
+    module: nn.Module, spec: TensorSpec, examples: Sequence[Tensor], format_: str
+) -> Unfold | None:
+    """What to cut where submodules cannot be: TorchScript would keep the sizes of one example."""
+    return partial(unfold, module, spec, examples) if format_ == "pt2" else None
+
+
 def _chain(
     loaded: LoadedModel,
-    bindings: Sequence[Mapping[str, int]],
-    examples: Sequence[Tensor],
     stages: Sequence[nn.Module],
     names: Sequence[str],
     labels: Sequence[str],
+    taken: TensorSpec,
+    tensors: Sequence[Tensor],
+    *,
+    first: bool = True,
 ) -> list[Piece]:
+    """The blocks of stages that run after one another.
+
+    Args:
+        taken, tensors: what the first one takes, under all bindings of the model's input.
+        first: whether that is the model's input.
+    """
+    bindings = probe_bindings(loaded.input)
     pieces: list[Piece] = []
-    taken, tensors = loaded.input, list(examples)
     for i, (stage, name, label) in enumerate(zip(stages, names, labels, strict=True)):
         results = []
-        for x, example in zip(tensors, examples, strict=True):
-            with torch.no_grad(), model_errors(loaded, example):
+        for x in tensors:
+            with torch.no_grad(), model_errors(loaded, x):
                 results.append(stage(x.clone()))
         if not isinstance(results[0], Tensor):
             raise ExportError(
@@ -220,20 +243,30 @@ def _chain(
                 hint="name each head as a block of its own (--block name=submodule)",
             )
         given = infer_spec(name, taken, bindings, results)
-        pieces.append(
-            Piece(
-                name,
-                stage,
-                Contract(taken, given),
-                tensors[0],
-                label,
-                i + 1,
-                len(stages),
-                promised(loaded.padding, taken, first=i == 0),
-            )
-        )
+        padding = promised(loaded.padding, taken, first=first and i == 0)
+        contract = Contract(taken, given)
+        pieces.append(Piece(name, stage, contract, tensors[0], label, i + 1, len(stages), padding))
         taken, tensors = given, results
     return pieces
+
+
+def _labels(cuts: Sequence[str], begin: str = "begin") -> list[str]:
+    return [f"{begin}..{cuts[0]}", *(f"{cut}.." for cut in cuts)]
+
+
+def _cuts_of(blocks: Mapping[str, str], cuts: Sequence[str]) -> dict[str, list[str]]:
+    """The cuts inside of each block, as names in its submodule."""
+    inside: dict[str, list[str]] = {name: [] for name in blocks}
+    for cut in cuts:
+        around = [name for name, path in blocks.items() if cut.startswith(path + ".")]
+        if len(around) != 1:
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"submodule {cut!r} lies in {' and '.join(around) or 'none'} of the blocks",
+                hint="beside named blocks, a cut has to be inside of one of them",
+            )
+        inside[around[0]].append(cut.removeprefix(blocks[around[0]] + "."))
+    return inside
 
 
 def _check(version: str, format_: str) -> None:

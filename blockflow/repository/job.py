@@ -41,8 +41,8 @@ class Piece:
     contract: Contract
     example: Tensor
     part: str
-    position: int
-    of: int
+    position: int = 1
+    of: int = 1
     padding: Padding | None = None
     notes: tuple[str, ...] = ()
 

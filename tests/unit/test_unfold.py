@@ -13,8 +13,9 @@ from torch import Tensor, fx, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.core.model import TensorSpec
+from blockflow.repository import balance
 from blockflow.repository.balance import split_evenly
-from blockflow.repository.export import export_model
+from blockflow.repository.export import export_model, export_tree
 from blockflow.repository.probe import example_input, probe_bindings
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
@@ -204,6 +205,17 @@ def test_sizes_that_were_computed_are_computed_again() -> None:
         torch.testing.assert_close(chain(stages, x), model(x))
 
 
+@pytest.fixture
+def even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of the model takes one second: what is measured differs from run to run."""
+
+    def seconds(traced: Traced, _timed: Tensor) -> list[float]:
+        return [float(traced.computes(node)) for node in traced.nodes]
+
+    monkeypatch.setattr(balance, "_measure", seconds)
+
+
+@pytest.mark.usefixtures("even")
 @torch.no_grad()
 def test_even_parts_lie_between_the_layers() -> None:
     model = Logits(Decoder(6)).eval()
@@ -214,6 +226,7 @@ def test_even_parts_lie_between_the_layers() -> None:
         assert any("layers" in name for name, _ in stage.named_parameters())
 
 
+@pytest.mark.usefixtures("even")
 def test_parts_of_calls_stay_where_operators_gain_nothing() -> None:
     """A submodule that stays whole is long, but no part can be shorter than it."""
 
@@ -289,6 +302,79 @@ def test_such_blocks_are_exported_and_stored(repo: BlockRepository) -> None:
     assert middle.input.ranges == {"length": (1, 16)}
     parts = export_model(loaded(), repo, prefix="even", parts=2)
     assert all(block.parameters for block in parts.blocks)
+
+
+class Heads(nn.Module):
+    """Two heads on a trunk that cannot be traced."""
+
+    class Trunk(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decoder = Decoder()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.decoder(tokens).logits
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = self.Trunk()
+        self.tag = nn.Linear(WIDTH, 3)
+        self.word = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WORDS))
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        hidden = self.trunk(tokens)
+        return {"tag": self.tag(hidden), "word": self.word(hidden)}
+
+
+NAMED = {"trunk": "trunk", "tag": "tag", "word": "word"}
+
+
+def heads() -> LoadedModel:
+    return LoadedModel(Heads().eval(), "heads", TOKENS, int_below=WORDS)
+
+
+def test_a_trunk_with_heads_is_cut_as_well(repo: BlockRepository) -> None:
+    cuts = ["trunk.decoder.layers.1", "trunk.decoder.layers.3", "word.1"]
+    report = export_tree(heads(), repo, blocks=NAMED, cuts=cuts)
+    trunk = ("trunk-1", "trunk-2", "trunk-3")
+    assert set(report.paths) == {(*trunk, "tag"), (*trunk, "word-1", "word-2")}
+    assert not report.partial
+    parts = {block.name: block.part for block in report.blocks}
+    assert parts["trunk-1"] == "trunk..trunk.decoder.layers.1"
+    assert parts["trunk-3"] == "trunk.decoder.layers.3.." and parts["tag"] == "tag"
+    chains = {name: repo.manifest(name).chain for name in repo.names()}
+    assert {name: chain.position for name, chain in chains.items() if chain} == {
+        "trunk-1": 1,
+        "trunk-2": 2,
+        "trunk-3": 3,
+        "tag": 4,
+        "word-1": 4,
+        "word-2": 5,
+    }
+    assert {chain.of for chain in chains.values() if chain} == {5}
+
+
+@pytest.mark.parametrize(
+    ("cuts", "words"),
+    [
+        (["trunk"], "'trunk' lies in none of the blocks"),
+        (["tags.0"], "'tags.0' lies in none of the blocks"),
+        (["word.7"], "no submodule '7'"),
+        (["word.1", "word.1"], "does not run after"),
+        (["word.0"], "nothing runs before"),
+    ],
+)
+def test_cuts_beside_named_blocks_lie_inside_of_them(
+    repo: BlockRepository, cuts: list[str], words: str
+) -> None:
+    with pytest.raises(ExportError, match=words):
+        export_tree(heads(), repo, blocks=NAMED, cuts=cuts)
+    assert repo.names() == []
+
+
+def test_a_block_named_like_a_part_of_another(repo: BlockRepository) -> None:
+    with pytest.raises(ExportError, match="names are not unique"):
+        export_tree(heads(), repo, blocks={**NAMED, "word-1": "tag"}, cuts=["word.1"])
 
 
 @pytest.mark.parametrize("format_", [SCRIPTED, TRACED])
