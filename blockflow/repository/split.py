@@ -107,17 +107,23 @@ def _positions(traced: Traced, cuts: Sequence[str]) -> list[int]:
                 f"submodule {cut!r} does not run after the cut before it",
                 hint="list the cuts once each, in the order in which the model runs them",
             )
-        found = traced.places([begins]).get(begins)
-        if found is None or found <= begun:
-            raise _crossed(traced, begins, cut)
+        found = traced.places([begins]).get(begins, 0)
+        if found <= begun:
+            found = begins
+            check_crossing(traced, begins, cut)
         positions.append(found)
         begun = begins
     return positions
 
 
-def _crossed(traced: Traced, position: int, name: str) -> ExportError:
-    names = [_describe(traced, n) for n in traced.crossing_data(position)]
-    return ExportError(
+def check_crossing(traced: Traced, position: int, name: str) -> None:
+    """Raise NOT_SPLITTABLE unless exactly one tensor crosses at ``position``. (What is wrong with
+    the dims of a single one is told of when its contract is made.)"""
+    crossing = traced.crossing_data(position)
+    if len(crossing) == 1 and isinstance(traced.values[0][crossing[0]], Tensor):
+        return
+    names = [_describe(traced, n) for n in crossing]
+    raise ExportError(
         "NOT_SPLITTABLE",
         f"{len(names)} values cross the cut before {name!r}: {', '.join(names)}",
         where=name,

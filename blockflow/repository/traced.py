@@ -82,18 +82,26 @@ class Traced:
 
     def places(self, begins: Iterable[int]) -> dict[int, int]:
         """Where to cut before what begins at each of these positions; none where it cannot be: one
-        tensor has to cross alone, and it is not the input that nothing was computed from."""
+        tensor has to cross alone, as a contract can tell of it, and not the input itself."""
         sole = self.sole_crossings()
         found: dict[int, int] = {}
         for start in begins:
             for i in self._gap(start):
                 node = sole[i]
-                if node is None or not isinstance(self.values[0][node], Tensor):
-                    continue
-                if node.op != "placeholder":
+                if node is not None and node.op != "placeholder" and self._dims_told(node):
                     found[start] = i
                     break
         return found
+
+    def _dims_told(self, node: fx.Node) -> bool:
+        """Whether a tensor's dims are numbers and the input's own, rows first."""
+        shapes = [getattr(values[node], "shape", ()) for values in self.values]
+        if not shapes[0] or len({len(shape) for shape in shapes}) > 1:
+            return False
+        (source, *_) = (n for n in self.nodes if n.op == "placeholder")
+        known = list(zip(*(values[source].shape for values in self.values), strict=True))
+        first, *rest = zip(*shapes, strict=True)
+        return first == known[0] and all(len(set(d)) == 1 or d in known for d in rest)
 
     def _gap(self, position: int) -> Iterator[int]:
         """From where a submodule begins back to where the one before ends. What a forward does in

@@ -226,6 +226,37 @@ def test_even_parts_lie_between_the_layers() -> None:
         assert any("layers" in name for name, _ in stage.named_parameters())
 
 
+class Flat(nn.Module):
+    """Between ``a`` and ``c`` rows and length are one dim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 3:
+            raise ValueError("rows, length, width")
+        y = self.b(self.a(x).reshape(-1, 4)).reshape(x.shape)
+        return self.d(self.c(y))
+
+
+@pytest.mark.usefixtures("even")
+def test_no_part_ends_where_rows_are_no_dim(repo: BlockRepository) -> None:
+    spec = TensorSpec("float32", ("rows", "length", 4), {"length": (1, 16)})
+    examples = [example_input(spec, binding) for binding in probe_bindings(spec)]
+    model = Flat().eval()
+    stages = split_evenly(model, 4, examples, examples[0], way(model, spec, examples))
+    x = torch.randn(3, 9, 4)
+    for stage in stages:
+        x = stage(x)
+        assert x.shape[:2] == (3, 9)
+    with pytest.raises(ExportError, match="the model has 3 legal ones"):
+        split_evenly(model, 5, examples, examples[0], way(model, spec, examples))
+    # after the last dim that is the rows; between b and its reshape nothing else would do
+    first, _ = split_model(model, ["b"], examples, way(model, spec, examples))
+    assert first(torch.randn(3, 9, 4)).shape == (3, 9, 4)
+
+
 @pytest.mark.usefixtures("even")
 def test_parts_of_calls_stay_where_operators_gain_nothing() -> None:
     """A submodule that stays whole is long, but no part can be shorter than it."""
