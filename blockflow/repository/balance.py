@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.repository.split import Unfold, cut_graph, unreached
-from blockflow.repository.traced import Traced, trace
+from blockflow.repository.traced import Traced, Untraced, trace
 from blockflow.tuning.slicing import even_cuts
 
 _REPEATS = 5
@@ -77,6 +77,8 @@ def split_evenly(
             operators = unfold()
             found.append(_evenly(operators, _measure(operators, timed), parts))
         except ExportError as e:
+            if refused and isinstance(e, Untraced) and not isinstance(refused[0], Untraced):
+                refused[0].message += f": what stays whole can be neither traced {e.message}"
             refused.append(e)
     if not found:
         raise unreached(refused)

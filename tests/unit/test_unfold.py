@@ -307,6 +307,22 @@ def test_of_two_refusals_the_users_own_names_are_told() -> None:
         split_evenly(Values().eval(), 2, examples, examples[0], way(Values(), spec, examples))
 
 
+def test_why_there_are_no_more_parts() -> None:
+    class Values(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x) if x.sum() > 0 else x
+
+    spec = TensorSpec("float32", ("rows", 4))
+    examples = [example_input(spec, binding) for binding in probe_bindings(spec)]
+    model = nn.Sequential(nn.Linear(4, 4), Values()).eval()
+    with pytest.raises(ExportError, match=r"has 1 legal ones: .* nor exported: .*data-dependent"):
+        split_evenly(model, 3, examples, examples[0], way(model, spec, examples))
+
+
 def test_a_model_of_several_results_is_not_unfolded() -> None:
     with pytest.raises(ExportError, match="nor does it return one tensor"):
         unfold(Pair().eval(), TOKENS, EXAMPLES)
