@@ -1,10 +1,8 @@
-"""Models whose forward cannot be traced are cut between their operators: transformers as libraries
-write them, with keyword arguments, checks of sizes, masks, and objects for results."""
+"""Models whose forward cannot be traced are cut between their operators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -24,113 +22,23 @@ from blockflow.repository.traced import Traced
 from blockflow.repository.unfold import unfold
 from tests import export_rig
 from tests.export_rig import SCRIPTED, TRACED
-
-repo = export_rig.repo
-
-WORDS = 20
-WIDTH = 8
-TOKENS = TensorSpec("int64", ("rows", "length"), {"length": (1, 16)})
-EXAMPLES = tuple(
-    example_input(TOKENS, binding, int_below=WORDS, seed=i)
-    for i, binding in enumerate(probe_bindings(TOKENS))
+from tests.unfold_rig import (
+    EXAMPLES,
+    TOKENS,
+    WIDTH,
+    WORDS,
+    Decoder,
+    Filled,
+    Flat,
+    Halves,
+    Heads,
+    Logits,
+    Padded,
+    Pair,
+    WrittenWithData,
 )
 
-
-@dataclass
-class Output:
-    logits: Tensor
-    hidden: Tensor | None = None
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attend = nn.Linear(WIDTH, 3 * WIDTH)
-        self.mix = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor, *, mask: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
-        if x.ndim != 3:  # a look at a tensor, which torch.fx cannot trace
-            raise ValueError("hidden states are rows, length, width")
-        q, k, v = self.attend(x).chunk(3, dim=-1)
-        cos, sin = positions
-        q = q * cos + q.flip(-1) * sin
-        scores = (q @ k.transpose(1, 2)).masked_fill(~mask, float("-inf"))
-        return x + self.mix(scores.softmax(-1) @ v)
-
-
-class Decoder(nn.Module):
-    """int64[rows, length] -> one vector per token; nobody looks at what comes later."""
-
-    def __init__(self, layers: int = 4) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(layers))
-        self.register_buffer("angles", torch.linspace(0.1, 1, WIDTH), persistent=False)
-
-    def mask(self, tokens: Tensor) -> Tensor:
-        length = tokens.shape[1]
-        return torch.ones(length, length, dtype=torch.bool).tril()
-
-    def forward(self, tokens: Tensor, output_hidden: bool = False) -> Output:
-        x = self.embed(tokens)
-        angles = torch.arange(tokens.shape[1])[:, None] * self.angles
-        mask = self.mask(tokens)
-        for layer in self.layers:
-            x = layer(x, mask=mask, positions=(angles.cos(), angles.sin()))
-        return Output(logits=x, hidden=x if output_hidden else None)
-
-
-class Logits(nn.Module):
-    def __init__(self, model: nn.Module | None = None) -> None:
-        super().__init__()
-        self.model = Decoder() if model is None else model
-        self.head = nn.Linear(WIDTH, 5)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.model(tokens).logits)
-
-
-class Filled(Decoder):
-    """Its mask is written step by step, and into a view of it as well."""
-
-    def mask(self, tokens: Tensor) -> Tensor:
-        length = tokens.shape[1]
-        ahead = torch.zeros(length, length, dtype=torch.int64)
-        ahead += torch.arange(length)[:, None]
-        seen = ahead >= 0
-        ahead.t().sub_(torch.arange(length)[:, None])
-        seen.logical_and_(ahead >= 0)
-        ahead.fill_(-1)
-        return seen
-
-
-class Padded(Decoder):
-    """Tokens of number 0 are not seen: its mask is data."""
-
-    def mask(self, tokens: Tensor) -> Tensor:
-        return super().mask(tokens) & (tokens != 0)[:, None]
-
-
-class WrittenWithData(Decoder):
-    def mask(self, tokens: Tensor) -> Tensor:
-        rows, length = tokens.shape
-        mask = torch.ones(rows, length, length, dtype=torch.bool)
-        mask.logical_and_((tokens != 0)[:, None]).diagonal(dim1=1, dim2=2).fill_(True)
-        return mask
-
-
-class Halves(nn.Module):
-    """float32[rows, length, width]; the numbers of halves and of both are of sizes alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 3:
-            raise ValueError("rows, length, width")
-        rows, both = x.shape[0], x.shape[1] * 2
-        return self.b(self.a(x)).reshape(rows, both, 2)
+repo = export_rig.repo
 
 
 def way(model: nn.Module, spec: TensorSpec, examples: Sequence[Tensor]) -> partial[Traced]:
@@ -226,20 +134,6 @@ def test_even_parts_lie_between_the_layers() -> None:
         assert any("layers" in name for name, _ in stage.named_parameters())
 
 
-class Flat(nn.Module):
-    """Between ``a`` and ``c`` rows and length are one dim."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.d = (nn.Linear(4, 4) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 3:
-            raise ValueError("rows, length, width")
-        y = self.b(self.a(x).reshape(-1, 4)).reshape(x.shape)
-        return self.d(self.c(y))
-
-
 @pytest.mark.usefixtures("even")
 def test_no_part_ends_where_rows_are_no_dim(repo: BlockRepository) -> None:
     spec = TensorSpec("float32", ("rows", "length", 4), {"length": (1, 16)})
@@ -328,12 +222,6 @@ def test_a_model_of_several_results_is_not_unfolded() -> None:
         unfold(Pair().eval(), TOKENS, EXAMPLES)
 
 
-class Pair(Decoder):
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        x = self.embed(tokens)
-        return x, -x
-
-
 def loaded() -> LoadedModel:
     return LoadedModel(Logits().eval(), "decoder", TOKENS, int_below=WORDS)
 
@@ -349,28 +237,6 @@ def test_such_blocks_are_exported_and_stored(repo: BlockRepository) -> None:
     assert middle.input.ranges == {"length": (1, 16)}
     parts = export_model(loaded(), repo, prefix="even", parts=2)
     assert all(block.parameters for block in parts.blocks)
-
-
-class Heads(nn.Module):
-    """Two heads on a trunk that cannot be traced."""
-
-    class Trunk(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.decoder = Decoder()
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.decoder(tokens).logits
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = self.Trunk()
-        self.tag = nn.Linear(WIDTH, 3)
-        self.word = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WORDS))
-
-    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
-        hidden = self.trunk(tokens)
-        return {"tag": self.tag(hidden), "word": self.word(hidden)}
 
 
 NAMED = {"trunk": "trunk", "tag": "tag", "word": "word"}
