@@ -126,7 +126,7 @@ def _evenly(traced: Traced, seconds: Sequence[float], parts: int) -> _Cut:
     positions = even_cuts(seconds, legal, parts)
     bounds = [0, *positions, len(seconds)]
     slowest = max(sum(seconds[a:b]) for a, b in pairwise(bounds))
-    return _Cut(traced, positions, slowest / sum(seconds))
+    return _Cut(traced, positions, slowest / (sum(seconds) or 1.0))
 
 
 def _measure(traced: Traced, timed: Tensor) -> list[float]:

@@ -176,8 +176,7 @@ class _Recorder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        # only dtype and dims are needed later: do not hold every activation
-        self.values[n] = value.to("meta") if isinstance(value, Tensor) else value
+        self.values[n] = _without_elements(value)
         follows = n.op not in ("placeholder", "output") and self.following.keys() >= set(
             n.all_input_nodes
         )
@@ -196,6 +195,15 @@ class _Recorder(fx.Interpreter):
                 self.writers.setdefault(node, set()).add(n)
             else:  # the model's data is in it now
                 del self.following[node]
+
+
+def _without_elements(value: Any) -> Any:
+    """Only dtype and dims are needed later: do not hold every activation."""
+    if isinstance(value, Tensor):
+        return value.to("meta")
+    if isinstance(value, tuple | list):
+        return (list if isinstance(value, list) else tuple)(map(_without_elements, value))
+    return value
 
 
 def _only_reads(node: fx.Node) -> bool:
