@@ -50,7 +50,10 @@ def export(
     parts: Annotated[int, typer.Option(min=1, help="Blocks of even measured time.")] = 1,
     block: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=SUBMODULE: a block of its own (trunks with several heads)."),
+        typer.Option(
+            help="NAME=SUBMODULE: a block of its own (trunks with several heads), with what the "
+            "model does between it and the next."
+        ),
     ] = None,
     format_: Annotated[
         str,
@@ -241,6 +244,15 @@ def _print_report(report: ExportReport, repository: Path) -> None:
     console.print(table)
     for path in report.paths:
         console.print(f"path: {' -> '.join(path)}", highlight=False)
+    more = [
+        f"{b.name} = {b.part}" for b in report.blocks if b.part[:2] == ".." or b.part[-2:] == ".."
+    ]
+    if more:
+        console.print(
+            f"'..' is what the model does before or after: {', '.join(more)}",
+            highlight=False,
+            markup=False,
+        )
     checked = ", ".join(report.max_error)
     worst = max(report.max_error.values())
     equal = "equal to what the model computes there" if report.partial else "equal to the model"

@@ -19,7 +19,8 @@ from torch import Tensor, fx, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.repository.split import Unfold, cut_graph, unreached
-from blockflow.repository.traced import Traced, Untraced, trace
+from blockflow.repository.trace import trace
+from blockflow.repository.traced import Traced, Untraced
 from blockflow.tuning.slicing import even_cuts
 
 _REPEATS = 5

@@ -16,6 +16,7 @@ from blockflow.core.errors import ExportError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.repository.artifact import refuse_format
 from blockflow.repository.balance import split_evenly
+from blockflow.repository.branches import branches
 from blockflow.repository.job import Job, Piece, Serving
 from blockflow.repository.manifest import is_block_name, is_version
 from blockflow.repository.padding import promised
@@ -24,10 +25,10 @@ from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.report import ExportReport, Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, model_errors
-from blockflow.repository.split import Unfold, split_model
-from blockflow.repository.traced import refuse_more_inputs
-from blockflow.repository.tree import connected, in_order, observe, paths_of
-from blockflow.repository.unfold import unfold
+from blockflow.repository.split import split_model
+from blockflow.repository.trace import refuse_more_inputs
+from blockflow.repository.tree import in_order, observe, paths_of
+from blockflow.repository.unfold import unfold, unfolds
 
 DEFAULT_FORMAT = "pt2"
 
@@ -82,7 +83,7 @@ def export_model(
     _try_model(loaded, examples[0])
     progress("splitting", 0.0)
     stages: Sequence[nn.Module]
-    deeper = _deeper(loaded.module, loaded.input, examples, format)
+    deeper = partial(unfold, loaded.module, loaded.input, examples) if unfolds(format) else None
     if cuts:
         stages = split_model(loaded.module, cuts, examples, deeper)
         labels = _labels(cuts)
@@ -93,7 +94,7 @@ def export_model(
         labels = [f"part {i + 1} of {parts}" for i in range(parts)]
     else:
         stages, labels = [loaded.module], ["whole model"]
-    pieces = _chain(loaded, stages, block_names, labels, loaded.input, examples)
+    pieces, _ = _chain(loaded, stages, block_names, labels, loaded.input, examples)
     return store_pieces(
         Job(
             loaded=loaded,
@@ -125,9 +126,11 @@ def export_tree(
 ) -> ExportReport:
     """Export named submodules as blocks of their own; the model may have several outputs.
 
-    How they connect is observed: a block follows the block whose output tensor it gets. Every path
-    from the model's input to a last block is verified against what the model itself computes there;
-    of a last block whose result the model does not return the report says so (``partial``).
+    How they connect is observed: a block follows the block whose output tensor it gets. What the
+    model does in between belongs to the block before it as far as all who follow that need it, and
+    to those where it differs. Every path from the model's input to a last block is verified against
+    what the model itself computes there; of a last block whose result the model does not return the
+    report says so (``partial``).
 
     Args:
         blocks: block name -> submodule name.
@@ -136,8 +139,8 @@ def export_tree(
         replace_stored, serving: as of :func:`export_model`.
 
     Raises:
-        ExportError: NOT_SPLITTABLE when a submodule is called not just once, or gets a tensor that
-            neither the model's input nor a named block gives, or that is written to in between, or
+        ExportError: NOT_SPLITTABLE when a submodule is called not just once, or more than one
+            tensor crosses between two blocks, or what stands between them cannot be followed, or
             when a cut is not possible, or in none of the blocks; EXPORT_FAILED, EXPORT_MISMATCH,
             VERSION_EXISTS.
     """
@@ -156,26 +159,24 @@ def export_tree(
     ]
     _try_model(loaded, examples[0])
     observed = observe(loaded, blocks, examples)
-    calls = observed.calls
-    parents = connected(calls)
+    tree = branches(loaded, blocks, examples, observed, format)
+    parents = {name: branch.parent for name, branch in tree.items()}
     paths = [[part for name in path for part in names[name]] for path in paths_of(parents)]
-    specs: dict[str, TensorSpec] = {}
+    specs: dict[str | None, TensorSpec] = {None: loaded.input}
+    tensors: dict[str | None, Sequence[Tensor]] = {None: examples}
     pieces: list[Piece] = []
     length = max(len(p) for p in paths)
     for name in in_order(parents):
-        parent = parents[name]
-        taken = loaded.input if parent is None else specs[parent]
-        stage, first = loaded.module.get_submodule(blocks[name]), parent is None
+        branch = tree[name]
+        taken, takes = specs[branch.parent], tensors[branch.parent]
+        stages: Sequence[nn.Module] = [branch.stage]
+        labels = [branch.label]
         if inside[name]:
-            takes = calls[name].takes
-            stages = split_model(stage, inside[name], takes, _deeper(stage, taken, takes, format))
-            labels = _labels([f"{blocks[name]}.{cut}" for cut in inside[name]], blocks[name])
-            made = _chain(loaded, stages, names[name], labels, taken, takes, first=first)
-        else:
-            contract = Contract(taken, infer_spec(name, taken, bindings, calls[name].gives))
-            padding = promised(loaded.padding, taken, first=first)
-            example = calls[name].takes[0]
-            made = [Piece(name, stage, contract, example, blocks[name], padding=padding)]
+            stages = branch.split(inside[name], taken, takes, format)
+            labels = _labels(inside[name], branch.label.removesuffix(".."))
+        made, tensors[name] = _chain(
+            loaded, stages, names[name], labels, taken, takes, first=branch.parent is None
+        )
         specs[name] = made[-1].contract.output
         pieces += made
     for piece in pieces:
@@ -205,13 +206,6 @@ def export_tree(
     )
 
 
-def _deeper(
-    module: nn.Module, spec: TensorSpec, examples: Sequence[Tensor], format_: str
-) -> Unfold | None:
-    """What to cut where submodules cannot be: TorchScript would keep the sizes of one example."""
-    return partial(unfold, module, spec, examples) if format_ == "pt2" else None
-
-
 def _chain(
     loaded: LoadedModel,
     stages: Sequence[nn.Module],
@@ -221,8 +215,8 @@ def _chain(
     tensors: Sequence[Tensor],
     *,
     first: bool = True,
-) -> list[Piece]:
-    """The blocks of stages that run after one another.
+) -> tuple[list[Piece], Sequence[Tensor]]:
+    """The blocks of stages that run after one another, and what the last one gives.
 
     Args:
         taken, tensors: what the first one takes, under all bindings of the model's input.
@@ -247,7 +241,7 @@ def _chain(
         contract = Contract(taken, given)
         pieces.append(Piece(name, stage, contract, tensors[0], label, i + 1, len(stages), padding))
         taken, tensors = given, results
-    return pieces
+    return pieces, tensors
 
 
 def _labels(cuts: Sequence[str], begin: str = "begin") -> list[str]:
@@ -255,7 +249,7 @@ def _labels(cuts: Sequence[str], begin: str = "begin") -> list[str]:
 
 
 def _cuts_of(blocks: Mapping[str, str], cuts: Sequence[str]) -> dict[str, list[str]]:
-    """The cuts inside of each block, as names in its submodule."""
+    """The cuts inside of each block."""
     inside: dict[str, list[str]] = {name: [] for name in blocks}
     for cut in cuts:
         around = [name for name, path in blocks.items() if cut.startswith(path + ".")]
@@ -265,7 +259,7 @@ def _cuts_of(blocks: Mapping[str, str], cuts: Sequence[str]) -> dict[str, list[s
                 f"submodule {cut!r} lies in {' and '.join(around) or 'none'} of the blocks",
                 hint="beside named blocks, a cut has to be inside of one of them",
             )
-        inside[around[0]].append(cut.removeprefix(blocks[around[0]] + "."))
+        inside[around[0]].append(cut)
     return inside
 
 

@@ -33,7 +33,7 @@ from blockflow.repository.manifest import (
 )
 from blockflow.repository.report import BlockReport, ExportReport
 from blockflow.repository.scratch import scratch
-from blockflow.repository.traced import refuse_open_forward
+from blockflow.repository.trace import refuse_open_forward
 from blockflow.repository.verify import verify_padding, verify_results, verify_served
 
 _MEASURED_RUNS = 7

@@ -1,18 +1,17 @@
 """Traced: a model's graph, what each node gives for examples, and what crosses between nodes.
 
-A graph is of calls of submodules (:func:`trace`) or of operators
+A graph is of calls of submodules (:func:`blockflow.repository.trace.trace`) or of operators
 (:func:`blockflow.repository.unfold.unfold`).
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from blockflow.core.errors import ExportError
 
@@ -33,14 +32,15 @@ class Traced:
         values: per example.
         following: nodes whose value follows from parameters, constants and sizes alone; whoever
             knows these can compute it anew.
-        writers: of such a node, those of them that write into what it gave (``mask.fill_(0)``).
+        after: of a node, those that write into what it takes, between the node that made that and
+            this one (``mask.fill_(0)``): who runs the node has to run them before.
     """
 
     module: fx.GraphModule
     nodes: tuple[fx.Node, ...]
     values: tuple[Values, ...]
     following: frozenset[fx.Node]
-    writers: Mapping[fx.Node, frozenset[fx.Node]]
+    after: Mapping[fx.Node, frozenset[fx.Node]]
 
     def crossing(self, position: int) -> list[fx.Node]:
         """Nodes whose value is made before ``position`` and used at or after it."""
@@ -88,12 +88,12 @@ class Traced:
         for start in begins:
             for i in self._gap(start):
                 node = sole[i]
-                if node is not None and node.op != "placeholder" and self._dims_told(node):
+                if node is not None and node.op != "placeholder" and self.dims_told(node):
                     found[start] = i
                     break
         return found
 
-    def _dims_told(self, node: fx.Node) -> bool:
+    def dims_told(self, node: fx.Node) -> bool:
         """Whether a tensor's dims are numbers and the input's own, rows first."""
         shapes = [getattr(values[node], "shape", ()) for values in self.values]
         if not shapes[0] or len({len(shape) for shape in shapes}) > 1:
@@ -144,75 +144,6 @@ def modules_of(node: fx.Node) -> Iterator[str]:
         yield str(node.target)
 
 
-def record(module: fx.GraphModule, examples: Sequence[Tensor]) -> Traced:
-    """Run a graph on the examples, which it leaves as they are. Raises what the model raises."""
-    runs: list[_Recorder] = []
-    with torch.no_grad():
-        for example in examples:
-            runs.append(_Recorder(module))
-            runs[-1].run(example.clone())
-    following = frozenset(set.intersection(*(set(run.following) for run in runs)))
-    writers = {
-        node: frozenset(w for run in runs for w in run.writers.get(node, ())) for node in following
-    }
-    return Traced(
-        module,
-        tuple(module.graph.nodes),
-        tuple(run.values for run in runs),
-        following,
-        {node: found for node, found in writers.items() if found},
-    )
-
-
-class _Recorder(fx.Interpreter):
-    """Notes what each node gives, and which values follow from parameters and sizes."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.values: dict[fx.Node, Any] = {}
-        self.following: dict[fx.Node, list[tuple[Tensor, int]]] = {}
-        """With the tensors of each, and how often they have been written to."""
-        self.writers: dict[fx.Node, set[fx.Node]] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        self.values[n] = _without_elements(value)
-        follows = n.op not in ("placeholder", "output") and self.following.keys() >= set(
-            n.all_input_nodes
-        )
-        if not _only_reads(n):
-            self._note_writes(n, follows)
-        if follows or settled(value):
-            self.following[n] = [(t, _writes(t)) for t in _tensors(value)]
-        return value
-
-    def _note_writes(self, n: fx.Node, follows: bool) -> None:
-        for node, held in list(self.following.items()):
-            if all(_writes(t) == before for t, before in held):
-                continue
-            if follows:
-                self.following[node] = [(t, _writes(t)) for t, _ in held]
-                self.writers.setdefault(node, set()).add(n)
-            else:  # the model's data is in it now
-                del self.following[node]
-
-
-def _without_elements(value: Any) -> Any:
-    """Only dtype and dims are needed later: do not hold every activation."""
-    if isinstance(value, Tensor):
-        return value.to("meta")
-    if isinstance(value, tuple | list):
-        return (list if isinstance(value, list) else tuple)(map(_without_elements, value))
-    return value
-
-
-def _only_reads(node: fx.Node) -> bool:
-    target = node.target
-    return node.op in ("placeholder", "get_attr", "output") or (
-        isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable
-    )
-
-
 def settled(value: Any) -> bool:
     """A number or several, of which dims are made; or what a tensor is besides its elements."""
     if isinstance(value, tuple | list):
@@ -220,109 +151,16 @@ def settled(value: Any) -> bool:
     return isinstance(value, int | float | torch.dtype | torch.device)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors(part)
-
-
-def _writes(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-class _Tracer(fx.Tracer):
-    """Opens only the modules whose inside must be seen."""
-
-    def __init__(self, opened: frozenset[str]) -> None:
-        super().__init__()
-        self._opened = opened
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name not in self._opened
-
-
-def refuse_open_forward(module: nn.Module, where: str) -> None:
-    """Raises ExportError: NOT_SPLITTABLE when ``forward(*xs)`` leaves open how many tensors go in:
-    neither a cut nor torch.export finds its one input then."""
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):  # a compiled method, which no Python describes
-        return
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            raise ExportError(
-                "NOT_SPLITTABLE",
-                f"forward takes any number of inputs (*{parameter.name}); a block takes one",
-                where=where,
-                hint="give the forward one parameter with a name, or wrap the model",
-            )
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            return
-
-
-def refuse_more_inputs(module: nn.Module, where: str) -> None:
-    """Raises ExportError: NOT_SPLITTABLE when ``forward`` has to be given more than one input."""
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):  # a compiled method, which no Python describes
-        return
-    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
-    if len(required) > 1:
-        raise ExportError(
-            "NOT_SPLITTABLE",
-            f"forward takes {len(required)} inputs ({', '.join(required)}); a block takes one",
-            where=where,
-            hint="wrap the model so that one tensor goes in",
-        )
-
-
-def trace(model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor]) -> Traced:
-    """Trace ``model`` with the modules of ``opened`` laid open and run it on the examples.
-
-    Raises:
-        ExportError: NOT_SPLITTABLE when the forward cannot be traced, takes more than one input,
-            or returns anything but one tensor.
-    """
-    where = type(model).__name__
-    refuse_open_forward(model, where)
-    try:
-        parameters = list(inspect.signature(model.forward).parameters.values())
-        optional = {
-            p.name: p.default
-            for p in parameters[1:]
-            if p.default is not p.empty and p.kind is not p.VAR_KEYWORD
-        }
-        refuse_more_inputs(model, where)
-        taken = parameters[0].name if parameters else ""
-        graph = _Tracer(opened).trace(model, concrete_args=optional or None)
-        for node in list(graph.nodes):
-            # concrete arguments stay behind as placeholders without users
-            if node.op == "placeholder" and not node.users and node.name != taken:
-                graph.erase_node(node)
-        traced = record(fx.GraphModule(model, graph), examples)
-    except ExportError:
-        raise
-    except Exception as e:
-        raise Untraced(
-            "NOT_SPLITTABLE",
-            f"the forward cannot be traced: {type(e).__name__}: {first_line(e)}",
-            where=where,
-            hint="control flow that looks at tensors must lie inside a submodule that is not cut; "
-            "pt2, the default format, follows what looks at their sizes only",
-        ) from e
-    result = traced.values[0][traced.nodes[-1]]
-    if not isinstance(result, Tensor):
-        kind = type(result).__name__.removeprefix("immutable_")  # fx's own dict and list
-        raise ExportError(
-            "NOT_SPLITTABLE",
-            f"the model returns a {kind}, not one tensor",
-            where=where,
-            hint="name each head as a block of its own (--block name=submodule)",
-        )
-    return traced
+def described(traced: Traced, node: fx.Node) -> str:
+    """A node for those who wrote the model."""
+    if node.op == "call_module":
+        return str(node.target)
+    value = traced.values[0][node]
+    modules = [m for m in modules_of(node) if m]
+    if not isinstance(value, Tensor) or not isinstance(node.target, torch._ops.OpOverload):
+        return node.name
+    kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{node.name} ({kind}, made in {modules[-1] if modules else 'the model itself'})"
 
 
 def first_line(e: Exception) -> str:

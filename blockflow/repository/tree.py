@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,28 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
+from blockflow.repository.record import Seen, same_elements, tensors_of
 from blockflow.repository.sources import LoadedModel, model_errors
-
-_DEPTH = 4
-"""How deep a model's return value is looked into."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A tensor as it was at one moment: later in-place operations change it, not the copy."""
-
-    tensor: Tensor
-    copy: Tensor
-    writes: int
-
-    @classmethod
-    def now(cls, tensor: Tensor) -> Seen:
-        return cls(tensor, tensor.clone(), 0 if tensor.is_inference() else tensor._version)
-
-    def became(self, later: Seen) -> bool:
-        """Whether it was written to before ``later``. Elements are compared as well: torch counts
-        no writes through ``.data`` or in inference mode."""
-        return self.writes != later.writes or not same_elements(self.copy, later.copy)
 
 
 @dataclass(slots=True)
@@ -42,8 +22,10 @@ class Call:
         inputs: as they were when it was called.
         outputs: as they were when it returned.
         sources: the model's input of that run.
-        odd: why calls of it cannot be a block's; '' = they can.
+        odd: what else than one tensor it was called with; '' = nothing.
+        gave: what else than one tensor it returned; '' = nothing.
         order: the names of the blocks in the order in which they returned, of all runs.
+        runs: how often it was called.
     """
 
     order: list[str]
@@ -51,10 +33,8 @@ class Call:
     outputs: list[Seen] = field(default_factory=list)
     sources: list[Seen] = field(default_factory=list)
     odd: str = ""
-
-    @property
-    def takes(self) -> list[Tensor]:
-        return [seen.copy for seen in self.inputs]
+    gave: str = ""
+    runs: int = 0
 
     @property
     def gives(self) -> list[Tensor]:
@@ -83,13 +63,6 @@ class Observed:
         )
 
 
-def same_elements(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal in dtype, dims and every element; NaN equals NaN."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())
-
-
 def observe(loaded: LoadedModel, blocks: Mapping[str, str], examples: Sequence[Tensor]) -> Observed:
     """Run the model and note what each named submodule takes and gives, and what it returns.
 
@@ -98,8 +71,8 @@ def observe(loaded: LoadedModel, blocks: Mapping[str, str], examples: Sequence[T
         examples: inputs of the model; they are left as they are.
 
     Raises:
-        ExportError: NOT_SPLITTABLE when a submodule does not run just once per example, with one
-            tensor in and one out; EXPORT_FAILED when the model fails.
+        ExportError: NOT_SPLITTABLE when a submodule does not run just once per example;
+            EXPORT_FAILED when the model fails.
     """
     model = loaded.module
     known = dict(model.named_modules(remove_duplicate=False))
@@ -122,47 +95,24 @@ def observe(loaded: LoadedModel, blocks: Mapping[str, str], examples: Sequence[T
             for call in calls.values():
                 call.sources.append(Seen.now(source))
             with torch.no_grad(), model_errors(loaded, example):
-                returned.append(list(_tensors(model(source), _DEPTH)))
+                returned.append([t.clone() for t in tensors_of(model(source))])
     finally:
         for hook in hooks:
             hook.remove()
     for name, call in calls.items():
-        if call.odd:
+        if call.runs != len(examples):
             raise ExportError(
                 "NOT_SPLITTABLE",
-                f"submodule {blocks[name]!r} {call.odd}; a block takes one tensor and gives one",
-                where=name,
-                hint="change the call in the model's forward, or wrap both in a submodule and name "
-                "that",
-            )
-        if not len(call.inputs) == len(call.outputs) == len(examples):
-            raise ExportError(
-                "NOT_SPLITTABLE",
-                f"submodule {blocks[name]!r} runs {len(call.outputs)} times per input "
-                "with one tensor in and one out; a block runs once",
+                f"submodule {blocks[name]!r} runs {call.runs / len(examples):g} times per input; "
+                "a block runs once",
                 where=name,
             )
     return Observed(calls, returned)
 
 
-def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    """The tensors in a tensor, a sequence, a map, or an object that holds such."""
-    if isinstance(value, Tensor):
-        yield value.clone()
-    elif depth:
-        parts: Iterable[Any] = ()
-        if isinstance(value, list | tuple):
-            parts = value
-        elif isinstance(value, Mapping):
-            parts = value.values()
-        elif hasattr(value, "__dict__"):
-            parts = vars(value).values()
-        for part in parts:
-            yield from _tensors(part, depth - 1)
-
-
 def _watch(module: nn.Module, name: str, call: Call) -> list[Any]:
     def before(_m: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        call.runs += 1
         if named:
             call.odd = f"is called with {', '.join(named)} by keyword"
         elif len(args) != 1:
@@ -177,7 +127,7 @@ def _watch(module: nn.Module, name: str, call: Call) -> list[Any]:
             call.outputs.append(Seen.now(out))
             call.order.append(name)
         else:
-            call.odd = call.odd or f"returns a {type(out).__name__}"
+            call.gave = f"returns a {type(out).__name__}"
 
     return [
         module.register_forward_pre_hook(before, with_kwargs=True),
@@ -185,12 +135,26 @@ def _watch(module: nn.Module, name: str, call: Call) -> list[Any]:
     ]
 
 
-def connected(calls: Mapping[str, Call]) -> dict[str, str | None]:
+class Unconnected(ExportError):
+    """The model does something besides to call its blocks, each with what another one gave."""
+
+
+def connected(calls: Mapping[str, Call], blocks: Mapping[str, str]) -> dict[str, str | None]:
     """Each block's parent: the block whose output tensor it takes; None takes the model's input.
 
     Raises:
-        ExportError: NOT_SPLITTABLE when it takes another tensor, or one that was written to.
+        Unconnected: NOT_SPLITTABLE when it is called with anything but one tensor, with another
+            tensor, or one that was written to, or gives anything but one.
     """
+    for name, call in calls.items():
+        if odd := call.odd or call.gave:
+            raise Unconnected(
+                "NOT_SPLITTABLE",
+                f"submodule {blocks[name]!r} {odd}; a block takes one tensor and gives one",
+                where=name,
+                hint="change the call in the model's forward, or wrap both in a submodule and name "
+                "that",
+            )
     return {name: _parent(name, call, calls) for name, call in calls.items()}
 
 
@@ -205,7 +169,7 @@ def _parent(name: str, call: Call, calls: Mapping[str, Call]) -> str | None:
     if taken.tensor is call.sources[0].tensor:
         _refuse_written(call.sources[0], taken, "its input", name)
         return None
-    raise ExportError(
+    raise Unconnected(
         "NOT_SPLITTABLE",
         f"the input of block {name!r} is neither the model's input nor another block's output",
         where=name,
@@ -215,7 +179,7 @@ def _parent(name: str, call: Call, calls: Mapping[str, Call]) -> str | None:
 
 def _refuse_written(given: Seen, taken: Seen, what: str, name: str) -> None:
     if given.became(taken):
-        raise ExportError(
+        raise Unconnected(
             "NOT_SPLITTABLE",
             f"the model writes into {what} before block {name!r}",
             where=name,

@@ -14,24 +14,37 @@ from torch import Tensor, fx, nn
 
 from blockflow.core.model import TensorSpec
 from blockflow.repository.artifact import export_program
-from blockflow.repository.traced import Traced, Untraced, first_line, record
+from blockflow.repository.record import record
+from blockflow.repository.traced import Traced, Untraced, first_line
 
 _GUARDS = "_guards_fn"
 """What torch puts before a program: checks of its input. The contract is checked elsewhere."""
 
 
-def unfold(model: nn.Module, spec: TensorSpec, examples: Sequence[Tensor]) -> Traced:
+def unfolds(format_: str) -> bool:
+    """Whether artifacts of a format can be made of operators."""
+    return format_ == "pt2"
+
+
+def unfold(
+    model: nn.Module, spec: TensorSpec, examples: Sequence[Tensor], several: bool = False
+) -> Traced:
     """Trace ``model`` down to its operators and run it on the examples.
 
     Args:
         model: in eval mode; its parameters are shared with the graph, not copied.
         spec: its input contract; named dims stay dynamic.
         examples: inputs of all :func:`blockflow.repository.probe.probe_bindings`.
+        several: whether it may give more than one tensor.
 
     Raises:
         Untraced: NOT_SPLITTABLE when torch.export refuses it, or it does not give one tensor; said
             so as to follow why it cannot be traced either.
     """
+    if isinstance(model, fx.GraphModule):
+        for node in model.graph.nodes:
+            if node.op == "call_module":  # its name would be all that is known of what it does
+                node.meta.pop("nn_module_stack", None)
     try:
         with torch.no_grad():
             module = export_program(model, spec, examples[0]).module()
@@ -42,7 +55,7 @@ def unfold(model: nn.Module, spec: TensorSpec, examples: Sequence[Tensor]) -> Tr
             f"nor exported: {type(e).__name__}: {first_line(e)}",
             where=type(model).__name__,
         ) from e
-    if not isinstance(traced.values[0][traced.nodes[-1]], Tensor):
+    if not several and not isinstance(traced.values[0][traced.nodes[-1]], Tensor):
         raise Untraced(
             "NOT_SPLITTABLE", "nor does it return one tensor", where=type(model).__name__
         )

@@ -62,8 +62,38 @@ def test_heads_of_which_one_writes_for_the_other_are_refused(tmp_path: Path) -> 
     loaded = LoadedModel(model, "heads", TensorSpec("float32", ("rows", 4)))
     with pytest.raises(ExportError) as e:
         export_tree(loaded, repository, blocks={"t": "trunk", "a": "a", "b": "b"})
-    assert e.value.code in ("EXPORT_MISMATCH", "NOT_SPLITTABLE")
+    assert e.value.message == "2 values cross to block 'b': trunk, a"
     assert repository.names() == []
+
+
+class TrunkThatKeeps(nn.Module):
+    """What cannot be traced by calls, so that operators are what is known of it."""
+
+    class Trunk(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.kept = nn.Linear(4, 4), torch.zeros(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = x + 1
+            return self.linear(self.kept)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.a = self.Trunk(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > 1000:
+            raise ValueError("too many")
+        return self.a(self.trunk(x) + self.trunk.kept)
+
+
+def test_a_submodule_gives_its_result_alone(tmp_path: Path) -> None:
+    loaded = LoadedModel(TrunkThatKeeps().eval(), "keeps", TensorSpec("float32", ("rows", 4)))
+    with pytest.raises(ExportError) as e:
+        export_tree(loaded, BlockRepository(tmp_path), blocks={"t": "trunk", "a": "a"})
+    assert e.value.message.startswith("not only the result of submodule 'trunk' is used outside")
+    assert "made in trunk" in e.value.message and "made in trunk.linear" in e.value.message
 
 
 def test_the_model_stays_as_it_is(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from blockflow.core.errors import ExportError, SystemError_
 from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
 from blockflow.repository.artifact import write_artifact
-from blockflow.repository.export import export_model, export_tree
+from blockflow.repository.export import export_model
 from blockflow.repository.operators import OWN
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
@@ -165,37 +164,6 @@ def test_a_module_that_is_used_twice_is_told(repo: BlockRepository) -> None:
     error = refused(model, repo, cuts=["3"])
     assert error.code == "NOT_SPLITTABLE"
     assert "'3' is the same module as '1'" in error.message
-
-
-class Calls(nn.Module):
-    def __init__(self, trunk: nn.Module, way: Callable[[Any, Tensor], Any]) -> None:
-        super().__init__()
-        self.trunk, self.way = trunk, way
-
-    def forward(self, x: Tensor) -> Any:
-        return self.way(self, x)
-
-
-class Pair(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x + 1, x
-
-
-@pytest.mark.parametrize(
-    ("trunk", "way", "words"),
-    [
-        (nn.Linear(4, 4), lambda m, x: m.trunk(input=x), "is called with input by keyword"),
-        (nn.Bilinear(4, 4, 4), lambda m, x: m.trunk(x, x), "is called with 2 arguments"),
-        (Pair(), lambda m, x: m.trunk(x)[0], "returns a tuple"),
-    ],
-)
-def test_calls_that_are_no_blocks_are_told_apart(
-    repo: BlockRepository, trunk: nn.Module, way: Callable[[Any, Tensor], Any], words: str
-) -> None:
-    loaded = LoadedModel(Calls(trunk, way).eval(), "test", ROW)
-    with pytest.raises(ExportError, match=words) as e:
-        export_tree(loaded, repo, blocks={"t": "trunk"})
-    assert e.value.code == "NOT_SPLITTABLE" and e.value.where == "t"
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from blockflow.core.errors import ExportError
 from blockflow.repository.balance import split_evenly
 from blockflow.repository.split import ancestors, split_model
-from blockflow.repository.traced import trace
+from blockflow.repository.trace import trace
 
 ROWS = (torch.randn(2, 4), torch.randn(5, 4))
 

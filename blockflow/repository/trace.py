@@ -1,0 +1,107 @@
+"""Trace: a model's graph of calls of submodules, by torch.fx."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+from torch import Tensor, fx, nn
+
+from blockflow.core.errors import ExportError
+from blockflow.repository.record import record
+from blockflow.repository.traced import Traced, Untraced, first_line
+
+
+class _Tracer(fx.Tracer):
+    """Opens only the modules whose inside must be seen."""
+
+    def __init__(self, opened: frozenset[str]) -> None:
+        super().__init__()
+        self._opened = opened
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name not in self._opened
+
+
+def refuse_open_forward(module: nn.Module, where: str) -> None:
+    """Raises ExportError: NOT_SPLITTABLE when ``forward(*xs)`` leaves open how many tensors go in:
+    neither a cut nor torch.export finds its one input then."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # a compiled method, which no Python describes
+        return
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                f"forward takes any number of inputs (*{parameter.name}); a block takes one",
+                where=where,
+                hint="give the forward one parameter with a name, or wrap the model",
+            )
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            return
+
+
+def refuse_more_inputs(module: nn.Module, where: str) -> None:
+    """Raises ExportError: NOT_SPLITTABLE when ``forward`` has to be given more than one input."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # a compiled method, which no Python describes
+        return
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
+    if len(required) > 1:
+        raise ExportError(
+            "NOT_SPLITTABLE",
+            f"forward takes {len(required)} inputs ({', '.join(required)}); a block takes one",
+            where=where,
+            hint="wrap the model so that one tensor goes in",
+        )
+
+
+def trace(
+    model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor], several: bool = False
+) -> Traced:
+    """Trace ``model`` with the modules of ``opened`` laid open and run it on the examples.
+
+    Raises:
+        ExportError: NOT_SPLITTABLE when the forward cannot be traced, takes more than one input,
+            or returns anything but one tensor (with ``several``, whatever it returns).
+    """
+    where = type(model).__name__
+    refuse_open_forward(model, where)
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+        optional = {
+            p.name: p.default
+            for p in parameters[1:]
+            if p.default is not p.empty and p.kind is not p.VAR_KEYWORD
+        }
+        refuse_more_inputs(model, where)
+        taken = parameters[0].name if parameters else ""
+        graph = _Tracer(opened).trace(model, concrete_args=optional or None)
+        for node in list(graph.nodes):
+            # concrete arguments stay behind as placeholders without users
+            if node.op == "placeholder" and not node.users and node.name != taken:
+                graph.erase_node(node)
+        traced = record(fx.GraphModule(model, graph), examples)
+    except ExportError:
+        raise
+    except Exception as e:
+        raise Untraced(
+            "NOT_SPLITTABLE",
+            f"the forward cannot be traced: {type(e).__name__}: {first_line(e)}",
+            where=where,
+            hint="control flow that looks at tensors must lie inside a submodule that is not cut; "
+            "pt2, the default format, follows what looks at their sizes only",
+        ) from e
+    result = traced.values[0][traced.nodes[-1]]
+    if not several and not isinstance(result, Tensor):
+        kind = type(result).__name__.removeprefix("immutable_")  # fx's own dict and list
+        raise ExportError(
+            "NOT_SPLITTABLE",
+            f"the model returns a {kind}, not one tensor",
+            where=where,
+            hint="name each head as a block of its own (--block name=submodule)",
+        )
+    return traced
