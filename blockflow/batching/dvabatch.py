@@ -371,7 +371,7 @@ class DvabatchPolicy(QueueingPolicy):
         soonest: int | None = None
         for group in self._room.groups:
             route = self._route(self._room.most_urgent(group))
-            if self._room.inner(group) or self._room.rows(group) >= self._limit(route):
+            if self._room.inner(group) or self._room.full(group, self._limit(route)):
                 due.append(group)
                 continue
             end = self._room.since(group) + self._window_ns(group)

@@ -59,6 +59,7 @@ class WaitingRoom:
         self._virtual = [0.0] * len(self._shares)
         self._backlog = [0] * len(self._shares)
         self._reached: dict[int, float] = {}  # by priority: the virtual time that service is at
+        self._seen: dict[int, set[int]] = {}  # by stage: tasks that have waited there
 
     def __len__(self) -> int:
         return len(self._queries)
@@ -75,6 +76,26 @@ class WaitingRoom:
         """Rows that wait in a group."""
         waiting = self._groups.get(group)
         return waiting.rows if waiting is not None else 0
+
+    def full(self, group: Group, limit: int) -> bool:
+        """Whether a batch of a group need not wait for more: so many rows are there, or each task
+        that has come to the stage so far has as many as it may have in a batch."""
+        if self.rows(group) >= limit:
+            return True
+        if not self._capped:
+            return False
+        lanes = self._groups[group].lanes
+        return all(self._at_cap(task, lanes.get(task, ())) for task in self._seen[group[0]])
+
+    def _at_cap(self, task: int, lane: Sequence[_Entry]) -> bool:
+        cap, rows = self._shares[task].max_batch_rows, 0
+        if not cap:
+            return False
+        for *_, query in lane:
+            rows += query.rows
+            if rows >= cap:
+                return True
+        return False
 
     def inner(self, group: Group) -> int:
         """How many queries of the group have done another stage of this worker."""
@@ -110,6 +131,8 @@ class WaitingRoom:
         waiting.rows += query.rows
         waiting.inner += not query.first
         self._queries[query.key] = query
+        if self._capped:
+            self._seen.setdefault(group[0], set()).add(task)
         if self._backlog[task] == 0:
             reached = self._reached.get(self._shares[task].priority, 0.0)
             self._virtual[task] = max(self._virtual[task], reached)

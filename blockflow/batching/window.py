@@ -136,7 +136,7 @@ class WindowPolicy(QueueingPolicy):
         room, stage = self._room, group[0]
         since = room.since(group)
         rows = room.rows(group)
-        if not self._delay or rows >= self._max_rows[stage] or room.inner(group):
+        if not self._delay or room.full(group, self._max_rows[stage]) or room.inner(group):
             return since
         urgent = room.most_urgent(group)
         # Before anything is known of the work, half of the time is left for it.

@@ -57,7 +57,16 @@ from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.validation import TOLERANCE, Check
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.lazy import Entries, LazyGroup
-from blockflow.cli.options import UPDATE_S, Address, ClientKeys, Json, Url, close_json, print_json
+from blockflow.cli.options import (
+    UPDATE_S,
+    Address,
+    ClientKeys,
+    Json,
+    Url,
+    close_json,
+    print_json,
+    was_given,
+)
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, TopologyError
 from blockflow.monitor.rest import RestClient
@@ -188,7 +197,7 @@ def bench(
 ) -> None:
     """Measure deployed tasks with MLCommons' LoadGen and end in its verdict and a report."""
     if context.invoked_subcommand is not None:
-        given = [name for name in context.params if _was_given(context, name)]
+        given = [name for name in context.params if was_given(context, name)]
         if given:
             context.fail(f"the options before {context.invoked_subcommand!r} are not its own")
         return
@@ -287,11 +296,6 @@ def _checks(texts: Sequence[str]) -> list[Check]:
     return list(dict.fromkeys(c for text in texts for c in known[text]))
 
 
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def _command() -> str:
     """What a person types to get the same."""
     return shlex.join(["blockflow", *sys.argv[1:]])
@@ -346,7 +350,7 @@ def _system(
         yield (RestClient(url or None) if url or not address else None), address
         return
     # Where the environment says that another one runs does not matter to a system of its own.
-    given = [f"--{name}" for name in ("url", "address") if _was_given(context, name)]
+    given = [f"--{name}" for name in ("url", "address") if was_given(context, name)]
     if given:
         raise RequestError(
             "INVALID_REQUEST", "--topology starts a system of its own", where=", ".join(given)

@@ -57,6 +57,12 @@ Tasks = Annotated[
 ]
 
 
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter stands in the command line; a default or the environment is no such."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None]]:
     """Yields ``show(what, fraction)``: a bar on standard error, gone when done.

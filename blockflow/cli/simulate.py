@@ -28,18 +28,31 @@ from blockflow.bench.simulation.sources import (
     parse_task,
     plain_system,
     read_profiles,
-    stored_profiles,
+    stored_paths,
     topology_system,
 )
 from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.text import nonsense
-from blockflow.cli.options import Json, print_json
+from blockflow.cli.options import Json, print_json, was_given
 from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core import limits
 from blockflow.launch.cgroup import available_cores
 
+_TOPOLOGY_SAYS = (
+    "blocks",
+    "apart",
+    "replicas",
+    "threads",
+    "lanes",
+    "slots",
+    "max-rows",
+    "deadline-ms",
+)
+"""Options beside which ``--topology`` cannot stand."""
+
 
 def simulate(
+    context: typer.Context,
     example: Annotated[bool, typer.Option("--example", help="Made-up profiles.")] = False,
     profile: Annotated[
         list[Path] | None, typer.Option(help="A file with a profile; repeat it per block.")
@@ -93,14 +106,9 @@ def simulate(
     rows: Annotated[str, typer.Option(help="Per query: 3, uniform:1-8, zipf:..., ...")] = "1",
     lengths: Annotated[str, typer.Option(help="Per query, as --rows.")] = "",
     duration: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1e6,
-            show_default=False,
-            help="Virtual seconds; default 60, or the trace's.",
-        ),
-    ] = 0.0,
+        float | None,
+        typer.Option(min=0.001, max=1e6, help="Virtual seconds; default 60, or the trace's."),
+    ] = None,
     warmup: Annotated[
         float | None, typer.Option(min=0.0, max=1e6, help="Default: a tenth of the duration.")
     ] = None,
@@ -126,6 +134,10 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Compare batching policies in virtual time: seconds instead of hours of measuring."""
+    if topology is not None:
+        said = [f"--{o}" for o in _TOPOLOGY_SAYS if was_given(context, o.replace("-", "_"))]
+        if said:
+            raise nonsense("the topology says that", ", ".join(said), "leave it out")
     costs = Costs(
         cores=cores or available_cores().at_once,
         hop_ms=hop_ms,
@@ -201,8 +213,6 @@ def _system(
     if sum(sources) > 1:
         raise nonsense("more than one source", "--example, --profile, --topology", "give one")
     if topology is not None:
-        if blocks or apart:
-            raise nonsense("the topology says that", "--blocks, --apart", "leave them out")
         return topology_system(topology, repository, chosen, shares, costs)
     path = tuple(b.strip() for b in blocks.split(",") if b.strip())
     if path and chosen:
@@ -213,8 +223,7 @@ def _system(
     elif files:
         profiles = read_profiles(files)
     elif tasks:
-        named = dict.fromkeys(b for t in tasks for b in t.path)
-        profiles = stored_profiles(repository, list(named))
+        profiles = stored_paths(repository, tasks)
     else:
         raise nonsense(
             "nothing to simulate",

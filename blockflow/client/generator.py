@@ -32,7 +32,8 @@ class TaskGenerator:
 
     Args:
         client: whose connection is used.
-        tasks: a task, or several that share their first block (one request names them all).
+        tasks: a task, or several that share their first block (one request names them all, and
+            is recorded as ``one+two``).
         inputs: arrays to send in turn, again from the start when they are used up, or a function
             from the request's number to its array.
         mode: ``"sync"``: the next request leaves after the answer to the last one; ``"poisson"``:
@@ -245,7 +246,7 @@ def _check(
     elif duration_s is not None and not _is_positive(duration_s):
         why = f"duration_s is a number above 0, not {shown(duration_s)}"
     elif not callable(inputs) and not _has_items(inputs):
-        why = "no inputs"
+        why = "inputs is a sequence with something in it, or a function of the request's number"
     else:
         return
     raise RequestError("INVALID_REQUEST", why, where="TaskGenerator")

@@ -11,9 +11,12 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from blockflow.core.engines import AUTO
+from blockflow.core.errors import RequestError
+from blockflow.core.model import BlockInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +66,17 @@ def commands(missing: Iterable[tuple[Subject, int]]) -> str:
         else:
             alike.append((head, list(subject.blocks), [threads]))
     return " && ".join(replace(h, blocks=tuple(b)).command(n) for h, b, n in alike)
+
+
+def refuse_gaps(infos: Sequence[BlockInfo]) -> None:
+    """Refuse blocks that do not follow one another.
+
+    Raises:
+        RequestError: INVALID_REQUEST with the first place that does not fit.
+    """
+    for a, b in pairwise(infos):
+        why = b.contract.input.accepts(a.contract.output)
+        if why:
+            raise RequestError(
+                "INVALID_REQUEST", f"{b.name} does not take what {a.name} gives: {why}"
+            )

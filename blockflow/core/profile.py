@@ -211,8 +211,10 @@ class StageProfile:
             )
             head = {f.name: data[f.name] for f in fields(cls) if f.name != "points"}
             return cls(**head, points=points)
-        except (KeyError, TypeError) as e:
-            raise ValueError(f"not a profile: {type(e).__name__}: {e}") from e
+        except KeyError as e:
+            raise ValueError(f"not a profile: it has no {e}") from e
+        except (AttributeError, TypeError) as e:
+            raise ValueError(f"not a profile: {e}") from e
 
 
 def interpolate(line: Sequence[tuple[int, float]], x: int) -> float:

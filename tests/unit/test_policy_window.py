@@ -6,6 +6,7 @@ from policy_rig import MS, TinyWorker, Walk, facts_for, query
 
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
+from blockflow.batching.shares import TaskShare
 from blockflow.batching.window import WindowPolicy
 
 
@@ -40,6 +41,32 @@ def test_a_full_batch_does_not_wait() -> None:
     policy.arrive(query(2, MS, rows=2), MS)
     assert policy.decide(MS) == Run(1, (1,))  # the next one does not fit any more
     assert policy.decide(MS) == WaitUntil(11 * MS)
+
+
+def test_a_batch_is_full_where_no_task_may_have_more_in_it() -> None:
+    window = {"policy": "window", "max_rows": 8, "max_delay_ms": 500}
+    dvabatch = {"policy": "dvabatch", "bs_max": 8, "window_ms": 500, "policies": ["load"]}
+    for spec in (window, dvabatch):
+        shares = [TaskShare(max_batch_rows=2), TaskShare(max_batch_rows=3), TaskShare()]
+        policy = create_policy(spec, (1,), facts_for((1,)), shares)
+        policy.arrive(query(1, 0, deadline_ms=60_000), 0)
+        assert isinstance(policy.decide(0), WaitUntil)
+        for key in (2, 3, 4):
+            policy.arrive(query(key, 0, deadline_ms=60_000), 0)
+        for keys in ((1, 2), (3, 4)):  # nobody else has ever come
+            assert policy.decide(0) == Run(1, keys)
+            policy.done(1, keys, 0)
+        policy.arrive(query(5, 0, rows=2, task=1, deadline_ms=60_000), 0)
+        policy.arrive(query(6, 0, rows=2, deadline_ms=60_000), 0)
+        assert isinstance(policy.decide(0), WaitUntil), "one more row of task 1 would fit"
+        policy.arrive(query(7, 0, task=1, deadline_ms=60_000), 0)
+        decision = policy.decide(0)
+        assert isinstance(decision, Run) and sorted(decision.keys) == [5, 6, 7]
+        policy.done(1, decision.keys, 0)
+        policy.arrive(query(8, 0, task=2, deadline_ms=60_000), 0)  # it has no limit
+        policy.arrive(query(9, 0, rows=3, task=1, deadline_ms=60_000), 0)
+        policy.arrive(query(10, 0, rows=2, deadline_ms=60_000), 0)
+        assert isinstance(policy.decide(0), WaitUntil)
 
 
 def test_nobody_is_held_back_beyond_the_deadline() -> None:

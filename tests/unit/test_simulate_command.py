@@ -176,6 +176,15 @@ def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: 
     found = document(capsys, *again, "--cores", "2")
     assert [w["lanes"] for w in found["experiment"]["system"]["workers"]] == [2]
     assert refused(capsys, *where, "--task", "v")["message"] == "task 'v' is not in the topology"
+    for option in ("blocks", "replicas", "threads", "lanes", "slots", "max-rows", "deadline-ms"):
+        error = refused(capsys, *where, f"--{option}", "2")
+        assert (error["message"], error["where"]) == ("the topology says that", f"--{option}")
+    # Blocks that none of the tasks needs are not asked for a profile.
+    save_echo(repository, "c", TensorSpec("float32", ("rows", 4)))
+    more = {"blocks": [*blocks, "c"], "tasks": {"t": ["a", "b"], "u": ["c"]}}
+    pair.write_text(json.dumps(more))
+    assert document(capsys, *again, "--cores", "2", "--task", "t")
+    assert refused(capsys, *again, "--cores", "2")["code"] == "NO_PROFILE"
     # What cannot work is told where it stands.
     late = {"name": "x", "block": "a", "batching": {"policy": "lbci", "t_opt_ms": 0.001}}
     topology.write_text(json.dumps({"blocks": ["b", late], "tasks": {"t": ["x", "b"]}}))
@@ -191,6 +200,17 @@ def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 # --- what it refuses -----------------------------------------------------------------------------
+
+
+def test_blocks_that_do_not_follow_one_another(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    repository = BlockRepository(tmp_path)
+    for name, width in (("a", 4), ("b", 5)):
+        save_echo(repository, name, TensorSpec("float32", ("rows", width)))
+    for path in (["--blocks", "a,b"], ["--task", "t=a,b"]):
+        error = refused(capsys, "-r", str(tmp_path), *path)
+        assert error["message"].startswith("b does not take what a gives")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +238,7 @@ def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: 
         (["--profile", "nowhere.json"], "no profile can be read"),
         (["--topology", "nowhere.json"], "no topology can be read"),
         (["--topology", "t.json", "--apart"], "the topology says that"),
+        (["--topology", "t.json", "--replicas", "1"], "the topology says that"),
     ],
 )
 def test_nonsense_is_refused(

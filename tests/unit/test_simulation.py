@@ -4,7 +4,6 @@ the worker's own code say."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import erf, sqrt
@@ -14,15 +13,13 @@ from typing import Any
 import pytest
 
 from blockflow.batching.shares import TaskShare
-from blockflow.bench.simulation.arrivals import Arrivals, Closed, Mix, Poisson, Recorded
+from blockflow.bench.simulation.arrivals import Closed, Poisson, Recorded
 from blockflow.bench.simulation.cores import Cores
 from blockflow.bench.simulation.experiment import Cell, Experiment, Runner, capacity
-from blockflow.bench.simulation.invariants import invariants
 from blockflow.bench.simulation.outcome import Outcome, jain, outcome
 from blockflow.bench.simulation.request import Exit
 from blockflow.bench.simulation.service import Service, sigma_of
-from blockflow.bench.simulation.simulator import Simulator
-from blockflow.bench.simulation.sizes import Sizes, parse_sizes
+from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.simulation.system import (
     StageModel,
     SystemModel,
@@ -30,59 +27,7 @@ from blockflow.bench.simulation.system import (
     WorkerModel,
     chain,
 )
-from blockflow.bench.simulation.watch import Watches
-from blockflow.bench.simulation.workload import Workload
-from blockflow.core.profile import Point, StageProfile
-
-MS = 1_000_000
-ONE = parse_sizes("1", "")
-
-
-def profile(
-    block: str,
-    ms: Callable[[int, int], float],
-    lengths: Sequence[int | None] = (None,),
-    spread: float = 0.0,
-) -> StageProfile:
-    points = tuple(
-        Point(1, b, n, 9, *[ms(b, n or 1)] * 6, spread=spread, outliers=0)
-        for n in lengths
-        for b in (1, 2, 4, 8)
-    )
-    return StageProfile(block, "0" * 64, "example", "fp32", "test", points)
-
-
-def steady(block: str, ms: float) -> StageProfile:
-    """Takes ``ms`` per row, whatever the batch."""
-    return profile(block, lambda b, n: ms * b)
-
-
-def run(
-    model: SystemModel,
-    arrivals: Arrivals,
-    rate: float = 1.0,
-    seconds: float = 1.0,
-    rows: Sizes = ONE,
-    lengths: Sizes | None = None,
-    seed: int = 1,
-    noisy: bool = False,
-) -> Simulator:
-    mix = Mix([(t.name, t.traffic) for t in model.tasks], rows, lengths)
-    watch = Watches(invariants(model, noisy=noisy))
-    simulator = Simulator(
-        model, Workload(arrivals, mix, rate, seconds, seed), watch=watch, noisy=noisy
-    )
-    simulator.run()
-    return simulator
-
-
-def at(*times_ms: float) -> Recorded:
-    return Recorded(tuple((round(t * MS), None, None, None) for t in times_ms))
-
-
-def totals(simulator: Simulator) -> list[float]:
-    return [(r.left_ns - r.came_ns) / MS for r in simulator.requests]
-
+from tests.simulation_rig import MS, ONE, at, profile, run, steady, totals
 
 # --- one worker ----------------------------------------------------------------------------------
 
@@ -307,16 +252,6 @@ def test_replicas_take_turns() -> None:
     done = run(model, at(0.0, 0.0, 0.0, 0.0))
     assert sorted(totals(done)) == [10.0, 10.0, 20.0, 20.0]
     assert [w.batches for w in done.workers] == [{1: {1: 2}}, {2: {1: 2}}]
-
-
-def test_a_padded_batch_costs_its_longest() -> None:
-    policy = {"policy": "window", "max_rows": 8, "max_delay_ms": 1, "classes": [16, 64]}
-    long = profile("a", lambda b, n: float(n), lengths=(8, 64))
-    model = chain([long], max_rows=8).with_policy(policy)
-    trace = Recorded(tuple((0, None, 1, n) for n in (10, 16, 40)))
-    done = run(model, trace, lengths=parse_sizes("8", ""))
-    assert done.workers[0].batches == {1: {2: 1, 1: 1}}
-    assert sum(totals(done)) == pytest.approx((1 + 16) * 2 + 1 + 16 + 40, rel=0.01)
 
 
 # --- randomness ----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from blockflow.bench.profiling.plan import Cell, Effort, cells_of, doubling, len
 from blockflow.bench.profiling.session import Outcome, Session, Watcher, now_utc
 from blockflow.core.errors import BlockError, RequestError
 from blockflow.core.limits import MAX_ROWS
+from blockflow.core.measuring import refuse_gaps
 from blockflow.core.model import ROWS, BlockInfo, TensorSpec
 from blockflow.launch.cgroup import available_cores
 from blockflow.repository.manifest import Choice
@@ -142,7 +142,7 @@ def measure(
     if wish.choose and len(names) > 1:
         raise RequestError("INVALID_REQUEST", "an engine is chosen per block, not per chain")
     infos = tuple(repository.verify(n).to_info() for n in names)
-    chain_problem(infos)
+    refuse_gaps(infos)
     store = ProfileStore(repository.root)
     cells = axes(infos, wish)
     found = contenders(infos, wish, store.machine)
@@ -165,20 +165,6 @@ def measure(
         if verdict.chosen:
             record(repository, infos[0], store.machine, judged[0], verdict, wish.tolerance)
     return Measured(infos, tuple(cells), tuple(outcomes), tuple(judged), steadiness)
-
-
-def chain_problem(infos: Sequence[BlockInfo]) -> None:
-    """Refuse blocks that do not follow one another.
-
-    Raises:
-        RequestError: INVALID_REQUEST with the first place that does not fit.
-    """
-    for a, b in itertools.pairwise(infos):
-        why = b.contract.input.accepts(a.contract.output)
-        if why:
-            raise RequestError(
-                "INVALID_REQUEST", f"{b.name} does not take what {a.name} gives: {why}"
-            )
 
 
 def record(

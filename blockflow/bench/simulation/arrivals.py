@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from blockflow.bench.simulation.sizes import Sizes
 from blockflow.bench.simulation.text import Options, nonsense, whole
-from blockflow.bench.simulation.trace import read_trace
+from blockflow.bench.simulation.trace import Entry, read_trace
 
 _NS = 1_000_000_000
 MAX_CLIENTS = 100_000
@@ -154,7 +154,7 @@ class Recorded(Arrivals):
     Its queries carry their own task, rows and length; what it does not say is drawn.
     """
 
-    entries: tuple[tuple[int, str | None, int | None, int | None], ...]
+    entries: tuple[Entry, ...]
 
     def work(self, rate: float, duration_s: float) -> float:
         return float(sum(1 for _ in self._within(duration_s)))
@@ -173,9 +173,7 @@ class Recorded(Arrivals):
                 drawn.length if length is None else length,
             )
 
-    def _within(
-        self, duration_s: float
-    ) -> Iterator[tuple[int, str | None, int | None, int | None]]:
+    def _within(self, duration_s: float) -> Iterator[Entry]:
         return (entry for entry in self.entries if entry[0] < duration_s * _NS)
 
 

@@ -16,6 +16,7 @@ from blockflow.bench.simulation.experiment import Experiment, capacity
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
 from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.text import OWN_POLICIES, nonsense, parse_policy, policy_label
+from blockflow.bench.simulation.trace import Entry
 from blockflow.core import limits
 from blockflow.core.errors import Problem, TopologyError
 
@@ -33,7 +34,7 @@ class Order:
         from_topology: the system comes from a topology, which has policies of its own.
         loads, rates: numbers with commas; at most one of the two is given.
         arrivals, rows, lengths: in text form.
-        duration_s: of a run; 0 = as long as a recorded trace, else a minute.
+        duration_s: of a run; None = as long as a recorded trace, else a minute.
         warmup_s: None = a tenth of it.
         seeds: how many.
         first_seed: the first of them.
@@ -47,7 +48,7 @@ class Order:
     arrivals: str = "poisson"
     rows: str = "1"
     lengths: str = ""
-    duration_s: float = 0.0
+    duration_s: float | None = None
     warmup_s: float | None = None
     seeds: int = 20
     first_seed: int = 1
@@ -68,21 +69,25 @@ def plan_experiment(system: SystemModel, order: Order) -> tuple[Experiment, floa
     kind = parse_arrivals(order.arrivals)
     rows = parse_sizes(order.rows, "--rows")
     lengths = parse_sizes(order.lengths, "--lengths") if order.lengths else None
-    recorded = _recorded_lengths(kind) if isinstance(kind, Recorded) else None
+    told = kind.entries if isinstance(kind, Recorded) else None
     most = min(s.max_rows for _, s in system.stages().values())
     if rows.largest > most:
         what = f"{rows.largest} rows are more than a batch may have"
         raise nonsense(what, "--rows", f"at most {most}")
-    if lengths is not None or recorded is None:
-        _check_lengths(system, lengths)
     if isinstance(kind, Recorded):
         _check_trace(kind, system, most)
-    drawn = lengths.largest if lengths is not None and recorded is None else 0
-    told = [e[3] or 0 for e in kind.entries] if isinstance(kind, Recorded) else []
-    _check_classes(system, specs, max([drawn, *told]))
+    drawn = told is None or _leaves_lengths(told, system)
+    if lengths is not None or drawn:
+        _check_lengths(system, lengths)
+    of_trace = [n for *_, n in told or () if n is not None]
+    longest = max([lengths.largest if lengths is not None and drawn else 0, *of_trace])
+    _check_classes(system, specs, longest)
+    recorded = None if drawn else Sizes.of(list(Counter(of_trace).items())) if of_trace else None
     able = capacity(system, rows, recorded or lengths, noisy=order.noisy)
     rates = _rates(order, kind, able)
-    duration = order.duration_s or (_length_of(kind) if isinstance(kind, Recorded) else 60.0)
+    duration = order.duration_s
+    if duration is None:
+        duration = _length_of(kind) if isinstance(kind, Recorded) else 60.0
     warmup = duration / 10 if order.warmup_s is None else order.warmup_s
     if not 0.0 <= warmup < duration:
         raise nonsense(f"a warm-up of {warmup:g} s in {duration:g} s", "--warmup")
@@ -200,15 +205,17 @@ def _check_classes(system: SystemModel, specs: Sequence[Mapping[str, Any]], long
 
 
 def _longest(system: SystemModel) -> int | None:
-    """The length up to which every block with a variable one was measured; None = there is none."""
-    measured = [s.profile.lengths_measured(w.threads) for w, s in system.stages().values()]
-    return min((found[-1] for found in measured if found), default=None)
+    """The length up to which every block with a variable one on any task's path was measured; None
+    = there is none."""
+    return min((n for task in system.tasks for n in system.lengths(task)), default=None)
 
 
-def _recorded_lengths(trace: Recorded) -> Sizes | None:
-    """The lengths of a trace's queries; None where one of them does not say its own."""
-    counts = Counter(length for _, _, _, length in trace.entries)
-    return None if None in counts else Sizes.of([(n, k) for n, k in counts.items() if n])
+def _leaves_lengths(entries: Sequence[Entry], system: SystemModel) -> bool:
+    """Whether a query of a trace does not tell its length, and may need one."""
+    fixed = {task.name for task in system.tasks if not system.lengths(task)}
+    if len(fixed) == len(system.tasks):
+        return False
+    return any(length is None and task not in fixed for _, task, _, length in entries)
 
 
 def _length_of(trace: Recorded) -> float:

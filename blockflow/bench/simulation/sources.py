@@ -15,7 +15,7 @@ from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel
 from blockflow.bench.simulation.text import Options, nonsense
 from blockflow.core.engines import select
 from blockflow.core.errors import Problem, TopologyError
-from blockflow.core.measuring import Subject
+from blockflow.core.measuring import Subject, refuse_gaps
 from blockflow.core.placement import desired_workers, plan_workers
 from blockflow.core.profile import StageProfile
 from blockflow.core.topology import Topology, parse_topology
@@ -136,6 +136,19 @@ def stored_profiles(
     return out
 
 
+def stored_paths(root: Path, tasks: Sequence[TaskChoice]) -> dict[str, StageProfile]:
+    """:func:`stored_profiles` of the blocks on the tasks' paths.
+
+    Raises:
+        RequestError: INVALID_REQUEST: blocks that do not follow one another.
+        RepositoryError: as there.
+    """
+    repository = BlockRepository(root)
+    for task in tasks:
+        refuse_gaps([repository.info(block) for block in task.path])
+    return stored_profiles(root, list(dict.fromkeys(b for t in tasks for b in t.path)))
+
+
 def plain_system(
     profiles: Mapping[str, StageProfile],
     tasks: Sequence[TaskChoice],
@@ -205,11 +218,22 @@ def topology_system(
     except (OSError, ValueError, RecursionError) as e:
         raise nonsense(f"no topology can be read: {e}", str(file)) from e
     topology = parse_topology(body, BlockRepository(root).info, policy_problems)
+    known = {n: tuple(t.path) for n, t in topology.tasks.items()}
+    for task in chosen:
+        if task.path or task.name not in known:
+            why = "has its path in the topology" if task.path else "is not in the topology"
+            raise nonsense(f"task {task.name!r} {why}", "--task", f"there: {', '.join(known)}")
+    picked = [TaskChoice(t.name, known[t.name], t.traffic) for t in chosen] or [
+        TaskChoice(name, path, 1.0) for name, path in known.items()
+    ]
+    visited = {block for task in picked for block in task.path}
     cores = range(costs.cores)
     specs = desired_workers(with_overlap(topology), cores)
     plan = plan_workers(specs, cores)
     workers = []
     for spec, threads, lanes in zip(specs, plan.threads, plan.lanes, strict=True):
+        if visited.isdisjoint(s.spec.name for s in spec.stages):
+            continue  # it has its threads, and nothing to do
         wanted = {
             s.spec.artifact: {
                 "engine": s.spec.engine,
@@ -230,14 +254,6 @@ def topology_system(
         )
         workers.append(WorkerModel(spec.name, stages, threads, spec.slots, spec.replicas, lanes))
     _check_policies(topology, workers)
-    known = {n: tuple(t.path) for n, t in topology.tasks.items()}
-    for task in chosen:
-        if task.path or task.name not in known:
-            why = "has its path in the topology" if task.path else "is not in the topology"
-            raise nonsense(f"task {task.name!r} {why}", "--task", f"there: {', '.join(known)}")
-    picked = [TaskChoice(t.name, known[t.name], t.traffic) for t in chosen] or [
-        TaskChoice(name, path, 1.0) for name, path in known.items()
-    ]
     deadlines = {n: float(t.deadline_ms) for n, t in topology.tasks.items()}
     workers = [w.sliced() for w in workers]
     own = {t.name: TaskShare.from_dict(topology.tasks[t.name].share()) for t in picked}

@@ -41,9 +41,13 @@ class StageModel:
     policy: Mapping[str, Any] = field(default_factory=lambda: {"policy": "none"})
     max_rows: int = limits.DEFAULT_MAX_ROWS
 
+    def lengths(self, threads: int) -> tuple[int, ...]:
+        """Lengths that its profile has, ascending; none where its dims are fixed."""
+        return self.profile.lengths_measured(threads)
+
     def facts(self, threads: int) -> StageFacts:
         """What its policy may know. Tensors here have no contents, so padding changes no result."""
-        lengths = self.profile.lengths_measured(threads)
+        lengths = self.lengths(threads)
         return StageFacts(
             block=self.block,
             max_rows=self.max_rows,
@@ -174,6 +178,14 @@ class SystemModel:
     def stages(self) -> Mapping[str, tuple[WorkerModel, StageModel]]:
         """Every block with the worker that hosts it."""
         return {s.block: (w, s) for w in self.workers for s in w.stages}
+
+    def lengths(self, task: TaskModel) -> tuple[int, ...]:
+        """Of the blocks on a task's path that have a variable length, the longest measured ones."""
+        hosts = self.stages()
+        measured = (
+            stage.lengths(worker.threads) for worker, stage in map(hosts.__getitem__, task.path)
+        )
+        return tuple(found[-1] for found in measured if found)
 
     def with_policy(self, policy: Mapping[str, Any]) -> SystemModel:
         """The same system with this policy at every stage."""

@@ -126,6 +126,7 @@ class SimWorker:
         self._stalled_at = 0
         self._backlog: deque[Message] = deque()
         self._local = frozenset(numbers)
+        self._variable = frozenset(n for n, s in self.stages.items() if s.lengths(model.threads))
         self._items: dict[tuple[int, int, int], Item] = {}
         self._leaving: set[int] = set()  # ids of those whose output leaves this worker
         self._holds: dict[Hold, None] = {}
@@ -190,16 +191,23 @@ class SimWorker:
 
     def _take(self, now: int, message: Message) -> None:
         members, lease = message
-        sources = _sources([request.length for request, _ in members], lease)
+        taken = []
         for request, hop in members:
-            self.requests[request.number] = request
-            plan = request.plan
-            if plan is None:
+            if (plan := request.plan) is None:
                 raise InvariantBroken("way", now, f"{request} travels without a plan")
-            item = self._item(plan.tree, hop, request.rows)
-            deadline = request.deadline_ns
-            source, task = sources[request.length], self._simulator.task_index[request.task]
-            self._queue(_ticket(request.number, item, source, task, now, now, deadline), now)
+            taken.append((request, plan.tree, hop, self._length(request, plan.tree, hop)))
+        sources = _sources([length for *_, length in taken], lease)
+        for request, tree, hop, length in taken:
+            self.requests[request.number] = request
+            item = self._item(tree, hop, request.rows)
+            deadline, task = request.deadline_ns, self._simulator.task_index[request.task]
+            ticket = _ticket(request.number, item, sources[length], task, now, now, deadline)
+            self._queue(ticket, now)
+
+    def _length(self, request: Request, tree: PathTree, hop: int) -> int | None:
+        """The length of what a query brings to a stage; None where the stage's dims are fixed, be
+        it behind one whose are not."""
+        return request.length if tree.nodes[hop].stage in self._variable else None
 
     def _queue(self, ticket: Ticket, now: int) -> None:
         if self._watch is not None:
@@ -296,7 +304,7 @@ class SimWorker:
             self._watch.ended(self, batch, now)
         self.scheduler.done(batch, now)
         parts, stays = plan_parts(batch, self._local)
-        lengths = [requests[t.key].length for t, _, _ in stays]
+        lengths = [self._length(requests[t.key], t.item.path, hop) for t, hop, _ in stays]
         lease = Lease(len(parts) + bool(stays), self.slot_freed) if parts else None
         for part in parts:
             members = [(requests.pop(t.key), hop) for t, hop in part.members]
