@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from blockflow.cli.complete import complete_block
-from blockflow.cli.options import UPDATE_S, Block, Json, Url, print_json, print_line
+from blockflow.cli.options import UPDATE_S, Block, Json, Url, carried_out, print_json, print_line
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.monitor.rest import RestClient, segment
 
@@ -192,7 +192,8 @@ def _await_silence(client: RestClient) -> bool:
 def _act(block: str, verb: str, done: str, url: str, json_: bool) -> None:
     from blockflow.monitor.view import update_lines
 
-    answer = RestClient(url).post(f"/v1/blocks/{segment(block)}/{verb}", timeout_s=UPDATE_S)
+    with carried_out():
+        answer = RestClient(url).post(f"/v1/blocks/{segment(block)}/{verb}", timeout_s=UPDATE_S)
     update = answer.get("update", {})
     as_hoped = update.get("state") in ("done", "unchanged") and not update.get("notes")
     _show(answer, json_, [done] if as_hoped else update_lines(answer))

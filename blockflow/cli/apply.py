@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from blockflow.cli.options import UPDATE_S, Json, Url, print_json, print_line
+from blockflow.cli.options import UPDATE_S, Json, Url, carried_out, print_json, print_line
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.monitor.rest import RestClient
@@ -34,7 +34,8 @@ def apply(
     body = _read(file)
     query = {"dry_run": "true"} if dry_run else {"wait": "true" if wait else "false"}
     try:
-        answer = RestClient(url).post("/v1/system-update", body, query, timeout_s=UPDATE_S)
+        with carried_out():
+            answer = RestClient(url).post("/v1/system-update", body, query, timeout_s=UPDATE_S)
     except BlockFlowError as exc:
         if exc.code == "BAD_BODY":
             exc.where = file  # the reader knows the file, not the request that it became

@@ -64,6 +64,16 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 
 @contextmanager
+def carried_out() -> Iterator[None]:
+    """Around a call that the control plane carries out to its end, whoever waits for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain("the control plane goes on with what it was asked for; blockflow status tells")
+        raise
+
+
+@contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None]]:
     """Yields ``show(what, fraction)``: a bar on standard error, gone when done.
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from blockflow.cli.options import UPDATE_S, Json, Url, print_json, print_line
+from blockflow.cli.options import UPDATE_S, Json, Url, carried_out, print_json, print_line
 from blockflow.monitor.rest import RestClient
 
 
@@ -31,7 +31,8 @@ def rollback(
 
     body: dict[str, Any] = {} if to is None else {"to": to}
     query = {"dry_run": "true"} if dry_run else {"wait": "true" if wait else "false"}
-    answer = RestClient(url).post("/v1/rollback", body, query, timeout_s=UPDATE_S)
+    with carried_out():
+        answer = RestClient(url).post("/v1/rollback", body, query, timeout_s=UPDATE_S)
     if json_:
         print_json(answer)
         return

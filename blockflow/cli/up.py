@@ -109,6 +109,14 @@ def up(
     from blockflow.control.settings import ControlSettings, default_state_dir
     from blockflow.launch.process import ending_signals, raise_descriptor_limit
 
+    everywhere = {"0.0.0.0", "::"} & {host, client_host}
+    if port and port == client_port and (host == client_host or everywhere):
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"port {port} is asked for REST and for clients",
+            where="--port, --client-port",
+            hint="take two; 0 is a free one",
+        )
     raise_descriptor_limit()
     if not os.environ.get("BLOCKFLOW_DEBUG"):
         logging.getLogger("blockflow").setLevel(logging.INFO)

@@ -37,6 +37,8 @@ SUMS = (
     "elements_padded",
 )
 TIMES = ("wait", "overhead", "compute")
+NOW = frozenset({"queue", "queue_rows", "lam", "mu", "rho", "rows_per_s", "per_s"})
+"""Of a stage and a task: what is of the moment of the sample, or of the seconds before it."""
 PROCESS_SUMS = (
     "cpu_percent",
     "rss",
@@ -162,18 +164,26 @@ class KpiBook:
             self._stages[sample.incarnation] = told
 
 
+def without_now(kpi: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of a sample that is too old to tell of the present: counts and times stay."""
+    return {name: value for name, value in kpi.items() if name not in NOW}
+
+
 def aggregate(kpis: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The figures of one block over its replicas.
 
-    Counts and rates are sums, rho is lam/mu of the sums. Of the time summaries, counts and sums add
-    up and the mean follows from them; p50 and p90 are means weighted by count (exact for a single
-    replica), p99 and the maximum are the worst replica's.
+    Counts and rates are sums, rho is lam/mu of the sums; where no replica tells of the present,
+    none. Of the time summaries, counts and sums add up and the mean follows from them; p50 and p90
+    are means weighted by count (exact for a single replica), p99 and the maximum are the worst
+    replica's.
     """
     found = list(kpis)
     if not found:
         return {}
     out: dict[str, Any] = {name: sum(_number(k.get(name)) for k in found) for name in SUMS}
     out["rho"] = out["lam"] / out["mu"] if out["mu"] else 0.0
+    if all(NOW.isdisjoint(k) for k in found):
+        out = without_now(out)
     out["mean_batch_rows"] = out["rows"] / out["batches"] if out["batches"] else 0.0
     for part in TIMES:
         out[part] = _merge([k[part] for k in found if isinstance(k.get(part), dict)])

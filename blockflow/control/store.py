@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.control.crashes import FILE as CRASHES
+from blockflow.control.discarded import put_aside
 from blockflow.control.documents import NO_ROOM, read_sealed, seal, take_lock, write_file
 from blockflow.control.numbers import KINDS, NONE, NumbersFile, Span
 from blockflow.control.stored import FORMAT, NUMBER_STRIDE, PastEpoch, StoredState
@@ -38,6 +39,7 @@ PENDING = "update.pending"
 LOCK = "lock"
 MAX_STATE_BYTES = 16 * 1024 * 1024
 MISSING = "missing"
+_ALL = (CURRENT, PREVIOUS, CRASHES)
 LOW = NUMBER_STRIDE // 2
 """So few numbers left: others are reserved. A disk that fills up leaves as many for successors."""
 
@@ -190,14 +192,10 @@ class StateStore:
         used = {"incarnation": incarnation, "stage": stage}
         self._left = {kind: span.after(used[kind]) for kind, span in self._left.items()}
 
-    def discard(self) -> None:
-        """Start from epoch 0 on purpose; what was there is kept beside it under another name.
-
-        Incarnations and stages go on where a readable state left them.
-        """
-        for name in (CURRENT, PREVIOUS, CRASHES):
-            with suppress(FileNotFoundError):
-                os.replace(self.root / name, self.root / f"discarded-{name}")
+    def discard(self, told: Sequence[str] = _ALL) -> None:
+        """Start from epoch 0 on purpose; files that tell of something (``told``) are kept under
+        other names. Incarnations and stages go on where a readable state left them."""
+        put_aside(self.root, told)
         self._state = StoredState(
             next_incarnation=self._state.next_incarnation, next_stage=self._state.next_stage
         )
@@ -217,7 +215,9 @@ class StateStore:
             except SystemError_ as e:
                 log.warning("discarding unreadable state: %s", e)
                 store._state = StoredState()
-            store.discard()
+                store.discard()
+            else:
+                store.discard(_ALL if store._state.epoch else (CRASHES,))
         except BaseException:
             os.close(store._lock)
             raise

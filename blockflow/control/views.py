@@ -10,10 +10,13 @@ from typing import Any
 from blockflow.control.brain import Brain
 from blockflow.control.crashes import CrashBook, crash_record
 from blockflow.control.fleet import CRASHES_KEPT, Crash, Life, Replica
-from blockflow.control.kpis import KpiBook, Sample, aggregate, totals
+from blockflow.control.kpis import KpiBook, Sample, aggregate, totals, without_now
 from blockflow.control.routes import served_contract
 from blockflow.core.lifecycle import State
 from blockflow.core.topology import Topology
+
+_OLD_S = 5.0
+"""Rates are of the last seconds: of an older sample they say nothing of now."""
 
 
 class Views:
@@ -146,8 +149,9 @@ class Views:
 
     def _task_kpi(self, name: str) -> dict[str, Any]:
         life = self._crew.dispatcher
-        kpi = self._kpis.tasks(life.incarnation).get(name) if life is not None else None
-        return kpi if isinstance(kpi, dict) else {}
+        if life is None:
+            return {}
+        return self._of_now(life, self._kpis.tasks(life.incarnation).get(name))
 
     # --- blocks ---------------------------------------------------------------------------------
 
@@ -163,9 +167,9 @@ class Views:
     def _block(self, topology: Topology, name: str) -> dict[str, Any]:
         spec, info = topology.blocks[name], topology.infos[name]
         hosts = self._hosts.get(name, [])
-        kpis = [self._kpis.stage(r.life.incarnation, r.life.stages[name]) for r in hosts]
+        kpis = [self._stage_kpi(r.life, r.life.stages[name]) for r in hosts]
         # what a worker says that it runs; until one has spoken, what was asked for
-        told = next((k for k in kpis if k is not None and k.get("engine")), {})
+        told = next((k for k in kpis if k.get("engine")), {})
         return {
             "name": name,
             "artifact": spec.artifact,
@@ -195,7 +199,7 @@ class Views:
             "ready": sum(r.life.state is State.READY for r in hosts),
             "workers": [r.name for r in hosts],
             "tasks": list(self._tasks_of.get(name, ())),
-            "kpi": aggregate(k for k in kpis if k is not None),
+            "kpi": aggregate(k for k in kpis if k),
         }
 
     def _state_of(self, block: str) -> str:
@@ -251,7 +255,9 @@ class Views:
             "restarts": self._crew.dispatcher_ledger.total,
             "crash": self._crash(self._crew.dispatcher_crash),
             "crashes": self._crashes(life.name, self._crew.dispatcher_crashes),
-            "kpi": {**sample.extra, "tasks": dict(tasks)} if sample is not None else {},
+            "kpi": {**sample.extra, "tasks": {n: self._of_now(life, k) for n, k in tasks.items()}}
+            if sample is not None
+            else {},
         }
 
     def _worker(self, replica: Replica) -> dict[str, Any]:
@@ -260,7 +266,6 @@ class Views:
         stages = []
         for stage_plan in spec.stages:
             block = stage_plan.spec.name
-            kpi = self._kpis.stage(life.incarnation, life.stages[block])
             policy = dict(replica.policies.get(block, {}))
             stages.append(
                 {
@@ -268,7 +273,7 @@ class Views:
                     "stage": life.stages[block],
                     "digest": stage_plan.info.digest,
                     "batching": policy,
-                    "kpi": kpi or {},
+                    "kpi": self._stage_kpi(life, life.stages[block]),
                 }
             )
         return {
@@ -326,6 +331,19 @@ class Views:
 
     def _age_s(self, time_ns: int) -> float:
         return round((self._now_ns - time_ns) / 1e9, 3)
+
+    def _stage_kpi(self, life: Life, stage: int) -> dict[str, Any]:
+        return self._of_now(life, self._kpis.stage(life.incarnation, stage))
+
+    def _of_now(self, life: Life, kpi: Any) -> dict[str, Any]:
+        """Figures of a process, without those that its last sample is too old for: the monitor is
+        off, or the process says nothing."""
+        if not isinstance(kpi, dict):
+            return {}
+        sample, hz = self._sample(life), self._crew.hz
+        old = max(_OLD_S, 3 / hz) if hz else _OLD_S
+        fresh = sample is not None and self._age_s(sample.time_ns) <= old
+        return kpi if fresh else without_now(kpi)
 
     def _sample(self, life: Life | None) -> Sample | None:
         return self._kpis.latest(life.incarnation) if life is not None else None

@@ -169,6 +169,7 @@ def process_grid(status: Doc, found: Sequence[Doc] | None = None) -> Grid:
     way), ``thr`` all of them.
     """
     found = processes(status) if found is None else found
+    watched = status.get("monitor_hz") != 0
     gpu = any(part(p, "process").get("gpu_util_percent") is not None for p in found)
     columns = [
         _left("process"),
@@ -200,7 +201,7 @@ def process_grid(status: Doc, found: Sequence[Doc] | None = None) -> Grid:
             str(p.get("state")),
             count(p.get("pid")),
             _compute_threads(p),
-            percent(k.get("cpu_percent")),
+            percent(k.get("cpu_percent")) if watched else NONE,
             size(k.get("rss")),
             size(k.get("pss")),
             size(k.get("uss")),

@@ -72,11 +72,10 @@ def top_screen(
     totals = part(status, "totals")
     inflight = part(part(status, "dispatcher"), "kpi").get("inflight")
     whole = 100 * (status.get("cores_at_once") or 0)
-    line = (
-        f"in flight {inflight if inflight is not None else '-'}"
-        f"   cpu {percent(totals.get('cpu_percent'))} of {whole}%"
-        f"   pss {size(totals.get('pss'))}   monitor {rate(status.get('monitor_hz'))} Hz"
-    )
+    line = f"pss {size(totals.get('pss'))}   monitor {rate(status.get('monitor_hz'))} Hz"
+    if status.get("monitor_hz") != 0:
+        at_work = f"in flight {inflight if inflight is not None else '-'}"
+        line = f"{at_work}   cpu {percent(totals.get('cpu_percent'))} of {whole}%   {line}"
     parts = [_head(status), Text(line, style="dim"), *_notices(status)]
     if note:
         parts.append(Text(note, style="red"))

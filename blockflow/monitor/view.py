@@ -72,6 +72,8 @@ def notices(status: Doc) -> list[str]:
     out = [f"not ready: {r}" for r in status.get("reasons") or []]
     out += [f"warning: {w}" for w in status.get("warnings") or []]
     out += restarts(part(status, "manager"))
+    if status.get("monitor_hz") == 0:
+        out.append("the monitor is off: counts and times are of before; blockflow monitor on")
     now, last = part(status, "updating"), part(status, "last_update")
     if now:
         out.append(f"update {now.get('id')} ({now.get('kind')}): {now.get('state')}")

@@ -221,10 +221,11 @@ class Arena:
                 "NO_SPACE",
                 f"no space for an arena of up to {self.capacity} bytes: {exc.strerror}",
                 where=where,
-                hint="raise the limit of descriptors (ulimit -n)"
-                if exc.errno in (errno.EMFILE, errno.ENFILE)
-                else "free /dev/shm or enlarge it (docker: --shm-size), or give the block fewer "
-                "slots or a smaller max_rows",
+                hint=_HINTS.get(
+                    exc.errno or 0,
+                    "free /dev/shm or enlarge it (docker: --shm-size), or give the block fewer "
+                    "slots or a smaller max_rows",
+                ),
             )
         if exc.errno == errno.EEXIST:
             return SystemError_(
@@ -234,6 +235,13 @@ class Arena:
                 hint="incarnations are never reused; start in a fresh run directory",
             )
         return SystemError_("INTERNAL", f"cannot create the arena: {exc}", where=where)
+
+
+_HINTS = {
+    errno.EMFILE: "raise the limit of descriptors (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
+    errno.EFBIG: "raise the limit on a file's size (ulimit -f)",
+}
 
 
 class ArenaReader:

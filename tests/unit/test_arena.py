@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -157,6 +158,28 @@ def test_only_its_own_file_is_removed_when_the_second_one_is_taken(run_dir: Path
         Arena.create(run_dir, 7, MIB, slots=1)
     assert not arena_path(run_dir, 7).exists()
     assert marks_path(run_dir, 7).read_bytes() == b"another's"
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "free /dev/shm"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENFILE, "fs.file-max"),
+        (errno.EFBIG, "ulimit -f"),
+    ],
+)
+def test_what_is_lacking_is_named(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def lacks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", lacks)
+    with pytest.raises(SystemError_) as info:
+        Arena.create(run_dir, 7, MIB, slots=1)
+    assert info.value.code == "NO_SPACE" and hint in info.value.hint
+    assert not arena_path(run_dir, 7).exists()
 
 
 def test_a_missing_directory_is_a_typed_error(run_dir: Path) -> None:

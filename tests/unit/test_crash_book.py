@@ -236,4 +236,4 @@ def test_a_fresh_start_keeps_them_aside(tmp_path: Path) -> None:
     Times(tmp_path).crash(1)
     StateStore.open_fresh(tmp_path).close()
     assert Times(tmp_path).book.earlier("a#0", 5) == []
-    assert (tmp_path / f"discarded-{FILE}").exists()
+    assert (tmp_path / f"discarded-1-{FILE}").exists()

@@ -60,7 +60,7 @@ def test_just_well(fault: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fault", "level"),
     [
-        ({"shm": replace(SHM, free=64 * MIB)}, Level.WARNING),
+        ({"shm": replace(SHM, free=32 * MIB)}, Level.WARNING),
         ({"fds_soft": LEAST_FDS}, Level.WARNING),
         ({"clock_step_ns": 1_000_001}, Level.WARNING),
         ({"year": 2024}, Level.WARNING),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from store_rig import PAST, TOPOLOGY, code_of, commit, filled
 
+from blockflow.control.discarded import KEPT
 from blockflow.control.store import CURRENT, LOCK, PREVIOUS, StateStore
 from blockflow.control.stored import StoredState
 from blockflow.core.errors import SystemError_
@@ -162,9 +163,25 @@ def test_fresh_keeps_a_copy_and_the_numbers(tmp_path: Path) -> None:
     with StateStore.open_fresh(tmp_path) as store:
         assert store.state.epoch == 0
         assert store.take_incarnation() > last
-    assert (tmp_path / f"discarded-{CURRENT}").exists()
+    assert (tmp_path / f"discarded-1-{CURRENT}").exists()
     with StateStore(tmp_path) as store:
         assert store.state.epoch == 0
+
+
+def test_fresh_twice_keeps_both_and_nothing_of_an_empty_state(tmp_path: Path) -> None:
+    def kept() -> list[int]:
+        return sorted(int(p.name.split("-")[1]) for p in tmp_path.glob(f"discarded-*-{CURRENT}"))
+
+    filled(tmp_path)
+    stored = (tmp_path / CURRENT).read_bytes()
+    for _ in range(3):
+        StateStore.open_fresh(tmp_path).close()
+    assert kept() == [1] and (tmp_path / f"discarded-1-{CURRENT}").read_bytes() == stored
+    for _ in range(KEPT + 3):
+        with StateStore(tmp_path) as store:
+            store.commit(1, {}, TOPOLOGY)
+        StateStore.open_fresh(tmp_path).close()
+    assert kept() == list(range(5, KEPT + 5)), "the oldest go"
 
 
 def test_fresh_takes_an_unreadable_state(tmp_path: Path) -> None:
@@ -173,7 +190,7 @@ def test_fresh_takes_an_unreadable_state(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     with StateStore.open_fresh(tmp_path) as store:
         assert store.state.epoch == 0
-    assert (tmp_path / f"discarded-{CURRENT}").read_bytes() == b"x"
+    assert (tmp_path / f"discarded-1-{CURRENT}").read_bytes() == b"x"
 
 
 def test_numbers_never_repeat(tmp_path: Path) -> None:

@@ -34,14 +34,15 @@ def figures() -> dict[str, Schema]:
             {},
             stage,
             description="One stage since its process started; rates over the last "
-            "seconds. Empty until a first sample has come.",
+            "seconds. Empty until a first sample has come; rates and queues are left out where the "
+            "latest one is older than those seconds (the monitor is off).",
         ),
         "BlockKpi": obj(
             {},
             {name: stage[name] for name in _OF_BLOCK},
             description="A block over its replicas: counts and rates are sums, rho is lam / mu of "
             "the sums; p50 and p90 are means weighted by count, p99 and max the worst replica's. "
-            "Empty until a first sample has come.",
+            "Empty until a first sample has come; rates and queues are left out as in StageKpi.",
         ),
         "ProcessKpi": obj(process, description="One process's resources."),
         "Totals": obj(
@@ -129,7 +130,9 @@ def _task() -> Schema:
             "requests": count("requests admitted"),
             "rows": count("rows of these"),
             "rejected": _codes("requests refused"),
-            "per_s": number("results per second, over the last seconds"),
+            "per_s": number(
+                "results per second, over the last seconds; left out where all samples are older"
+            ),
             "limit": count("credits in force for it"),
             **counted,
             "ingress": said("until the input was on its way to the first block", _TIMES),

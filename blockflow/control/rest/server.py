@@ -132,8 +132,14 @@ class RestServer:
                     where=f"{self._scheme}://{with_port(host, port)}",
                     hint="stop it, or choose another --port (0 takes a free one)",
                 ) from e
+            low = e.errno == errno.EACCES or "Permission denied" in str(e)
             raise RequestError(
-                "INVALID_REQUEST", f"cannot listen on {with_port(host, port)}: {e}", where="host"
+                "INVALID_REQUEST",
+                f"cannot listen on {with_port(host, port)}: {e}",
+                where="port" if low else "host",
+                hint="ports below 1024 are root's: take a higher --port, behind a proxy if need be"
+                if low
+                else "",
             ) from e
         self.host, self.port = host, int(self._server.bind_addr[1])
         self._thread = threading.Thread(target=self._server.serve, name="bf-rest", daemon=True)

@@ -18,8 +18,8 @@ from blockflow.tensormq.janitor import MAX_ROOT_BYTES
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_ZMQ = (4, 3, 3)
-LEAST_SHM = 64 * MIB
-"""Container engines give 64 MiB by default: one worker's arena may need more."""
+LEAST_SHM = 32 * MIB
+"""Container engines give 64 MiB by default, which is enough for small models."""
 GOOD_SHM = GIB
 GOOD_FDS = 1024
 LEAST_FDS = 128
@@ -115,16 +115,19 @@ def engines(f: Facts) -> Iterator[Finding]:
 
 def shared_memory(f: Facts) -> Iterator[Finding]:
     name, shm = "shared memory", f.shm
-    larger = "docker run --shm-size=2g, or mount -o remount,size=2g /dev/shm"
+    larger = f"enlarge the file system of {shm.path}"
+    if shm.path == "/dev/shm":
+        larger = "docker run --shm-size=2g, or mount -o remount,size=2g /dev/shm"
     if not shm.exists or not shm.writable:
         why = "is not there" if not shm.exists else "cannot be written to"
         remedy = "mount a tmpfs there, or set BLOCKFLOW_RUN_ROOT to a folder in another tmpfs"
         yield Finding(name, Level.ERROR, f"{shm.path} {why}", remedy)
-    elif shm.free < LEAST_SHM or shm.size <= LEAST_SHM:
+    elif shm.free < LEAST_SHM:
         text = f"{shm.path}: {_size(shm.free)} free of {_size(shm.size)}, too little for arenas"
         yield Finding(name, Level.ERROR, text, larger)
     elif shm.free < GOOD_SHM:
-        text = f"{shm.path}: {_size(shm.free)} free; large tensors may not fit"
+        of = f"{_size(shm.free)} free of {_size(shm.size)}"
+        text = f"{shm.path}: {of}; large tensors, or many, may not fit"
         yield Finding(name, Level.WARNING, text, larger)
     else:
         yield Finding(name, Level.OK, f"{shm.path}: {_size(shm.free)} free of {_size(shm.size)}")

@@ -1,0 +1,35 @@
+"""Commands whose work the control plane does: Ctrl-C ends the waiting, and they say so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.cli.main import main
+from blockflow.monitor.rest import RestClient
+
+
+@pytest.mark.parametrize(
+    "words", [("apply", "t.json"), ("rollback",), ("restart", "a"), ("drain", "a"), ("stop", "a")]
+)
+def test_what_was_asked_for_goes_on(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def post(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("nobody was interrupted")
+
+    monkeypatch.setattr(RestClient, "post", post)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.json").write_text("{}")
+    assert main(words) == 130
+    out, err = capsys.readouterr()
+    assert out.strip() == ""
+    assert "the control plane goes on" in err and "blockflow status" in err

@@ -1,0 +1,45 @@
+"""Where REST cannot listen, and what is said of it."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+from cheroot.wsgi import Server
+
+from blockflow.cli.main import main
+from blockflow.control.rest.server import RestServer
+from blockflow.core.errors import BlockFlowError
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_one_port_for_both_is_refused(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--port", "5", "--client-port", "5", "--client-host", host]) == 2
+    assert "port 5 is asked for REST and for clients" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "code", "where", "hint"),
+    [
+        (errno.EADDRINUSE, "", "PORT_IN_USE", "http://127.0.0.1:80", "another --port"),
+        (None, "[Errno 13] Permission denied", "INVALID_REQUEST", "port", "below 1024"),
+        (errno.EADDRNOTAVAIL, "", "INVALID_REQUEST", "host", ""),
+    ],
+)
+def test_why_it_cannot_listen(
+    number: int | None,
+    text: str,
+    code: str,
+    where: str,
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def prepare(_: Any) -> None:
+        raise OSError(text) if number is None else OSError(number, "no")
+
+    monkeypatch.setattr(Server, "prepare", prepare)
+    commands: Any = None
+    with pytest.raises(BlockFlowError) as e:
+        RestServer(commands, "", lambda: None, host="127.0.0.1", port=80)
+    assert (e.value.code, e.value.where) == (code, where) and hint in e.value.hint
