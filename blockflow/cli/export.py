@@ -63,7 +63,8 @@ def export(
         ),
     ] = "pt2",
     weights: Annotated[
-        Path | None, typer.Option(help="A .safetensors file, or a .pt/.pth state dict.")
+        Path | None,
+        typer.Option(help="A .safetensors file (or its index), or a .pt state dict."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
     arg: Annotated[

@@ -6,6 +6,7 @@ Nothing is ever unpickled into code.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,10 @@ _COUNTER = "num_batches_tracked"
 """What batch normalisation counts in training, and older state dicts lack, torchvision's first
 among them. No result depends on it, and torch's own loading leaves it as it is."""
 
+_INDEX = ".safetensors.index.json"
+"""How the file ends that tells which of several safetensors files has which tensor."""
+_INDEX_BYTES = 64 * 2**20
+
 _REFUSED = "Weights only load failed"
 """How torch's message begins when a file is more than tensors."""
 
@@ -34,7 +39,9 @@ class _NoStateDict(ValueError):
 
 
 def load_weights(module: nn.Module, path: Path) -> str:
-    """Load a state dict strictly; returns the file's sha256.
+    """Load a state dict strictly; returns the file's sha256. Of an index of several files it is
+    the sha256 of theirs one after the other, as text: the index's first, then in the order of their
+    names.
 
     Where several names of the model are one tensor (tied weights), any of them will do: safetensors
     keeps such a tensor once. What DataParallel and torch.compile put before every name is left out.
@@ -46,9 +53,7 @@ def load_weights(module: nn.Module, path: Path) -> str:
     """
     where = str(path)
     try:
-        with path.open("rb") as f:
-            digest = hashlib.file_digest(f, "sha256").hexdigest()
-        state = _read_state(path)
+        digest, state = _read_shards(path) if path.name.endswith(_INDEX) else _read_file(path)
     except Exception as e:
         why = str(e).strip().partition("\n")[0]
         if not isinstance(e, _NoStateDict):
@@ -57,7 +62,8 @@ def load_weights(module: nn.Module, path: Path) -> str:
             "WEIGHTS_INVALID",
             why,
             where=where,
-            hint="give a .safetensors file, or a state dict saved with torch.save",
+            hint="give a .safetensors file (of several their index, .safetensors.index.json), or a "
+            "state dict saved with torch.save (.pt, .pth or .bin)",
         ) from e
     own = {k: t for k, t in module.state_dict().items() if isinstance(t, Tensor)}
     state = _without_wrappers(state, own)
@@ -157,12 +163,43 @@ def _tied(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Iterator[tu
             yield from ((name, given) for name in same if name != given)
 
 
+def _read_file(path: Path) -> tuple[str, dict[str, Tensor]]:
+    with path.open("rb") as f:
+        digest = hashlib.file_digest(f, "sha256").hexdigest()
+    return digest, _read_state(path)
+
+
+def _read_shards(path: Path) -> tuple[str, dict[str, Tensor]]:
+    """Large models are stored in several files, as Hugging Face's libraries write them."""
+    with path.open("rb") as f:
+        raw = f.read(_INDEX_BYTES + 1)
+    try:
+        index = json.loads(raw) if len(raw) <= _INDEX_BYTES else None
+    except (ValueError, RecursionError) as e:
+        raise _NoStateDict(f"it is no JSON: {e}") from e
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
+        raise _NoStateDict("it has no weight_map of names to files")
+    digests = [hashlib.sha256(raw).hexdigest()]
+    state: dict[str, Tensor] = {}
+    for name in sorted(set(named.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise _NoStateDict(f"{name!r} is no .safetensors file beside it")
+        digest, part = _read_file(path.with_name(name))
+        digests.append(digest)
+        wanted = [key for key, file in named.items() if file == name]
+        if lacking := [key for key in wanted if key not in part]:
+            raise _NoStateDict(f"{name!r} lacks {', '.join(lacking[:_SHOWN])}, which it is to have")
+        state |= {key: part[key] for key in wanted}
+    return hashlib.sha256("".join(digests).encode()).hexdigest(), state
+
+
 def _read_state(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
         return load_file(path)
-    if path.suffix not in (".pt", ".pth"):
+    if path.suffix not in (".pt", ".pth", ".bin"):
         raise ValueError(f"unknown kind of weights file {path.suffix!r}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
