@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from blockflow.core.errors import ExportError
 from blockflow.repository.stage import Stage
 from blockflow.repository.traced import Traced, described, modules_of
+from blockflow.repository.tree import in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,15 @@ class _Regions:
         }
         runs: dict[str, list[fx.Node]] = {}
         given: dict[str, fx.Node] = {}
-        for name in self._blocks:
+        for name in in_order(parents):
             children = [n for n, parent in parents.items() if parent == name]
             given[name] = taken[children[0]] if children else self._result(name)
-            runs[name] = self._between(name, taken[name], given[name])
+            before: set[fx.Node] = set()
+            parent = parents[name]
+            while parent is not None:
+                before.update(runs[parent])
+                parent = parents[parent]
+            runs[name] = self._between(name, taken[name], given[name], before)
         self._refuse_doubled(runs)
         found: dict[str, Region] = {}
         for name, nodes in runs.items():
@@ -181,22 +187,33 @@ class _Regions:
                 + ", ".join(described(self._traced, n) for n in given),
                 "it writes into what it takes, or keeps a tensor: let it return all in one",
             )
-        return given or data[-1:]
+        if not given and len(data) != 1:  # of operators it cannot be told which one would
+            raise _refused(
+                name, f"the model uses nothing of what submodule {self._blocks[name]!r} gives"
+            )
+        return given or data
 
-    def _between(self, name: str, taken: fx.Node, given: fx.Node) -> list[fx.Node]:
+    def _between(
+        self, name: str, taken: fx.Node, given: fx.Node, before: set[fx.Node]
+    ) -> list[fx.Node]:
         """What leads from the one tensor to the other, in order, with what is written meanwhile
-        into tensors on the way."""
+        into tensors on the way, and what is written into the last one before others see it.
+        ``before`` is what the blocks before this one do."""
         later = self._descendants(taken)
         found: set[fx.Node] = set()
         lost: set[fx.Node] = set()
+        after = self._traced.after
         wanted = [given]
+        for user in given.users:
+            if self._owner.get(user) != name:
+                wanted += [w for w in after.get(user, ()) if self._owner.get(w) == name]
         while wanted:
             node = wanted.pop()
             if node is taken or node in found:
                 continue
             if node in later and self._owner.get(node, name) == name:
                 found.add(node)
-                wanted += [*node.all_input_nodes, *self._traced.after.get(node, ())]
+                wanted += [*node.all_input_nodes, *(after.get(node, frozenset()) - before)]
             elif node not in self._traced.following:
                 lost.add(node)
         if lost:

@@ -220,6 +220,59 @@ def test_blocks_do_not_overlap(repo: BlockRepository) -> None:
         export_tree(loaded, repo, blocks={"m": "model", "one": "model.a"})
 
 
+class Halved(nn.Module):
+    """A statement writes into its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        y[:, :4].mul_(0.5)
+        return y
+
+
+@pytest.mark.parametrize("last", [False, True])
+@torch.no_grad()
+def test_what_a_submodule_writes_into_its_result_is_in_it(
+    repo: BlockRepository, last: bool
+) -> None:
+    def way(m: Any, x: Tensor) -> Any:
+        if x.shape[1] > 1000:  # so that operators are what is known
+            raise ValueError("too many")
+        v = m.neck(m.trunk(x).mean((2, 3)))
+        return v if last else m.a(v + 1)
+
+    model = Maps(way)
+    model.neck = Halved()  # type: ignore[assignment]
+    loaded = LoadedModel(model.eval(), "maps", MAPS)
+    blocks = {"t": "trunk", "n": "neck"} | ({} if last else {"one": "a"})
+    report = export_tree(loaded, repo, blocks=blocks)
+    assert report.paths == (tuple(blocks),)
+    x = y = torch.randn(2, 3, 4, 4)
+    for name in blocks:
+        with repo.artifact(name) as file:
+            y = read_artifact(file, "pt2")(y)
+    torch.testing.assert_close(y, model(x))
+
+
+def test_nothing_is_made_of_what_nobody_uses(repo: BlockRepository) -> None:
+    def way(m: Any, x: Tensor) -> Any:
+        if x.shape[1] > 1000:
+            raise ValueError("too many")
+        v = m.trunk(x).mean((2, 3))
+        m.neck(v)
+        return m.a(v)
+
+    blocks = {"t": "trunk", "n": "neck", "one": "a"}
+    model = Maps(way)
+    model.neck = Halved()  # type: ignore[assignment]
+    with pytest.raises(ExportError) as e:
+        export_tree(LoadedModel(model.eval(), "maps", MAPS), repo, blocks=blocks)
+    assert e.value.message == "the model uses nothing of what submodule 'neck' gives"
+
+
 class Tagger(nn.Module):
     """A library's decoder as the trunk of two heads, which it serves as an object."""
 
