@@ -33,6 +33,11 @@ class Seen:
         no writes through ``.data`` or in inference mode."""
         return self.writes != later.writes or not same_elements(self.copy, later.copy)
 
+    def changed(self) -> bool:
+        """Whether it was written to since."""
+        writes = _writes(self.tensor)
+        return self.writes != writes or not same_elements(self.copy, self.tensor)
+
 
 def same_elements(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal in dtype, dims and every element; NaN equals NaN."""
@@ -95,7 +100,7 @@ class _Recorder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         taken = [(t, m) for i in n.all_input_nodes for t, m in self._held(i)]
-        before = [] if _only_reads(n) else [_Before.of(t, n) for t, _ in taken]
+        before = [] if _only_reads(n) else [Seen.now(t) for t, _ in taken]
         self._note_order(n)
         value = super().run_node(n)
         self.values[n] = _without_elements(value)
@@ -142,25 +147,6 @@ class _Recorder(fx.Interpreter):
             self.following = {
                 f for f in self.following if written.isdisjoint(self._memory[f].values())
             }
-
-
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """A tensor before a node runs that may write into it."""
-
-    tensor: Tensor
-    writes: int
-    copy: Tensor | None
-
-    @classmethod
-    def of(cls, tensor: Tensor, n: fx.Node) -> _Before:
-        # a module may write through a tensor's .data, which torch counts for that alone
-        return cls(tensor, _writes(tensor), tensor.clone() if n.op == "call_module" else None)
-
-    def changed(self) -> bool:
-        if self.writes != _writes(self.tensor):
-            return True
-        return self.copy is not None and not same_elements(self.copy, self.tensor)
 
 
 def _without_elements(value: Any) -> Any:

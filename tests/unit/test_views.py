@@ -2,78 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from control_rig import AB, MS, S, World, topology
-from jsonschema import Draft202012Validator
 
 from blockflow.control.fleet import CRASHES_KEPT
-from blockflow.control.kpis import KpiBook
-from blockflow.control.rest.answers import _SYSTEM_STATES
-from blockflow.control.rest.schemas import components
 from blockflow.control.update import Kind
 from blockflow.control.views import Views
 from blockflow.core.errors import make_error
-from blockflow.core.metrics import ProcessKpi
 from blockflow.core.model import Variant
-from blockflow.wire.control import Stats
-from tests.rest_rig import closed
-
-COMPONENTS = closed(components())
-PROCESS = asdict(ProcessKpi(7, 2.5, 0.0, 6, 5, 4, 3, 2))
-
-
-def fits(name: str, document: Any) -> Any:
-    """It is of the form that is promised, and has nothing that is not."""
-    schema = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": COMPONENTS}}
-    Draft202012Validator(schema).validate(document)
-    return document
-
-
-class Told:
-    """Views of a world as it is now, with the figures that its processes have sent."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.kpis = KpiBook()
-        self.pings: dict[int, float] = {}
-
-    @property
-    def views(self) -> Views:
-        return Views(self.world.brain, self.kpis, self.pings, self.world.now)
-
-    def state(self) -> str:
-        assert self.views.state() in _SYSTEM_STATES
-        return self.views.state()
-
-    def block(self, name: str) -> dict[str, Any]:
-        return fits("Block", self.views.block(name))
-
-    def task(self, name: str) -> dict[str, Any]:
-        (found,) = (fits("Task", t) for t in self.views.tasks() if t["name"] == name)
-        return found
-
-    def worker(self, name: str) -> dict[str, Any]:
-        return fits("Worker", self.views.worker(name))
-
-    def dispatcher(self) -> dict[str, Any]:
-        return fits("Dispatcher", self.views.worker("dispatcher"))
-
-    def says(self, name: str, **extra: Any) -> None:
-        """Its process has sent figures now, of one stage."""
-        incarnation = self.world.incarnation(name)
-        life = self.world.brain.crew.find(incarnation)
-        assert life is not None
-        stages = [
-            {"stage": number, "engine": f"e-{block}", "precision": f"p-{block}", "rows": 7}
-            for block, number in life.stages.items()
-        ]
-        stats = Stats(incarnation, self.world.now, stages, PROCESS, extra)
-        topology = self.world.brain.realm.topology
-        self.kpis.add(incarnation, name, stats, 0.0, () if topology is None else topology.tasks)
+from tests.views_rig import Told, fits
 
 
 @pytest.fixture
@@ -247,41 +188,6 @@ def test_who_has_not_said_what_it_runs_is_passed_over(told: Told) -> None:
         assert sample is not None
         sample.stages[0]["engine"] = engine
     assert told.block("a")["engine"] == "openvino"
-
-
-RATES = {"lam": 2.0, "mu": 4.0, "rho": 0.5, "rows_per_s": 3.0, "queue": 1, "queue_rows": 1}
-
-
-@pytest.mark.parametrize(("hz", "seconds"), [(0.0, 5.0), (4.0, 5.0), (0.1, 30.0)])
-def test_of_an_old_sample_counts_stay_and_rates_go(told: Told, hz: float, seconds: float) -> None:
-    told.world.apply([{"name": "a", "replicas": 2}], {"t": ["a"]})
-    told.world.brain.crew.hz = hz
-    for name in ("a#0", "a#1"):
-        told.says(name)
-        sample = told.kpis.latest(told.world.incarnation(name))
-        assert sample is not None
-        sample.stages[0].update(RATES)
-    told.says("dispatcher", tasks={"t": {"ok": 5, "per_s": 2.0}})
-    begin = told.world.now
-
-    def shown() -> tuple[dict[str, Any], ...]:
-        (stage,) = told.worker("a#0")["stages"]
-        tasks = told.dispatcher()["kpi"]["tasks"]
-        assert told.task("t")["kpi"] == tasks["t"]
-        return told.block("a")["kpi"], stage["kpi"], tasks["t"]
-
-    told.world.now = begin + round(seconds * 1e9)
-    block, stage, task = shown()
-    assert (block["lam"], block["rho"], stage["queue"], task["per_s"]) == (4.0, 0.5, 1, 2.0)
-    told.world.now += 1_000_000_000
-    block, stage, task = shown()
-    assert block["rows"] == 14 and stage["rows"] == 7 and task == {"ok": 5}
-    assert not {"per_s", *RATES} & {*block, *stage}
-    told.says("a#1")  # the other one is silent
-    sample = told.kpis.latest(told.world.incarnation("a#1"))
-    assert sample is not None
-    sample.stages[0].update(RATES)
-    assert shown()[0]["lam"] == 2.0
 
 
 def test_times_of_a_life(told: Told) -> None:
