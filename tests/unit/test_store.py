@@ -182,6 +182,9 @@ def test_fresh_twice_keeps_both_and_nothing_of_an_empty_state(tmp_path: Path) ->
             store.commit(1, {}, TOPOLOGY)
         StateStore.open_fresh(tmp_path).close()
     assert kept() == list(range(5, KEPT + 5)), "the oldest go"
+    for _ in range(3):
+        StateStore.open_fresh(tmp_path).close()
+    assert kept() == list(range(5, KEPT + 5)), "none goes where none is added"
 
 
 def test_fresh_takes_an_unreadable_state(tmp_path: Path) -> None:
