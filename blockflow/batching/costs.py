@@ -47,7 +47,10 @@ class Costs:
         self._lines: dict[tuple[Route, int | None], Line] = {}
 
     def line(self, route: Route, length: int | None = None) -> Line:
-        """Times of a batch through all stages of ``route``, by the measured tables."""
+        """Times of a batch through all stages of ``route``, by the measured tables.
+
+        ``length`` is of what the first of them takes.
+        """
         key = (route, length)
         line = self._lines.get(key)
         if line is None:
@@ -56,7 +59,10 @@ class Costs:
             if len(route) == 1:
                 line = self._stage(route[0], length)
             else:
-                parts = [self.line((stage,), length) for stage in route]
+                parts = []
+                for stage in route:
+                    parts.append(self.line((stage,), length))
+                    length = self._facts[stage].carried(length) if stage in self._facts else length
                 line = [sum(times) for times in zip(*parts, strict=True)] or [0] * (self._top + 1)
             self._lines[key] = line
         return line

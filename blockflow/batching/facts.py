@@ -5,9 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockflow.core import limits
+from blockflow.core.dims import Dim, names_in, size_of, substituted
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.measuring import Subject
+from blockflow.core.model import BlockInfo
 from blockflow.core.profile import StageProfile
+
+LENGTH = "length"
+"""What the variable dim is called in :attr:`StageFacts.carries`, whatever the block calls it."""
+
+
+def variable_dim(block: BlockInfo) -> str | None:
+    """The dim whose value is the length of what a block takes: the one that it may be padded along,
+    else the first dynamic one; None for fixed dims."""
+    if block.padding is not None:
+        return block.padding.dim
+    return next(iter(block.contract.input.dynamic), None)
+
+
+def carries(block: BlockInfo) -> Dim:
+    """The length of what a block gives, of :data:`LENGTH`, that of what it takes. One that is not
+    told by that alone (an image's height times its width) is taken for the same."""
+    name = variable_dim(block)
+    for dim in block.contract.output.dims[1:]:
+        if name is not None and names_in(dim) == (name,):
+            return substituted(dim, {name: LENGTH})
+    return LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +45,7 @@ class StageFacts:
         length_dims: where the variable dim (a sequence's length) stands in a query's shape: the
             one that the block may be padded along, else its first; empty for fixed dims.
         lengths: its smallest and largest value.
+        carries: the length of what the stage gives, by :func:`carries`.
         pads: the block promises that padding along that dim changes no result.
         subject: what measures it, where it is not the plain block.
     """
@@ -33,6 +57,7 @@ class StageFacts:
     length_dims: tuple[int, ...] = ()
     lengths: tuple[int, int] = (1, limits.MAX_DIM)
     pads: bool = False
+    carries: Dim = LENGTH
     subject: Subject | None = None
 
     @classmethod
@@ -43,10 +68,7 @@ class StageFacts:
         Raises:
             ValueError: the attached profile is not one.
         """
-        taken, padding = spec.block.contract.input, spec.block.padding
-        name = taken.dynamic[0] if taken.dynamic else None
-        if padding is not None:
-            name = padding.dim
+        taken, name = spec.block.contract.input, variable_dim(spec.block)
         profile = None
         if spec.profile is not None:
             profile = StageProfile.from_dict(spec.profile).only(threads)
@@ -58,7 +80,8 @@ class StageFacts:
             profile=profile if profile is not None and profile.points else None,
             length_dims=tuple(i for i, d in enumerate(taken.dims[1:]) if d == name),
             lengths=anything if name is None else taken.ranges.get(name, anything),
-            pads=padding is not None,
+            pads=spec.block.padding is not None,
+            carries=carries(spec.block),
             subject=Subject((spec.block.name,), spec.engine, spec.precision, spec.options),
         )
 
@@ -66,3 +89,9 @@ class StageFacts:
         """The variable dim's value in ``shape``; None for fixed dims."""
         dims = self.length_dims
         return shape[dims[0]] if dims and dims[0] < len(shape) else None
+
+    def carried(self, length: int | None) -> int | None:
+        """The length of what the stage gives for one that it takes; None stays None."""
+        if length is None or self.carries == LENGTH:
+            return length
+        return max(1, size_of(self.carries, {LENGTH: length}))

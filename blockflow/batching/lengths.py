@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from blockflow.core import limits
+from blockflow.core.dims import is_name
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.paths import dims_after
 
 
 def within_classes(
@@ -29,12 +31,13 @@ def within_classes(
         dims = contract.input.dims
         for block in path:
             info = infos[block]
-            own = dict(zip(info.contract.input.dims, dims, strict=True))
             classes = policies[block].get("classes")
-            padded = own.get(info.padding.dim) if info.padding is not None else None
-            if classes and isinstance(padded, str):
-                bounds[padded] = min(classes[-1], bounds.get(padded, classes[-1]))
-            dims = tuple(own[d] if isinstance(d, str) else d for d in info.contract.output.dims)
+            for own, padded in zip(info.contract.input.dims, dims, strict=True):
+                if not classes or info.padding is None or own != info.padding.dim:
+                    continue
+                if is_name(padded):
+                    bounds[padded] = min(classes[-1], bounds.get(padded, classes[-1]))
+            dims = dims_after(info.contract, dims)
     found: dict[str, tuple[int, int]] = {}
     for name, bound in bounds.items():
         lo, hi = contract.input.ranges.get(name, (1, limits.MAX_DIM))
@@ -44,5 +47,5 @@ def within_classes(
 
 
 def _within(spec: TensorSpec, ranges: Mapping[str, tuple[int, int]]) -> TensorSpec:
-    own = {name: r for name, r in ranges.items() if name in spec.dims}
+    own = {name: r for name, r in ranges.items() if name in spec.dynamic}
     return replace(spec, ranges={**spec.ranges, **own})

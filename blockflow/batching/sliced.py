@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, takewhile
 from typing import Any, ClassVar, Final
 
 from blockflow.batching.costs import measured
-from blockflow.batching.facts import StageFacts
+from blockflow.batching.facts import LENGTH, StageFacts
 from blockflow.batching.options import Counts, Either, Kind, OneOf, option_problems
 from blockflow.batching.policy import Decision, Policy, Query, Run
 from blockflow.batching.shares import TaskShare
 from blockflow.core import limits
+from blockflow.core.dims import substituted
 from blockflow.core.errors import Problem
 from blockflow.core.profile import Point, StageProfile
 
@@ -87,7 +88,9 @@ def merged(members: Sequence[StageFacts]) -> StageFacts:
     times. Without a profile of each there is none of the stage."""
     if len(members) == 1:
         return members[0]
-    first = members[0]
+    first, carries = members[0], members[0].carries
+    for f in members[1:]:
+        carries = substituted(f.carries, {LENGTH: carries})
     bounds = [f.max_rows for f in members if f.max_rows is not None]
     return StageFacts(
         block="+".join(f.block for f in members),
@@ -97,6 +100,7 @@ def merged(members: Sequence[StageFacts]) -> StageFacts:
         length_dims=first.length_dims,
         lengths=first.lengths,
         pads=all(f.pads for f in members if f.length_dims) and first.pads,
+        carries=carries,
     )
 
 
@@ -104,12 +108,17 @@ def _summed(members: Sequence[StageFacts]) -> StageProfile | None:
     threads = members[0].threads
     tables = [f.profile for f in members if f.profile is not None]
     rows = sorted({b for t in tables for b in t.rows_measured(threads)})
-    lengths: list[int | None] = [*sorted({n for t in tables for n in t.lengths_measured(threads)})]
+    same = list(takewhile(lambda pair: pair[0].carries == LENGTH, pairwise(members)))
+    alike = tables[: len(same) + 1]  # those that all take the length that the first one takes
+    lengths: list[int | None] = [*sorted({n for t in alike for n in t.lengths_measured(threads)})]
     spread = max(t.r_max(threads) for t in tables)
     points = []
     for length in lengths or [None]:
         for b in rows:
-            ms = sum(t.ms(b, threads, length) for t in tables)
+            ms, taken = 0.0, length
+            for f, t in zip(members, tables, strict=True):
+                ms += t.ms(b, threads, taken)
+                taken = f.carried(taken)
             points.append(Point(threads, b, length, 1, ms, ms, ms, ms, ms, ms, spread, 0))
     first = tables[0]
     name = "+".join(t.block for t in tables)

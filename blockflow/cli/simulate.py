@@ -36,6 +36,7 @@ from blockflow.bench.simulation.text import nonsense
 from blockflow.cli.options import Json, print_json, was_given
 from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core import limits
+from blockflow.core.dims import Dim
 from blockflow.launch.cgroup import available_cores
 
 _TOPOLOGY_SAYS = (
@@ -218,19 +219,20 @@ def _system(
     if path and chosen:
         raise nonsense("--blocks is one task, --task names them", "--blocks, --task")
     tasks = chosen or ([TaskChoice("task", path, 1.0)] if path else [])
+    carried: dict[str, Dim] = {}
     if example:
         profiles = {p.block: p for p in example_profiles()}
     elif files:
         profiles = read_profiles(files)
     elif tasks:
-        profiles = stored_paths(repository, tasks)
+        profiles, carried = stored_paths(repository, tasks)
     else:
         raise nonsense(
             "nothing to simulate",
             "--blocks, --task, --topology, --profile or --example",
             "blockflow simulate --example shows how it looks",
         )
-    return plain_system(profiles, tasks, shares, costs, apart=apart)
+    return plain_system(profiles, tasks, shares, costs, apart=apart, carried=carried)
 
 
 def _run(experiment: Experiment, processes: int) -> dict[Cell, Outcome]:

@@ -11,10 +11,8 @@ from math import inf, nextafter, prod
 from typing import Any
 
 from blockflow.core import limits
+from blockflow.core.dims import Bounds, Dim, bounds_of, is_formula, names_in, size_of
 from blockflow.core.errors import RequestError
-
-Dim = int | str
-"""A fixed extent, or the name of a dynamic one ("rows", "length")."""
 
 _LARGEST = nextafter(inf, 0)
 
@@ -57,6 +55,7 @@ def tensor_bytes(dtype: str, dims: Iterable[int]) -> int:
 class TensorSpec:
     """What a block takes or gives: a dtype and dims, of which dim 0 is always ``rows``.
 
+    A dim of what it gives may be a formula of what it takes (:mod:`blockflow.core.dims`).
     ``ranges`` bounds the dynamic dims other than rows: name -> (smallest, largest), inclusive.
     """
 
@@ -76,8 +75,10 @@ class TensorSpec:
                 raise ValueError(f"a dim is an integer or a name, not {d!r}")
             if isinstance(d, int) and not 1 <= d <= limits.MAX_DIM:
                 raise ValueError(f"dim {d} is outside 1..{limits.MAX_DIM}")
+            if is_formula(d) and ROWS in names_in(d):
+                raise ValueError(f"dim {d!r} depends on the rows")
         for name, (lo, hi) in self.ranges.items():
-            if name not in self.dims:
+            if name not in self.dynamic:
                 raise ValueError(f"range for {name!r}, which is not a dim")
             if not 1 <= lo <= hi <= limits.MAX_DIM:
                 raise ValueError(f"range {lo}..{hi} of {name!r} is empty or out of bounds")
@@ -87,8 +88,8 @@ class TensorSpec:
 
     @property
     def dynamic(self) -> tuple[str, ...]:
-        """Names of the dynamic dims other than rows, in order of appearance."""
-        return tuple(dict.fromkeys(d for d in self.dims[1:] if isinstance(d, str)))
+        """Names of the dynamic dims other than rows, in order of appearance, also in formulas."""
+        return tuple(dict.fromkeys(name for d in self.dims[1:] for name in names_in(d)))
 
     @property
     def bounded(self) -> bool:
@@ -98,15 +99,10 @@ class TensorSpec:
     def row_bytes(self, binding: Mapping[str, int] | None = None) -> int:
         """Bytes of one row; unbound dynamic dims count with the largest value of their range, or
         as 1024 without one."""
-        total = DTYPE_BYTES[self.dtype]
-        for d in self.dims[1:]:
-            if isinstance(d, int):
-                total *= d
-            elif binding and d in binding:
-                total *= binding[d]
-            else:
-                total *= self.ranges.get(d, (1, 1024))[1]
-        return total
+        ranges = {n: self.ranges.get(n, (1, 1024)) for n in self.dynamic}
+        if binding:
+            ranges |= {n: (binding[n], binding[n]) for n in ranges if n in binding}
+        return DTYPE_BYTES[self.dtype] * prod(bounds_of(d, ranges)[1] for d in self.dims[1:])
 
     def bind(self, dtype: str, dims: Sequence[int], *, where: str = "") -> dict[str, int]:
         """Match a concrete tensor and return the values of the dynamic dims (``rows`` among them).
@@ -150,7 +146,13 @@ class TensorSpec:
 
     def resolve(self, binding: Mapping[str, int]) -> tuple[int, ...]:
         """Concrete dims under a binding; every name in ``dims`` must be bound."""
-        return tuple(d if isinstance(d, int) else binding[d] for d in self.dims)
+        return tuple(size_of(d, binding) for d in self.dims)
+
+    def bounds(self, dim: Dim) -> Bounds:
+        """Smallest and largest extent of one of the dims."""
+        ranges = {n: self.ranges.get(n, (1, limits.MAX_DIM)) for n in names_in(dim)}
+        lo, hi = bounds_of(dim, ranges)
+        return max(lo, 1), min(hi, limits.MAX_DIM)
 
     def least_dims(self, rows: int = 1) -> tuple[int, ...]:
         """Dims of the smallest tensor with so many rows: what warms a block up, and proves it."""
@@ -163,7 +165,7 @@ class TensorSpec:
 
         A fixed dim fits the same number or, here, a dynamic dim whose range covers it. A dynamic
         output fits only a dynamic input whose range is not narrower. What has one name here must be
-        one number or name there.
+        one number, name or formula there.
         """
         if self.dtype != other.dtype:
             return f"dtype {other.dtype} into {self.dtype}"
@@ -180,11 +182,7 @@ class TensorSpec:
             if bound.setdefault(want, have) != have:
                 return f"dim {i}: {have} into {want}, which is {bound[want]}"
             lo, hi = self.ranges.get(want, (1, limits.MAX_DIM))
-            olo, ohi = (
-                (have, have)
-                if isinstance(have, int)
-                else other.ranges.get(have, (1, limits.MAX_DIM))
-            )
+            olo, ohi = other.bounds(have)
             if olo < lo or ohi > hi:
                 return f"dim {i}: {have} ({olo}..{ohi}) into {want} ({lo}..{hi})"
         return ""
@@ -204,18 +202,36 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Input and output of a block. Output dims are numbers or names that the input binds."""
+    """Input and output of a block. Output dims are numbers, or names that the input binds, or
+    formulas of such."""
 
     input: TensorSpec
     output: TensorSpec
 
     def __post_init__(self) -> None:
-        unbound = [d for d in self.output.dims if isinstance(d, str) and d not in self.input.dims]
+        formulas = [d for d in self.input.dims if is_formula(d)]
+        if formulas:
+            raise ValueError(f"input dims {formulas} are no names")
+        unbound = [n for n in self.output.dynamic if n not in self.input.dims]
         if unbound:
             raise ValueError(f"output dims {unbound} are not bound by the input {self.input}")
 
     def output_dims(self, binding: Mapping[str, int]) -> tuple[int, ...]:
-        return self.output.resolve(binding)
+        """Dims of the output for an input that binds its dynamic dims like this.
+
+        Raises:
+            RequestError: CONTRACT_MISMATCH: the input is too small for any output.
+        """
+        dims = self.output.resolve(binding)
+        if min(dims) < 1:
+            took = {n: binding[n] for n in self.output.dynamic}
+            raise RequestError(
+                "CONTRACT_MISMATCH",
+                f"{took} leaves nothing of {self.output}: {list(dims)}",
+                hint="send a larger input",
+                details={"expected": str(self.input), "got": str(took)},
+            )
+        return dims
 
     def to_dict(self) -> dict[str, Any]:
         return {"input": self.input.to_dict(), "output": self.output.to_dict()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from blockflow.core.dims import Dim, names_in, substituted
 from blockflow.core.errors import Problem
 from blockflow.core.guess import Guesses
 from blockflow.core.jsonpath import member
@@ -18,14 +19,19 @@ def path_contract(path: Sequence[str], infos: Mapping[str, BlockInfo]) -> Contra
     Each block names its dynamic dims for itself; they are followed from pair to pair.
     """
     start = infos[path[0]].contract.input
-    dims, ranges = start.dims, dict(start.ranges)
+    dims = start.dims
     for block in path:
-        contract = infos[block].contract
-        bound = {n: d for n, d in zip(contract.input.dims, dims, strict=True) if isinstance(n, str)}
-        dims = tuple(bound[d] if isinstance(d, str) else d for d in contract.output.dims)
+        dims = dims_after(infos[block].contract, dims)
     last = infos[path[-1]].contract.output
-    kept = {n: r for n, r in ranges.items() if n in dims}
+    names = {name for dim in dims for name in names_in(dim)}
+    kept = {n: r for n, r in start.ranges.items() if n in names}
     return Contract(start, TensorSpec(last.dtype, dims, kept))
+
+
+def dims_after(contract: Contract, dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """What a block makes of these dims, in their names."""
+    bound = {n: d for n, d in zip(contract.input.dims, dims, strict=True) if isinstance(n, str)}
+    return tuple(substituted(d, bound) for d in contract.output.dims)
 
 
 def path_problems(
@@ -73,6 +79,8 @@ def path_problems(
                             "connect blocks of one model in their order",
                         )
                     )
+        if len(problems) == before and all(b in infos for b in path):
+            problems.extend(_unwritten(path, infos, base))
         return len(problems) == before and all(b in infos for b in path)
 
     for task, spec in tasks.items():
@@ -83,6 +91,15 @@ def path_problems(
             if check(spec.canary.path, path) and whole:
                 problems += _canary(spec.path, spec.canary.path, infos, path)
     return problems
+
+
+def _unwritten(path: Sequence[str], infos: Mapping[str, BlockInfo], base: str) -> list[Problem]:
+    try:
+        path_contract(path, infos)
+    except ValueError as e:
+        why = f"what the path gives cannot be written as a contract: {e}"
+        return [Problem(base, why, "give a dim of one of its blocks a fixed size")]
+    return []
 
 
 def _canary(

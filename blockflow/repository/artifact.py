@@ -21,6 +21,7 @@ from typing import IO, Any, TextIO, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as shapes
 
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.inplace import exported_may_write, script_may_write
@@ -131,8 +132,8 @@ def write_artifact(
     except Exception as e:
         raise ExportError(
             "EXPORT_FAILED",
-            f"cannot be written as {format_}: {type(e).__name__}: {_reason(e)}",
-            hint=next((hint for sign, hint in _CAUSES if sign in str(e)), _HINTS[format_]),
+            f"cannot be written as {format_}: {type(e).__name__}: {reason(e)}",
+            hint=cause(e) or _HINTS[format_],
         ) from e
     return tuple(dict.fromkeys(_fixed_at(w) for w in said if _is_fixed(w)))
 
@@ -191,15 +192,34 @@ class _Sink(io.FileIO):
 def export_program(
     stage: nn.Module, spec: TensorSpec, example: Tensor
 ) -> torch.export.ExportedProgram:
-    """``stage`` by torch.export, the named dims of ``spec`` dynamic. Raises what torch raises."""
+    """``stage`` by torch.export, the named dims of ``spec`` dynamic. Raises what torch raises.
+
+    Where it refuses a range because something in it gets 1 (what a convolution leaves of the
+    shortest input), it is asked again not to look for that. Then it takes what might be 1 for more,
+    without a case of its own for the broadcast: it is verified like any, at both ends of the range.
+    """
     known: dict[str, Any] = {}
     for name in (ROWS, *spec.dynamic):
         lo, hi = spec.ranges.get(name, (1, MAX_ROWS))
         if lo < hi:
             known[name] = torch.export.Dim(name, min=lo, max=hi)
     dims = {i: known[d] for i, d in enumerate(spec.dims) if d in known}
-    with _quiet():
+
+    def export() -> torch.export.ExportedProgram:
         return torch.export.export(stage, (example,), dynamic_shapes=(dims,), strict=False)
+
+    with _quiet():
+        try:
+            return export()
+        except torch._dynamo.exc.UserError as e:
+            if _GUARD not in str(e):
+                raise
+            refused = e
+        try:
+            with shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+                return export()
+        except Exception:
+            raise refused from None
 
 
 def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, file: IO[bytes]) -> None:
@@ -249,6 +269,8 @@ def refuse_format(format_: str) -> None:
         )
 
 
+_GUARD = "satisfy the generated guard"
+
 _CAUSES: Sequence[tuple[str, str]] = (
     (
         "numpy",
@@ -267,7 +289,7 @@ _CAUSES: Sequence[tuple[str, str]] = (
         "batch_first=True these are not the rows; torchscript-traced keeps any length",
     ),
     (
-        "satisfy the generated guard",
+        _GUARD,
         "the forward takes another way for some sizes that the contract allows, or none; the guard "
         "says for which: narrow --range",
     ),
@@ -336,7 +358,12 @@ def count_state(stage: nn.Module) -> tuple[int, int]:
     return parameters, sum(t.numel() * t.element_size() for t in held.values())
 
 
-def _reason(e: Exception) -> str:
+def cause(e: Exception) -> str:
+    """What in the model an exporter's message is about, and what helps; '' = not known."""
+    return next((hint for sign, hint in _CAUSES if sign in str(e)), "")
+
+
+def reason(e: Exception) -> str:
     """The message's first lines, and the line of the model's own code that led to it."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     return " ".join(lines[:3])[:600] + _place(e)

@@ -17,6 +17,7 @@ from blockflow.core.model import Contract, TensorSpec
 from blockflow.repository.artifact import refuse_format
 from blockflow.repository.balance import split_evenly
 from blockflow.repository.branches import branches
+from blockflow.repository.formulas import as_input, output_dims
 from blockflow.repository.job import Job, Piece, Serving
 from blockflow.repository.manifest import is_block_name, is_version
 from blockflow.repository.padding import promised
@@ -177,7 +178,7 @@ def export_tree(
         made, tensors[name] = _chain(
             loaded, stages, names[name], labels, taken, takes, first=branch.parent is None
         )
-        specs[name] = made[-1].contract.output
+        specs[name] = as_input(made[-1].contract.output)
         pieces += made
     for piece in pieces:
         piece.position = next(p.index(piece.name) for p in paths if piece.name in p) + 1
@@ -222,10 +223,10 @@ def _chain(
         taken, tensors: what the first one takes, under all bindings of the model's input.
         first: whether that is the model's input.
     """
-    bindings = probe_bindings(loaded.input)
     pieces: list[Piece] = []
     for i, (stage, name, label) in enumerate(zip(stages, names, labels, strict=True)):
         results = []
+        own = [taken.bind(taken.dtype, x.shape) for x in tensors]
         for x in tensors:
             with torch.no_grad(), model_errors(loaded, x):
                 results.append(stage(x.clone()))
@@ -236,11 +237,12 @@ def _chain(
                 where=name,
                 hint="name each head as a block of its own (--block name=submodule)",
             )
-        given = infer_spec(name, taken, bindings, results)
+        derive = partial(output_dims, stage, taken, tensors[0], name)
+        given = infer_spec(name, taken, own, results, derive)
         padding = promised(loaded.padding, taken, first=first and i == 0)
         contract = Contract(taken, given)
         pieces.append(Piece(name, stage, contract, tensors[0], label, i + 1, len(stages), padding))
-        taken, tensors = given, results
+        taken, tensors = as_input(given), results
     return pieces, tensors
 
 

@@ -1,19 +1,21 @@
 """Probe: example inputs for a contract, and the contract of an output found by running.
 
-A block's output dims must be numbers or names that its input binds (core.model.Contract). They are
-found by running it with several sets of dims: what stays is a number, what moves with an input dim
-is that dim, and anything else (half the length, say) is refused with a reason.
+A block's output dims are numbers, or names that its input binds, or formulas of such
+(core.model.Contract). They are found by running it with several sets of dims: what stays is a
+number, what moves with an input dim is that dim, and anything else (half the length, say) is asked
+for as a formula (:mod:`blockflow.repository.formulas`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from blockflow.core.dims import Dim, names_in, size_of
 from blockflow.core.errors import ExportError
-from blockflow.core.model import DTYPE_BYTES, ROWS, Dim, TensorSpec
+from blockflow.core.model import DTYPE_BYTES, ROWS, TensorSpec
 
 PROBE_ROWS = (2, 5)
 """Rows of the two probing runs: never 1, which tracers take for a constant."""
@@ -53,7 +55,9 @@ def example_input(
 
 def probe_bindings(spec: TensorSpec) -> list[dict[str, int]]:
     """Two bindings of the dynamic dims that differ in every dim whose range allows it, and more
-    where those do not tell two dims apart: then each has another value while the others stay."""
+    where those do not tell two dims apart: then each has another value while the others stay. One
+    more has each dim with a range at its largest: what a coarse stride leaves of the others may be
+    the same."""
     pairs: dict[str, tuple[int, int]] = {ROWS: PROBE_ROWS}
     for i, name in enumerate(spec.dynamic):
         lo, hi = spec.ranges.get(name, (1, 1024))
@@ -70,6 +74,8 @@ def probe_bindings(spec: TensorSpec) -> list[dict[str, int]]:
         lo, hi = spec.ranges.get(name, (1, 1024))
         if lo < hi and sum(pairs[name] == pair for pair in pairs.values()) > 1:
             bindings.append({**bindings[0], name: lo if pairs[name][0] == hi else hi})
+        if name in spec.ranges and all(b[name] < hi for b in bindings):
+            bindings.append({**bindings[0], name: hi})
     return bindings
 
 
@@ -88,6 +94,7 @@ def infer_spec(
     bound_by: TensorSpec,
     bindings: Sequence[Mapping[str, int]],
     tensors: Sequence[Tensor],
+    formulas: Callable[[], Sequence[Dim]] | None = None,
 ) -> TensorSpec:
     """The contract of a tensor that came out under each of several bindings.
 
@@ -96,14 +103,15 @@ def infer_spec(
         bound_by: the spec whose dynamic dims may appear.
         bindings: sets of dims, in which the dynamic dims differ: those of :func:`probe_bindings`.
         tensors: the tensor under each of them.
+        formulas: asked for all dims where running does not tell one.
 
     Raises:
         ExportError: NOT_SPLITTABLE when a dim is neither fixed nor one of the input's, or could be
-            two of them.
+            two of them, and ``formulas`` do not tell it either.
     """
 
     def refused(why: str, hint: str = "") -> ExportError:
-        usual = "a block's output dims are numbers or the input's own dynamic dims, rows first"
+        usual = "a block's output dims follow from the input's, rows first"
         return ExportError("NOT_SPLITTABLE", f"{what}: {why}", hint=hint or usual)
 
     first = tensors[0]
@@ -112,6 +120,7 @@ def infer_spec(
         raise refused(f"rank {_either(ranks)} for inputs of one contract")
     names = [ROWS, *bound_by.dynamic]
     dims: list[Dim] = []
+    derived: Sequence[Dim] = ()
     for i, sizes in enumerate(zip(*(y.shape for y in tensors), strict=True)):
         match = [n for n in names if sizes == tuple(b[n] for b in bindings)]
         moving = [n for n in match if len({b[n] for b in bindings}) > 1]
@@ -121,14 +130,20 @@ def infer_spec(
                     f"dim 0 has {sizes[0]} elements for {bindings[0][ROWS]} rows of input"
                 )
             dims.append(ROWS)
-        elif len(moving) > 1:
-            raise refused(f"dim {i} may be {_either(moving)}: their ranges do not tell them apart")
-        elif moving:
+        elif len(moving) == 1:
             dims.append(moving[0])
         elif len(set(sizes)) == 1 and sizes[0]:
             dims.append(int(sizes[0]))
         elif not any(sizes):
             raise refused(f"dim {i} has no elements")
+        elif formulas is not None:
+            derived = derived or formulas()
+            made = tuple(size_of(derived[i], b) for b in bindings) if i < len(derived) else ()
+            if made != sizes:
+                raise refused(f"dim {i} is {_either(sizes)}, not {derived[i : i + 1]}")
+            dims.append(derived[i])
+        elif moving:
+            raise refused(f"dim {i} may be {_either(moving)}: their ranges do not tell them apart")
         else:
             given = _either(str(dict(b)) for b in bindings)
             raise refused(f"dim {i} is {_either(sizes)} for {given}")
@@ -139,8 +154,9 @@ def infer_spec(
             f"dtype {dtype} cannot travel between blocks",
             hint if first.is_complex() else f"dtypes that can: {', '.join(DTYPE_BYTES)}",
         )
-    ranges = {n: r for n, r in bound_by.ranges.items() if n in dims}
     try:
+        own = {name for dim in dims for name in names_in(dim)}
+        ranges = {n: r for n, r in bound_by.ranges.items() if n in own}
         return TensorSpec(dtype, tuple(dims), ranges)
     except ValueError as e:  # a rank that no message holds
         raise refused(str(e)) from e

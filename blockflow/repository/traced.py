@@ -94,14 +94,11 @@ class Traced:
         return found
 
     def dims_told(self, node: fx.Node) -> bool:
-        """Whether a tensor's dims are numbers and the input's own, rows first."""
-        shapes = [getattr(values[node], "shape", ()) for values in self.values]
-        if not shapes[0] or len({len(shape) for shape in shapes}) > 1:
-            return False
+        """Whether a tensor's dims begin with the rows, and may follow from the input's."""
         (source, *_) = (n for n in self.nodes if n.op == "placeholder")
-        known = list(zip(*(values[source].shape for values in self.values), strict=True))
-        first, *rest = zip(*shapes, strict=True)
-        return first == known[0] and all(len(set(d)) == 1 or d in known for d in rest)
+        shapes = [tuple(getattr(values[node], "shape", ())) for values in self.values]
+        rows = [values[source].shape[0] for values in self.values]
+        return len({len(s) for s in shapes}) == 1 and [next(iter(s), None) for s in shapes] == rows
 
     def _gap(self, position: int) -> Iterator[int]:
         """From where a submodule begins back to where the one before ends. What a forward does in

@@ -164,9 +164,9 @@ class ByValue(nn.Module):
         return x * 2 if x.sum() > 0 else x
 
 
-class Halves(nn.Module):
+class Nonzero(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x[:, : x.shape[1] // 2]
+        return x.transpose(0, 1)[x[0] > 0].transpose(0, 1)
 
 
 class SwapsRows(nn.Module):
@@ -208,7 +208,7 @@ def test_what_a_trace_keeps_for_ever_is_listed(repo: BlockRepository) -> None:
         (ByRows, ROW, TRACED, "EXPORT_MISMATCH", "differ from the model"),
         (ByValue, ROW, "pt2", "EXPORT_FAILED", "cannot be written as pt2"),
         (ByValue, ROW, TRACED, "EXPORT_MISMATCH", "differ from the model"),
-        (Halves, LENGTH, "pt2", "NOT_SPLITTABLE", "dim 1"),
+        (Nonzero, LENGTH, "pt2", "NOT_SPLITTABLE", "cannot be derived"),
         (SwapsRows, ROW, "pt2", "NOT_SPLITTABLE", "dim 0"),
         (ComplexOut, ROW, "pt2", "NOT_SPLITTABLE", "complex64"),
         (TwoOut, ROW, "pt2", "EXPORT_FAILED", "returns a tuple"),

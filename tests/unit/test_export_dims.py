@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from blockflow.core.dims import Dim, size_of
 from blockflow.core.errors import ExportError
-from blockflow.core.model import ROWS, Dim, TensorSpec
+from blockflow.core.model import ROWS, TensorSpec
 from blockflow.repository.export import export_model
 from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.repository import BlockRepository
@@ -83,15 +84,59 @@ def test_dims_that_move_as_one_are_refused() -> None:
 
 
 def test_a_size_that_only_looks_like_a_dim_is_found_by_the_verification(tmp_path: Path) -> None:
-    def even(x: Tensor) -> Tensor:  # a's own sizes in the probing runs, and another elsewhere
-        return x[:, : (x.shape[1] + 1) // 2 * 2 - 1]
+    def three_at_least(x: Tensor) -> Tensor:  # a's own size in the probing runs, and another below
+        return torch.cat([x, x[:, : max(0, 3 - x.shape[1])]], 1)
 
-    loaded = LoadedModel(Does(even).eval(), "test", spec(a=(1, 64)))
+    loaded = LoadedModel(Does(three_at_least).eval(), "test", spec(a=(1, 64)))
     with pytest.raises(ExportError) as e:
         export_model(loaded, BlockRepository(tmp_path), names=("m",), format="torchscript-traced")
-    assert e.value.code in ("EXPORT_MISMATCH", "NOT_SPLITTABLE")
-    assert "contract" in e.value.message
+    assert e.value.code == "EXPORT_MISMATCH"
     assert BlockRepository(tmp_path).names() == []
+
+
+@pytest.mark.parametrize("format_", ["pt2", "torchscript-traced"])
+@pytest.mark.parametrize(
+    ("what", "ranges", "dims"),
+    [
+        (lambda x: x[:, : x.shape[1] // 2] * 2, {"a": (2, 64)}, ("a // 2",)),
+        (lambda x: x.unfold(1, 5, 4).sum(2), {"a": (16, 600)}, ("(a - 5) // 4 + 1",)),
+        (lambda x: x[:, ::32] * 2, {"a": (33, 200)}, ("(a + 31) // 32",)),
+        (lambda x: torch.cat([x, x], 1), {"a": (1, 9)}, ("2 * a",)),
+        (lambda x: x.flatten(1) * 2, {"a": (2, 9), "b": (2, 12)}, ("a * b",)),
+        (lambda x: torch.cat([x.sum(2), x.sum(1)], 1), {"a": (2, 9), "b": (3, 12)}, ("a + b",)),
+    ],
+)
+def test_dims_that_follow_from_the_input_are_formulas(
+    tmp_path: Path,
+    what: Callable[[Tensor], Tensor],
+    ranges: dict[str, tuple[int, int]],
+    dims: tuple[str, ...],
+    format_: str,
+) -> None:
+    repository = BlockRepository(tmp_path)
+    export_model(LoadedModel(Does(what).eval(), "m", spec(**ranges)), repository, format=format_,
+                 prefix="m")  # fmt: skip
+    contract = repository.info("m").contract
+    for draw in range(20):
+        sizes = {n: lo + draw * (hi - lo) // 19 for n, (lo, hi) in ranges.items()}
+        x = torch.ones(2, *sizes.values())
+        promised = contract.output_dims(contract.input.bind("float32", x.shape))
+        assert tuple(what(x).shape) == promised
+    assert [size_of(d, sizes) for d in dims] == list(promised[1:])
+    assert contract.output.row_bytes() == 4 * size_of(dims[0], {n: hi for n, (_, hi) in
+                                                                ranges.items()})  # fmt: skip
+
+
+def test_a_branch_on_a_size_is_no_formula(tmp_path: Path) -> None:
+    def branches(x: Tensor) -> Tensor:
+        return x[:, : 1 if x.shape[1] < 20 else 5] * 2
+
+    with pytest.raises(ExportError, match="cannot be derived") as e:
+        export_model(
+            LoadedModel(Does(branches).eval(), "m", spec(a=(1, 64))), BlockRepository(tmp_path),
+            prefix="m",
+        )  # fmt: skip
+    assert e.value.code == "NOT_SPLITTABLE" and e.value.hint
 
 
 class Recurrent(nn.Module):

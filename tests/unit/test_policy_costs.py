@@ -13,6 +13,7 @@ from policy_rig import MS, profile
 from blockflow.batching.costs import Costs, FittedCosts, at, measured
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines, gain
+from blockflow.batching.sliced import merged
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
 from blockflow.core.profile import Point, StageProfile
@@ -72,6 +73,31 @@ def test_lengths_count() -> None:
         assert costs.line((1,), 40)[1] == 5 * MS
         assert costs.line((1,))[1] == 8 * MS  # the longest, to be safe
     assert facts.length((40, 3)) == 40 and StageFacts().length((40,)) is None
+
+
+def strided(name: str, gives: str, lengths: tuple[int, int]) -> StageFacts:
+    """A block whose times grow with the length, as a launch tells of it."""
+    taken = TensorSpec("float32", ("rows", name, 3), {name: lengths})
+    given = TensorSpec("float32", ("rows", gives, 3), {name: lengths})
+    info = BlockInfo("b", "1", "0" * 64, "echo", Contract(taken, given), 0, 0)
+    points = tuple(
+        Point(1, rows, n, 5, *[float(rows * n)] * 6, 0.0, 0) for rows in (1, 2) for n in lengths
+    )
+    table = StageProfile("b", "0" * 64, "echo", "fp32", "here", points)
+    return StageFacts.of(StageSpec(1, info, "echo", "fp32", {}, profile=table.to_dict()))
+
+
+def test_a_stage_behind_a_stride_costs_what_it_takes() -> None:
+    trunk, head = strided("length", "(length - 4)//8", (8, 80)), strided("frames", "frames", (1, 9))
+    assert trunk.carried(44) == 5 and head.carried(5) == 5 and trunk.carried(None) is None
+    costs = Costs({1: trunk, 2: head}, 4)
+    assert costs.line((1, 2), 44)[2] == 2 * (44 + 5) * MS
+    assert costs.line((2,), 5)[2] == 2 * 5 * MS
+    one = merged([trunk, head])
+    assert one.carries == trunk.carries
+    assert Costs({1: one}, 4).line((1,), 80)[2] == 2 * (80 + 9) * MS
+    twice = merged([trunk, strided("frames", "frames//2", (1, 9))])
+    assert twice.carried(44) == 2
 
 
 def test_what_joining_is_worth() -> None:

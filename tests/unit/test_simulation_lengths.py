@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from blockflow.bench.simulation.arrivals import Recorded
+from blockflow.bench.simulation.experiment import capacity
 from blockflow.bench.simulation.plan import Order, plan_experiment
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.sizes import parse_sizes
@@ -73,6 +75,27 @@ def test_behind_the_pooling_all_lengths_share_a_batch(groups: Any) -> None:
     if len(groups) > 1:
         found = batches(run(apart, trace))
         assert found["pool"] == {1: 4} and found["head"] == {4: 1}
+
+
+def test_behind_a_stride_a_block_takes_what_is_left() -> None:
+    """16 frames of 64 samples: the head's times are those of 16, wherever it runs."""
+    policy = {"policy": "none"}
+    trunk = StageModel("trunk", profile("trunk", lambda b, n: b * n, LONG), policy, 8, "length//4")
+    head = StageModel("head", profile("head", lambda b, n: b * n, (2, 16)), policy, 8)
+    task = TaskModel("task", ("trunk", "head"))
+    together = SystemModel((WorkerModel("w", (trunk, head)),), (task,))
+    apart = SystemModel((WorkerModel("t", (trunk,)), WorkerModel("h", (head,))), (task,))
+    for model in (together, apart, SystemModel.from_dict(json.loads(json.dumps(apart.to_dict())))):
+        assert model.taken(task.path) == ["length", "length // 4"]
+        assert model.lengths(task) == (64, 67)
+        for n, ms in ((64, 64 + 16), (24, 24 + 6), (8, 8 + 2)):
+            assert totals(run(model, Recorded(((0, None, 1, n),)))) == pytest.approx([ms])
+        sizes = parse_sizes("24", "")
+        able = capacity(model, parse_sizes("1", ""), sizes, noisy=False)
+        assert able == pytest.approx(1000 / 30)
+    order = Order(arrivals="poisson", lengths="65", policies=["none"])
+    with pytest.raises(RequestError, match="longest measured one is 64"):
+        plan_experiment(together, order)
 
 
 def test_images_share_batches_whatever_the_lengths_of_texts() -> None:

@@ -13,9 +13,10 @@ from blockflow.bench.simulation.outcome import Outcome, outcome
 from blockflow.bench.simulation.service import mean_ms
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
-from blockflow.bench.simulation.system import SystemModel
+from blockflow.bench.simulation.system import SystemModel, length_at
 from blockflow.bench.simulation.watch import InvariantBroken, Watches
 from blockflow.bench.simulation.workload import Workload
+from blockflow.core.dims import Dim
 from blockflow.core.profile import StageProfile
 
 
@@ -162,10 +163,10 @@ def capacity(
     traffic = sum(t.traffic for t in system.tasks)
     hosts = system.stages()
     for task in system.tasks:
-        for block in task.path:
+        for block, taken in zip(task.path, system.taken(task.path), strict=True):
             worker, stage = hosts[block]
             share = task.traffic / traffic
-            ms = _mean_ms(partial(forward, stage.profile), worker.threads, rows, lengths)
+            ms = _mean_ms(partial(forward, stage.profile), worker.threads, rows, lengths, taken)
             computing[worker.name] = computing.get(worker.name, 0.0) + share * ms
             part = share * (ms + system.turn_ms)
             work[worker.name] = work.get(worker.name, 0.0) + part
@@ -182,9 +183,12 @@ def capacity(
 
 
 def _mean_ms(
-    forward: Callable[..., float], threads: int, rows: Sizes, lengths: Sizes | None
+    forward: Callable[..., float], threads: int, rows: Sizes, lengths: Sizes | None, taken: Dim
 ) -> float:
-    """Over the sizes of queries; ``forward`` takes rows, threads and length."""
+    """Over the sizes of queries; ``forward`` takes rows, threads and length, which is ``taken`` of
+    the query's."""
     if lengths is None:
         return rows.mean_of(lambda r: forward(r, threads))
-    return rows.mean_of(lambda r: lengths.mean_of(lambda n: forward(r, threads, n)))
+    return rows.mean_of(
+        lambda r: lengths.mean_of(lambda n: forward(r, threads, length_at(taken, n)))
+    )

@@ -14,7 +14,7 @@ from blockflow.batching.sliced import slicing_problems
 from blockflow.bench.simulation.arrivals import Arrivals, Closed, Recorded, parse_arrivals
 from blockflow.bench.simulation.experiment import Experiment, capacity
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
-from blockflow.bench.simulation.system import SystemModel
+from blockflow.bench.simulation.system import SystemModel, length_at
 from blockflow.bench.simulation.text import OWN_POLICIES, nonsense, parse_policy, policy_label
 from blockflow.bench.simulation.trace import Entry
 from blockflow.core import limits
@@ -193,14 +193,16 @@ def _check_classes(system: SystemModel, specs: Sequence[Mapping[str, Any]], long
     """A deployed system takes nothing that is longer than the last class on its way."""
     hosts = system.stages()
     for spec, task in product(specs, system.tasks):
-        for worker, stage in map(hosts.__getitem__, task.path):
+        for block, taken in zip(task.path, system.taken(task.path), strict=True):
+            worker, stage = hosts[block]
             policy = spec or stage.policy
             last = policy.get("classes", (limits.MAX_DIM,))[-1]
-            if stage.profile.lengths_measured(worker.threads) and longest > last:
+            brought = length_at(taken, longest) if longest else 0
+            if stage.profile.lengths_measured(worker.threads) and brought > last:
                 raise nonsense(
-                    f"length {longest} is over the last class {last}: it would be refused",
+                    f"length {brought} is over the last class {last}: it would be refused",
                     f"--policy {policy['policy']}",
-                    f"end the classes with {longest}, or send nothing longer than {last}",
+                    f"end the classes with {brought}, or send nothing longer",
                 )
 
 

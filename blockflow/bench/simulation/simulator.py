@@ -39,6 +39,7 @@ class Simulator:
         requests: all queries, in order of arrival.
         workers: all replicas.
         last_exit_ns: when the last query so far has left.
+        taken: by task and block, the length of what it takes there, of the query's own.
     """
 
     def __init__(
@@ -69,6 +70,11 @@ class Simulator:
         self._tasks = dict(table.tasks)
         # Index 0 is the share of queries whose task nobody knows.
         self.shares = (TaskShare(), *(t.share for t in system.tasks))
+        self.taken = {
+            (task.name, block): taken
+            for task in system.tasks
+            for block, taken in zip(task.path, system.taken(task.path), strict=True)
+        }
         self.task_index = {t.name: i for i, t in enumerate(system.tasks, 1)}
         self._deadlines: list[tuple[int, int]] = []
         self._source = workload.queries()

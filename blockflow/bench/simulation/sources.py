@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blockflow.batching.facts import LENGTH, carries
 from blockflow.batching.registry import policy_problems, ways_through, with_overlap
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.sliced import slicing_problems
 from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel, WorkerModel
 from blockflow.bench.simulation.text import Options, nonsense
+from blockflow.core.dims import Dim
 from blockflow.core.engines import select
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.measuring import Subject, refuse_gaps
@@ -136,8 +138,10 @@ def stored_profiles(
     return out
 
 
-def stored_paths(root: Path, tasks: Sequence[TaskChoice]) -> dict[str, StageProfile]:
-    """:func:`stored_profiles` of the blocks on the tasks' paths.
+def stored_paths(
+    root: Path, tasks: Sequence[TaskChoice]
+) -> tuple[dict[str, StageProfile], dict[str, Dim]]:
+    """:func:`stored_profiles` of the blocks on the tasks' paths, and what each makes of a length.
 
     Raises:
         RequestError: INVALID_REQUEST: blocks that do not follow one another.
@@ -146,7 +150,8 @@ def stored_paths(root: Path, tasks: Sequence[TaskChoice]) -> dict[str, StageProf
     repository = BlockRepository(root)
     for task in tasks:
         refuse_gaps([repository.info(block) for block in task.path])
-    return stored_profiles(root, list(dict.fromkeys(b for t in tasks for b in t.path)))
+    used = list(dict.fromkeys(b for t in tasks for b in t.path))
+    return stored_profiles(root, used), {b: carries(repository.info(b)) for b in used}
 
 
 def plain_system(
@@ -156,6 +161,7 @@ def plain_system(
     costs: Costs,
     *,
     apart: bool,
+    carried: Mapping[str, Dim] | None = None,
 ) -> SystemModel:
     """All blocks in one worker, or (``apart``) a worker per block.
 
@@ -165,6 +171,8 @@ def plain_system(
         shares: of tasks at the blocks that they share, by name.
         costs: the rest.
         apart: every block has a worker process of its own.
+        carried: what blocks make of a length, by :func:`~blockflow.batching.facts.carries`; of
+            those that are missing it is not known, and stays.
 
     Raises:
         RequestError: INVALID_REQUEST: a path that cannot be.
@@ -180,7 +188,11 @@ def plain_system(
         if len(set(task.path)) != len(task.path):
             raise nonsense("a block stands twice in the path", f"task {task.name}")
     used = list(dict.fromkeys(b for t in chosen for b in t.path))
-    stages = [StageModel(b, profiles[b], max_rows=costs.max_rows) for b in used]
+    onward = carried or {}
+    stages = [
+        StageModel(b, profiles[b], max_rows=costs.max_rows, carries=onward.get(b, LENGTH))
+        for b in used
+    ]
     groups = [(s.block, (s,)) for s in stages] if apart else [("worker", tuple(stages))]
     workers = tuple(
         WorkerModel(name, members, costs.threads, costs.slots, costs.replicas, costs.lanes)
@@ -249,6 +261,7 @@ def topology_system(
                 found[s.spec.artifact],
                 s.spec.batching.model_dump(mode="json"),
                 s.max_rows,
+                carries(s.info),
             )
             for s in spec.stages
         )

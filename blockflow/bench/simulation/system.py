@@ -6,16 +6,18 @@ all that it needs as text.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from blockflow.batching.facts import StageFacts
+from blockflow.batching.facts import LENGTH, StageFacts
 from blockflow.batching.registry import largest_batch
 from blockflow.batching.shares import TaskShare
 from blockflow.control.stages import is_open, resolved
 from blockflow.core import limits
+from blockflow.core.dims import Dim, size_of, substituted
 from blockflow.core.model import ROWS, Contract, TensorSpec
 from blockflow.core.profile import StageProfile
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
@@ -34,12 +36,14 @@ class StageModel:
         profile: what its batches cost.
         policy: ``{"policy": name, ...options}``.
         max_rows: of one batch, and of one query.
+        carries: the length of what it gives, of the ``length`` of what it takes.
     """
 
     block: str
     profile: StageProfile
     policy: Mapping[str, Any] = field(default_factory=lambda: {"policy": "none"})
     max_rows: int = limits.DEFAULT_MAX_ROWS
+    carries: Dim = LENGTH
 
     def lengths(self, threads: int) -> tuple[int, ...]:
         """Lengths that its profile has, ascending; none where its dims are fixed."""
@@ -56,6 +60,7 @@ class StageModel:
             length_dims=(0,) if lengths else (),
             lengths=(1, lengths[-1] if lengths else limits.MAX_DIM),
             pads=bool(lengths),
+            carries=self.carries,
         )
 
 
@@ -179,13 +184,24 @@ class SystemModel:
         """Every block with the worker that hosts it."""
         return {s.block: (w, s) for w in self.workers for s in w.stages}
 
-    def lengths(self, task: TaskModel) -> tuple[int, ...]:
-        """Of the blocks on a task's path that have a variable length, the longest measured ones."""
+    def taken(self, path: Sequence[str]) -> list[Dim]:
+        """The length of what each block of a path takes, of a query's own ``length``."""
         hosts = self.stages()
-        measured = (
-            stage.lengths(worker.threads) for worker, stage in map(hosts.__getitem__, task.path)
-        )
-        return tuple(found[-1] for found in measured if found)
+        found: list[Dim] = [LENGTH]
+        for block in path[:-1]:
+            found.append(substituted(hosts[block][1].carries, {LENGTH: found[-1]}))
+        return found
+
+    def lengths(self, task: TaskModel) -> tuple[int, ...]:
+        """Of the blocks on a task's path that have a variable length, the longest queries whose
+        times were measured there."""
+        hosts = self.stages()
+        out = []
+        for block, taken in zip(task.path, self.taken(task.path), strict=True):
+            worker, stage = hosts[block]
+            if found := stage.lengths(worker.threads):
+                out.append(_longest(taken, found[-1]))
+        return tuple(out)
 
     def with_policy(self, policy: Mapping[str, Any]) -> SystemModel:
         """The same system with this policy at every stage."""
@@ -214,6 +230,7 @@ class SystemModel:
                             "profile": s.profile.to_dict(),
                             "policy": dict(s.policy),
                             "max_rows": s.max_rows,
+                            "carries": s.carries,
                         }
                         for s in w.stages
                     ],
@@ -240,6 +257,7 @@ class SystemModel:
                         StageProfile.from_dict(s["profile"]),
                         dict(s["policy"]),
                         s["max_rows"],
+                        s["carries"],
                     )
                     for s in w["stages"]
                 ),
@@ -256,6 +274,19 @@ class SystemModel:
         )
         plain = ("cores", "hop_ms", "turn_ms", "credits", "adaptive_limit")
         return cls(workers, tasks, **{name: data[name] for name in plain})
+
+
+def length_at(taken: Dim, length: int) -> int:
+    """The length of what a block takes (:meth:`SystemModel.taken`) of a query of ``length``."""
+    return length if taken == LENGTH else max(1, size_of(taken, {LENGTH: length}))
+
+
+def _longest(taken: Dim, most: int) -> int:
+    """The longest query of which a block takes ``most`` at most; what it takes grows with it."""
+    if taken == LENGTH:
+        return most
+    over = bisect_right(range(1, limits.MAX_DIM + 1), most, key=lambda n: length_at(taken, n))
+    return max(1, over)
 
 
 def chain(

@@ -16,7 +16,7 @@ from blockflow.batching.policy import WaitUntil
 from blockflow.bench.simulation.loop import EventLoop
 from blockflow.bench.simulation.request import Request
 from blockflow.bench.simulation.service import Service
-from blockflow.bench.simulation.system import WorkerModel
+from blockflow.bench.simulation.system import WorkerModel, length_at
 from blockflow.bench.simulation.watch import InvariantBroken
 from blockflow.core.routing import PathTree
 from blockflow.wire.data import REQUEST_ID_BYTES, Item
@@ -207,7 +207,10 @@ class SimWorker:
     def _length(self, request: Request, tree: PathTree, hop: int) -> int | None:
         """The length of what a query brings to a stage; None where the stage's dims are fixed, be
         it behind one whose are not."""
-        return request.length if tree.nodes[hop].stage in self._variable else None
+        if request.length is None or tree.nodes[hop].stage not in self._variable:
+            return None
+        block = self.stages[tree.nodes[hop].stage].block
+        return length_at(self._simulator.taken[request.task, block], request.length)
 
     def _queue(self, ticket: Ticket, now: int) -> None:
         if self._watch is not None:

@@ -72,7 +72,7 @@ def _tensor() -> Schema:
         {
             "dtype": text("type of the elements, as numpy names it"),
             "dims": listing(
-                {"anyOf": [COUNT, TEXT]}, "sizes; a name is a size that the request decides"
+                {"anyOf": [COUNT, TEXT]}, "sizes; names, and formulas of them: the request decides"
             ),
         },
         {"ranges": mapping(listing(COUNT), "least and largest size of a named dim, where bounded")},

@@ -1,0 +1,143 @@
+"""Contracts whose output's dims are formulas: what they bound, fit and compose to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from blockflow.batching.lengths import within_classes
+from blockflow.core.dims import Dim
+from blockflow.core.errors import RequestError, TopologyError
+from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
+from blockflow.core.paths import path_contract
+from blockflow.core.topology import parse_topology
+from blockflow.repository.formulas import as_input
+from blockflow.repository.manifest import contract_form
+
+SOUND = TensorSpec("float32", ("rows", "length"), {"length": (16, 200)})
+
+
+def given(*dims: Dim, **ranges: tuple[int, int]) -> TensorSpec:
+    return TensorSpec("float32", ("rows", *dims), ranges)
+
+
+def block(name: str, taken: TensorSpec, out: TensorSpec, **more: Any) -> BlockInfo:
+    return BlockInfo(name, "1", f"digest of {name}", "pt2", Contract(taken, out), 0, 0, **more)
+
+
+EARS = block("ears", SOUND, given("(length - 5)//4", 8, length=(16, 200)))
+HEAD = block("head", given("n", 8, n=(1, 48)), given("n//2", 3, n=(1, 48)))
+
+
+def test_a_formula_bounds_the_bytes_and_the_dims() -> None:
+    contract = EARS.contract
+    assert contract.output.row_bytes() == 4 * 48 * 8
+    assert contract.output.row_bytes({"length": 25}) == 4 * 5 * 8
+    assert contract.output.bounded and contract.output.dynamic == ("length",)
+    assert contract.output_dims({"rows": 2, "length": 25}) == (2, 5, 8)
+    assert not given("(length - 5)//4").bounded
+
+
+def test_too_little_is_refused_as_the_requests_fault() -> None:
+    anything = TensorSpec("float32", ("rows", "length"))
+    contract = Contract(anything, given("(length - 5)//4"))
+    with pytest.raises(RequestError, match="leaves nothing") as e:
+        contract.output_dims(contract.input.bind("float32", (3, 8)))
+    assert e.value.code == "CONTRACT_MISMATCH" and e.value.hint
+
+
+@pytest.mark.parametrize(
+    ("taken", "out", "words"),
+    [
+        (given("length//2"), given(3), "no names"),
+        (SOUND, given("n//2"), "not bound"),
+        (SOUND, given("n"), "not bound"),
+    ],
+)
+def test_contracts_that_cannot_be(taken: TensorSpec, out: TensorSpec, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Contract(taken, out)
+
+
+@pytest.mark.parametrize("dim", ["rows*2", "length//", "seq-", "length**2", "f(length)"])
+def test_dims_that_cannot_be(dim: str) -> None:
+    with pytest.raises(ValueError, match=r"is no dim|depends on the rows"):
+        given(dim)
+
+
+def test_a_contract_keeps_its_formulas_wherever_it_is_written() -> None:
+    contract = EARS.contract
+    assert Contract.from_dict(contract.to_dict()) == contract
+    assert contract_form(contract).to_contract() == contract
+
+
+@pytest.mark.parametrize(
+    ("taken", "fits"),
+    [
+        (given("n", 8, n=(2, 48)), True),
+        (given("n", 8), True),
+        (given("n", 8, n=(3, 48)), False),
+        (given("n", 8, n=(2, 47)), False),
+        (given(5, 8), False),
+        (given("n", "n", n=(1, 99)), False),
+    ],
+)
+def test_what_takes_a_formula(taken: TensorSpec, fits: bool) -> None:
+    assert (taken.accepts(EARS.contract.output) == "") is fits
+
+
+def test_what_has_one_name_must_have_one_formula() -> None:
+    square = given("n", "n", n=(1, 200))
+    both = Contract(SOUND, given("length//2", "length//2", length=(16, 200)))
+    other = Contract(SOUND, given("length//2", "length//3", length=(16, 200)))
+    assert not square.accepts(both.output) and "which is" in square.accepts(other.output)
+
+
+def test_a_path_gives_what_its_blocks_make_of_its_input() -> None:
+    infos = {"ears": EARS, "head": HEAD}
+    contract = path_contract(["ears", "head"], infos)
+    assert contract.input == SOUND
+    assert contract.output == given("(length - 5) // 8", 3, length=(16, 200))
+    for length in range(16, 201):
+        (_, n, _) = EARS.contract.output_dims({"rows": 1, "length": length})
+        whole = contract.output.resolve({"rows": 1, "length": length})
+        assert whole == HEAD.contract.output.resolve({"rows": 1, "n": n})
+
+
+def test_a_path_whose_formula_grows_too_long_is_a_finding() -> None:
+    long = "+".join(["n//2"] * 60)
+    infos = {
+        b: block(b, given("n", n=(2, 10**6)), given(long if b != "c" else "n", n=(2, 60)))
+        for b in "abc"
+    }
+    infos["b"] = block("b", given("n"), given(long))
+    infos["c"] = block("c", given("n"), given("n"))
+    with pytest.raises(TopologyError) as e:
+        parse_topology({"blocks": list("abc"), "tasks": {"t": list("abc")}}, infos.__getitem__)
+    (problem,) = e.value.problems
+    assert problem.path == "$.tasks.t" and "cannot be written" in problem.message
+
+
+def test_the_next_block_has_names_of_its_own() -> None:
+    out = given("length", "length//2", "w//4", "length//2", "h*w", length=(4, 9), w=(8, 16))
+    taken = as_input(out)
+    assert taken.dims == ("rows", "length", "length2", "w2", "length2", "h2")
+    assert taken.ranges == {"length": (4, 9), "length2": (2, 4), "w2": (2, 4)}
+    assert as_input(given("length2//2", length2=(4, 9))).dims == ("rows", "length3")
+    assert not taken.accepts(out)
+
+
+def test_classes_bound_what_they_can_name() -> None:
+    padded = Padding("n")
+    infos = {
+        "ears": EARS,
+        "head": block("head", HEAD.contract.input, HEAD.contract.output, padding=padded),
+        "same": block("same", given("n", n=(1, 200)), given("n", n=(1, 200)), padding=padded),
+    }
+    classes: dict[str, dict[str, Any]] = {b: {"classes": [4, 32]} for b in infos}
+    behind = path_contract(["ears", "head"], infos)
+    # behind a stride it is not the input's length that the classes are of
+    assert within_classes(behind, [["ears", "head"]], infos, classes) == behind
+    first = path_contract(["same"], infos)
+    assert within_classes(first, [["same"]], infos, classes).input.ranges == {"n": (1, 32)}
