@@ -75,7 +75,7 @@ def test_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
     (system, order), _ = given("simulate", *words)
     tasks, shares, costs, apart = system
     assert tasks == [TaskChoice("t", ("a", "b"), 2.0)]
-    assert shares["t"].weight == 3 and apart == {"apart": True}
+    assert shares["t"].weight == 3 and apart == {"apart": True, "carried": {}}
     assert costs == Costs(
         cores=3,
         hop_ms=9.0,
