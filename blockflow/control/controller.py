@@ -1,14 +1,17 @@
 """Controller: the star's centre (thesis, section 3.5): delivers control messages to all processes.
 
 One thread owns the ROUTER; everything else reaches it through a mailbox, and what it hears goes to
-``deliver``. A frame that is no message, or whose sender is not who it says, is counted and dropped:
+``deliver``. It also sends to itself, the way that all messages take: what does not come back is
+kept by ZeroMQ's own thread, whose core may have been taken away while everybody else runs. A frame that is no message, or whose sender is not who it says, is counted and dropped:
 nothing that arrives can end this thread.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +21,7 @@ from blockflow.control.events import Received
 from blockflow.core import limits
 from blockflow.core.errors import WireError
 from blockflow.tensormq.agent import Mailbox
-from blockflow.tensormq.sockets import bind_router, new_context
+from blockflow.tensormq.sockets import bind_router, connect_dealer, new_context
 from blockflow.wire.control import ControlMessage, decode_control, encode_control
 
 log = logging.getLogger("blockflow.control")
@@ -75,6 +78,10 @@ class Controller:
         except BaseException:
             self._context.term()
             raise
+        self._own_name = b"echo-" + secrets.token_hex(16).encode()  # of no process: no number
+        self._own = connect_dealer(self._context, endpoint, self._own_name)
+        self._echoes: deque[tuple[int, Callable[[], None]]] = deque()
+        self._echoed = 0
         self._inbox: Mailbox[_Forget | _Deliver | _Echo | None] = Mailbox()
         self._admitted: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="bf-controller", daemon=True)
@@ -101,8 +108,9 @@ class Controller:
         self._inbox.put(_Deliver(incarnation, message))
 
     def echo(self, done: Callable[[], None]) -> None:
-        """Call ``done``, in the Controller's thread, once what was queued before has been sent and
-        what had arrived by then was delivered: it is not this thread that keeps anybody waiting."""
+        """Call ``done``, in the Controller's thread, once what was queued before has gone out to
+        the processes' sockets and what had arrived by then was delivered: neither this thread nor
+        ZeroMQ's keeps anybody waiting."""
         self._inbox.put(_Echo(done))
 
     def close(self) -> None:
@@ -111,6 +119,7 @@ class Controller:
             self._inbox.put(None)
             self._thread.join()
         if not self._socket.closed:
+            self._own.close(linger=0)
             self._socket.close(linger=200)
             self._context.term()
             self._inbox.close()
@@ -124,7 +133,6 @@ class Controller:
         open_ = True
         while open_:
             events = dict(poller.poll())
-            echoes: list[_Echo] = []
             if self._inbox.fileno() in events:
                 for order in self._inbox.drain():
                     if order is None:
@@ -132,13 +140,21 @@ class Controller:
                     elif isinstance(order, _Forget):
                         self._admitted.discard(order.incarnation)
                     elif isinstance(order, _Echo):
-                        echoes.append(order)
+                        self._ask_itself(order)
                     else:
                         self._send(order)
             if self._socket in events:
                 self._receive()
-            for echo in echoes:
-                echo.done()
+            while self._echoes and self._echoes[0][0] <= self._echoed:
+                self._echoes.popleft()[1]()
+
+    def _ask_itself(self, order: _Echo) -> None:
+        number = self._echoes[-1][0] + 1 if self._echoes else self._echoed + 1
+        self._echoes.append((number, order.done))
+        try:
+            self._own.send(b"%d" % number, zmq.NOBLOCK)
+        except zmq.Again:  # many are under way: a later one that comes back counts for all
+            log.debug("echo %d waits for the next one", number)
 
     def _send(self, order: _Deliver) -> None:
         identity = str(order.incarnation).encode()
@@ -157,6 +173,9 @@ class Controller:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            if frames[0] == self._own_name:
+                self._echoed = int(frames[1])
+                continue
             counters = self.counters
             counters.received += 1
             if len(frames) != 2 or not frames[0].isdigit() or len(frames[0]) > 20:

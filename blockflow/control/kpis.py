@@ -35,6 +35,7 @@ SUMS = (
     "copies_in",
     "elements_in",
     "elements_padded",
+    "failed_rows",
 )
 TIMES = ("wait", "overhead", "compute")
 NOW = frozenset({"queue", "queue_rows", "lam", "mu", "rho", "rows_per_s", "per_s"})
@@ -184,7 +185,8 @@ def aggregate(kpis: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     out["rho"] = out["lam"] / out["mu"] if out["mu"] else 0.0
     if all(NOW.isdisjoint(k) for k in found):
         out = without_now(out)
-    out["mean_batch_rows"] = out["rows"] / out["batches"] if out["batches"] else 0.0
+    rows = out["rows"] + out["failed_rows"]
+    out["mean_batch_rows"] = rows / out["batches"] if out["batches"] else 0.0
     for part in TIMES:
         out[part] = _merge([k[part] for k in found if isinstance(k.get(part), dict)])
     on_device = [k["device"] for k in found if isinstance(k.get("device"), dict) and k["device"]]

@@ -146,7 +146,7 @@ class StageKpi:
     queue: Annotated[int, "requests that wait now"]
     queue_rows: Annotated[int, "rows that wait now"]
     requests: Annotated[int, "requests computed"]
-    rows: Annotated[int, "rows computed"]
+    rows: Annotated[int, "rows computed, without those that failed"]
     batches: Annotated[int, "batches computed"]
     failures: Annotated[int, "requests that ended with an error here"]
     expired: Annotated[int, "requests dropped because their deadline had passed"]
@@ -154,16 +154,16 @@ class StageKpi:
     mu: Annotated[float, "service rate while computing, rows per second; 0 = nothing computed yet"]
     rho: Annotated[float, "load: lam / mu; 0 where mu is 0"]
     rows_per_s: Annotated[float, "rows computed per second"]
-    mean_batch_rows: Annotated[float, "rows per batch"]
+    mean_batch_rows: Annotated[float, "rows per batch, with those that failed"]
     wait: Annotated[Mapping[str, float], "time of requests in the queue"] = field(
         default_factory=dict
     )
     overhead: Annotated[
-        Mapping[str, float], "time in the worker that is neither waiting nor computing"
+        Mapping[str, float], "time of requests in the worker that is neither waiting nor computing"
     ] = field(default_factory=dict)
-    compute: Annotated[Mapping[str, float], "time in the engine; on a GPU, to order the work"] = (
-        field(default_factory=dict)
-    )
+    compute: Annotated[
+        Mapping[str, float], "time of batches in the engine; on a GPU, to order the work"
+    ] = field(default_factory=dict)
     device: Annotated[
         Mapping[str, float], "time of batches on the GPU, also after the host has ordered them"
     ] = field(default_factory=dict)
@@ -173,6 +173,7 @@ class StageKpi:
     copies_in: Annotated[int, "whole inputs that were copied"] = 0
     elements_in: Annotated[int, "elements that the engine was given, padding among them"] = 0
     elements_padded: Annotated[int, "of these, elements that only made inputs equally long"] = 0
+    failed_rows: Annotated[int, "rows of the requests that ended with an error here"] = 0
     engine: Annotated[str, "the engine that really runs"] = ""
     precision: Annotated[str, "the precision that it computes in"] = ""
 

@@ -231,7 +231,13 @@ def recent_batch(kpi: Doc, before: Doc | None) -> float | None:
     """Mean rows per batch, as :func:`recent_mean`."""
     if before is None or not before:
         return kpi.get("mean_batch_rows") if kpi.get("batches") else None
-    return _mean_since(kpi, before, "rows", "batches")
+    return _mean_since(_all_rows(kpi), _all_rows(before), "rows", "batches")
+
+
+def _all_rows(kpi: Doc) -> Doc:
+    """With those that failed: their batches count, too."""
+    rows, failed = kpi.get("rows"), kpi.get("failed_rows")
+    return {**kpi, "rows": rows + failed} if is_number(rows) and is_number(failed) else kpi
 
 
 def _mean_since(now: Doc, before: Doc, total: str, number: str) -> float | None:

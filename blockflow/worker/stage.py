@@ -103,6 +103,7 @@ class StageMeter:
             (self.wait.copy(), self.overhead.copy(), self.compute.copy()),
             (self.bytes_out, self.copies_out),
             (self.elements_in, self.elements_padded),
+            self.failed_rows,
         )
 
 
@@ -117,6 +118,7 @@ class StageSnapshot:
     times: tuple[Histogram, Histogram, Histogram]
     outs: tuple[int, int]
     elements: tuple[int, int]
+    failed_rows: int = 0
 
     def kpi(self, spec: StageSpec) -> StageKpi:
         requests, rows, batches, failures, expired = self.counts
@@ -136,7 +138,7 @@ class StageSnapshot:
             mu=mu,
             rho=lam / mu if mu else 0.0,
             rows_per_s=served,
-            mean_batch_rows=rows / batches if batches else 0.0,
+            mean_batch_rows=(rows + self.failed_rows) / batches if batches else 0.0,
             wait=wait.summary(),
             overhead=overhead.summary(),
             compute=compute.summary(),
@@ -144,6 +146,7 @@ class StageSnapshot:
             copies_out=self.outs[1],
             elements_in=self.elements[0],
             elements_padded=self.elements[1],
+            failed_rows=self.failed_rows,
             engine=spec.engine,
             precision=spec.precision,
         )

@@ -24,7 +24,7 @@ def test_every_count_and_rate_of_a_block_is_the_sum_over_its_replicas() -> None:
     out = aggregate([one, more])
     assert {name: out[name] for name in SUMS} == {n: one[n] + more[n] for n in SUMS}
     assert out["rho"] == out["lam"] / out["mu"]
-    assert out["mean_batch_rows"] == out["rows"] / out["batches"]
+    assert out["mean_batch_rows"] == (out["rows"] + out["failed_rows"]) / out["batches"]
 
 
 def test_no_figure_of_a_stage_is_lost_on_its_way_to_the_block() -> None:

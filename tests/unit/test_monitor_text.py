@@ -159,6 +159,12 @@ def test_what_has_not_happened_has_no_mean() -> None:
     assert recent_batch({"batches": 2, "mean_batch_rows": 1.5}, None) == 1.5
 
 
+def test_rows_that_failed_were_in_a_batch() -> None:
+    before = {"batches": 2, "rows": 4, "failed_rows": 4}
+    now = {"batches": 4, "rows": 5, "failed_rows": 9}
+    assert recent_batch(now, before) == 3
+
+
 def test_where_the_time_of_an_answer_went() -> None:
     one = SimpleNamespace(
         block="trunk-with-a-name", transit_ms=1.0, wait_ms=2.0, overhead_ms=3.0, compute_ms=4.0

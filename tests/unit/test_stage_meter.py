@@ -80,13 +80,14 @@ def test_each_figure_has_its_name() -> None:
         times=(once(5), once(6), once(7)),
         outs=(21, 22),
         elements=(31, 32),
+        failed_rows=6,
     )
     kpi = snapshot.kpi(StageSpec(9, INFO, engine="echo", precision="fp32"))
     assert (kpi.stage, kpi.block, kpi.engine, kpi.precision) == (9, "b", "echo", "fp32")
     assert (kpi.queue, kpi.queue_rows) == (11, 12)
     assert (kpi.requests, kpi.rows, kpi.batches, kpi.failures, kpi.expired) == (1, 2, 4, 8, 16)
     assert (kpi.lam, kpi.mu, kpi.rho, kpi.rows_per_s) == (3.0, 6.0, 0.5, 2.5)
-    assert kpi.mean_batch_rows == 0.5
+    assert kpi.failed_rows == 6 and kpi.mean_batch_rows == (2 + 6) / 4
     times = [once(n).summary() for n in (5, 6, 7)]
     assert [kpi.wait, kpi.overhead, kpi.compute] == times
     assert (kpi.bytes_out, kpi.copies_out) == (21, 22)

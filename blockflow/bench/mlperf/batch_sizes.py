@@ -133,7 +133,9 @@ class BatchWatch:
 def _counted(answer: Mapping[str, Any]) -> Counted:
     return {
         (str(s["block"]), str(w["name"]), int(w["incarnation"])): Count(
-            int(s["kpi"]["requests"]), int(s["kpi"]["rows"]), int(s["kpi"]["batches"])
+            int(s["kpi"]["requests"]),
+            int(s["kpi"]["rows"]) + int(s["kpi"].get("failed_rows", 0)),
+            int(s["kpi"]["batches"]),
         )
         for w in answer["workers"]
         for s in w["stages"]
