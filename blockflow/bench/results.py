@@ -256,8 +256,8 @@ def latency_figure(
     labels: Mapping[str, Any] | None = None,
 ) -> Figure:
     """A duration with its percentiles; its value is the median, with the median's interval."""
-    p50 = percentile(samples_ms, 50)
     middle = median_interval(samples_ms)
+    p50 = middle.value
     return Figure(
         name,
         mode,

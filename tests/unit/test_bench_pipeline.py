@@ -211,7 +211,7 @@ STARTS = [
 
 def test_start_figures_leave_the_artifact_out() -> None:
     ready, without, uss = start_figures(STARTS)
-    assert ready.value == 300.0
+    assert ready.value == 400.0
     assert without.p90_ms == 100.0
     assert uss.value == 11.0
 

@@ -35,7 +35,7 @@ REQUIRED = {"name", "mode", "batch", "p50_ms", "p90_ms", "value", "unit", "n", "
 
 def test_a_latency_figure_tells_its_median_and_tail() -> None:
     figure = latency_figure("latency", "digit", 1, [1.0, 2.0, 3.0, 10.0])
-    assert (figure.p50_ms, figure.p90_ms, figure.p99_ms, figure.value) == (2.0, 10.0, 10.0, 2.0)
+    assert (figure.p50_ms, figure.p90_ms, figure.p99_ms, figure.value) == (2.5, 10.0, 10.0, 2.5)
     assert figure.n == 4
 
 
