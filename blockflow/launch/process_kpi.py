@@ -142,7 +142,7 @@ class ProcessSampler:
                 pss=pss,
                 uss=uss,
                 threads=self._process.num_threads(),
-                fds=self._process.num_fds(),
+                fds=self._process.num_fds() - 1,  # the one by which they are counted
                 arena_bytes=arena_bytes,
                 arena_used=arena_used,
                 slots=slots,

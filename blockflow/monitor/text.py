@@ -44,7 +44,7 @@ def size(value: Any) -> str:
         return NONE
     number = float(value)
     for unit in ("B", "K", "M", "G"):
-        if number < 1024 or unit == "G":
+        if number < 1023.5 or unit == "G":  # what rounds to 1024 is one of the next
             break
         number /= 1024
     return f"{number:.0f}{unit}" if number >= 100 or unit == "B" else f"{number:.1f}{unit}"
@@ -56,7 +56,7 @@ def amount(value: Any) -> str:
         return NONE
     if value < 10_000:
         return f"{value:,.0f}"
-    return f"{value / 1e6:.1f}M" if value >= 1e6 else f"{value / 1e3:.1f}k"
+    return f"{value / 1e6:.1f}M" if value >= 999_950 else f"{value / 1e3:.1f}k"
 
 
 def age(seconds: Any) -> str:
