@@ -10,6 +10,7 @@ for it is freed. Whose the descriptor is meanwhile, :class:`Connections` knows.
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -25,8 +26,14 @@ from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.unread import wire_bytes
 from blockflow.dispatcher.watch import Watch
 
+_LOG = logging.getLogger("blockflow.dispatcher")
+
 OWED_BYTES = 256 * 1024 * 1024
-"""All clients together may let so much pile up; beyond it the one who is owed most is cut off."""
+"""All clients together may let so much pile up; beyond it the one who is owed most is cut off, of
+those that take nothing ..."""
+
+MOST_OWED_BYTES = 8 * OWED_BYTES
+"""... and beyond this of all: who reads gets what it has asked for, but not without a bound."""
 
 TRACKED_BYTES = 64 * 1024
 """Frames of this size are not copied by ZeroMQ and can be watched until they are written."""
@@ -163,10 +170,8 @@ class ClientPort:
                 self._debts.pop(client, None)
             elif not self._patient(client, now_ns):
                 lost.append((client, Sent.SLOW))
-        while self._owed > OWED_BYTES:
-            client = max(self._debts, key=lambda c: self._debts[c].owed)
-            self._cut_off(client, now_ns)
-            lost.append((client, Sent.SLOW))
+        if self._owed > OWED_BYTES:
+            lost += [(client, Sent.SLOW) for client in self._relieve(now_ns)]
         return lost + self._departed()
 
     def on_departures(self, now_ns: int) -> None:
@@ -239,13 +244,30 @@ class ClientPort:
         if debt is None:
             return True
         link = self._links.get(client)
-        taken = bytes_taken(link.fd) if link is not None and debt.crowded else None
-        if not debt.hopeless(now_ns, taken):
+        pressed = self._owed > OWED_BYTES
+        counted = link is not None and (debt.crowded or pressed)
+        taken = bytes_taken(link.fd) if link is not None and counted else None
+        if not debt.hopeless(now_ns, taken, pressed=pressed):
             return True
         if link is not None and link.doubtful(now_ns):  # in a moment it is known
             return True
         self._cut_off(client, now_ns)
         return False
+
+    def _relieve(self, now_ns: int) -> list[bytes]:
+        """Cut off whom it costs all others the most to wait for."""
+        cut: list[bytes] = []
+        for client in sorted(self._debts, key=lambda c: self._debts[c].owed, reverse=True):
+            if self._owed <= OWED_BYTES:
+                break
+            debt = self._debts[client]
+            if debt.stands or self._owed > MOST_OWED_BYTES:
+                if self.evicted & (self.evicted + 1) == 0:  # the 1st, 2nd, 4th, ...: a bounded log
+                    owed = f"{debt.owed} of {self._owed} bytes"
+                    _LOG.warning("a client is cut off: of the replies it had not taken %s", owed)
+                self._cut_off(client, now_ns)
+                cut.append(client)
+        return cut
 
     def _try(self, client: bytes, frames: Sequence[Any], now_ns: int) -> Sent:
         socket = self.socket

@@ -15,6 +15,9 @@ CROWDED_NS = 500_000_000
 """... if it takes nothing for this long: one that asks for much at once and reads is not slow, and
 the first word of a distant one takes a while."""
 
+PRESSED_NS = 250_000_000
+"""Where all clients together owe too much, who takes nothing for this long may be cut off."""
+
 SLOW_CLIENT_NS = 2_000_000_000
 """So is any that takes nothing for this long."""
 
@@ -39,9 +42,10 @@ class Debt:
         since_ns: when it last took a frame.
         waiting: messages that its connection would not take, ``nbytes`` of them.
         posted: frames that ZeroMQ has not written yet with their trackers, ``posted_bytes``.
-        taken: bytes, by the kernel's count, at the latest look while it was crowded.
-        moved_ns: when that was another count; None = it was not crowded.
+        taken: bytes, by the kernel's count, at the latest look while it was counted.
+        moved_ns: when that was another count; None = it was not counted.
         looked_ns: when :meth:`hopeless` was asked last.
+        stands: it took nothing for :data:`PRESSED_NS` while it was counted.
     """
 
     since_ns: int
@@ -51,6 +55,7 @@ class Debt:
     posted: deque[tuple[Tracker, int]] = field(default_factory=deque)
     taken: int | None = None
     moved_ns: int | None = None
+    stands: bool = False
     looked_ns: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,26 +80,29 @@ class Debt:
             self.since_ns = now_ns
         return not posted and not self.waiting
 
-    def hopeless(self, now_ns: int, taken: int | None) -> bool:
+    def hopeless(self, now_ns: int, taken: int | None, *, pressed: bool = False) -> bool:
         """Whether the client is to be cut off; asked again and again.
 
         Args:
             taken: what its connection has taken in all, None where the kernel does not count (unix
-                sockets); read while it is ``crowded`` only.
+                sockets); read while it is ``crowded`` or ``pressed`` only.
+            pressed: all clients together owe too much: it shall be known whether it ``stands``.
         """
         self._look(now_ns)
         # To a distant client a large frame is one write.
         head_ns = SLOWEST_NS_PER_BYTE * self.posted[0][1] if self.posted else 0
         if now_ns - self.since_ns > SLOW_CLIENT_NS + head_ns:
             return True
-        if not self.crowded:
-            self.moved_ns = None
+        if not self.crowded and not pressed:
+            self.moved_ns, self.stands = None, False
             return False
         if self.moved_ns is None or taken != self.taken:
             self.taken, self.moved_ns = taken, now_ns
         # Without a count, only whole frames show that it reads.
-        patience_ns = CROWDED_NS if taken is not None else CROWDED_NS + head_ns
-        return now_ns - max(self.moved_ns, self.since_ns) > patience_ns
+        unseen_ns = 0 if taken is not None else head_ns
+        still_ns = now_ns - max(self.moved_ns, self.since_ns)
+        self.stands = still_ns > PRESSED_NS + unseen_ns
+        return self.crowded and still_ns > CROWDED_NS + unseen_ns
 
     def _look(self, now_ns: int) -> None:
         still_ns = now_ns - self.looked_ns

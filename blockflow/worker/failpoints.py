@@ -3,10 +3,11 @@
 Armed by the environment only, for tests: ``BLOCKFLOW_FAILPOINTS="before_forward=kill:trunk1,..."``;
 entries are ``name=action`` with an optional ``:block``. Actions: ``kill`` (SIGKILL itself),
 ``stall`` (that thread sleeps for ever), ``freeze`` (so do all: it sleeps with the interpreter's
-lock), ``spin`` (it computes for ever, with that lock) and ``raise`` (BLOCK_FAILED); with ``-once``
-the first process of an instance that gets there does it, so that a replacement lives. With the
-value ``options`` each stage's entries are taken from its option ``failpoints`` instead, so that the
-workers of one template can be armed one by one; without the variable that option does nothing.
+lock), ``spin`` (it computes for ever, with that lock), ``exit`` (SystemExit, as a library may) and
+``raise`` (BLOCK_FAILED); with ``-once`` the first process of an instance that gets there does it,
+so that a replacement lives. With the value ``options`` each stage's entries are taken from its
+option ``failpoints`` instead, so that the workers of one template can be armed one by one; without
+the variable that option does nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ POINTS = frozenset({"before_load", "after_load", "before_forward", "after_forwar
 sent, lie in the thread that computes, that of a lane. The load points come once per block.
 Readiness probes pass all of them."""
 
-_ONCE = ("kill", "stall", "freeze", "spin")
+_ONCE = ("kill", "stall", "freeze", "spin", "exit")
 ACTIONS = frozenset({*_ONCE, *(f"{a}-once" for a in _ONCE), "raise"})
 
 
@@ -82,6 +83,8 @@ class FailPoints:
         if action == "freeze":
             while True:  # pause returns after a signal
                 ctypes.PyDLL(None).pause()
+        if action == "exit":
+            raise SystemExit(f"failpoint {name}")
         if action == "spin":
             sum(repeat(0))  # without an end, and within one instruction of the interpreter
         raise BlockError("BLOCK_FAILED", f"failpoint {name}", where=block)

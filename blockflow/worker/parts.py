@@ -39,6 +39,15 @@ class Wake:
     """Mail that only wakes the data thread: look again at what there is to do, and until when."""
 
 
+def ended_by(exc: BaseException) -> Exception:
+    """What a thread that computes was ended by, for the thread that ends the process. A library may
+    raise SystemExit and the like, which would end that thread alone, or the process as if all were
+    well."""
+    if isinstance(exc, Exception):
+        return exc
+    return RuntimeError(f"{type(exc).__name__}: {exc} has ended a thread that computes")
+
+
 @dataclass(slots=True)
 class Parts:
     """All but the threads; ``endpoint`` is the data socket's address."""
@@ -131,8 +140,8 @@ def open_parts(
     def landed(batch: Batch) -> None:
         try:
             turns.landed(batch)
-        except Exception as exc:  # as in the engine thread: it ends the process, not just a batch
-            mail(exc)
+        except BaseException as exc:  # as in the engine thread: it ends the process, not a batch
+            mail(ended_by(exc))
 
     runner.landed = landed
     monitor = KpiMonitor(

@@ -20,10 +20,28 @@ from blockflow.wire.data import Item
 from blockflow.worker.ticket import Batch, Ticket
 
 _PATHS_KEPT = 4096
+_WAITS = "only what waits runs"
+_WORDS = "policies decide and do not raise"
 
 
-class BusyStage(RuntimeError):
-    """A defect in a policy: it runs a batch at a stage that has one under way."""
+class PolicyDefect(RuntimeError):
+    """A policy does what no policy may: nothing that it says can be relied on any more.
+
+    ``rule`` is the one that it breaks.
+    """
+
+    def __init__(self, policy: Policy, rule: str, what: str) -> None:
+        name = getattr(policy, "NAME", type(policy).__name__)  # a defect may be that it has none
+        super().__init__(f"policy {name!r} {what}")
+        self.rule = rule
+
+
+def _raised(policy: Policy, exc: Exception) -> PolicyDefect:
+    return PolicyDefect(policy, _WORDS, f"raised {type(exc).__name__}: {exc}"[:500])
+
+
+def _covers(whole: Sequence[int], part: Sequence[int]) -> bool:
+    return len(whole) == len(part) and all(a >= b for a, b in zip(whole, part, strict=True))
 
 
 class Scheduler:
@@ -98,7 +116,11 @@ class Scheduler:
         if ticket.apart or ticket.item.alone:
             self._alone[ticket.key] = ticket.stage
         else:
-            self._by_stage[ticket.stage].arrive(self._query(ticket), now)
+            policy = self._by_stage[ticket.stage]
+            try:
+                policy.arrive(self._query(ticket), now)
+            except Exception as exc:
+                raise _raised(policy, exc) from exc
 
     def expire(self, now: int) -> list[Ticket]:
         """Take away every ticket whose deadline has passed."""
@@ -121,7 +143,11 @@ class Scheduler:
         """It waits no more, and will not run."""
         self._remove(ticket)
         if not (ticket.apart or ticket.item.alone):
-            self._by_stage[ticket.stage].drop(ticket.key, now)
+            policy = self._by_stage[ticket.stage]
+            try:
+                policy.drop(ticket.key, now)
+            except Exception as exc:
+                raise _raised(policy, exc) from exc
         return ticket
 
     def next_deadline(self) -> int | None:
@@ -146,11 +172,20 @@ class Scheduler:
         for i in range(count):
             policy = self._policies[(self._turn + i) % count]
             policy.lanes = self.lanes
-            decision = policy.decide(now, self._busy)
+            try:
+                decision: object = policy.decide(now, self._busy)
+            except Exception as exc:
+                raise _raised(policy, exc) from exc
             if isinstance(decision, Run):
                 self._turn = (self._turn + i + 1) % count
+                self._check(policy, decision)
                 return self._take(decision)
-            if decision is not None and (soonest is None or decision.at_ns < soonest):
+            if decision is None:
+                continue
+            if not isinstance(decision, WaitUntil):
+                kind = type(decision).__name__
+                raise PolicyDefect(policy, _WORDS, f"decides {kind}, not Run, WaitUntil or None")
+            if soonest is None or decision.at_ns < soonest:
                 soonest = decision.at_ns
         return None if soonest is None else WaitUntil(soonest)
 
@@ -160,7 +195,11 @@ class Scheduler:
         if batch.alone:
             return
         keys = [t.key for t in batch.tickets if t.key not in batch.errors]
-        self._by_stage[batch.stage].done(batch.stage, keys, now)
+        policy = self._by_stage[batch.stage]
+        try:
+            policy.done(batch.stage, keys, now)
+        except Exception as exc:
+            raise _raised(policy, exc) from exc
 
     def take_all(self) -> list[Ticket]:
         """Take away every waiting ticket (termination)."""
@@ -228,10 +267,34 @@ class Scheduler:
         self._ahead.clear()
         self._turn = 0
 
-    def _take(self, run: Run) -> Batch:
+    def _check(self, policy: Policy, run: Run) -> None:
+        """What a policy asks for must be its own to give: else a query would be answered by another
+        task's block.
+
+        Raises:
+            PolicyDefect: it is not.
+        """
+        what, rule = "", _WAITS
         if run.stage in self._busy:
             # Two forwards of one block at once would share what its engine keeps between them.
-            raise BusyStage(f"a second batch at stage {run.stage}")
+            what, rule = f"runs a second batch at stage {run.stage}", "lanes bounded"
+        elif self._by_stage.get(run.stage) is not policy:
+            what = f"runs stage {run.stage}, which is not one of its own: {list(policy.stages)}"
+        elif not run.keys or len(set(run.keys)) != len(run.keys):
+            what = f"runs a batch of the keys {list(run.keys)}: each once, and one at least"
+        else:
+            for key in run.keys:
+                ticket = self._tickets.get(key)
+                if ticket is None or key in self._alone:
+                    what = f"runs key {key}, which does not wait for it"
+                elif ticket.stage != run.stage:
+                    what = f"runs key {key} at stage {run.stage}, it waits at {ticket.stage}"
+                elif run.pad_to and not _covers(run.pad_to, ticket.shape):
+                    what = f"pads key {key} of {list(ticket.shape)} to {list(run.pad_to)}"
+        if what:
+            raise PolicyDefect(policy, rule, what)
+
+    def _take(self, run: Run) -> Batch:
         tickets = [self._tickets[key] for key in run.keys]
         for ticket in tickets:
             self._remove(ticket)

@@ -34,7 +34,7 @@ from blockflow.tensormq.janitor import remove_leavings
 from blockflow.tensormq.sockets import new_context
 from blockflow.wire import control
 from blockflow.worker.monitor import AskKpi, Snapshot
-from blockflow.worker.parts import Parts, Wake, open_parts
+from blockflow.worker.parts import Parts, Wake, ended_by, open_parts
 from blockflow.worker.runner import Loaded, release_load_memory
 from blockflow.worker.turns import NEVER_NS, WatchedSockets
 
@@ -167,8 +167,8 @@ class Worker:
                 self._begin.wait()
                 parts.turns.serve()
                 parts.runner.close()
-        except Exception as exc:  # a defect: it ends the process, not just this thread
-            self._mailbox.put(exc)
+        except BaseException as exc:  # a defect: it ends the process, not just this thread
+            self._mailbox.put(ended_by(exc))
 
     def _open_lanes(self, parts: Parts) -> None:
         """A thread for each lane; those of lanes that are given up stay asleep. Where the machine
@@ -190,8 +190,8 @@ class Worker:
         """The thread of a further lane."""
         try:
             parts.turns.lend()
-        except Exception as exc:  # as in the engine thread
-            self._mailbox.put(exc)
+        except BaseException as exc:  # as in the engine thread
+            self._mailbox.put(ended_by(exc))
 
     def _serve(self, parts: Parts) -> int:
         """Running: returns the exit status once there is nothing more to do."""
@@ -343,9 +343,10 @@ class Worker:
             profile = StageProfile.from_dict(message.profile) if message.profile else None
             facts = replace(scheduler.facts[stage], threads=message.threads, profile=profile)
             scheduler.set_policy(stage, message.policy, time.monotonic_ns(), facts)
-        except (BlockFlowError, ValueError) as exc:
+        except Exception as exc:  # its own __init__ may raise anything
             _LOG.error("policy of stage %d stays: %s", stage, exc)
-            error = exc if isinstance(exc, BlockFlowError) else SystemError_("INTERNAL", str(exc))
+            what = f"{type(exc).__name__}: {exc}"
+            error = exc if isinstance(exc, BlockFlowError) else SystemError_("INTERNAL", what)
             self._agent.send(
                 control.PolicyRefused(
                     self._launch.incarnation,

@@ -97,9 +97,30 @@ def test_one_that_asks_for_much_at_once_and_reads_gets_it(which: int) -> None:
         assert r.exchange.stats.events["slow_client"] == 0
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["ipc", "tcp"])
+def test_together_readers_may_owe_more_than_all_others(
+    which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all may owe is for those who take nothing; who reads gets what it has asked for."""
+    large = np.ones((1, 1 << 20), np.float32)
+    monkeypatch.setattr(clients, "OWED_BYTES", large.nbytes)
+    with rig(run_root(), slots=256) as r:
+        worker = r.worker(11, {1: "e"})
+        worker.behave["e"] = lambda v: large
+        r.publish(task("t", ["e"]), mode="zeromq")
+        readers = [r.client(which) for _ in range(3)]
+        for _ in range(3):
+            for client in readers * 3:
+                client.ask("t", X)
+            sizes = [len(client.answer()[1][0]) for client in readers * 3]
+            assert sizes == [large.nbytes] * 9
+        assert r.exchange.stats.events["slow_client"] == 0
+
+
 def test_a_hundred_readers_that_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = 16 << 20
     monkeypatch.setattr(clients, "OWED_BYTES", bound)
+    monkeypatch.setattr(clients, "MOST_OWED_BYTES", bound)
     with rig(run_root(), slots=256) as r:
         worker = r.worker(11, {1: "e", 2: "small"})
         worker.behave["e"] = lambda v: BIG

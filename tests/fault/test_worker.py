@@ -133,6 +133,24 @@ def test_a_failing_point_in_the_engine_is_typed(rig: Rig) -> None:
     assert rig.failure().error.code == "BLOCK_FAILED"
 
 
+@pytest.mark.parametrize("point", ["before_forward", "after_output"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_thread_that_ends_takes_its_process_along(rig: Rig, point: str, lanes: int) -> None:
+    """As of a SystemExit that a library raises: else nobody would compute, and nobody know."""
+    blocks = {1: echo(rig, "e1"), 2: echo(rig, "e2")}
+    rig.start(11, blocks, lanes=lanes, **armed(f"{point}=exit"))
+    rig.publish()
+    for stage in (1, 2):
+        rig.send(some(), [stage])
+    assert rig.children[11].wait(WAIT_S) == 1
+
+
+def test_a_load_that_ends_its_thread_is_a_failed_start(rig: Rig) -> None:
+    rig.launch(11, {1: echo(rig, "e1")}, **armed("after_load=exit"))
+    assert "SystemExit: failpoint after_load" in rig.expect(StartFailed, 11).error["message"]
+    assert rig.children[11].wait(WAIT_S) == 2
+
+
 def test_unknown_failpoint_stops_the_start(rig: Rig) -> None:
     rig.launch(11, {1: echo(rig, "e1")}, **armed("nowhere=kill"))
     assert "nowhere" in rig.expect(StartFailed, 11).error["message"]

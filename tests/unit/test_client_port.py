@@ -222,6 +222,7 @@ def test_who_takes_one_message_after_the_other_is_not_slow(s: Scene) -> None:
 
 def test_who_owes_most_of_too_much_is_cut_off(s: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "OWED_BYTES", 10)
+    monkeypatch.setattr(clients, "MOST_OWED_BYTES", 10)
     s.router.room = {A: 0, B: 0}
     fd = s.accepted()
     assert s.heard(b"me", fd)
@@ -235,6 +236,23 @@ def test_who_owes_most_of_too_much_is_cut_off(s: Scene, monkeypatch: pytest.Monk
     s.peers[fd].setblocking(False)
     with pytest.raises(BlockingIOError):  # the connection stands: B may have had the one before
         s.peers[fd].recv(1)
+
+
+def test_of_too_much_only_who_takes_nothing_is_cut_off(
+    s: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "OWED_BYTES", 10)
+    s.router.room = {A: 0, B: 0}
+    for client in (A, A, A, A, A, B):
+        s.send(client, b"1234567")
+    lost = []
+    for now_ns in range(50 * MS, 500 * MS, 50 * MS):
+        s.router.room[A] = int(now_ns % (100 * MS) == 0)  # it owes more, and takes it
+        found = s.port.flush(now_ns)
+        assert not found or now_ns > 250 * MS
+        lost += found
+    assert lost == [(B, Sent.SLOW)] and s.port.backlog_bytes() == 7
+    assert s.sent() == [(A, b"1234567")] * 4
 
 
 # --- connections ----------------------------------------------------------------------------------

@@ -194,8 +194,8 @@ class LateStretch(DvabatchPolicy):
         (Stuck, "nobody forgotten"),
         (Hurried, "waits end later"),
         (Twice, "only what waits runs"),
-        (OtherStage, "one batch at a time"),
-        (Nobody, "one batch at a time"),
+        (OtherStage, "only what waits runs"),
+        (Nobody, "only what waits runs"),
     ],
 )
 def test_a_broken_policy_is_caught(
@@ -211,7 +211,7 @@ def test_a_broken_policy_is_caught(
 def test_a_second_batch_at_a_stage_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.POLICIES, "broken", Pushy)  # type: ignore[arg-type]
     simulate({"policy": "broken"}, load=2.0)  # in one lane nothing is busy when it is asked
-    with pytest.raises(InvariantBroken, match="lanes bounded: worker1#0: a second batch"):
+    with pytest.raises(InvariantBroken, match="lanes bounded: worker1#0: policy 'Pushy' runs a second batch"):
         simulate({"policy": "broken"}, load=2.0, lanes=2)
 
 

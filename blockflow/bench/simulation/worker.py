@@ -22,7 +22,7 @@ from blockflow.core.routing import PathTree
 from blockflow.wire.data import REQUEST_ID_BYTES, Item
 from blockflow.worker.executor import INBOX_ROWS
 from blockflow.worker.parting import plan_parts
-from blockflow.worker.scheduler import BusyStage, Scheduler
+from blockflow.worker.scheduler import PolicyDefect, Scheduler
 from blockflow.worker.ticket import Batch, Source, Ticket
 
 if TYPE_CHECKING:
@@ -221,12 +221,8 @@ class SimWorker:
         """Ask the policies once; True when they have named a batch."""
         try:
             decision = self.scheduler.decide(now)
-        except KeyError as exc:
-            raise InvariantBroken(
-                "only what waits runs", now, f"{self.name}: the policy runs key {exc}"
-            ) from exc
-        except BusyStage as exc:
-            raise InvariantBroken("lanes bounded", now, f"{self.name}: {exc}") from exc
+        except PolicyDefect as exc:
+            raise InvariantBroken(exc.rule, now, f"{self.name}: {exc}") from exc
         if isinstance(decision, Batch):
             if self._watch is not None:
                 self._watch.chosen(self, decision, now)
