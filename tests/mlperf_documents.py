@@ -23,6 +23,7 @@ def result(scenario: str, **more: Any) -> dict[str, Any]:
             "targets": {"a": {"percentile": 0.99, "latency_ms": 15.0}},
             "min_duration_s": 5.0,
             "min_queries": 662,
+            "samples_per_query": 8,
         },
         "metric": {"name": "p90 latency", "value": 2.5, "unit": "ms"},
         "latency_ms": {"50.00": 2.0, "90.00": 2.5, "99.00": 3.0},

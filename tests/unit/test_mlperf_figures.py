@@ -184,6 +184,16 @@ def test_a_rate_stands_beside_the_lowest_that_was_not_valid(tmp_path: Path) -> N
     ]
 
 
+def test_a_row_shows_on_which_side_of_its_bound_a_latency_lies(tmp_path: Path) -> None:
+    seen = [result("server", tasks=[target("a", 200.0, ms)]) for ms in (200.4, 199.8, 150.0)]
+    gather([write(tmp_path / "one", document(results=seen))], tmp_path / "mlperf.jsonl")
+    assert [row[4] for row in run_grid(figures(tmp_path)).rows] == [
+        "p99 <= 200 ms: 200.4",
+        "p99 <= 200 ms: 199.8",
+        "p99 <= 200 ms: 150",
+    ]
+
+
 def test_the_page_shows_the_task_that_is_nearest_to_its_bound_and_every_one(
     tmp_path: Path,
 ) -> None:

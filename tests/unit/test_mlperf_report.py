@@ -63,10 +63,57 @@ def test_a_report_says_how_sure_a_percentile_is() -> None:
     assert told(estimate_ms=None) == told() == "p90 latency 2.5 ms"
 
 
+def test_a_report_says_what_the_figures_of_a_run_with_failures_are_of() -> None:
+    def said(**more: Any) -> list[str]:
+        parts = sections(document(results=[result("server", **more)]))
+        return [p.text for p in parts if isinstance(p, Text) and "not answered" in p.text]
+
+    overloaded = {"issued": 1500, "failed": {"OVERLOADED": 1103}, "lost": 1}
+    (text,) = said(samples=overloaded)
+    assert text.startswith("server: 1,104 of 1,500 samples were not answered.")
+    assert "latencies" in text
+    assert not said(samples={"issued": 1500, "failed": {}, "lost": 0})
+    assert not said(samples=overloaded, mode="accuracy")  # it has no latencies to tell
+
+
+def test_large_figures_of_a_report_have_no_exponent() -> None:
+    run = result("server", metric={"name": "completed", "value": 16823.4, "unit": "queries/s"})
+    run["settings"] = {**run["settings"], "rate": 17000.0}
+    text = to_markdown(sections(document(results=[{**run, **searched(invalid_at=17850.0)}])))
+    assert "17000 queries/s offered; completed 16823 queries/s" in text
+    assert "the highest VALID rate is 17000 queries/s, to within 5%: 17850 was INVALID" in text
+    assert "e+0" not in text
+
+
+@pytest.mark.parametrize(
+    ("scenario", "mode", "asked"),
+    [
+        ("single-stream", "performance", "at least 5 s and 662 queries; a: p99 <= 15 ms"),
+        ("server", "performance", "at least 5 s and 662 queries; a: p99 <= 15 ms"),
+        (
+            "multistream",
+            "performance",
+            "at least 5 s and 662 queries of 8 samples; a: p99 <= 15 ms",
+        ),
+        ("offline", "performance", "at least 5 s and 662 samples, in one query; a: p99 <= 15 ms"),
+        ("server", "accuracy", "all data once: 364 rows"),
+        ("multistream", "accuracy", "all data once: 364 rows, in whole queries of 8 samples"),
+    ],
+)
+def test_a_report_says_what_was_asked_in_the_words_of_the_scenario(
+    scenario: str, mode: str, asked: str
+) -> None:
+    data = {t: {"origin": "", "rows": n, "labels": True} for t, n in (("a", 360), ("b", 4))}
+    parts = sections(document(results=[result(scenario, mode=mode)], data=data))
+    (table,) = [p for p in parts if isinstance(p, Table) and p.title == "What was asked"]
+    assert table.rows[-1][1] == asked
+
+
 def test_a_report_says_whose_accuracy_nobody_can_tell() -> None:
     def said(labels: bool, **more: Any) -> list[str]:
         run = result("server", mode="accuracy", folder="server-accuracy", **more)
-        data = {t: {"origin": "", "labels": known} for t, known in (("a", True), ("b", labels))}
+        known = {"a": True, "b": labels}
+        data = {t: {"origin": "", "rows": 4, "labels": has} for t, has in known.items()}
         parts = sections(document(results=[run], data=data))
         return [p.text for p in parts if isinstance(p, Text) and "no labels" in p.text]
 
@@ -122,12 +169,14 @@ def test_a_report_shows_each_tasks_own_target() -> None:
 def test_a_report_says_what_a_search_has_found(
     verdict: str, told: dict[str, Any], said: str
 ) -> None:
-    run = result("server", verdict=verdict, **searched(**told))
+    answered = {"issued": 700, "failed": {}, "lost": 0}
+    run = result("server", verdict=verdict, samples=answered, **searched(**told))
     parts = sections(document(results=[run]))
     (text,) = [p.text for p in parts if isinstance(p, Text) and p.text.startswith("server")]
     assert said in text
     assert ("the highest VALID rate" in text) is (verdict == "VALID" and not told)
-    broken = result("server", verdict="INVALID", partial=True, broke_off=True, **searched())
+    broke: dict[str, Any] = {"partial": True, "broke_off": True, "samples": answered}
+    broken = result("server", verdict="INVALID", **broke, **searched())
     broken["search"] += [{**broken["search"][0], "rate": 60.0, "verdict": "VALID"}]
     (text,) = [
         p.text

@@ -109,6 +109,27 @@ def test_an_impossible_bound_of_a_later_scenario_is_refused_before_the_first_run
     assert begun == []
 
 
+def test_more_rows_than_a_request_brings_are_refused_and_not_quietly_fewer(
+    fake: Callable[[Runs], None], tmp_path: Path
+) -> None:
+    most: list[int] = []
+
+    def run(job: Job, folder: Path) -> RunResult:
+        most.append(job.most["a"])
+        return result(job, folder)
+
+    fake(run)
+    limit = ROUTE.max_rows
+    asked = f"a request of 'a' brings at most {limit} rows, not {limit + 1}"
+    with pytest.raises(BlockFlowError, match=asked) as told:
+        Session(plan_of(tmp_path, rows=limit + 1), quiet).run()
+    assert told.value.where == "--rows"
+    assert most == []
+    for rows in (limit, 0, limit - 1):
+        Session(plan_of(tmp_path, rows=rows), quiet).run()
+    assert most == [1, 1, limit, 1, 1, limit, 1, 1, limit - 1]  # offline is the last
+
+
 @pytest.mark.parametrize(
     ("code", "begun"),
     [

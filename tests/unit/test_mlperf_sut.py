@@ -280,6 +280,9 @@ def test_an_impossible_bound_is_refused_before_the_run() -> None:
         check_bounds(found, {"a": Target(0.99, 1.5)})
     assert caught.value.code == "INVALID_REQUEST"
     assert "1.5 ms" in caught.value.message
+    near = Calibration({"a": 2.2534}, 100.0, 100.0)
+    with pytest.raises(BlockFlowError, match=r"keep 2\.253 ms: .* took 2\.2534 ms"):
+        check_bounds(near, {"a": Target(0.99, 2.253)})
 
 
 def test_without_loadgen_the_command_says_what_to_install(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from blockflow.bench.mlperf.job import Job
 from blockflow.bench.mlperf.result import RunResult
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
 from blockflow.bench.mlperf.tally import Counts
-from blockflow.bench.mlperf.validation import Check, Outcome, compare_answers, compare_speed
+from blockflow.bench.mlperf.validation import (
+    LOOKS,
+    Check,
+    Outcome,
+    compare_answers,
+    compare_speed,
+)
 from blockflow.bench.mlperf.validator import Validator, cost_ms
 from blockflow.bench.mlperf.verdict import Metric, RunVerdict
 from blockflow.core.errors import make_error
@@ -141,6 +148,42 @@ def test_nothing_is_concluded_inside_the_noise(slow: list[float], quick: list[fl
     found = compare_speed(slow, quick, 0.1)
     assert found.outcome is Outcome.UNDECIDED
     assert "noise" in found.sentence("new", "old")
+
+
+def test_three_looks_together_mislead_in_less_than_5_of_100_tests() -> None:
+    """Two ways that differ by just what is allowed: each verdict is wrong on one side."""
+    beyond = {n: 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n for n, k in LOOKS.items()}
+    assert sum(beyond.values()) < 0.05
+    drawn = chance()
+    ends = dict.fromkeys(Outcome, 0)
+    for _ in range(2000):
+        slow = (1.1 * np.exp(drawn.normal(0, 0.05, max(LOOKS)))).tolist()
+        for n, k in LOOKS.items():
+            outcome = compare_speed(slow[:n], [1.0] * n, 0.1, k).outcome
+            if outcome is not Outcome.UNDECIDED:
+                break
+        ends[outcome] += 1
+    assert ends[Outcome.PASSED] < 0.025 * 2000
+    assert ends[Outcome.FAILED] < 0.025 * 2000
+
+
+def test_the_interval_leaves_out_what_the_look_says() -> None:
+    slow = [1.0, 5.0, 2.0, 4.0, 3.0]
+    found = compare_speed(slow, [1.0] * 5, 0.1, beyond=1).ratio
+    assert (found.value, found.low, found.high, found.n) == (3.0, 2.0, 4.0, 5)
+    for bad in ({"slow": [1.0, 1.0], "beyond": 1}, {"slow": [1.0, 0.0]}, {"slow": []}):
+        pairs: Any = {"tolerance": 0.1, "quick": [1.0] * len(bad["slow"]), **bad}
+        with pytest.raises(ValueError):
+            compare_speed(**pairs)
+
+
+def test_a_speed_is_told_with_what_parts_it_from_what_is_allowed() -> None:
+    narrow = compare_speed([1.10004] * 6, [1.0] * 6, 0.1)
+    assert "takes 1.1 times as long as old (1.10004-1.10004, 6 pairs" in narrow.sentence(
+        "new", "old"
+    )
+    huge = compare_speed([1004.0] * 6, [1.0] * 6, 0.1).sentence("new", "old")
+    assert "takes 1004 times" in huge
 
 
 def result_of(

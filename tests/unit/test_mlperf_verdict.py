@@ -70,6 +70,18 @@ def test_without_a_bound_nothing_is_late_for_early_stopping() -> None:
     assert any("were late" in why for why in judged(log, bounded).reasons)
 
 
+@pytest.mark.parametrize(
+    ("late", "said"), [(0, "too few queries to"), (1, "too many queries were")]
+)
+def test_early_stopping_blames_late_queries_only_where_there_were_some(
+    late: int, said: str
+) -> None:
+    no = {"result_validity": "INVALID", "early_stopping_met": False}
+    log = log_of(**no, result_overlatency_query_count=late)
+    (why,) = judged(log, settings_of(Scenario.SERVER, a=Target(0.5, 1000.0))).reasons
+    assert said in why
+
+
 def judged(
     log: DetailLog, settings: RunSettings | None = None, latencies: Any = None, **more: Any
 ) -> RunVerdict:
@@ -184,6 +196,25 @@ def test_a_single_failed_or_lost_sample_makes_it_invalid(counts: Counts) -> None
     assert len(found.reasons) == 1
 
 
+@pytest.mark.parametrize(
+    ("scenario", "unit"), [(Scenario.SERVER, "queries/s"), (Scenario.OFFLINE, "samples/s")]
+)
+def test_only_answered_samples_are_throughput(scenario: Scenario, unit: str) -> None:
+    """To LoadGen a failed sample is completed: its own log says 100 per second in each case."""
+    settings = settings_of(scenario, a=Target(0.9, 10.0))
+
+    def rate(answered: int, **failed: int) -> float:
+        counts = counts_of(1500, answered=answered, failed=failed)
+        found = judge(settings, log_of(), counts, {"a": [1.0] * 1500}).to_dict()["metric"]
+        assert found["unit"] == unit
+        return float(found["value"])
+
+    assert rate(397, OVERLOADED=1103) == pytest.approx(100 * 397 / 1500)
+    assert rate(750, BLOCK_FAILED=750) == 50.0
+    assert rate(0, OVERLOADED=1500) == 0.0
+    assert rate(1500) == 100.0
+
+
 # --- percentiles ---------------------------------------------------------------------------------
 
 
@@ -238,6 +269,25 @@ def test_multistream_s_bound_is_that_of_a_query_and_not_of_its_parts(percent: in
     assert run(100.0).tasks[-1].task == WHOLE_QUERY
     assert run(50.0).valid
     assert run(100.0, settings_of(Scenario.MULTISTREAM, a=Target(percent / 100))).valid
+
+
+@pytest.mark.parametrize(
+    ("seen_ms", "bound_ms", "said"),
+    [
+        (200.4, 200.0, "p90 is 200.4 ms, the bound is 200 ms"),
+        (1004.0, 1000.0, "p90 is 1004 ms, the bound is 1000 ms"),
+        (200.0004, 200.0, "p90 is 200.0004 ms, the bound is 200 ms"),
+        (12345.678, 2e6 / 200, "p90 is 12346 ms, the bound is 10000 ms"),
+        (1234567.4, 1e6, "p90 is 1234567 ms, the bound is 1000000 ms"),
+        (15.31, 15.305, "p90 is 15.31 ms, the bound is 15.305 ms"),
+        (0.00002, 0.00001, "p90 is 0.00002 ms, the bound is 0.00001 ms"),
+    ],
+)
+def test_a_missed_bound_is_told_so_that_a_reader_sees_it(
+    seen_ms: float, bound_ms: float, said: str
+) -> None:
+    found = judged(log_of(), settings_of(a=Target(0.9, bound_ms)), {"a": [seen_ms] * 100})
+    assert found.reasons == (f"a: {said}",)
 
 
 # --- each task -----------------------------------------------------------------------------------

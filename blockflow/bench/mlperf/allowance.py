@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from blockflow.bench.mlperf.counts import most_by_chance
+from blockflow.bench.mlperf.numerals import given
 from blockflow.bench.mlperf.settings import Mode, RunSettings, Scenario, required_queries
 
 
@@ -62,7 +63,7 @@ class Allowance:
             bound.late += samples
             if bound.late > bound.most:
                 return (
-                    f"{bound.late:,} answers{bound.who} took longer than {bound.ms:g} ms; "
+                    f"{bound.late:,} answers{bound.who} took longer than {given(bound.ms)} ms; "
                     f"p{100 * bound.percentile:g} allows {int(bound.most):,} of at most "
                     f"{int(bound.queries):,}"
                 )

@@ -14,6 +14,7 @@ from itertools import cycle
 from typing import Any
 
 from blockflow.bench.mlperf.library import Library
+from blockflow.bench.mlperf.numerals import beside, given
 from blockflow.bench.mlperf.settings import RunSettings, Scenario, Target
 from blockflow.bench.mlperf.sut import Array, Sender, Sut, TaskData
 from blockflow.bench.mlperf.tally import GONE, Tally
@@ -74,8 +75,8 @@ def check_bounds(found: Calibration, targets: Mapping[str, Target]) -> None:
         if bound is not None and bound < fastest:
             raise RequestError(
                 "INVALID_REQUEST",
-                f"no load can keep {bound:g} ms: the fastest of {ALONE} requests that had the "
-                f"system to themselves took {fastest:.3g} ms",
+                f"no load can keep {given(bound)} ms: the fastest of {ALONE} requests that had the "
+                f"system to themselves took {beside(fastest, bound)} ms",
                 where=f"--target-latency-ms {task}",
                 hint="choose a larger bound, or profile and speed up the blocks",
             )

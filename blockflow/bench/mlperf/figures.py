@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.bench.calibration import Steadiness, calibration_figures
+from blockflow.bench.mlperf.asked import bound_text
 from blockflow.bench.mlperf.document import FORMAT
 from blockflow.bench.mlperf.job import disk
 from blockflow.bench.mlperf.pictures import PARTS
@@ -182,11 +183,6 @@ def _asked(r: Mapping[str, Any]) -> str:
         if t["bound_ms"] is not None
     )
     return ", ".join(bounds)
-
-
-def bound_text(percentile: float, bound_ms: float) -> str:
-    """``p99 <= 50 ms``."""
-    return f"p{percentile:g} <= {bound_ms:g} ms"
 
 
 def run_of(f: Figure) -> tuple[object, ...]:

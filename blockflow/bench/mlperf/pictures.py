@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from blockflow.bench.canvas import new_page, save_page
+from blockflow.bench.mlperf.numerals import given
 from blockflow.bench.mlperf.result import ScenarioResult
 
 PARTS = ("transit", "wait", "overhead", "compute")
@@ -37,7 +38,7 @@ def draw(results: Sequence[ScenarioResult], out: Path) -> list[tuple[str, str]]:
     timed = [r for r in results if r.result.settings.mode == "performance"]
     if any(r.result.latencies for r in timed):
         save_page(_latency_page(timed), out / LATENCY)
-        found.append(("Latency: share of samples answered within", LATENCY))
+        found.append(("Latency: share of samples that were answered, or failed, within", LATENCY))
     for r in timed:
         if r.search:  # the server scenario: there is one
             save_page(_rate_page(r), out / RATE)
@@ -75,7 +76,11 @@ def _latency_page(results: Sequence[ScenarioResult]) -> Any:
             samples = np.quantile(r.result.latencies[task], shares, method="inverted_cdf")
             label = f"{r.result.settings.scenario}, {task}"
             axes.step(samples, shares, style, color=colour, label=label, where="post")
-    axes.set(xscale="log", xlabel="ms from LoadGen's call to the response", ylabel="share")
+    axes.set(
+        xscale="log",
+        xlabel="ms from LoadGen's call to the response, or the failure",
+        ylabel="share",
+    )
     axes.set_ylim(0, 1.01)
     axes.grid(alpha=0.3)
     _legend(page, axes)
@@ -83,11 +88,12 @@ def _latency_page(results: Sequence[ScenarioResult]) -> Any:
 
 
 def rate_points(searched: ScenarioResult) -> dict[str, list[tuple[float, float, bool]]]:
-    """Of every run of a search, per task: queries per second that were completed of all tasks, ms
+    """Of every run of a search, per task: queries per second that were answered of all tasks, ms
     at the percentile by which the task is judged, and whether the run was VALID; in the order of
     the offered rates.
 
-    Above what the system can do more is offered and no more completed: the curve turns upwards.
+    Above what the system can do more is offered and no more answered: the curve turns upwards; or
+    back and down, where it refuses most of it at once, for the ms are those of failures as well.
     """
     found: dict[str, list[tuple[float, float, bool]]] = {}
     for r in sorted(searched.search, key=lambda r: r.settings.rate):
@@ -113,9 +119,13 @@ def _rate_page(searched: ScenarioResult) -> Any:
             axes.plot(xs, ys, mark, color=colour, label=f"{name}, {word}")
         bound = targets[task].latency_ms
         if bound is not None:
-            label = f"{task} bound {bound:g} ms"
+            label = f"{task} bound {given(bound)} ms"
             axes.axhline(bound, color=colour, linestyle=":", label=label)
-    axes.set(xlabel="queries per second completed", ylabel="ms", yscale="log")
+    axes.set(
+        xlabel="queries per second answered",
+        ylabel="ms to the response, or the failure",
+        yscale="log",
+    )
     axes.grid(alpha=0.3)
     _legend(page, axes)
     return page

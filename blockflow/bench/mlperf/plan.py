@@ -41,7 +41,7 @@ class Plan:
         precision, search_runs, confirmations: of the search, and the rates that are confirmed.
         server_runs: of the result's rate, all VALID, of which the least is the result.
         samples_per_query: of multistream.
-        rows: of one request at most (offline, multistream); 0 = what the task takes.
+        rows: of one request at most (offline, multistream); 0 = what the task takes, and no more.
         in_flight: offline, requests under way.
         seed: of LoadGen, and of synthetic data.
         deadline_s: of each request.

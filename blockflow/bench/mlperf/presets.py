@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
+from blockflow.bench.mlperf.numerals import given
 from blockflow.core.errors import RequestError
 
 
@@ -90,7 +91,9 @@ def numbers(found: Mapping[str, str], where: str, above: float, below: float) ->
         except ValueError:
             raise _nonsense(f"{text!r} is no number", f"{where} {task}") from None
         if not isfinite(value) or not above < value < below:
-            raise _nonsense(f"{text} is not between {above:g} and {below:g}", f"{where} {task}")
+            raise _nonsense(
+                f"{text} is not between {given(above)} and {given(below)}", f"{where} {task}"
+            )
         out[task] = value
     return out
 

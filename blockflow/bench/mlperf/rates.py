@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blockflow.bench.mlperf.job import Job
+from blockflow.bench.mlperf.numerals import plain
 from blockflow.bench.mlperf.result import RunResult, ScenarioResult, as_error, broken_off
 from blockflow.bench.mlperf.search import STEP, RateSearch
 from blockflow.bench.mlperf.settings import RunSettings, Scenario, make_settings
@@ -81,9 +82,9 @@ def _search(
     if not confirmed:
         probe = job.settings
     while (rate := search.next()) is not None:
-        what = f"server: run {len(runs) + 1}, {rate:.4g} queries/s"
+        what = f"server: run {len(runs) + 1}, {plain(rate)} queries/s"
         if search.best is not None:
-            what += f"; {search.best:.4g} held"
+            what += f"; {plain(search.best)} held"
         tried = replace(job, settings=replace(probe, rate=rate))
         runs.append(run(tried, f"server-{len(runs) + 1:02}", what))
         if runs[-1].broke_off:
@@ -162,7 +163,7 @@ def _all_of(
         names: of the folder, and the end of the line that tells people.
     """
     name, end = names
-    what = f"server: {job.settings.rate:.4g} queries/s{end}"
+    what = f"server: {plain(job.settings.rate)} queries/s{end}"
     several = server_runs > 1
     mine = []
     for number in range(1, server_runs + 1):

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.bench.calibration import Steadiness
+from blockflow.bench.mlperf.asked import asked_text
 from blockflow.bench.mlperf.document import digests
 from blockflow.bench.mlperf.job import ACCURACY_LOG, disk, write_json
+from blockflow.bench.mlperf.numerals import given, plain
 from blockflow.bench.mlperf.pictures import PARTS, draw
 from blockflow.bench.mlperf.result import ScenarioResult
 from blockflow.bench.mlperf.settings import Mode
@@ -103,6 +105,7 @@ def sections(document: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> l
     if document["partial"]:
         found.append(Text(f"PARTIAL: {document['error']['code']}: {document['error']['message']}"))
     found.append(_verdicts(document))
+    found += [Text(text) for text in map(_failed, document["results"]) if text]
     found += [Text(_found(r)) for r in document["results"] if r["found"] is not None]
     found += [Text(_repeated(r)) for r in document["results"] if r.get("least_of", 1) > 1]
     if any(r["tasks"] for r in document["results"]):
@@ -154,16 +157,32 @@ def _name(result: Mapping[str, Any]) -> str:
     return result["scenario"] + ("" if mode == "performance" else f" ({mode})")
 
 
+def _unanswered(result: Mapping[str, Any]) -> int:
+    return int(sum(result["samples"]["failed"].values()) + result["samples"]["lost"])
+
+
+def _failed(result: Mapping[str, Any]) -> str:
+    """What the figures of a run are of that has failed samples among its own; '' of others."""
+    count, issued = _unanswered(result), result["samples"]["issued"]
+    if result["mode"] == Mode.ACCURACY or not count:
+        return ""
+    return (
+        f"{_name(result)}: {count:,} of {issued:,} samples were not answered. A rate counts the "
+        "answered ones alone; latencies, also each task's, are of all that ended, and a failure "
+        "that comes at once makes them look lower."
+    )
+
+
 def _verdicts(document: Mapping[str, Any]) -> Table:
     rows = []
     for r in document["results"]:
         metric, samples = r["metric"], r["samples"]
         # A server's result is the rate that was offered, not what came back of it.
-        value = f"{metric['name']} {metric['value']:.4g} {metric['unit']}" if metric else ""
+        value = f"{metric['name']} {plain(metric['value'])} {metric['unit']}" if metric else ""
         if metric and r.get("estimate_ms") is not None:
-            value += f" (with 99% confidence at most {r['estimate_ms']:.4g} ms)"
+            value += f" (with 99% confidence at most {plain(r['estimate_ms'])} ms)"
         if r["scenario"] == "server" and r["mode"] == "performance":
-            value = f"{r['settings']['rate']:.4g} queries/s offered; {value}"
+            value = f"{plain(r['settings']['rate'])} queries/s offered; {value}"
         latency = r["latency_ms"]
         rows.append(
             (
@@ -173,7 +192,7 @@ def _verdicts(document: Mapping[str, Any]) -> Table:
                 value,
                 *(f"{latency[p]:.3f}" if p in latency else "" for p in ("50.00", "90.00", "99.00")),
                 str(samples["issued"]),
-                str(sum(samples["failed"].values()) + samples["lost"]),
+                str(_unanswered(r)),
             )
         )
     heads = ("run", "verdict", "kind", "result", "p50 ms", "p90 ms", "p99 ms", "samples", "failed")
@@ -188,7 +207,7 @@ def _targets(document: Mapping[str, Any]) -> Table:
             t["verdict"],
             _ms(t["seen_ms"]),
             f"{100 * t['percentile']:g}",
-            "" if t["bound_ms"] is None else f"{t['bound_ms']:g}",
+            "" if t["bound_ms"] is None else given(t["bound_ms"]),
             str(t["samples"]),
             str(t["queries"]),
             str(t["needed"]),
@@ -206,10 +225,10 @@ def _ms(value: float | None) -> str:
 
 def _found(result: Mapping[str, Any]) -> str:
     """What a search has found out, and what it has not."""
-    found, rate = result["found"], f"{result['settings']['rate']:.4g} queries/s"
+    found, rate = result["found"], f"{plain(result['settings']['rate'])} queries/s"
     if result["broke_off"]:
         good = [run["rate"] for run in result["search"] if run["verdict"] == "VALID"]
-        best = f"{max(good):.4g} queries/s was VALID" if good else "none was VALID"
+        best = f"{plain(max(good))} queries/s was VALID" if good else "none was VALID"
         return f"{_name(result)}: the search broke off; of its {len(result['search'])} runs {best}."
     if result["verdict"] != "VALID":
         probed = any(run["verdict"] == "VALID" for run in result["search"])
@@ -220,9 +239,9 @@ def _found(result: Mapping[str, Any]) -> str:
             f"{_name(result)}: no INVALID rate was found: {rate} is not the highest. Let the "
             "search have more runs."
         )
-    limit, within = f"{found['invalid_at']:.4g} was INVALID", f"{100 * found['precision']:.3g}%"
+    limit, within = f"{plain(found['invalid_at'])} was INVALID", f"{100 * found['precision']:.3g}%"
     if found["invalid_s"] is not None:
-        limit += f" in a run of {found['invalid_s']:g} s"
+        limit += f" in a run of {given(found['invalid_s'])} s"
     if found["precise"]:
         return f"{_name(result)}: the highest VALID rate is {rate}, to within {within}: {limit}."
     best = f"{_name(result)}: the highest rate that was found VALID is {rate}; {limit}."
@@ -234,17 +253,17 @@ def _found(result: Mapping[str, Any]) -> str:
 def _repeated(result: Mapping[str, Any]) -> str:
     return (
         f"{_name(result)}: all of {result['least_of']} runs at "
-        f"{result['settings']['rate']:.4g} queries/s were VALID; the result is the least."
+        f"{plain(result['settings']['rate'])} queries/s were VALID; the result is the least."
     )
 
 
 def _search(result: Mapping[str, Any]) -> Table:
     rows = [
         (
-            f"{run['rate']:.4g}",
+            plain(run["rate"]),
             run["verdict"],
             run["kind"],
-            "" if run["metric"] is None else f"{run['metric']['value']:.4g}",
+            "" if run["metric"] is None else plain(run["metric"]["value"]),
             _ms(run["judged_ms"]),
             "; ".join(run["reasons"]),
             run["folder"],
@@ -287,14 +306,7 @@ def _setting(document: Mapping[str, Any]) -> Table:
     weights = ", ".join(f"{t}={w}" for t, w in plan["weights"].items())
     rows += [("tasks by weight", weights), ("seed", str(plan["seed"]))]
     for r in document["results"]:
-        s = r["settings"]
-        wanted = f"at least {s['min_duration_s']:g} s and {s['min_queries']} queries"
-        bounds = [
-            f"{task}: p{t['percentile'] * 100:g} <= {t['latency_ms']:g} ms"
-            for task, t in s["targets"].items()
-            if t["latency_ms"] is not None
-        ]
-        rows.append((_name(r), "; ".join([wanted, *bounds])))
+        rows.append((_name(r), asked_text(r, document["data"])))
     return Table("What was asked", ("", ""), rows)
 
 

@@ -51,6 +51,9 @@ ATTEMPTS = 6
 FIRST_SHARE = 0.5
 """Of the throughput before the run: where the search begins, and the rate of accuracy runs."""
 
+MANY_ROWS = frozenset({Scenario.OFFLINE, Scenario.MULTISTREAM})
+"""Scenarios in which a request brings several samples."""
+
 ENDS = GONE | {"NO_SPACE", "CANCELLED", "MISSING_EXTRA"}
 """Codes after which no further scenario is begun: there is nobody to ask, no room, or no wish."""
 
@@ -117,6 +120,8 @@ class Session:
             Client(plan.address or None, client_keys=plan.client_keys or None) as client,
         ):
             routes = self._routes(client)
+            if any(s in MANY_ROWS for s in plan.scenarios):
+                check_rows(routes, plan.rows)
             self._show("preparing the data", None)
             self.inputs = load_inputs(plan.data, routes, seed=plan.seed, hooks=hooks)
             save_inputs(self.inputs, folder)
@@ -213,8 +218,8 @@ class Session:
             BlockFlowError: INVALID_REQUEST for a bound that no load can keep, or nothing succeeded.
         """
         plan, scenario = self.plan, first.scenario
-        many = scenario in (Scenario.OFFLINE, Scenario.MULTISTREAM)
-        most = {t: rows_per_request(r, plan.rows) if many else 1 for t, r in routes.items()}
+        many = scenario in MANY_ROWS
+        most = {t: (plan.rows or rows_per_request(r)) if many else 1 for t, r in routes.items()}
         library = Library.weighted(self._rows(), plan.weights)
         self._show(f"{scenario}: calibrating", None)
         found = calibrate(client, library, read_inputs(data, most), first)
@@ -330,7 +335,20 @@ class Session:
         }
 
 
-def rows_per_request(route: TaskRoute, wanted: int) -> int:
+def check_rows(routes: Mapping[str, TaskRoute], wanted: int) -> None:
+    """Raise INVALID_REQUEST for more rows in a request than a task takes; 0 is what it takes."""
+    most = {task: rows_per_request(route) for task, route in routes.items()}
+    least = min(most, key=lambda task: most[task])
+    if wanted > most[least]:
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"a request of {least!r} brings at most {most[least]} rows, not {wanted}",
+            where="--rows",
+            hint=f"at most {most[least]}; or leave it out: each task then gets what it takes",
+        )
+
+
+def rows_per_request(route: TaskRoute) -> int:
     """Rows that one request of a task may bring: the topology's limit, and the messages'."""
     fit = limits.MAX_MESSAGE_BYTES // route.contract.input.row_bytes()
-    return max(1, min(wanted or route.max_rows, route.max_rows, fit))
+    return max(1, min(route.max_rows, fit))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blockflow.bench.grid import Grid, digits, ms, with_bounds
+from blockflow.bench.mlperf.asked import bound_text
 from blockflow.bench.mlperf.figures import (
     ACCURACY,
     BATCH,
@@ -13,9 +14,9 @@ from blockflow.bench.mlperf.figures import (
     RUN,
     TARGET,
     VALIDATION,
-    bound_text,
     run_of,
 )
+from blockflow.bench.mlperf.numerals import beside, given
 from blockflow.bench.mlperf.pictures import PARTS
 from blockflow.bench.results import Figure
 
@@ -38,7 +39,7 @@ def run_grid(figures: Sequence[Figure]) -> Grid:
         bound, seen = f.labels["bound_ms"], f.labels["seen_ms"]
         asked = "" if bound is None else bound_text(f.labels["percentile"], bound)
         if asked and seen is not None:
-            asked += f": {ms(seen)}"
+            asked += f": {beside(seen, bound, ms(seen))}"
         if asked and f.labels.get("of"):
             asked += f" ({f.labels['of'].strip('()')})"
         value = f"{f.labels['metric']} {digits(f.value)} {f.unit}" if f.unit else ""
@@ -62,7 +63,7 @@ def _above(f: Figure) -> str:
 def _limit(f: Figure) -> str:
     if f.labels["invalid_at"] is not None:
         seconds = f.labels.get("invalid_s")
-        brief = "" if seconds is None else f" in a run of {seconds:g} s"
+        brief = "" if seconds is None else f" in a run of {given(seconds)} s"
         return f" (INVALID at {digits(f.labels['invalid_at'])}{brief})"
     if f.labels.get("bracketed") is False:
         return " (no INVALID rate was found: not the highest)"
@@ -77,7 +78,7 @@ def target_grid(figures: Sequence[Figure]) -> Grid:
             f.mode,
             f.labels["verdict"] + _broken(f),
             f"{f.labels['percentile']:g}",
-            "" if f.labels["bound_ms"] is None else f"{f.labels['bound_ms']:g}",
+            "" if f.labels["bound_ms"] is None else given(f.labels["bound_ms"]),
             ms(f.value) if f.unit else "",
             str(f.n),
         )

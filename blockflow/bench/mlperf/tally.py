@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.bench.mlperf.allowance import Allowance
+from blockflow.bench.mlperf.numerals import plain
 from blockflow.client.collector import BlockMeans
 from blockflow.client.result import BlockTiming
 
@@ -153,7 +154,7 @@ class Tally:
             ):
                 self._give_up(
                     code,
-                    f"{self._in_a_row} failures in a row, no answer for {unanswered_s:.3g} s; "
+                    f"{self._in_a_row} failures in a row, no answer for {plain(unanswered_s)} s; "
                     f"the first: {self.first_error}",
                 )
 

@@ -20,6 +20,7 @@ from blockflow.bench.mlperf.rates import Run
 from blockflow.bench.mlperf.result import RunResult
 from blockflow.bench.mlperf.settings import Mode, RunSettings, Scenario
 from blockflow.bench.mlperf.validation import (
+    LOOKS,
     TOLERANCE,
     Check,
     Outcome,
@@ -32,9 +33,6 @@ from blockflow.core.errors import BlockFlowError
 
 RUN_S, SHORT_RUN_S = 20.0, 2.0
 """Length of each of a test's runs; with ``--short``."""
-
-LOOKS = (5, 10, 15)
-"""Pairs of runs after which a test may end: an interval of a median needs five."""
 
 LEAST = 32
 """Queries of a run."""
@@ -302,7 +300,7 @@ class Validator:
         """Pairs of runs until they tell, or there were enough; None where a side is missing."""
         costs = self._costs = {name: list[float]() for name in names}
         speed: Speed | None = None
-        for number in range(1, LOOKS[-1] + 1):
+        for number in range(1, max(LOOKS) + 1):
             jobs = sides()
             if jobs is None:
                 return None
@@ -314,7 +312,8 @@ class Validator:
                     return found
                 costs[name].append(cost_ms(result, self._job.weights))
             if number in LOOKS:
-                speed = compare_speed(costs[names[0]], costs[names[1]], self._tolerance)
+                slow, quick = (costs[name] for name in names)
+                speed = compare_speed(slow, quick, self._tolerance, LOOKS[number])
                 if speed.outcome is not Outcome.UNDECIDED:
                     break
         if speed is None:

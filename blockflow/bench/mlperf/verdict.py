@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from blockflow.bench.mlperf.detail_log import DetailLog
+from blockflow.bench.mlperf.numerals import beside, given
 from blockflow.bench.mlperf.settings import (
     Mode,
     RunSettings,
@@ -45,8 +46,8 @@ class TaskVerdict:
         task: its name, or :data:`WHOLE_QUERY`.
         percentile: 0..1.
         bound_ms: at this percentile; None: there is none.
-        seen_ms: at this percentile, from LoadGen's call to the response, and in the server scenario
-            what that lacks; None: nothing was seen.
+        seen_ms: at this percentile, from LoadGen's call to the response or the failure, and in the
+            server scenario what that lacks; None: nothing was seen.
         samples: behind ``seen_ms``.
         queries: of LoadGen that asked for it.
         needed: queries before its verdict says something.
@@ -70,7 +71,7 @@ class TaskVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """The scenario's figure."""
+    """The scenario's figure: a rate counts answered samples alone, a latency is of all of them."""
 
     name: str
     value: float
@@ -86,7 +87,8 @@ class RunVerdict:
         reasons: what stands against it; empty if valid.
         metric: None where the run broke off.
         too_short: the only thing against it is that LoadGen had prepared too few queries.
-        latency_ms: percentile ("50.00") -> LoadGen's own figure.
+        latency_ms: percentile ("50.00") -> LoadGen's own figure, in which a failure, at the moment
+            when it came, is an answer like another.
         judged_ms: latency of all tasks at LoadGen's one percentile; None where nothing was seen.
         tasks: each one's own verdict, in performance mode.
         only_early: the only thing against it is LoadGen's early stopping: of more queries with as
@@ -136,7 +138,9 @@ _TOLD = {
     _EARLY: "too many queries were late for so few of them (early stopping)",
 }
 _TOO_FEW = "there were too few queries to estimate the percentile (early stopping)"
-"""Where LoadGen knows no bound, nothing is late."""
+"""Where nothing was late, or LoadGen knows no bound."""
+
+_LATE = "result_overlatency_query_count"
 
 
 def judge(
@@ -171,7 +175,7 @@ def judge(
         reasons += [f"LoadGen: error: {text}" for text in log.complaints]
         return RunVerdict(not reasons, tuple(reasons), None, False, log.latency_ms)
     judged_ms = _judged_ms(settings, log, latencies, queries_ms)
-    metric = _metric(settings, log, judged_ms) if log.is_whole(settings.mode) else None
+    metric = _metric(settings, log, counts, judged_ms) if log.is_whole(settings.mode) else None
     tasks = _tasks(settings, log, counts, latencies)
     if settings.scenario is Scenario.MULTISTREAM:
         tasks = (*tasks, _whole_query(settings, counts, judged_ms))
@@ -211,7 +215,8 @@ def _loadgen(log: DetailLog, scenario: Scenario) -> list[str]:
     known = [key for key in _TOLD if key in log.missed]
     other = sorted(log.missed - set(_TOLD))
     # Also of a VALID run: LoadGen's verdict passes over too few queries, where no rule enforces it.
-    told = _TOLD if scenario is Scenario.SERVER else {**_TOLD, _EARLY: _TOO_FEW}
+    some_late = scenario is Scenario.SERVER and log.number(_LATE) != 0
+    told = _TOLD if some_late else {**_TOLD, _EARLY: _TOO_FEW}
     said = [f"LoadGen: {why}" for why in (*map(told.get, known), *(f"no {k}" for k in other))]
     if validity != "VALID" and not said:
         said = ["LoadGen: INVALID, see its log"]
@@ -295,9 +300,10 @@ def _stand(
 
 def _missed(task: TaskVerdict) -> str:
     name = "a whole query" if task.task == WHOLE_QUERY else task.task
+    seen_ms, bound_ms = task.seen_ms or 0.0, task.bound_ms or 0.0  # nothing is missed without them
     return (
-        f"{name}: p{task.percentile * 100:g} is {task.seen_ms:.3g} ms, "
-        f"the bound is {task.bound_ms:g} ms"
+        f"{name}: p{task.percentile * 100:g} is {beside(seen_ms, bound_ms)} ms, "
+        f"the bound is {given(bound_ms)} ms"
     )
 
 
@@ -333,13 +339,18 @@ def _judged_ms(
     return percentile(seen, share) + _lacking_ms(settings, log, seen, share) if seen else None
 
 
-def _metric(settings: RunSettings, log: DetailLog, judged_ms: float | None) -> Metric | None:
+def _metric(
+    settings: RunSettings, log: DetailLog, counts: Counts, judged_ms: float | None
+) -> Metric | None:
+    # To LoadGen a sample that failed is completed: its rates have all that were issued.
+    answered = counts.answered / counts.issued if counts.issued else 0.0
     match settings.scenario:
         case Scenario.OFFLINE:
-            value, name, unit = log.number("result_samples_per_second"), "throughput", "samples/s"
+            key, name, unit = "result_samples_per_second", "throughput", "samples/s"
         case Scenario.SERVER:
-            key = "result_completed_samples_per_sec"
-            value, name, unit = log.number(key), "completed", "queries/s"
+            key, name, unit = "result_completed_samples_per_sec", "completed", "queries/s"
         case Scenario.SINGLE_STREAM | Scenario.MULTISTREAM:
-            value, name, unit = judged_ms, f"p{settings.percentile * 100:g} latency", "ms"
-    return None if value is None else Metric(name, value, unit)
+            name = f"p{settings.percentile * 100:g} latency"
+            return None if judged_ms is None else Metric(name, judged_ms, "ms")
+    rate = log.number(key)
+    return None if rate is None else Metric(name, rate * answered, unit)
