@@ -12,7 +12,7 @@ from blockflow.core.errors import Problem
 
 MAX_PRIORITY = 9
 _KINDS: Mapping[str, Kind] = {
-    "weight": Number(0, 1000, above=True),
+    "weight": Number(0.001, 1000),
     "priority": Integer(0, MAX_PRIORITY),
     "max_batch_rows": Integer(0, limits.MAX_ROWS),
 }

@@ -201,7 +201,7 @@ class TaskSpec(_Strict):
     ] = None
     check_finite: Annotated[bool, Field(description="refuse NaN and infinity")] = True
     weight: Annotated[
-        float, Field(gt=0, le=1000, description="share of blocks that other tasks use too")
+        float, Field(ge=0.001, le=1000, description="share of blocks that other tasks use too")
     ] = 1.0
     priority: Annotated[int, Field(ge=0, le=9, description="the higher one runs first")] = 0
     max_batch_rows: Annotated[

@@ -58,7 +58,7 @@ def run(spec: Mapping[str, Any]) -> int:
         # What exists now lives as long as the process: no collection needs to look at it again.
         gc.collect()
         gc.freeze()
-        server.run()
+        server.run(lambda: agent.signalled)
         status = EXIT_OK
     except Exception as exc:
         if server is not None:

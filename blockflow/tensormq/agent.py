@@ -139,6 +139,8 @@ class ControlAgent:
         self._thread = threading.Thread(target=self._run, name="bf-control", daemon=True)
         self._heard = 0
         self._signals: tuple[int, int] | None = None
+        self.signalled = False
+        """A signal has told it to stop, and not the Controller."""
         self.malformed = 0
         self.dropped = 0
 
@@ -223,6 +225,7 @@ class ControlAgent:
             if self._lifeline_fd in events and self._lifeline_cut():
                 self._die_orphaned()
             if signals in events and self._stop_signalled():
+                self.signalled = True
                 self._hand_on(Stop())
             if self._outbox.fileno() in events:
                 for msg in self._outbox.drain():

@@ -150,7 +150,8 @@ def test_a_worker_killed_idle_is_no_ones_loss(system: System) -> None:
     wait_for(system, lambda: crashes(system, "sent")() > before)
 
 
-def test_clients_that_send_again_outlive_the_dispatcher(system: System) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_clients_that_send_again_outlive_the_dispatcher(system: System, number: int) -> None:
     wait_for(system, all_serve(system))
     with Client(system.client_endpoint, connect_timeout_s=WAIT_S) as client:
         numbers = range(20)
@@ -158,7 +159,7 @@ def test_clients_that_send_again_outlive_the_dispatcher(system: System) -> None:
             (n, client.submit("idle", value(n), deadline_s=DEADLINE_S, retries=5)) for n in numbers
         ]
         client.tasks()
-        os.kill(system.commands.worker("dispatcher")["pid"], signal.SIGKILL)
+        os.kill(system.commands.worker("dispatcher")["pid"], number)
         each_has_its_result(client, pending)
     wait_for(system, all_serve(system))
 

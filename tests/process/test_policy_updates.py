@@ -72,8 +72,8 @@ BAD: list[tuple[Any, dict[str, Any], str, str]] = [
     ("windows", {}, "$.blocks[0].batching.policy", "unknown policy 'windows'"),
     ({"policy": "window", "max_row": 3}, {}, "$.blocks[0].batching.max_row", "no option 'max_row'"),
     ({"policy": "window", "max_rows": 0}, {}, "$.blocks[0].batching.max_rows", "1"),
-    ("none", {"weight": 0}, "$.tasks.t.weight", "greater than 0"),
-    ("none", {"weight": -2}, "$.tasks.t.weight", "greater than 0"),
+    ("none", {"weight": 0}, "$.tasks.t.weight", "greater than or equal to 0.001"),
+    ("none", {"weight": 1e-16}, "$.tasks.t.weight", "greater than or equal to 0.001"),
     ("none", {"priority": 10}, "$.tasks.t.priority", "less than or equal to 9"),
 ]
 """A policy, fields of its task, and what is wrong with them."""
