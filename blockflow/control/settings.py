@@ -9,6 +9,7 @@ from pathlib import Path
 
 from blockflow.core.errors import SystemError_
 from blockflow.launch.cgroup import available_cores
+from blockflow.tensormq.janitor import run_root
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_REST_PORT = 5780
@@ -22,11 +23,6 @@ def default_state_dir() -> Path:
         SystemError_: STATE_UNUSABLE: this user has no home.
     """
     return _own("XDG_STATE_HOME", ".local/state") / "blockflow"
-
-
-def default_run_root() -> Path:
-    """Where run directories lie: ``$BLOCKFLOW_RUN_ROOT`` or ``/dev/shm/blockflow-<uid>``."""
-    return Path(os.environ.get("BLOCKFLOW_RUN_ROOT") or f"/dev/shm/blockflow-{os.getuid()}")
 
 
 def default_keys() -> Path:
@@ -125,7 +121,7 @@ class ControlSettings:
 
     repository: Path = Path("blocks")
     state_dir: Path = field(default_factory=default_state_dir)
-    run_root: Path = field(default_factory=default_run_root)
+    run_root: Path = field(default_factory=run_root)
     host: str = DEFAULT_HOST
     client_host: str = DEFAULT_HOST
     rest_port: int = DEFAULT_REST_PORT

@@ -12,7 +12,6 @@ from blockflow.control.settings import (
     ControlSettings,
     bare,
     default_keys,
-    default_run_root,
     default_state_dir,
     is_address,
     is_loopback,
@@ -59,9 +58,9 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, ask: Callable[[]
 
 def test_where_instances_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKFLOW_RUN_ROOT", "/x")
-    assert default_run_root() == Path("/x")
+    assert ControlSettings(Path("/s"), Path("/s")).run_root == Path("/x")
     monkeypatch.setenv("BLOCKFLOW_RUN_ROOT", "")
-    assert default_run_root() == Path(f"/dev/shm/blockflow-{os.getuid()}")
+    assert ControlSettings(Path("/s"), Path("/s")).run_root == Path(f"/dev/shm/blockflow-{os.geteuid()}")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from blockflow.control.settings import (
     DEFAULT_HOST,
     DEFAULT_REST_PORT,
     default_keys,
-    default_run_root,
     default_state_dir,
 )
 from blockflow.control.store import LOCK, MISSING, latest_generation
@@ -40,7 +39,7 @@ from blockflow.monitor.doctor.facts import MIB, BlockFacts, Facts, Folder, Lefto
 from blockflow.repository.machine import ENGINE_PACKAGES, fingerprint, version_of
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.cuda_here import DOUBLE_ENV, devices_here, has_mps
-from blockflow.tensormq.janitor import LOCK_NAME
+from blockflow.tensormq.janitor import LOCK_NAME, run_root
 from blockflow.tensormq.keys import Keyring
 
 HASHED_BYTES = 512 * MIB
@@ -68,7 +67,7 @@ def gather(
         rest_port, client_port: what ``blockflow up`` would take.
         hash_bytes: artifacts are read up to this sum.
     """
-    run_root, soft_hard = default_run_root(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    root, soft_hard = run_root(), resource.getrlimit(resource.RLIMIT_NOFILE)
     blocks, hashed = _blocks(repository, hash_bytes)
     stored, usable = _stored(state_dir or default_state_dir())
     soft, hard = (_UNLIMITED if n == resource.RLIM_INFINITY else n for n in soft_hard)
@@ -82,13 +81,13 @@ def gather(
         zmq=zmq.zmq_version_info(),
         curve=bool(zmq.has("curve")),
         packages={name: version_of(name) for name in ENGINE_PACKAGES},
-        shm=look_at(_shared_memory(run_root)),
-        run_root=look_at(run_root.absolute()),
+        shm=look_at(_shared_memory(root)),
+        run_root=look_at(root.absolute()),
         state_dir=look_into(state_dir or default_state_dir()),
         repository=look_into(repository),
         blocks=blocks,
         hashed=hashed,
-        leftovers=tuple(find_leftovers(run_root)),
+        leftovers=tuple(find_leftovers(root)),
         fds_soft=soft,
         fds_hard=hard,
         ports=(
