@@ -10,7 +10,9 @@ from typing import Literal
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 BREAK: tuple[str, ...] = ()
 """A row that parts sections on a terminal; a document shows none."""
@@ -27,12 +29,14 @@ class Grid:
         heads: of the columns; those in ``left`` are aligned left, numbers right.
         rows: as long as ``heads``, or ``BREAK``.
         left: heads of the columns that hold text.
+        keys: so many columns at the left say what a row is about; 0: the texts there, or one.
     """
 
     title: str
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     left: frozenset[str] = field(default_factory=frozenset)
+    keys: int = 0
 
     def split(self, head: str) -> list[Grid]:
         """A grid per value of a column, which goes into the title: narrower, for terminals."""
@@ -43,27 +47,68 @@ class Grid:
             value = row[at] if row else value
             parts.setdefault(value, []).append(row[:at] + row[at + 1 :])
         heads = self.heads[:at] + self.heads[at + 1 :]
+        keys = self.keys - (at < self.keys)
         return [
-            Grid(f"{self.title}: {value}", heads, rows[:-1] if not rows[-1] else rows, self.left)
+            Grid(
+                f"{self.title}: {value}",
+                heads,
+                rows[:-1] if not rows[-1] else rows,
+                self.left,
+                keys,
+            )
             for value, rows in parts.items()
         ]
 
     def rich(self) -> Table:
-        """For a console. Where it is too narrow texts and heads are broken, numbers never."""
+        """For a console. Where it is too narrow texts and heads are broken, numbers never: what
+        does not fit beside the others then comes in a further table, with the keys again."""
         table = _Narrowing(
-            title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0
+            title=escape(self.title),
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            padding=0,
         )
+        table.source = self
         for i, head in enumerate(self.heads):
             justify: Literal["left", "right"] = "left" if head in self.left else "right"
-            cells = [] if head in self.left else [row[i] for row in self.rows if row]
-            least = max(map(cell_len, [*cells, *head.split()]), default=1)
-            table.add_column(head, justify=justify, min_width=least, overflow="fold")
+            least = self._least(i)
+            table.add_column(Text(head), justify=justify, min_width=least, overflow="fold")
         for row in self.rows:
             if row:
-                table.add_row(*row)
+                table.add_row(*map(Text, row))  # a text may have brackets, which are no markup
             else:
                 table.add_section()
         return table
+
+    def narrowed(self, width: int) -> list[Grid]:
+        """By columns: tables that fit into ``width`` without breaking numbers, as far as may be."""
+        texts = next((i for i, h in enumerate(self.heads) if h not in self.left), len(self.heads))
+        keys = min(self.keys or texts or 1, len(self.heads) - 1)
+        parts: list[list[int]] = []
+        for i in range(keys, len(self.heads)):
+            grown = [*(parts[-1] if parts else range(keys)), i]
+            if parts and sum(map(self._least, grown)) + len(grown) + 1 > width:
+                parts.append([*range(keys), i])
+            else:
+                parts[-1:] = [grown]
+        return [
+            Grid(
+                "" if n else self.title,
+                tuple(self.heads[i] for i in part),
+                [tuple(row[i] for i in part) if row else BREAK for row in self.rows],
+                self.left,
+                keys,
+            )
+            for n, part in enumerate(parts)
+        ]
+
+    def _least(self, column: int) -> int:
+        """The width that a column needs: its numbers whole, of texts the head's longest word."""
+        head = self.heads[column]
+        rows = () if head in self.left else (row[column] for row in self.rows if row)
+        lines = [line for cell in rows for line in cell.split("\n")]
+        return max(map(cell_len, [*lines, *head.split()]), default=1)
 
     def markdown(self) -> str:
         """For a document; without the title."""
@@ -76,11 +121,19 @@ class Grid:
 
 class _Narrowing(Table):
     """Where it is wider than the console, numbers get their least width, and texts what is left. If
-    that is not enough for whole words either, everything is folded: nothing is cut off."""
+    that is not enough for whole words either, it is shown in parts; what is too wide for a part is
+    folded: nothing is cut off."""
+
+    source: Grid
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         natural = self.__rich_measure__(console, options.update(width=_WIDEST)).maximum
-        least = sum(c.min_width or 0 for c in self.columns) + len(self.columns)
+        least = sum(c.min_width or 0 for c in self.columns) + len(self.columns) + 1
+        if natural > options.max_width < least:
+            parts = self.source.narrowed(options.max_width)
+            if len(parts) > 1:
+                yield from (part.rich() for part in parts)
+                return
         for column in self.columns if natural > options.max_width else ():
             if least > options.max_width:
                 column.min_width = None

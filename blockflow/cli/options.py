@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -61,6 +62,26 @@ def was_given(context: typer.Context, name: str) -> bool:
     """Whether a parameter stands in the command line; a default or the environment is no such."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def typed_command(context: typer.Context, *flags: str) -> str:
+    """The command line of a command of ``blockflow``, as a shell takes it: what was given, and no
+    defaults; ``flags`` are parameters that are set in any case."""
+    arguments: list[str] = []
+    options: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in flags and not was_given(context, name):
+            continue
+        value = name in flags or context.params[name]
+        values = value if isinstance(value, list | tuple) else [value]
+        if parameter.param_type_name == "argument":
+            arguments += map(str, values)
+        elif isinstance(value, bool):
+            options += parameter.opts[:1] if value else parameter.secondary_opts[:1]
+        else:
+            options += [word for v in values for word in (parameter.opts[0], str(v))]
+    return shlex.join(["blockflow", context.info_name or "", *arguments, *options])
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain as joined
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from rich.markup import escape
 
 from blockflow.bench.interrupts import interruptible
 from blockflow.cli.exits import ExitCode
-from blockflow.cli.options import Json, close_json, print_json
+from blockflow.cli.options import Json, close_json, print_json, typed_command
 from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core.errors import RequestError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def profile(
+    context: typer.Context,
     blocks: Annotated[
         list[str] | None, typer.Argument(help="Blocks of the repository; none means all.")
     ] = None,
@@ -97,7 +99,8 @@ def profile(
         from blockflow.bench.profiling.report import figures
         from blockflow.bench.results import ResultFile
 
-        command = f"blockflow profile {' '.join(m.name for m in found)}"
+        # Without --again a repetition would show what this run has stored.
+        command = typed_command(context, "again")
         with writing(results):
             ResultFile(results, "profile", command).write(f for m in found for f in figures(m))
     if plot is not None:
@@ -241,14 +244,14 @@ def _print(console: Console, measured: Measured, wish: Wish) -> None:
         reused = f", {outcome.reused} cells from before" if outcome.reused else ""
         title = f"{measured.name}: {outcome.candidate.label}{reused}"
         console.print(profile_table(title, points, wish.effort))
-        notes = [legend(points, wish.effort)]
+        of = [[part[c] for c in measured.cells if c in part] for part in outcome.parts]
+        notes = [legend([*points, *joined.from_iterable(of)], wish.effort)]
         for threads in dict.fromkeys(p.threads for p in points):
             notes.append(fit_line(points, threads))
         for note in filter(None, notes):
             console.print(escape(note))
-        for info, part in zip(measured.infos, outcome.parts, strict=False):
-            of = [part[c] for c in measured.cells if c in part]
-            console.print(profile_table(f"of it {info.name}", of, wish.effort))
+        for info, part in zip(measured.infos, of, strict=False):
+            console.print(profile_table(f"of it {info.name}", part, wish.effort))
     if measured.judged:
         console.print(choice_table(measured.judged, wish.tolerance))
     for line in unmeasured_lines(measured.outcomes):

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from blockflow.batching.shares import TaskShare
+from blockflow.bench.numerals import plain
 from blockflow.bench.results import ResultFile, fingerprint
 from blockflow.bench.simulation.comparison import Entry, compare, figures
 from blockflow.bench.simulation.example import NOTICE, example_profiles
@@ -20,7 +21,7 @@ from blockflow.bench.simulation.experiment import Cell, Experiment
 from blockflow.bench.simulation.farm import run_all
 from blockflow.bench.simulation.outcome import Outcome
 from blockflow.bench.simulation.plan import Order, plan_experiment
-from blockflow.bench.simulation.report import batch_table, legend, plot, tables, task_table
+from blockflow.bench.simulation.report import batch_tables, legend, plot, tables, task_tables
 from blockflow.bench.simulation.sources import (
     Costs,
     TaskChoice,
@@ -33,10 +34,12 @@ from blockflow.bench.simulation.sources import (
 )
 from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.text import nonsense
-from blockflow.cli.options import Json, print_json, was_given
+from blockflow.bench.simulation.watch import InvariantBroken
+from blockflow.cli.options import Json, print_json, typed_command, was_given
 from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core import limits
 from blockflow.core.dims import Dim
+from blockflow.core.errors import make_error
 from blockflow.launch.cgroup import available_cores
 
 _TOPOLOGY_SAYS = (
@@ -175,12 +178,23 @@ def simulate(
         check=check,
     )
     experiment, capacity = plan_experiment(system, order)
-    outcomes = _run(experiment, processes or len(os.sched_getaffinity(0)))
+    try:
+        outcomes = _run(experiment, processes or len(os.sched_getaffinity(0)))
+    except InvariantBroken as exc:
+        where = "; ".join(getattr(exc, "__notes__", ()))
+        raise make_error(
+            "INTERNAL",
+            f"a rule that must always hold does not: {exc}",
+            where=where,
+            hint="a policy of your own has done what none may (docs/batching.md); if it is one of "
+            "blockflow's, please report it",
+        ) from exc
     entries = compare(experiment, outcomes, capacity)
     about = _about(experiment, capacity, NOTICE if example else "")
     if results is not None:
         with writing(results):
-            ResultFile(results, "simulate").write(figures(entries))
+            command = typed_command(context)
+            ResultFile(results, "simulate", command).write(figures(entries))
     if plot_ is not None:
         with writing(plot_):
             plot(entries, about, plot_)
@@ -188,15 +202,15 @@ def simulate(
         print_json(_document(experiment, capacity, entries, outcomes, example))
         return
     console = Console(highlight=False)
-    console.print(about)
-    for line in legend(entries):
-        console.print(line)
-    for table in tables(entries, bound_ms):
-        console.print(table)
+    for line in (about, *legend(entries)):
+        console.print(line, markup=False)
+    grids = tables(entries, bound_ms)
     if len(system.tasks) > 1:
-        console.print(task_table(entries))
+        grids += task_tables(entries)
     if batches:
-        console.print(batch_table(entries))
+        grids += batch_tables(entries)
+    for grid in grids:
+        console.print(grid.rich())
 
 
 def _system(
@@ -259,7 +273,7 @@ def _about(experiment: Experiment, capacity: float, notice: str) -> str:
     seeds = len(experiment.seeds)
     return (
         f"{experiment.arrivals}, {seeds} seed{'s' if seeds > 1 else ''} of "
-        f"{experiment.duration_s:g} s; capacity without batching {capacity:.4g}/s"
+        f"{plain(experiment.duration_s)} s; capacity without batching {plain(capacity)}/s"
         + (f"; {notice}" if notice else "")
     )
 

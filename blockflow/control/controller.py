@@ -2,8 +2,9 @@
 
 One thread owns the ROUTER; everything else reaches it through a mailbox, and what it hears goes to
 ``deliver``. It also sends to itself, the way that all messages take: what does not come back is
-kept by ZeroMQ's own thread, whose core may have been taken away while everybody else runs. A frame that is no message, or whose sender is not who it says, is counted and dropped:
-nothing that arrives can end this thread.
+kept by ZeroMQ's own thread, whose core may have been taken away while everybody else runs. A frame
+that is no message, or whose sender is not who it says, is counted and dropped: nothing that arrives
+can end this thread.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -261,6 +262,15 @@ def test_the_command_prints_stores_and_draws(
     lines = ResultFile(results, "profile").read()
     assert [x["batch"] for x in lines] == [1, 2, 4]
     assert all(x["benchmark"] == "profile" and x["labels"]["threads"] == 1 for x in lines)
+    wanted = ["blockflow", "profile", "back", "--repository", str(repository.root), "--threads"]
+    assert shlex.split(lines[0]["command"])[: len(wanted)] == wanted
+    assert " --again " in lines[0]["command"], "what is stored now would not be measured"
+    (again,) = {x["command"] for x in lines}
+    assert main(shlex.split(again)[1:]) == 0
+    repeated = ResultFile(results, "profile").read()
+    assert [x["batch"] for x in repeated] == [1, 2, 4]
+    assert {x["command"] for x in repeated} == {again}
+    assert "cells from before" not in capsys.readouterr().out
     assert main(["profile", "back", "-r", str(repository.root), "--show", "--json"]) == 0
     (shown,) = json.loads(capsys.readouterr().out)["blocks"]
     assert shown["profiles"][0]["fresh"] is True

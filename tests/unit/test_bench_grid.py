@@ -7,7 +7,15 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from blockflow.bench.grid import BREAK, Grid, bounds, digits, size_text, with_bounds
+from blockflow.bench.grid import (
+    BREAK,
+    Grid,
+    bounds,
+    digits,
+    size_text,
+    with_bounds,
+)
+from blockflow.bench.numerals import plain, significant
 from blockflow.bench.results import Figure, figure_table, latency_figure
 
 HEADS = ("scenario", "deployment", "MiB, modular", "95%", "memory")
@@ -50,6 +58,53 @@ def test_where_nothing_fits_nothing_is_lost() -> None:
     assert "…" not in told
     for row in (HEADS, *ROWS):
         assert sum(map(told.count, "".join(row))) >= len("".join(row).replace(" ", ""))
+
+
+@pytest.mark.parametrize("width", range(24, 46, 3))
+def test_numbers_that_do_not_fit_side_by_side_come_in_a_further_table(width: int) -> None:
+    lines = shown(GRID.rich(), width)
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    for row in (ROWS[0], ROWS[2]):
+        assert all(part in words for part in (*row[2].split(), *row[3].split()))
+        assert words.count(row[0]) > 1, "each table says what its rows are about"
+    assert words.count("saved") == 1
+
+
+def test_keys_lead_every_part_and_each_other_column_comes_once() -> None:
+    heads = ("thr", "rows", "ms", "p90")
+    grid = Grid("t", heads, [("1", "32", "0.02310", "0.02400"), BREAK], keys=2)
+    assert [part.heads for part in grid.narrowed(18)] == [heads[:3], ("thr", "rows", "p90")]
+    assert [part.title for part in grid.narrowed(18)] == ["t", ""]
+    assert [part.heads for part in grid.narrowed(1)] == [heads[:3], ("thr", "rows", "p90")]
+    assert [part.heads for part in grid.narrowed(80)] == [heads]
+    assert [part.keys for part in grid.split("thr")] == [1]
+    assert len(Grid("t", ("a",), [("1",)]).narrowed(1)) == 1
+
+
+def test_lines_of_a_cell_stand_below_each_other() -> None:
+    cell = "0.0231\n0.0229-0.0234"
+    grid = Grid("", ("policy", "mean ms", "p50"), [("none", cell, "12345")], frozenset({"policy"}))
+    text = "\n".join(shown(grid.rich(), 32))
+    assert all(part in text for part in (*cell.split(), "12345"))
+    assert "none" in text and len(shown(grid.rich(), 32)) == len(shown(grid.rich(), 80))
+
+
+def test_brackets_are_no_markup() -> None:
+    grid = Grid("t[a]", ("h[b]", "n"), [("x[red]y", "1")], frozenset({"h[b]"}))
+    text = "\n".join(shown(grid.rich(), 80))
+    assert all(part in text for part in ("t[a]", "h[b]", "x[red]y"))
+
+
+def test_numbers_have_no_exponent() -> None:
+    values = (0.0, 13698.7, 0.0231, 9999.6, 1e-5, -12.345, 53.2)
+    assert [significant(v) for v in values] == [
+        *("0", "13699", "0.02310", "10000", "0.00001000", "-12.35", "53.20"),
+    ]
+    assert significant(99.96, 3) == "100"
+    assert [plain(v) for v in (30.0, 42.4, 13698.7, 1e6, 0.5)] == [
+        *("30", "42.4", "13699", "1000000", "0.5"),
+    ]
 
 
 def test_figures_have_no_empty_columns_and_whole_names() -> None:

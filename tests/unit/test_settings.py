@@ -60,7 +60,9 @@ def test_where_instances_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKFLOW_RUN_ROOT", "/x")
     assert ControlSettings(Path("/s"), Path("/s")).run_root == Path("/x")
     monkeypatch.setenv("BLOCKFLOW_RUN_ROOT", "")
-    assert ControlSettings(Path("/s"), Path("/s")).run_root == Path(f"/dev/shm/blockflow-{os.geteuid()}")
+    assert ControlSettings(Path("/s"), Path("/s")).run_root == Path(
+        f"/dev/shm/blockflow-{os.geteuid()}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -208,13 +208,13 @@ def test_what_a_policy_raises_names_it(call: str) -> None:
     assert isinstance(batch, Batch)
     s.arrive(ticket(2, deadline=5), 0)
     setattr(s._policies[0], call, fails)
+    does: dict[str, Callable[[], object]] = {
+        "arrive": lambda: s.arrive(ticket(3), 0),
+        "drop": lambda: s.expire(9),
+        "done": lambda: s.done(batch, 1),
+    }
     with pytest.raises(PolicyDefect, match="policy 'none' raised ValueError: own"):
-        if call == "arrive":
-            s.arrive(ticket(3), 0)
-        elif call == "drop":
-            s.expire(9)
-        else:
-            s.done(batch, 1)
+        does[call]()
 
 
 def facts(*threads: int) -> StageFacts:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import sqrt
 
 from blockflow.bench.mlperf.counts import most_by_chance
-from blockflow.bench.mlperf.numerals import given
 from blockflow.bench.mlperf.settings import Mode, RunSettings, Scenario, required_queries
+from blockflow.bench.numerals import given
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blockflow.bench.mlperf.numerals import given
 from blockflow.bench.mlperf.settings import Mode, Scenario
+from blockflow.bench.numerals import given
 
 
 def bound_text(percentile: float, bound_ms: float) -> str:

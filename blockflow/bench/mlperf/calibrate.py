@@ -14,10 +14,10 @@ from itertools import cycle
 from typing import Any
 
 from blockflow.bench.mlperf.library import Library
-from blockflow.bench.mlperf.numerals import beside, given
 from blockflow.bench.mlperf.settings import RunSettings, Scenario, Target
 from blockflow.bench.mlperf.sut import Array, Sender, Sut, TaskData
 from blockflow.bench.mlperf.tally import GONE, Tally
+from blockflow.bench.numerals import beside, given
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 
 WARM_UP = 8

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from blockflow.bench.canvas import new_page, save_page
-from blockflow.bench.mlperf.numerals import given
 from blockflow.bench.mlperf.result import ScenarioResult
+from blockflow.bench.numerals import given
 
 PARTS = ("transit", "wait", "overhead", "compute")
 """Of a request's time at a block."""

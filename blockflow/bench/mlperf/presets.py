@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
-from blockflow.bench.mlperf.numerals import given
+from blockflow.bench.numerals import given
 from blockflow.core.errors import RequestError
 
 

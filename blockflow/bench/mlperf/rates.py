@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blockflow.bench.mlperf.job import Job
-from blockflow.bench.mlperf.numerals import plain
 from blockflow.bench.mlperf.result import RunResult, ScenarioResult, as_error, broken_off
 from blockflow.bench.mlperf.search import STEP, RateSearch
 from blockflow.bench.mlperf.settings import RunSettings, Scenario, make_settings
+from blockflow.bench.numerals import plain
 
 PROBE_S = 20.0
 """Length of a probe: a run of a search that would take hours with runs as long as was asked for."""

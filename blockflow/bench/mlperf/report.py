@@ -12,10 +12,10 @@ from blockflow.bench.calibration import Steadiness
 from blockflow.bench.mlperf.asked import asked_text
 from blockflow.bench.mlperf.document import digests
 from blockflow.bench.mlperf.job import ACCURACY_LOG, disk, write_json
-from blockflow.bench.mlperf.numerals import given, plain
 from blockflow.bench.mlperf.pictures import PARTS, draw
 from blockflow.bench.mlperf.result import ScenarioResult
 from blockflow.bench.mlperf.settings import Mode
+from blockflow.bench.numerals import given, plain
 
 SUMMARY, MARKDOWN, HTML = "summary.json", "report.md", "report.html"
 

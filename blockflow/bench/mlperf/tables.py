@@ -16,8 +16,8 @@ from blockflow.bench.mlperf.figures import (
     VALIDATION,
     run_of,
 )
-from blockflow.bench.mlperf.numerals import beside, given
 from blockflow.bench.mlperf.pictures import PARTS
+from blockflow.bench.numerals import beside, given
 from blockflow.bench.results import Figure
 
 

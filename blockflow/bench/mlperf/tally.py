@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.bench.mlperf.allowance import Allowance
-from blockflow.bench.mlperf.numerals import plain
+from blockflow.bench.numerals import plain
 from blockflow.client.collector import BlockMeans
 from blockflow.client.result import BlockTiming
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from blockflow.bench.mlperf.accuracy import decode
-from blockflow.bench.mlperf.numerals import beside, given, plain
+from blockflow.bench.numerals import beside, given, plain
 from blockflow.bench.statistics import Interval, percentile
 
 TOLERANCE = 0.10

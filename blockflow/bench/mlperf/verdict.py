@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Any
 
 from blockflow.bench.mlperf.detail_log import DetailLog
-from blockflow.bench.mlperf.numerals import beside, given
 from blockflow.bench.mlperf.settings import (
     Mode,
     RunSettings,
@@ -17,6 +16,7 @@ from blockflow.bench.mlperf.settings import (
     needed_queries,
 )
 from blockflow.bench.mlperf.tally import Counts
+from blockflow.bench.numerals import beside, given
 from blockflow.bench.statistics import percentile
 
 _SAME = 1e-9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
@@ -54,6 +54,14 @@ class Effort:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def of(cls, made: Mapping[str, Any]) -> Effort | None:
+        """Of the settings that lie with a profile; None where they are no such."""
+        try:
+            return cls(**{f.name: made[f.name] for f in fields(cls)})
+        except (KeyError, TypeError, ValueError):
+            return None
 
     def covered_by(self, made: Mapping[str, Any]) -> bool:
         """Whether points measured with the settings ``made`` are good enough for these."""

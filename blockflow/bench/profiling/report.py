@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from blockflow.bench.canvas import new_page, save_page
+from blockflow.bench.grid import BREAK, Grid, digits
+from blockflow.bench.numerals import plain, significant
 from blockflow.bench.profiling.choice import Judged
 from blockflow.bench.profiling.plan import Effort
 from blockflow.bench.profiling.run import Measured
@@ -25,37 +26,51 @@ def profile_table(title: str, points: Sequence[Point], effort: Effort | None = N
     """One row per cell. With an ``effort``, cells that stayed less sure than it asked are marked:
     their time or their number of runs was over."""
     lengths = any(p.length is not None for p in points)
-    table = Table(title=escape(title), title_justify="left")
-    heads = ["thr", *(["length"] if lengths else []), "rows", "ms", "±", "ms/row", "p90"]
-    for head in (*heads, "spread", "runs", "out"):
-        table.add_column(head, justify="right", no_wrap=True)
+    keys = ["thr", *(["length"] if lengths else []), "rows"]
+    heads = (*keys, "ms", "±", "ms/row", "p90", "spread", "runs", "out")
+    rows: list[tuple[str, ...]] = []
     for i, p in enumerate(points):
+        if i and points[i - 1].threads != p.threads:
+            rows.append(BREAK)
         unsure = effort is not None and p.interval > effort.confidence
-        table.add_row(
-            str(p.threads),
-            *([str(p.length)] if lengths else []),
-            str(p.rows),
-            f"{p.p50_ms:.4g}",
-            f"{p.interval:.1%}" + ("!" if unsure else ""),
-            f"{p.row_ms:.4g}",
-            f"{p.p90_ms:.4g}",
-            f"{p.spread:.1%}",
-            str(p.runs),
-            str(p.outliers or ""),
-            end_section=i + 1 < len(points) and points[i + 1].threads != p.threads,
+        rows.append(
+            (
+                str(p.threads),
+                *([str(p.length)] if lengths else []),
+                str(p.rows),
+                significant(p.p50_ms),
+                f"{digits(100 * p.interval)}%" + ("!" if unsure else ""),
+                significant(p.row_ms),
+                significant(p.p90_ms),
+                f"{p.spread:.1%}",
+                str(p.runs),
+                str(p.outliers or ""),
+            )
         )
-    return table
+    return Grid(title, heads, rows, keys=len(keys)).rich()
 
 
 def legend(points: Iterable[Point], effort: Effort) -> str:
-    """What the marks mean, where there are any."""
-    unsure = sum(p.interval > effort.confidence for p in points)
+    """What the marks mean, where there are any, and what helps: more time only those cells that
+    had not made all the runs that a cell makes at most."""
+    unsure = [p for p in points if p.interval > effort.confidence]
     if not unsure:
         return ""
-    return (
-        f"! {unsure} cell{'s' if unsure > 1 else ''} less sure than ±{effort.confidence:.1%} after "
-        f"{effort.seconds:g} s or {effort.max_runs} runs: --seconds gives more time"
-    )
+    spent = sum(p.runs >= effort.max_runs for p in unsure)
+    slow = len(unsure) - spent
+    whys = []
+    if slow:
+        whys.append(f"{_cells(slow)} after {effort.seconds:g} s: --seconds gives more time")
+    if spent:
+        whys.append(
+            f"{_cells(spent)} after {effort.max_runs} runs, the most there are: more time does not "
+            "help, other work on the machine may be why"
+        )
+    return f"! less sure than ±{100 * effort.confidence:.4g}%: {'; '.join(whys)}"
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s' if count > 1 else ''}"
 
 
 def fit_line(points: Sequence[Point], threads: int) -> str:
@@ -68,7 +83,7 @@ def fit_line(points: Sequence[Point], threads: int) -> str:
     fit = fit_curve([p.rows for p in here], [p.p50_ms for p in here])
     quality = "bad fit, " if fit.max_error > GOOD_FIT else ""
     at = (here[0].rows, here[-1].rows)
-    text = ", ".join(f"{fit.per_sample(b):.4g} ms/row at {b}" for b in at)
+    text = ", ".join(f"{significant(fit.per_sample(b))} ms/row at {b}" for b in at)
     where = "" if longest is None else f", length {longest}"
     return (
         f"fit for {threads} thread{'s' if threads > 1 else ''}{where}: {text} "
@@ -78,23 +93,24 @@ def fit_line(points: Sequence[Point], threads: int) -> str:
 
 def choice_table(judged: Sequence[Judged], tolerance: float) -> Table:
     """One row per measured candidate."""
-    table = Table(title=f"engines, tolerance {tolerance:g}", title_justify="left")
-    table.add_column("engine", overflow="fold")
-    for head in ("ms/row", "time", "error"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
-    for j in judged:
-        if j.outcome.reason:
-            continue
+    able = [j for j in judged if not j.outcome.reason]
+    rows = []
+    for j in able:
         error = j.outcome.error
-        table.add_row(
-            escape(j.outcome.candidate.label),
-            "" if j.row_ms is None else f"{j.row_ms:.4g}",
-            "" if j.ratio is None else f"{j.ratio:.2f}x",
-            "" if error is None else f"{error:.2g}",
-            escape(j.verdict),
-            style="bold" if j.chosen else None,
+        rows.append(
+            (
+                j.outcome.candidate.label,
+                "" if j.row_ms is None else significant(j.row_ms),
+                "" if j.ratio is None else f"{digits(j.ratio)}x",
+                "" if error is None else f"{error:.2g}",
+                j.verdict,
+            )
         )
+    title = f"engines, tolerance {plain(tolerance)}"
+    heads = ("engine", "ms/row", "time", "error", "verdict")
+    table = Grid(title, heads, rows, frozenset({"engine", "verdict"})).rich()
+    for j, row in zip(able, table.rows, strict=True):
+        row.style = "bold" if j.chosen else None
     return table
 
 

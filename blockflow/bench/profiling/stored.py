@@ -9,9 +9,11 @@ from typing import Any
 
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Table
 
-from blockflow.bench.profiling.report import profile_table
+from blockflow.bench.grid import Grid
+from blockflow.bench.numerals import significant
+from blockflow.bench.profiling.plan import Effort
+from blockflow.bench.profiling.report import legend, profile_table
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.measuring import Subject
@@ -69,26 +71,30 @@ def stored(repository: BlockRepository, block: str) -> Shelf:
 def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
     """For a person: all records with their state, the table of what ``auto`` runs, the choice."""
     if shelf.records:
-        table = Table(title=f"profiles of {escape(shelf.block)}", title_justify="left")
-        for head in ("of", "engine", "threads", "rows", "measured", "state"):
-            table.add_column(head, overflow="fold")
+        rows = []
         for record, reasons in shelf.records:
             key, measured = record.key, record.profile
             threads = measured.threads_measured()
-            table.add_row(
-                escape(key.name),
-                escape(f"{key.engine} {key.precision}{_options(key.options)}"),
-                _list(threads),
-                _list(measured.rows_measured(threads[0]) if threads else ()),
-                record.when[:16].replace("T", " "),
-                escape(f"stale: {'; '.join(reasons)}") if reasons else "holds",
+            rows.append(
+                (
+                    key.name,
+                    f"{key.engine} {key.precision}{_options(key.options)}",
+                    _list(threads),
+                    _list(measured.rows_measured(threads[0]) if threads else ()),
+                    record.when[:16].replace("T", " "),
+                    f"stale: {'; '.join(reasons)}" if reasons else "holds",
+                )
             )
-        yield table
+        heads = ("of", "engine", "threads", "rows", "measured", "state")
+        yield Grid(f"profiles of {shelf.block}", heads, rows, frozenset(heads)).rich()
     for record, reasons in shelf.records:
         key = record.key
         if not reasons and (len(key.blocks) > 1 or (key.engine, key.precision) == shelf.auto):
             title = f"{key.name}: {key.engine} {key.precision}{_options(key.options)}"
-            yield profile_table(title, record.profile.points)
+            effort = Effort.of(record.settings)
+            yield profile_table(title, record.profile.points, effort)
+            if effort is not None and (note := legend(record.profile.points, effort)):
+                yield escape(note)
     for error in shelf.unreadable:
         yield escape(f"{error.where}: {error.message}")
     for kind, engines in shelf.refused.items():
@@ -103,7 +109,7 @@ def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
     elif choice is not None:
         yield escape(
             f"{shelf.block}: auto is {choice['engine']} {choice['precision']} here, "
-            f"{choice['ms']:.4g} ms/row against {choice['reference_ms']:.4g}, "
+            f"{significant(choice['ms'])} ms/row against {significant(choice['reference_ms'])}, "
             f"error {choice['error']:.2g}"
         )
 
@@ -113,7 +119,7 @@ def _options(options: Mapping[str, Any]) -> str:
 
 
 def _list(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))
+    return ", ".join(map(str, numbers))  # a narrow column is to break between them
 
 
 def problem(shelves: Sequence[Shelf]) -> BlockFlowError | None:

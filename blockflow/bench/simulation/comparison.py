@@ -71,6 +71,11 @@ class Entry:
         """Any figure of an outcome."""
         return median_interval([value(o) for o in self.outcomes])
 
+    def share(self, value: Callable[[Outcome], float]) -> Interval | None:
+        """A share of the queries that came; None when none came."""
+        values = [value(o) for o in self.outcomes if o.offered]
+        return median_interval(values) if values else None
+
     @property
     def batches(self) -> dict[str, dict[int, int]]:
         """block -> rows -> batches, of all seeds together."""
@@ -89,6 +94,9 @@ class Entry:
         out["versus_first"] = None if self.versus is None else _plain(self.versus)
         for name, value in SHARES.items():
             out[name] = _plain(self.of(value))
+        for name, value in OF_OFFERED.items():
+            part = self.share(value)
+            out[name] = None if part is None else _plain(part)
         out["batches"] = self.batches
         out["busy"] = {
             name: self.of(lambda o, name=name: o.busy[name]).value  # type: ignore[misc]
@@ -115,13 +123,17 @@ SHARES: Mapping[str, Callable[[Outcome], float]] = {
     "throughput": lambda o: o.throughput,
     "rows_per_s": lambda o: o.rows_per_s,
     "rows_per_batch": lambda o: o.rows_per_batch,
-    "over_bound": lambda o: o.over,
-    "expired": lambda o: o.expired / o.offered if o.offered else 0.0,
-    "rejected": lambda o: o.rejected / o.offered if o.offered else 0.0,
     "busiest": lambda o: max(o.busy.values()),
     "fairness": lambda o: o.fairness,
 }
 """Figures of an outcome that every entry has, by their name in the JSON form."""
+
+OF_OFFERED: Mapping[str, Callable[[Outcome], float]] = {
+    "over_bound": lambda o: o.over,
+    "expired": lambda o: o.expired / o.offered,
+    "rejected": lambda o: o.rejected / o.offered,
+}
+"""Further ones, which say nothing where no query came."""
 
 _UNITS = {"throughput": "1/s", "rows_per_s": "1/s"}
 
@@ -183,8 +195,13 @@ def figures(entries: Sequence[Entry]) -> list[Figure]:
             interval_figure(name, entry.policy, None, entry.of(value), _UNITS.get(name, ""), labels)
             for name, value in SHARES.items()
         ]
+        out += [
+            interval_figure(name, entry.policy, None, part, "", labels)
+            for name, value in OF_OFFERED.items()
+            if (part := entry.share(value)) is not None
+        ]
     return out
 
 
 def _plain(found: Interval) -> dict[str, float]:
-    return {"value": found.value, "low": found.low, "high": found.high}
+    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n}

@@ -18,6 +18,7 @@ from blockflow.bench.simulation.watch import InvariantBroken, Watches
 from blockflow.bench.simulation.workload import Workload
 from blockflow.core.dims import Dim
 from blockflow.core.profile import StageProfile
+from blockflow.worker.scheduler import PolicyDefect
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +141,13 @@ class Runner:
         simulator = Simulator(system, workload, watch=watch, noisy=e.noisy)
         try:
             simulator.run()
-        except InvariantBroken as exc:
-            exc.add_note(f"policy {dict(e.policies[cell.policy])}, rate {rate}, seed {cell.seed}")
-            raise
+        except (InvariantBroken, PolicyDefect) as exc:
+            broken = exc
+            if isinstance(exc, PolicyDefect):
+                broken = InvariantBroken(exc.rule, simulator.now, str(exc))
+            note = f"policy {dict(e.policies[cell.policy])}, rate {rate}, seed {cell.seed}"
+            broken.add_note(note)
+            raise broken from exc.__cause__
         return outcome(simulator, e.warmup_s, e.duration_s, e.bound_ms)
 
 

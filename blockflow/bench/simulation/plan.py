@@ -88,9 +88,7 @@ def plan_experiment(system: SystemModel, order: Order) -> tuple[Experiment, floa
     duration = order.duration_s
     if duration is None:
         duration = _length_of(kind) if isinstance(kind, Recorded) else 60.0
-    warmup = duration / 10 if order.warmup_s is None else order.warmup_s
-    if not 0.0 <= warmup < duration:
-        raise nonsense(f"a warm-up of {warmup:g} s in {duration:g} s", "--warmup")
+    warmup = _warmup(kind, duration, order.warmup_s)
     queries = sum(kind.work(r or able, duration) for r in rates) * order.seeds * len(specs)
     if queries > MAX_QUERIES:
         raise nonsense(
@@ -218,6 +216,22 @@ def _leaves_lengths(entries: Sequence[Entry], system: SystemModel) -> bool:
     if len(fixed) == len(system.tasks):
         return False
     return any(length is None and task not in fixed for _, task, _, length in entries)
+
+
+def _warmup(kind: Arrivals, duration: float, asked: float | None) -> float:
+    """Seconds whose queries do not count; unless asked for, not at the price of a trace's all."""
+    warmup = duration / 10 if asked is None else asked
+    if not 0.0 <= warmup < duration:
+        raise nonsense(f"a warm-up of {warmup:g} s in {duration:g} s", "--warmup")
+    if not isinstance(kind, Recorded):
+        return warmup
+    times = [at / 1e9 for at, *_ in kind.entries if at / 1e9 < duration]
+    if not times:
+        raise nonsense(f"no query of the trace comes within {duration:g} s", "--duration")
+    if times[-1] < warmup and asked is not None:
+        what = f"all queries of the trace come within a warm-up of {warmup:g} s"
+        raise nonsense(what, "--warmup", "--warmup 0 counts all of them")
+    return warmup if times[-1] >= warmup else 0.0
 
 
 def _length_of(trace: Recorded) -> float:

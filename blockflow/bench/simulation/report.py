@@ -6,89 +6,101 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from blockflow.bench.canvas import new_page, save_page
+from blockflow.bench.grid import Grid, digits
+from blockflow.bench.numerals import plain, significant
 from blockflow.bench.simulation.comparison import Entry
-from blockflow.bench.statistics import Interval
+from blockflow.bench.statistics import MIN_PAIRS, Interval
 
 _SHOWN = 8
 """Batch sizes per line, the most common ones."""
 
 
 def legend(entries: Sequence[Entry]) -> list[str]:
-    """The policies in full, by the number that the tables name them by."""
+    """The policies in full, by the number that the tables name them by; and why some figures have
+    no interval."""
     names = {e.number: e.policy for e in entries}
-    return [f"{number}. {name}".replace("[", r"\[") for number, name in names.items()]
-
-
-def tables(entries: Sequence[Entry], bound_ms: float) -> list[Table]:
-    """One table per rate, one line per policy."""
-    return [
-        _table([e for e in entries if e.rate == rate], bound_ms)
-        for rate in dict.fromkeys(e.rate for e in entries)
-    ]
-
-
-def _table(entries: Sequence[Entry], bound_ms: float) -> Table:
-    title = _load(entries[0])
-    out = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    out.add_column("policy", no_wrap=True)
-    for head in ("mean ms", "p50", "p99", "to first", "served\n1/s", "rows/\nbatch"):
-        out.add_column(head, justify="right", no_wrap=True)
-    out.add_column(f"over\n{bound_ms:g} ms", justify="right", no_wrap=True)
-    out.add_column("lost", justify="right", no_wrap=True)
-    for entry in entries:
-        lost = entry.of(lambda o: (o.expired + o.rejected) / o.offered if o.offered else 0.0)
-        out.add_row(
-            _short(entry),
-            _with_bounds(entry.latency("mean")),
-            _number(entry.latency("p50")),
-            _number(entry.latency("p99")),
-            _with_bounds(entry.versus),
-            _number(entry.of(lambda o: o.throughput)),
-            _number(entry.of(lambda o: o.rows_per_batch)),
-            _percent(entry.of(lambda o: o.over)),
-            _percent(lost),
+    lines = [f"{number}. {name}" for number, name in names.items()]
+    shown = [found for e in entries for found in (e.latency("mean"), e.versus) if found is not None]
+    if any(found.n < MIN_PAIRS for found in shown):
+        lines.append(
+            f"too few seeds for a 95% interval: it takes {MIN_PAIRS} with results (--seeds)"
         )
-    return out
+    return lines
 
 
-def task_table(entries: Sequence[Entry]) -> Table:
-    """How each task fares; of interest where there are several."""
-    out = Table(title="by task", title_justify="left", box=SIMPLE_HEAD)
-    for head in ("load", "policy", "task"):
-        out.add_column(head, overflow="fold")
-    for head in ("offered", "served", "mean ms", "p99 ms"):
-        out.add_column(head, justify="right")
-    for entry in entries:
-        for name in entry.outcomes[0].tasks:
-            task = entry.task(name)
-            out.add_row(
-                _load(entry),
+def tables(entries: Sequence[Entry], bound_ms: float) -> list[Grid]:
+    """One table per rate, one line per policy."""
+    heads = (
+        *("policy", "mean ms", "p50", "p99", "to first", "served\n1/s", "rows/\nbatch"),
+        f"over\n{plain(bound_ms)} ms",
+        "lost",
+    )
+    out = []
+    for title, members in _by_rate(entries):
+        rows = [
+            (
                 _short(entry),
-                name,
-                str(task.offered),
-                _percent(task.served),
-                _number(task.mean_ms),
-                _number(task.p99_ms),
+                _with_bounds(entry.latency("mean")),
+                _number(entry.latency("p50")),
+                _number(entry.latency("p99")),
+                _with_bounds(entry.versus),
+                _number(entry.of(lambda o: o.throughput)),
+                _number(entry.of(lambda o: o.rows_per_batch)),
+                _percent(entry.share(lambda o: o.over)),
+                _percent(entry.share(lambda o: (o.expired + o.rejected) / o.offered)),
             )
+            for entry in members
+        ]
+        out.append(Grid(title, heads, rows, frozenset({"policy"})))
     return out
 
 
-def batch_table(entries: Sequence[Entry]) -> Table:
+def task_tables(entries: Sequence[Entry]) -> list[Grid]:
+    """How each task fares, a table per rate; of interest where there are several."""
+    heads = ("policy", "task", "offered", "served", "mean ms", "p99 ms")
+    out = []
+    for title, members in _by_rate(entries):
+        rows = []
+        for entry in members:
+            for name in entry.outcomes[0].tasks:
+                task = entry.task(name)
+                rows.append(
+                    (
+                        _short(entry),
+                        name,
+                        str(task.offered),
+                        _percent(task.served),
+                        _number(task.mean_ms),
+                        _number(task.p99_ms),
+                    )
+                )
+        out.append(Grid(f"by task, {title}", heads, rows, frozenset({"policy", "task"})))
+    return out
+
+
+def batch_tables(entries: Sequence[Entry]) -> list[Grid]:
     """How large the batches were, per block: the share of the batches by their rows."""
-    out = Table(title="batches by rows", title_justify="left", box=SIMPLE_HEAD)
-    for head in ("load", "policy", "block", "rows: share of the batches"):
-        out.add_column(head, overflow="fold")
-    for entry in entries:
-        for block, sizes in entry.batches.items():
-            count = sum(sizes.values())
-            common = sorted(sizes, key=lambda r: -sizes[r])[:_SHOWN]
-            text = "  ".join(f"{r}: {100 * sizes[r] / count:.0f}%" for r in sorted(common))
-            out.add_row(_load(entry), _short(entry), block, text)
+    heads = ("policy", "block", "rows: share of the batches")
+    out = []
+    for title, members in _by_rate(entries):
+        rows = []
+        for entry in members:
+            for block, sizes in entry.batches.items():
+                count = sum(sizes.values())
+                common = sorted(sizes, key=lambda r: -sizes[r])[:_SHOWN]
+                text = "  ".join(f"{r}: {100 * sizes[r] / count:.0f}%" for r in sorted(common))
+                rows.append((_short(entry), block, text))
+        out.append(Grid(f"batches by rows, {title}", heads, rows, frozenset(heads)))
     return out
+
+
+def _by_rate(entries: Sequence[Entry]) -> list[tuple[str, list[Entry]]]:
+    """With what a table of each rate is called."""
+    out: dict[float, list[Entry]] = {}
+    for entry in entries:
+        out.setdefault(entry.rate, []).append(entry)
+    return [(_load(members[0]), members) for members in out.values()]
 
 
 def plot(entries: Sequence[Entry], title: str, path: Path) -> None:
@@ -123,11 +135,15 @@ def _line(ax: Any, points: Sequence[tuple[float, Interval]], label: str) -> None
     xs = [x for x, _ in points]
     (line,) = ax.plot(xs, [p.value for _, p in points], marker="o", markersize=3, label=label)
     lows, highs = [p.low for _, p in points], [p.high for _, p in points]
-    ax.fill_between(xs, lows, highs, alpha=0.2, color=line.get_color())
+    known = [p.n >= MIN_PAIRS for _, p in points]
+    ax.fill_between(xs, lows, highs, where=known, alpha=0.2, color=line.get_color())
 
 
 def _load(entry: Entry) -> str:
-    return f"load {entry.load:.2f}: {entry.rate:.4g}/s" if entry.rate else "its own rate"
+    if not entry.rate:
+        return "its own rate"
+    load = f"{entry.load:.2f}" if entry.load >= 0.1 else digits(entry.load)
+    return f"load {load}: {plain(entry.rate)}/s"
 
 
 def _short(entry: Entry) -> str:
@@ -139,17 +155,13 @@ def _number(found: Interval | None) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three significant digits."""
-    return f"{value:.{max(0, 2 - _exponent(value))}f}"
-
-
-def _exponent(value: float) -> int:
-    return int(f"{value:e}".partition("e")[2]) if value else 0
+    return significant(value, 3)
 
 
 def _with_bounds(found: Interval | None) -> str:
-    if found is None:
-        return "-"
+    """With its interval below it, unless it comes from too few seeds to have one."""
+    if found is None or found.n < MIN_PAIRS:
+        return _number(found)
     return f"{_digits(found.value)}\n{_digits(found.low)}-{_digits(found.high)}"
 
 

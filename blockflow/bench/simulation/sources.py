@@ -13,7 +13,7 @@ from blockflow.batching.registry import policy_problems, ways_through, with_over
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.sliced import slicing_problems
 from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel, WorkerModel
-from blockflow.bench.simulation.text import Options, nonsense
+from blockflow.bench.simulation.text import MAX_NUMBER, Options, nonsense
 from blockflow.core.dims import Dim
 from blockflow.core.engines import select
 from blockflow.core.errors import Problem, TopologyError
@@ -25,6 +25,8 @@ from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
+_SHORTEST_MS = 1e-6
+"""A nanosecond: virtual time counts in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,20 @@ def _read(file: Path) -> list[StageProfile]:
         raise nonsense(f"no profile can be read: {e}", str(file)) from e
     if not found:
         raise nonsense("no profile is in it", str(file))
+    for profile in found:
+        _check_times(profile, str(file))
     return found
+
+
+def _check_times(profile: StageProfile, where: str) -> None:
+    """Virtual time holds a forward, also one that is extrapolated and fluctuates."""
+    for point in profile.points:
+        if not _SHORTEST_MS <= point.p50_ms <= MAX_NUMBER:
+            raise nonsense(
+                f"{point.p50_ms:g} ms for {point.rows} rows of {profile.block!r}",
+                where,
+                f"between {_SHORTEST_MS:g} and {MAX_NUMBER:g} ms can be simulated",
+            )
 
 
 def stored_profiles(
@@ -135,6 +150,7 @@ def stored_profiles(
         info = repository.info(block)
         selection = select(info, **dict((spec or {}).get(block, {})), machine=store.machine)
         out[block] = store.fresh([info], [selection]).profile
+        _check_times(out[block], f"profile of {block}")
     return out
 
 
@@ -318,17 +334,20 @@ def _checked(
 ) -> SystemModel:
     for worker in workers:
         if worker.threads > costs.cores:
-            raise nonsense(f"{worker.threads} threads on {costs.cores} cores", "--threads")
+            cores = "1 core" if costs.cores == 1 else f"{costs.cores} cores"
+            raise nonsense(f"{worker.threads} threads on {cores}", "--threads")
         if worker.lanes > len(worker.stages):
             count = len(worker.stages)
             blocks = f"{count} blocks" if count > 1 else "one block"
             what = f"{worker.lanes} lanes for the {blocks} of worker {worker.name!r}"
             raise nonsense(what, "--lanes", "a block runs one batch at a time: a lane per block")
         for stage in worker.stages:
-            try:
-                stage.profile.ms(1, worker.threads)
-            except ValueError as e:
-                of = stage.profile
-                hint = Subject((of.block,), of.engine, of.precision).command([worker.threads])
-                raise nonsense(str(e), f"block {stage.block}", hint) from e
+            of, count = stage.profile, worker.threads
+            known = of.threads_measured()
+            if count not in known:
+                threads = "1 thread was" if count == 1 else f"{count} threads were"
+                what = f"{threads} not measured for {of.block}"
+                hint = Subject((of.block,), of.engine, of.precision).command([count])
+                there = ", ".join(map(str, known)) or "none"
+                raise nonsense(f"{what}; known: {there}", f"block {stage.block}", hint)
     return SystemModel(workers, tasks, costs.cores, costs.hop_ms, costs.turn_ms, costs.credits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockflow.bench.mlperf.numerals import beside, given, plain
+from blockflow.bench.numerals import beside, given, plain
 
 
 @pytest.mark.parametrize(

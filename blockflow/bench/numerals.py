@@ -9,11 +9,17 @@ _GIVEN, _ALL = 12, 17
 """Of what a person gave no digit is lost; more than 17 a float does not have."""
 
 
-def plain(value: float, digits: int = _DIGITS) -> str:
-    """At least so many significant digits, without zeros at the end: ``16823``, ``2.5``."""
+def significant(value: float, digits: int = _DIGITS) -> str:
+    """At least so many significant digits: ``16823``, ``0.02310``."""
     if not value or not isfinite(value):
         return f"{value:g}"
-    text = f"{value:.{max(0, digits - 1 - floor(log10(abs(value))))}f}"
+    rounded = float(f"{value:.{digits - 1}e}") or value  # 9.9996 is 10.00, and not 10.000
+    return f"{value:.{max(0, digits - 1 - floor(log10(abs(rounded))))}f}"
+
+
+def plain(value: float, digits: int = _DIGITS) -> str:
+    """As :func:`significant`, without zeros at the end: ``16823``, ``2.5``."""
+    text = significant(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
