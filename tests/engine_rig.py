@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from blockflow.core.engines import ENGINES, VARIANTS, EngineKind
 from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.registry import create_engine
@@ -49,14 +50,32 @@ def convolution(shelf: BlockRepository, case: Case) -> Stored:
 
 @dataclass(frozen=True)
 class Case:
-    """One engine with the file that it runs."""
+    """One engine with the file that it runs.
+
+    Attributes:
+        native: it computes outside torch: its threads are its own, and it straightens an input
+            that has strides.
+        inside: how often the framework copies a result of a batch of any size.
+    """
 
     engine: str
     format: str = "pt2"
     variant: str | None = None
     native: bool = False
     inside: int = 0
-    """How often the framework copies a result of a batch of any size."""
+
+    @property
+    def kind(self) -> EngineKind:
+        """What the registry says that the engine can do."""
+        return ENGINES[self.engine]
+
+    @property
+    def file(self) -> str:
+        return self.variant or self.format
+
+    def runs_at(self, precision: str) -> bool:
+        """Whether it runs this very file at ``precision``; another may need another file."""
+        return self.file in self.kind.files.get(precision, ())
 
     def stored(self, shelf: BlockRepository, name: str, make: Callable[[], LoadedModel]) -> Stored:
         """A model in this case's form; skips where the machine lacks what it takes.
@@ -88,6 +107,24 @@ LIGHT = [c for c in CASES if c not in ("echo", "compiled")]
 """Those that run any model; a compilation takes half a minute, so one block stands for it."""
 TORCH = [c for c in LIGHT if not CASES[c].native]
 NATIVE = [c for c in LIGHT if CASES[c].native]
+
+
+def at(*precisions: str) -> list[tuple[str, str]]:
+    """Cases that compute in torch, with those of ``precisions`` that they have.
+
+    What a native one makes of these is its framework's affair, and the CPU's.
+    """
+    return [(c, p) for c in TORCH for p in precisions if CASES[c].runs_at(p)]
+
+
+def with_option(option: str) -> list[str]:
+    """Cases whose engine has this option."""
+    return [c for c in LIGHT if option in CASES[c].kind.options]
+
+
+def quantised() -> list[tuple[str, str]]:
+    """Cases that have a file for int8, with its kind."""
+    return [(c, k) for c in LIGHT for k in CASES[c].kind.files.get("int8", ()) if k in VARIANTS]
 
 
 @dataclass(frozen=True)

@@ -148,14 +148,15 @@ def option_problems(
             hint = guesses.hint(str(name)) or nothing
             problems.append(Problem(f"{path}.{name}", f"{owner} has no option {name!r}", hint))
         elif not kind.takes(value):
-            problems.append(Problem(f"{path}.{name}", f"{_shown(value)} is not {kind}"))
+            problems.append(Problem(f"{path}.{name}", f"{shown(value)} is not {kind}"))
     for name in required:
         if name not in options:
             problems.append(Problem(f"{path}.{name}", f"{owner} needs {name!r}", str(known[name])))
     return problems
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a finding: of any length, as far as it helps."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

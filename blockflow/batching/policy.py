@@ -104,8 +104,13 @@ class Policy(ABC):
         shares: of the tasks; index 0 is the share of queries whose task is not told.
 
     Attributes:
+        NAME: as a topology says it.
         lanes: how many batches the worker runs side by side at most; its owner sets it, also while
             batches run.
+
+    The order that all policies share (priority, shares, earliest deadline) is that of
+    ``room.WaitingRoom``, for whoever lets queries wait; ``queueing.QueueingPolicy`` has limits,
+    classes of lengths and predictions as well.
     """
 
     NAME: ClassVar[str]
@@ -127,7 +132,10 @@ class Policy(ABC):
     @classmethod
     @abstractmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """What is wrong with ``options``; ``path`` is their JSON path."""
+        """What is wrong with ``options``; ``path`` is their JSON path.
+
+        Those of ``registry.RESERVED`` mean the same for every policy, and may be left out only.
+        """
 
     @classmethod
     def unfit(
@@ -186,7 +194,8 @@ class Policy(ABC):
 
     @classmethod
     def batch_rows(cls, options: Mapping[str, Any], laid_out: int) -> int:
-        """Rows of its largest batch at a block whose worker is laid out for ``laid_out``."""
+        """Rows of its largest batch at a block whose worker is laid out for ``laid_out``; 1 and
+        more. Dispatcher and simulator plan with it, so one that batches says so here."""
         return 1
 
     @abstractmethod
@@ -201,4 +210,4 @@ class Policy(ABC):
 
     @abstractmethod
     def waiting(self) -> Iterable[Query]:
-        """The queries that wait, oldest first."""
+        """The queries that wait, by arrival and, where that is the same, by key."""

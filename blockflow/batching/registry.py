@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from traceback import extract_tb
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockflow.batching.dvabatch import DvabatchPolicy
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.lbci import LbciPolicy
 from blockflow.batching.none import NonePolicy
+from blockflow.batching.options import Kind, shown
 from blockflow.batching.policy import Policy
+from blockflow.batching.queueing import CLASSES
 from blockflow.batching.shares import TaskShare
-from blockflow.batching.sliced import AUTO, OPTION, SlicedPolicy
+from blockflow.batching.sliced import AUTO, OPTION, SLICES, SlicedPolicy
 from blockflow.batching.window import WindowPolicy
+from blockflow.core import limits
 from blockflow.core.errors import Problem, TopologyError
+from blockflow.core.guess import Guesses
 
 if TYPE_CHECKING:  # workers do without the topology and what checks it
     from blockflow.core.topology import Topology
@@ -23,6 +28,15 @@ if TYPE_CHECKING:  # workers do without the topology and what checks it
 POLICIES: Mapping[str, type[Policy]] = {
     cls.NAME: cls for cls in (NonePolicy, WindowPolicy, LbciPolicy, DvabatchPolicy)
 }
+
+RESERVED: Mapping[str, Kind] = {OPTION: SLICES, "classes": CLASSES}
+"""Options that others read, too, whatever the policy: the control plane and this module slice a
+worker's chain by the one, contracts and the simulator bound lengths by the other."""
+
+_BOUNDARIES = frozenset({"join", "split"})
+_MOST_SAID = 300
+
+T = TypeVar("T")
 
 
 def policy_problems(
@@ -43,14 +57,43 @@ def policy_problems(
     name = spec.get("policy", "none")
     cls = POLICIES.get(name) if isinstance(name, str) else None
     if cls is None:
-        known = ", ".join(POLICIES)
-        return [Problem(f"{path}.policy", f"unknown policy {name!r}", f"known: {known}")]
-    problems = cls.problems(_options(spec), path)
-    if problems or stages is None:
+        guesses = Guesses(POLICIES)
+        word = str(name)
+        hint = guesses.hint(word) or guesses.hint(word.lower()) or f"known: {', '.join(POLICIES)}"
+        return [Problem(f"{path}.policy", f"unknown policy {name!r}", hint)]
+    try:
+        return _findings(cls, _options(spec), path, stages, ways)
+    except TopologyError as exc:  # of _told: a defect of the policy
+        return list(exc.problems)
+
+
+def _findings(
+    cls: type[Policy],
+    options: Mapping[str, Any],
+    path: str,
+    stages: Sequence[StageFacts] | None,
+    ways: Sequence[Sequence[int]] | None,
+) -> list[Problem]:
+    problems = _told(cls, "problems", path, lambda: list(cls.problems(options, path)))
+    if cls is NonePolicy:  # most often its name was not said at all
+        hint = 'leave it out, or name the policy that it is for: {"policy": NAME, ...}'
+        problems = [replace(p, hint=hint) for p in problems]
+    for name, kind in RESERVED.items():
+        if not problems and name in options and not kind.takes(options[name]):
+            what = f"{shown(options[name])} is not {kind}, as {name!r} is for every policy"
+            hint = f"a defect of policy {cls.NAME!r}: give its own option another name"
+            problems.append(Problem(f"{path}.{name}", what, hint))
+    if problems:
         return problems
-    every = [range(len(stages))]
-    problems = cls.unfit(_options(spec), stages, path, every if ways is None else ways)
-    return problems + cls.idle(_options(spec), stages, path)
+    for facts in stages or (StageFacts(),):
+        _batch_rows(cls, options, facts.max_rows or limits.DEFAULT_MAX_ROWS, path)
+    _overlap(cls, options, path)
+    _told(cls, "boundaries", path, lambda: _known_boundaries(cls.boundaries(options)))
+    if stages is None:
+        return []
+    by_task = [range(len(stages))] if ways is None else ways
+    problems = _told(cls, "unfit", path, lambda: list(cls.unfit(options, stages, path, by_task)))
+    return problems + _told(cls, "idle", path, lambda: list(cls.idle(options, stages, path)))
 
 
 def ways_through(
@@ -75,9 +118,10 @@ def ways_through(
 def with_overlap(topology: Topology) -> Topology:
     """``topology`` with how many batches each block's policy wants under way at once."""
     wanted = {}
-    for name, block in topology.blocks.items():
+    for i, (name, block) in enumerate(topology.blocks.items()):
         spec = block.batching.model_dump(mode="json")
-        wanted[name] = POLICIES[spec["policy"]].overlap(_options(spec))
+        path = f"$.blocks[{i}].batching"
+        wanted[name] = _overlap(POLICIES[spec["policy"]], _options(spec), path)
         sizes = spec.get(OPTION, AUTO)
         if sizes != AUTO:
             wanted[name] = min(wanted[name], len(sizes))  # one batch per stage
@@ -95,7 +139,8 @@ def batch_rows(topology: Topology, task: str) -> int:
 
 def largest_batch(spec: Mapping[str, Any], laid_out: int) -> int:
     """Rows of a policy's largest batch at a block whose worker is laid out for ``laid_out``."""
-    return POLICIES[spec.get("policy", "none")].batch_rows(_options(spec), laid_out)
+    cls = POLICIES[spec.get("policy", "none")]
+    return _batch_rows(cls, _options(spec), laid_out, "$.batching")
 
 
 def create_policy(
@@ -137,6 +182,48 @@ def create_policy(
     if sizes is not None and sum(sizes) == len(stages):
         return SlicedPolicy(kind, sizes, stages, options, facts, shares)
     return kind(stages, options, facts, shares)
+
+
+# --- what policies say of themselves, who may be anybody's code ----------------------------------
+
+
+def _overlap(cls: type[Policy], options: Mapping[str, Any], path: str) -> int:
+    return _told(cls, "overlap", path, lambda: _positive(cls.overlap(options)))
+
+
+def _batch_rows(cls: type[Policy], options: Mapping[str, Any], laid_out: int, path: str) -> int:
+    return _told(cls, "batch_rows", path, lambda: _positive(cls.batch_rows(options, laid_out)))
+
+
+def _told(cls: type[Policy], method: str, path: str, ask: Callable[[], T]) -> T:
+    """What a policy's ``method`` says.
+
+    Raises:
+        TopologyError: INVALID_TOPOLOGY: it raises, or what it says makes no sense. Which policy it
+            is, and where in its code, is in the finding: no log has to be searched.
+    """
+    try:
+        return ask()
+    except Exception as exc:
+        at = extract_tb(exc.__traceback__)[-1]
+        file = at.filename.rpartition("/")[2]
+        where = "" if at.filename == __file__ else f" ({file}:{at.lineno})"
+        said = f"{type(exc).__name__}: {exc}"[:_MOST_SAID]
+        what = f"policy {cls.NAME!r}: {method}() failed with {said}{where}"
+        problem = Problem(path, what, "a defect of the policy, whatever its options are")
+        raise _invalid([problem]) from exc
+
+
+def _positive(value: int) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"it says {shown(value)}, which is no whole number from 1 on")
+    return value
+
+
+def _known_boundaries(value: Any) -> frozenset[str]:
+    if not frozenset(value) <= _BOUNDARIES:
+        raise ValueError(f"it says {shown(value)}, known: {', '.join(sorted(_BOUNDARIES))}")
+    return frozenset(value)
 
 
 def _invalid(problems: list[Problem]) -> TopologyError:

@@ -1,10 +1,11 @@
 """What a decision costs: microseconds of each policy with many queries in the queue.
 
-``python -m blockflow.bench.decisions`` prints the table. Scheduling must not be felt beside a
-block's compute: at most 50 us with 64 queries waiting is the aim. Two things are timed: the
-*decision*, which is ``decide`` alone, and the whole *turn*: what the policy is told since the last
-one as well, that a batch is done (``done``) and who waits now (``arrive`` of each query that goes
-on in this worker, and of each new one).
+``python -m blockflow.bench.decisions`` prints the table; with ``--policy name:option=value,...``,
+which may be repeated, of these policies instead of the usual ones. Scheduling must not be felt
+beside a block's compute: at most 50 us with 64 queries waiting is the aim. Two things are timed:
+the *decision*, which is ``decide`` alone, and the whole *turn*: what the policy is told since the
+last one as well, that a batch is done (``done``) and who waits now (``arrive`` of each query that
+goes on in this worker, and of each new one).
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from rich.console import Console
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
-from blockflow.batching.registry import create_policy
+from blockflow.batching.registry import create_policy, policy_problems
 from blockflow.batching.shares import TaskShare
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import Figure, figure_table
+from blockflow.bench.simulation.text import OWN_POLICIES, parse_policy
 from blockflow.bench.statistics import percentile
+from blockflow.core.errors import RequestError
 from blockflow.core.profile import Point, StageProfile
 
 SPECS: Sequence[Mapping[str, Any]] = (
@@ -127,36 +130,60 @@ class _Clock:
 def policy_name(spec: Mapping[str, Any]) -> str:
     """A policy and its options, for tables."""
     options = [
-        f"{name}={'+'.join(value) if isinstance(value, list) else value}"
+        f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
         for name, value in spec.items()
         if name != "policy"
     ]
     return " ".join([spec["policy"], *options])
 
 
-def _policy(spec: Mapping[str, Any], tasks: int) -> Policy:
+def _facts() -> dict[int, StageFacts]:
     points = tuple(
         Point(1, b, None, 10, ms, ms, ms, ms, ms, ms, 0.01, 0)
         for b, ms in ((1, 10.0), (2, 15.0), (4, 25.0), (8, 45.0), (16, 85.0), (32, 160.0))
     )
     profile = StageProfile("block", "0" * 64, "echo", "fp32", "here", points)
-    facts = {s: StageFacts(f"block{s}", 32, 1, profile) for s in STAGES}
+    return {s: StageFacts(f"block{s}", 32, 1, profile) for s in STAGES}
+
+
+def _policy(spec: Mapping[str, Any], tasks: int) -> Policy:
     shares = [TaskShare(weight=1.0 + i % 3) for i in range(tasks)]
-    return create_policy(spec, STAGES, facts, shares)
+    return create_policy(spec, STAGES, _facts(), shares)
+
+
+def _spec(text: str) -> Mapping[str, Any]:
+    """A policy of the command line, that can be made."""
+    try:
+        spec = parse_policy(text)
+    except RequestError as exc:
+        raise argparse.ArgumentTypeError(exc.message) from exc
+    if not spec:
+        raise argparse.ArgumentTypeError(f"{OWN_POLICIES!r} is no policy here")
+    problems = policy_problems(spec, "$", list(_facts().values()))
+    if problems:
+        raise argparse.ArgumentTypeError("; ".join(map(str, problems)))
+    return spec
 
 
 @orderly
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all policies and print the table; 0."""
+    """Measure the policies and print the table; 0."""
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.decisions")
     parser.add_argument("--queued", type=int, default=64, help="queries in the queue")
     parser.add_argument("--tasks", type=int, default=8, help="tasks that share the block")
     parser.add_argument("--decisions", type=int, default=4000, help="decisions per policy")
+    parser.add_argument(
+        "--policy",
+        type=_spec,
+        action="append",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="measure this one, as simulate writes it; may be repeated (default: the usual ones)",
+    )
     options = parser.parse_args(arguments)
     console = Console()
     figures = [
         figure
-        for spec in SPECS
+        for spec in options.policy or SPECS
         for figure in measure(spec, options.queued, options.tasks, options.decisions)
     ]
     title = f"Cost of a decision, {options.queued} queued, {options.tasks} tasks"

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, NoReturn, Self, overload
 
-from blockflow.client.connection import Connection, Errors, RequestId, Results
+from blockflow.client.connection import Connection, Errors, RequestId, Results, no_copy
 from blockflow.client.counters import Counters
 from blockflow.client.pending import PendingRequest
 from blockflow.client.result import Result
@@ -48,6 +48,9 @@ class AsyncClient:
     @property
     def address(self) -> str:
         return self._connection.address
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     @overload
     async def infer(
@@ -112,7 +115,7 @@ class AsyncClient:
         results: Results = "copy",
         retries: int = 0,
     ) -> PendingRequest[Any]:
-        """Send without waiting; await it with ``asyncio.wrap_future``."""
+        """Send without waiting; what is returned can be awaited, or gathered with others."""
         return self._connection.submit(
             tasks,
             x,

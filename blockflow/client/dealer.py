@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -26,7 +27,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from blockflow.core import limits
 from blockflow.tensormq.curve import Protect
-from blockflow.tensormq.sockets import bound_frames, is_v6, watch_peer
+from blockflow.tensormq.sockets import bound_frames, watch_peer
 
 FIRST_NS = 50_000_000
 LONGEST_NS = 1_000_000_000
@@ -68,6 +69,24 @@ def check_descriptors(one: int) -> None:
     finally:
         for fd in free:
             os.close(fd)
+
+
+def look_up(address: str) -> tuple[bool, str]:
+    """Whether the socket is to be made ready for IPv6 (as ``tensormq.sockets.is_v6``), and what is
+    wrong with the host's name; '' = nothing, as far as one look tells.
+
+    It may wait for a name server. libzmq looks again at each attempt, and says nothing of it.
+    """
+    if not address.startswith("tcp://"):
+        return False, ""
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    if host.startswith("["):
+        return True, ""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False, f"no address was found for the name {host!r}"
+    return all(family == socket.AF_INET6 for family, *_ in found), ""
 
 
 class Redial:
@@ -117,6 +136,7 @@ class Dealer:
     Attributes:
         socket: to be polled, and to send on.
         monitor: to be polled: then there are :meth:`events`.
+        trouble: what is wrong with the address's host, '' = nothing known.
 
     Raises:
         zmq.ZMQError, UnicodeError: the address is none.
@@ -128,7 +148,8 @@ class Dealer:
         s = context.socket(zmq.DEALER)
         if protect is not None:
             protect(s)
-        s.setsockopt(zmq.IPV6, is_v6(address))
+        v6, self.trouble = look_up(address)
+        s.setsockopt(zmq.IPV6, v6)
         s.setsockopt(zmq.LINGER, 0)
         s.setsockopt(zmq.SNDTIMEO, 0)
         bound_frames(s, limits.MAX_MESSAGE_BYTES)

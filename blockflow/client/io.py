@@ -96,6 +96,7 @@ class IoThread:
                 self._context = zmq.Context()
                 undo.callback(self._context.destroy, linger=0)
                 self._dealer = Dealer(self._context, core.link.address, protect)
+                core.link.trouble = self._dealer.trouble
                 self._thread.start()
             except Exception as exc:
                 raise _cannot_begin(exc, core.link.address) from exc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from threading import Condition
@@ -14,13 +14,14 @@ T = TypeVar("T")
 
 
 class PendingRequest(Future[T]):
-    """A :class:`concurrent.futures.Future` whose ``cancel`` reaches the Dispatcher.
+    """A :class:`concurrent.futures.Future` whose ``cancel`` reaches the Dispatcher, and that can be
+    awaited.
 
     It ends exactly once: with its value, or with a
     :class:`~blockflow.core.errors.BlockFlowError` (a cancelled one with the code CANCELLED) at the
-    latest 100 ms after its deadline. Callbacks run in the connection's thread: keep them short.
-    They cannot wait for another request of the same client there (INVALID_REQUEST), but may submit
-    one.
+    latest 100 ms after its deadline. So ``cancelled()`` is never true. Callbacks run in the
+    connection's thread: keep them short. They cannot wait for another request of the same client
+    there (INVALID_REQUEST), but may submit one.
 
     Args:
         request_id: of the request.
@@ -58,6 +59,15 @@ class PendingRequest(Future[T]):
             return False
         self._ask_cancel(self.request_id)
         return True
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """In any event loop, and in several: to cancel who awaits it is to cancel the request."""
+        import asyncio  # sync clients do without
+
+        if not self.done():
+            with self._waiting():  # raises where a loop would wait for ever, too
+                pass
+        return asyncio.wrap_future(self).__await__()
 
     def result(self, timeout: float | None = None) -> T:
         """The value, once it is there; raises the request's error, or TimeoutError."""

@@ -9,7 +9,6 @@ from typing import Any
 from blockflow.client.sharing import Slot
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
-from blockflow.core.text import has_half
 from blockflow.wire.client import MAX_TRIES
 from blockflow.wire.tensor import TensorDesc
 
@@ -101,12 +100,15 @@ def expired(p: Pending) -> RequestError:
 def published_names(tasks: str | Iterable[str]) -> tuple[str, ...]:
     """The names in ``tasks``, a str being one; INVALID_REQUEST unless all can be tasks' names."""
     try:
+        if isinstance(tasks, bytes | bytearray | memoryview):  # a sequence as well, of numbers
+            raise TypeError
         names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
     except TypeError:
         why = f"tasks is a name or a sequence of names, not {type(tasks).__name__}"
         raise RequestError("INVALID_REQUEST", why, where="tasks") from None
+    most = limits.MAX_NAME_CHARS
     if not all(_is_name(t) for t in names):
-        raise _bad_tasks(names, f"a task name is a string of 1..{limits.MAX_NAME_CHARS} characters")
+        raise _bad_tasks(names, f"a task name is a string of 1..{most} printable characters")
     return names
 
 
@@ -147,7 +149,8 @@ def check_deadline(given_s: float | None, deadline_ms: int | None) -> None:
 
 
 def _is_name(task: object) -> bool:
-    """Whether it can be a task's name: text without halves of characters, which nothing sends."""
+    """Whether it can be a task's name: text without halves of characters, which nothing sends, and
+    without what would act on the terminal that an error is shown on."""
     if not isinstance(task, str) or not 0 < len(task) <= limits.MAX_NAME_CHARS:
         return False
-    return not has_half(task)
+    return task.isprintable()

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, NoReturn, Self, TypeVar, overload
 
-from blockflow.client.connection import Connection, Errors, RequestId, Results
+from blockflow.client.connection import Connection, Errors, RequestId, Results, no_copy
 from blockflow.client.counters import Counters
 from blockflow.client.pending import PendingRequest
 from blockflow.client.result import Result
@@ -50,6 +50,9 @@ class Client:
     @property
     def address(self) -> str:
         return self._connection.address
+
+    def __reduce__(self) -> NoReturn:
+        no_copy(self)
 
     @overload
     def infer(
@@ -96,7 +99,8 @@ class Client:
             x: numpy array or torch tensor; dim 0 is rows. Don't change it before the answer.
             deadline_s: up to 60; by default the one that the topology gives the task.
             request_id: 16 bytes, hex or UUID; by default random.
-            dtype: ``"bfloat16"`` for a uint16 array of bfloat16 patterns.
+            dtype: the name of the type that must travel: ``"bfloat16"`` for a uint16 array of such
+                patterns; for nested sequences what their numbers are made into.
             errors: ``"raise"`` the first error, or ``"return"`` errors in the place of results.
             results: ``"copy"``: values are the caller's own. ``"view"``: a large value may lie in
                 granted memory, whose slot is free again when nothing refers to the value any more.

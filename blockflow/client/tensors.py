@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from blockflow.client.request import shown
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, WireError
 from blockflow.wire.tensor import DTYPES, TensorDesc
@@ -31,8 +32,10 @@ def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, K
         Descriptor, bytes (they keep the source alive) and the kind of result to give back.
 
     Raises:
-        RequestError: CONTRACT_MISMATCH, EMPTY_INPUT or TOO_LARGE.
+        RequestError: CONTRACT_MISMATCH, EMPTY_INPUT or TOO_LARGE; INVALID_REQUEST: ``dtype`` is no
+            name.
     """
+    _check_name(dtype)
     torch = sys.modules.get("torch")
     # While another thread imports torch there may be no such name yet, and no tensor either.
     tensor_type = getattr(torch, "Tensor", None)
@@ -47,9 +50,8 @@ def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, K
     if name not in DTYPES:
         raise _mismatch(f"dtype {name} cannot travel", f"use one of {', '.join(DTYPES)}")
     if not 1 <= array.ndim <= limits.MAX_RANK:
-        raise _mismatch(
-            f"rank {array.ndim} is outside 1..{limits.MAX_RANK}", "dim 0 is rows: use x[None]"
-        )
+        hint = "use reshape to make two dims one" if array.ndim else "dim 0 is rows: use x[None]"
+        raise _mismatch(f"rank {array.ndim} is outside 1..{limits.MAX_RANK}", hint)
     desc = TensorDesc(name, tuple(int(d) for d in array.shape))
     if array.size == 0:
         raise RequestError("EMPTY_INPUT", f"no elements in {desc}", hint="send at least one row")
@@ -160,6 +162,16 @@ def _bfloat16_patterns(x: Any) -> Any:
     rounded = bits + (0x7FFF + ((bits >> 16) & 1))
     quiet = bits | 0x0040_0000  # a NaN rounded could become an infinity
     return (np.where(np.isnan(x), quiet, rounded) >> 16).astype(np.uint16)
+
+
+def _check_name(dtype: Any) -> None:
+    if dtype is not None and not isinstance(dtype, str):
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"dtype is the name of a type, a string, not {shown(dtype)}",
+            where="dtype",
+            hint=f"one of {', '.join(DTYPES)}",
+        )
 
 
 def _mismatch(message: str, hint: str) -> RequestError:

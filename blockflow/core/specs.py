@@ -138,7 +138,11 @@ class BlockSpec(_Strict):
     @field_validator("batching", mode="before")
     @classmethod
     def _policy_name(cls, value: Any) -> Any:
-        return {"policy": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"policy": value}
+        if not isinstance(value, dict | PolicySpec):
+            raise ValueError('expected a policy\'s name, or {"policy": NAME, ...its options}')
+        return value
 
     @model_validator(mode="after")
     def _one_version(self) -> BlockSpec:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,7 +18,9 @@ from client_faces import AsyncFace, SyncFace
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.client import AsyncClient, Client
+from blockflow.client.dealer import look_up
 from blockflow.core.errors import BlockFlowError
+from blockflow.tensormq.sockets import is_v6
 
 X = np.ones((1, 4), np.float32)
 
@@ -229,3 +233,70 @@ def test_a_callback_may_close_its_client(dispatcher: FakeDispatcher) -> None:
 )
 def test_a_client_is_not_made_with_odd_arguments(kind: Any, arguments: dict[str, Any]) -> None:
     assert code_of(lambda: kind(**arguments)) == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
+def test_a_client_is_not_copied_nor_sent_to_another_process(
+    dispatcher: FakeDispatcher, kind: Any, how: Callable[[Any], Any]
+) -> None:
+    """Pickling asks the same method."""
+    made = kind(dispatcher.endpoint)
+    with pytest.raises(TypeError, match=f"a {kind.__name__}: .*make one in each process"):
+        how(made)
+    asyncio.run(made.close()) if kind is AsyncClient else made.close()
+
+
+@pytest.mark.parametrize("names", [b"two", bytearray(b"two"), memoryview(b"two")])
+def test_bytes_are_no_names_of_tasks(client: Any, names: Any) -> None:
+    with pytest.raises(BlockFlowError, match=f"not {type(names).__name__}") as e:
+        client.infer(names, X)
+    assert e.value.code == "INVALID_REQUEST"
+
+
+def test_a_name_that_would_act_on_a_terminal_is_shown_as_text(client: Any) -> None:
+    with pytest.raises(BlockFlowError, match="printable") as e:
+        client.infer("echo\n\x1b[2J", X)
+    assert e.value.code == "INVALID_REQUEST"
+    assert str(e.value).isprintable()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float32"), 5])
+def test_a_dtype_is_a_name(client: Any, dtype: Any) -> None:
+    with pytest.raises(BlockFlowError, match="a string, not") as e:
+        client.infer("echo", X, dtype=dtype)
+    assert e.value.code == "INVALID_REQUEST"
+    assert np.array_equal(client.infer("echo", X, dtype="float32").value, X)
+
+
+def test_a_host_whose_name_is_not_known_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    client = Client("tcp://nohost.invalid:5755", connect_timeout_s=0.05)
+    with pytest.raises(BlockFlowError, match=r"no address was found.*'nohost.invalid'") as e:
+        client.infer("echo", X)
+    client.close()
+    assert e.value.code == "NOT_RUNNING"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://localhost:1", "ipc:///tmp/six:1", "tcp://:1"],
+)
+def test_a_client_knows_the_same_hosts_as_everybody(address: str) -> None:
+    v6, trouble = look_up(address)
+    assert v6 == is_v6(address)
+    assert bool(trouble) == (address == "tcp://:1")
+
+
+def test_awaiting_in_a_callback_is_refused_as_waiting_is(dispatcher: FakeDispatcher) -> None:
+    client = AsyncClient(dispatcher.endpoint)
+
+    async def wait() -> Any:
+        return await client.submit("echo", X, deadline_s=1)
+
+    with pytest.raises(BlockFlowError, match=r"INVALID_REQUEST.*use submit"):
+        in_callback(client, dispatcher, lambda: asyncio.run(wait()))
+    asyncio.run(client.close())

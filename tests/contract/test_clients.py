@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from typing import Any
@@ -138,6 +139,37 @@ def test_cancel_reaches_the_dispatcher(make: Make, dispatcher: FakeDispatcher) -
     dispatcher.release()  # the late answer is dropped and counted
     client.infer("echo", X)
     assert client.counters().late_replies == 1
+
+
+def test_a_cancelled_request_ends_as_one_with_an_error(
+    make: Make, dispatcher: FakeDispatcher
+) -> None:
+    """As docs/client.md has it: for concurrent.futures it was not cancelled."""
+    pending = make(dispatcher.endpoint).submit("held", X)
+    assert pending.cancel()
+    assert code_of(lambda: pending.result(5)) == "CANCELLED"
+    assert pending.done() and not pending.cancelled()
+    assert concurrent.futures.wait([pending], timeout=5).done == {pending}
+
+
+def test_what_submit_gives_can_be_awaited(dispatcher: FakeDispatcher) -> None:
+    async def run() -> None:
+        async with AsyncClient(dispatcher.endpoint) as client:
+            first = client.submit("echo", X)
+            assert np.array_equal((await first).value, X)
+            assert (await first) is first.result()  # again, now that it is there
+            both = await asyncio.gather(client.submit("echo", X), client.submit("double", X))
+            assert [r.task for r in both] == ["echo", "double"]
+            with pytest.raises(RequestError) as e:
+                await client.submit("nonsense", X)
+            assert e.value.code == "UNKNOWN_TASK"
+            held = client.submit("held", X)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await held
+            assert code_of(lambda: held.result(5)) == "CANCELLED"
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,19 @@ from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from tests import engine_rig
-from tests.engine_rig import CASES, LIGHT, NATIVE, SPEC, TORCH, Case, Stored, convolution, expected
+from tests.engine_rig import (
+    CASES,
+    LIGHT,
+    NATIVE,
+    SPEC,
+    Case,
+    Stored,
+    at,
+    convolution,
+    expected,
+    quantised,
+    with_option,
+)
 from tests.variants import read_torchlib_once, skip_without
 
 pytestmark = pytest.mark.contract
@@ -42,12 +55,14 @@ def stored(shelf: BlockRepository, case: Case, module: Modules, spec: TensorSpec
     return case.stored(shelf, name, lambda: LoadedModel(source(module), "test", spec))
 
 
-@pytest.mark.parametrize("name", TORCH)
 @pytest.mark.parametrize(
-    ("options", "tolerance"),
+    ("name", "options", "tolerance"),
     [
-        (EngineOptions(precision="bf16"), 0.1),
-        (EngineOptions(extra={"memory_format": "channels_last"}), 1e-5),
+        *((name, EngineOptions(precision=p), 0.1) for name, p in at("bf16")),
+        *(
+            (name, EngineOptions(extra={"memory_format": "channels_last"}), 1e-5)
+            for name in with_option("memory_format")
+        ),
     ],
 )
 def test_precision_and_layout(
@@ -80,8 +95,7 @@ class Converts(nn.Module):
         return self.layer(x).to(torch.float64).square().to(torch.float32)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize(("name", "precision"), at("bf16", "fp16"))
 def test_a_block_that_converts_runs_at_any_precision(
     shelf: BlockRepository, name: str, precision: str
 ) -> None:
@@ -102,17 +116,16 @@ class Turns(nn.Module):
         return torch.view_as_real(pairs * self.turns).flatten(1)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize(("name", "precision"), at("fp32", "bf16", "fp16"))
 def test_complex_numbers_stay_complex(shelf: BlockRepository, name: str, precision: str) -> None:
     assert_runs_at(shelf, name, precision, Turns)
 
 
-@pytest.mark.parametrize("name", NATIVE)
-def test_int8(shelf: BlockRepository, name: str) -> None:
-    block = convolution(shelf, Case(name, variant="onnx-int8"))
+@pytest.mark.parametrize(("name", "variant"), quantised())
+def test_int8(shelf: BlockRepository, name: str, variant: str) -> None:
+    block = convolution(shelf, replace(CASES[name], variant=variant))
     made = block.create(EngineOptions(precision="int8"))
-    assert made.variant == "onnx-int8"
+    assert made.variant == variant
     block.load(made)
     x = torch.randn(5, 3, 8, 8)
     torch.testing.assert_close(made.run(x), expected(made, x), rtol=0.1, atol=0.3)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policy_rig import MS, TinyWorker, Walk, facts_for, query
 
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
-from blockflow.batching.registry import POLICIES, create_policy, policy_problems
+from blockflow.batching.registry import POLICIES, RESERVED, create_policy, policy_problems
 from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import TopologyError
 
@@ -253,6 +253,15 @@ def test_unknown_options_are_found(name: str, options: Mapping[str, Any]) -> Non
     with pytest.raises(TopologyError):
         create_policy(spec, (1,))
     assert policy_problems({"policy": name, **options}, "$") == []
+
+
+@pytest.mark.parametrize("option", RESERVED)
+def test_reserved_options_mean_what_they_mean_everywhere(
+    name: str, options: Mapping[str, Any], option: str
+) -> None:
+    """Who has no such option refuses it; nobody takes a number for a list."""
+    found = POLICIES[name].problems({**options, option: 3}, "$")
+    assert [p.path for p in found] == [f"$.{option}"]
 
 
 # --- the order (docs/batching.md, "What holds for all of them") ----------------------------------

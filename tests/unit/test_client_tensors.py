@@ -227,3 +227,10 @@ def test_a_view_that_torch_negates_in_passing_arrives_negated() -> None:
     assert x.is_neg()
     _, body, _ = to_wire(x)
     assert np.frombuffer(body, np.float32).tolist() == [-2.0, -4.0]
+
+
+def test_too_many_dims_and_too_few_are_helped_differently() -> None:
+    for rank, says in ((0, "x[None]"), (9, "reshape")):
+        with pytest.raises(RequestError) as e:
+            to_wire(np.ones((1,) * rank, np.float32))
+        assert e.value.code == "CONTRACT_MISMATCH" and says in e.value.hint
