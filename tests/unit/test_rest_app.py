@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import pytest
 
-from blockflow.control.auth import API, API_HEADER
+from blockflow.control.auth import API, API_HEADER, TokenAuth
 from blockflow.control.commands import MAX_HZ, WAIT_S, Commands
 from blockflow.control.rest import patience
+from blockflow.control.rest.defects import WHOLE
+from blockflow.control.rest.refusals import MOST_BYTES
 from blockflow.control.rest.server import RestServer
 from blockflow.core import limits
 from blockflow.core.errors import SystemError_
+from tests import plain_http
 from tests.rest_rig import error_of
 
 JSON = {"Content-Type": "application/json"}
@@ -110,10 +116,134 @@ def test_what_is_no_json_number_is_a_defect_and_not_an_answer(
     assert error_of(http.get("/v1/epoch"))["code"] == "INTERNAL"
 
 
-@pytest.mark.parametrize("twice", ["Authorization: Bearer x", "Content-Type: application/json"])
+@pytest.mark.parametrize(
+    "twice",
+    ["Authorization: Bearer x", "Content-Type: application/json", "Sec-Fetch-Site: none"],
+)
 def test_who_asks_and_what_comes_is_said_once(served: tuple[RestServer, Noted], twice: str) -> None:
     head = f"GET /v1/epoch HTTP/1.1\r\nHost: localhost\r\n{twice}\r\n{twice}\r\n\r\n"
     assert b"comes more than once" in raw(served[0], head.encode())
+
+
+@pytest.mark.parametrize("later", ["Sec-Fetch-Site", "sec-fetch-site", "Sec_Fetch_Site"])
+def test_another_site_is_not_talked_away(
+    served: tuple[RestServer, Noted], commands: Noted, later: str
+) -> None:
+    head = "POST /v1/shutdown HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    answer = raw(served[0], f"{head}Sec-Fetch-Site: cross-site\r\n{later}: none\r\n\r\n".encode())
+    assert answer[9:12] in (b"400", b"403")
+    assert commands.calls == []
+
+
+def test_no_header_passes_for_another_one(served: tuple[RestServer, Noted]) -> None:
+    """WSGI knows them by names in which a hyphen and an underscore are the same."""
+    head = b"GET /v1/epoch HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n"
+    assert b"evil.example" in raw(served[0], head + b"X_Odd: 1\r\n\r\n")
+    answer = raw(served[0], head.replace(b"Host", b"H_ost") + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_what_is_refused_before_it_is_read_is_told_in_its_own_words(
+    served: tuple[RestServer, Noted],
+) -> None:
+    answer = raw(served[0], b"GET //v1//epoch/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b"The path begins with two slashes" in answer
+    answer = raw(served[0], b"GET http://x/v1/epoch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b"not a proxy" in answer
+    answer = raw(served[0], b"GET /v1/epoch HTTP/1.1\r\nHost: local\r\n host\r\n\r\n")
+    assert b"Host comes more than once, or in several lines" in answer
+
+
+def test_a_head_that_the_server_refuses_has_no_body_either(
+    served: tuple[RestServer, Noted],
+) -> None:
+    answer = raw(served[0], b"HEAD /v1/epoch HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.endswith(b"\r\n\r\n")
+
+
+def test_the_token_is_looked_at_before_what_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("s" * 40)
+    path.chmod(0o600)
+    noted = Noted()
+    server = RestServer(
+        cast(Commands, noted), "", noted.shutdown, host="127.0.0.1", port=0, auth=TokenAuth(path)
+    )
+    server.start()
+    try:
+        good = {"Authorization": "Bearer " + "s" * 40}
+        with httpx.Client(base_url=server.url) as client:
+            for method, url, status in (
+                ("GET", "/v1/epoch", 200),
+                ("GET", "/v1/none", 404),
+                ("PUT", "/v1/epoch", 405),
+            ):
+                answer = client.request(method, url)
+                assert error_of(answer)["code"] == "UNAUTHORIZED"
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert "allow" not in answer.headers
+                answer = client.request(method, url, headers=good)
+                assert answer.status_code == status
+                assert "www-authenticate" not in answer.headers
+    finally:
+        server.stop()
+
+
+def test_a_long_name_is_not_sent_back(http: httpx.Client, commands: Noted) -> None:
+    http.get(f"/v1/blocks/{'b' * 60_000}")
+    ((_, (name,), _),) = commands.calls
+    assert name == "b" * 200 + "..."
+    # what a body has in it is shortened on its way out
+    commands.answers["store_kpis"] = SystemError_("BAD_BODY", "m" * 900_000, where="w" * 900_000)
+    answer = http.post("/v1/kpis/store", json={"file": "x"})
+    assert error_of(answer)["message"].startswith("mmm") and len(answer.content) < 10_000
+
+
+def test_a_body_makes_no_large_answer(http: httpx.Client, commands: Noted) -> None:
+    twice = ", ".join(['{"a": 1, "a": 1}'] * 110)
+    body = f'{{"{"k" * 900_000}": [{twice}]}}'.encode()
+    answer = http.post("/v1/monitor", content=body, headers=JSON)
+    assert error_of(answer)["code"] == "BAD_BODY" and len(answer.content) < MOST_BYTES
+
+
+def test_a_flood_of_defects_does_not_fill_the_log(
+    http: httpx.Client, commands: Noted, caplog: pytest.LogCaptureFixture
+) -> None:
+    commands.answers["epoch"] = {"epoch": math.nan}
+    for _ in range(20):
+        http.get("/v1/epoch")
+    assert caplog.text.count("Traceback") <= WHOLE
+
+
+def test_large_documents_are_made_once_for_all_that_wait(
+    http: httpx.Client, commands: Noted, served: tuple[RestServer, Noted]
+) -> None:
+    """And one at a time, whichever they are."""
+    at_once, most, made = 0, 0, 0
+
+    class Slow(Noted):
+        def __getattr__(self, name: str) -> Any:
+            def call() -> Any:
+                nonlocal at_once, most, made
+                at_once += 1
+                made += 1
+                most = max(most, at_once)
+                time.sleep(0.05)
+                at_once -= 1
+                return {"made": made}
+
+            return call
+
+    server = RestServer(cast(Commands, Slow()), "", lambda: None, host="127.0.0.1", port=0)
+    server.start()
+    try:
+        with ThreadPoolExecutor(20) as pool:
+            urls = [f"{server.url}/v1/{('status', 'kpis')[n % 2]}" for n in range(20)]
+            answers = list(pool.map(lambda url: plain_http.get(url).status_code, urls))
+    finally:
+        server.stop()
+    assert answers == [200] * 20
+    assert most == 1 and made < 20
 
 
 def test_the_former_version_of_http_will_do(

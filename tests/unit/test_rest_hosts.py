@@ -42,6 +42,11 @@ def test_no_name_that_somebody_else_may_give(host: str | None) -> None:
     assert not answers(RestApp((), "0.0.0.0", None, ("server.example",)), host)
 
 
+@pytest.mark.parametrize("host", [None, "", " ", ":5780"])
+def test_who_names_nobody_is_refused_whatever_the_names_are(host: str | None) -> None:
+    assert not answers(RestApp((), "", None, ("",)), host)
+
+
 def test_beyond_loopback_addresses_and_given_names_do() -> None:
     app = RestApp((), "0.0.0.0", None, ("Server.example",))
     for host in ("192.0.2.7:5780", "192.0.2.7", "[2001:db8::7]:5780", "server.example:5780"):

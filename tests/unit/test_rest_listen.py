@@ -25,6 +25,8 @@ def test_one_port_for_both_is_refused(host: str, capsys: pytest.CaptureFixture[s
         (errno.EADDRINUSE, "", "PORT_IN_USE", "http://127.0.0.1:80", "another --port"),
         (None, "[Errno 13] Permission denied", "INVALID_REQUEST", "port", "below 1024"),
         (errno.EADDRNOTAVAIL, "", "INVALID_REQUEST", "host", ""),
+        (errno.EMFILE, "", "NO_SPACE", "http://127.0.0.1:80", "ulimit"),
+        (None, "No socket: [Errno 24] Too many open files", "NO_SPACE", "http://127.0.0.1:80", ""),
     ],
 )
 def test_why_it_cannot_listen(
@@ -43,3 +45,12 @@ def test_why_it_cannot_listen(
     with pytest.raises(BlockFlowError) as e:
         RestServer(commands, "", lambda: None, host="127.0.0.1", port=80)
     assert (e.value.code, e.value.where) == (code, where) and hint in e.value.hint
+
+
+@pytest.mark.parametrize("names", [("",), ("server.example", " ")])
+def test_an_empty_name_is_no_name(names: tuple[str, ...]) -> None:
+    """A request without a Host would be one to it."""
+    commands: Any = None
+    with pytest.raises(BlockFlowError) as e:
+        RestServer(commands, "", lambda: None, host="127.0.0.1", port=0, names=names)
+    assert (e.value.code, e.value.where) == ("INVALID_REQUEST", "name")

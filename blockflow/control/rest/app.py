@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 import cherrypy
+from cheroot.errors import FatalSSLAlert
 
 from blockflow.control.auth import TokenAuth
 from blockflow.control.rest.body import (
@@ -21,17 +22,39 @@ from blockflow.control.rest.body import (
     parse_json,
     read_body,
 )
+from blockflow.control.rest.defects import Defects
 from blockflow.control.rest.origin import SAFE_METHODS, SCHEMES, check_origin
+from blockflow.control.rest.refusals import error_text
 from blockflow.control.rest.request import refusal
 from blockflow.control.rest.resources import Answer, Call, Resource
+from blockflow.control.rest.turns import Turns
 from blockflow.control.settings import is_address, is_loopback
 from blockflow.core.errors import BlockFlowError, Problem, RequestError, SystemError_
+from blockflow.core.jsonpath import shortened
 
 log = logging.getLogger("blockflow.rest")
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
 _MAX_FLAGS = 32
+_MOST_SEGMENT = 200
+"""Characters of a name in a path; no block and no worker has a longer one."""
+
+_LARGE = frozenset(
+    {
+        "getStatus",
+        "getKpis",
+        "listTasks",
+        "listBlocks",
+        "listWorkers",
+        "listHistory",
+        "listUpdates",
+        "getTopology",
+        "listRepository",
+    }
+)
+"""Operations whose documents grow with the topology."""
+
 _NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -64,6 +87,8 @@ class RestApp:
         self._addresses = not is_loopback(host)
         self._auth = auth
         self._schemes = schemes
+        self._defects = Defects(log)
+        self._turns: Turns[tuple[int, bytes]] = Turns()
 
     def wsgi(self) -> Any:
         """The WSGI application."""
@@ -88,34 +113,43 @@ class RestApp:
         request, response = cherrypy.serving.request, cherrypy.serving.response
         after = None
         try:
-            answer = self._answer(request)
-            status, document, after = answer.status, answer.document, answer.after
-            raw = json.dumps(document, separators=(",", ":"), allow_nan=False)
+            resource, call = self._asked(request)
+            if resource.operation in _LARGE:
+                status, raw = self._turns.made(
+                    resource.operation, lambda: _encoded(resource.handler(call))
+                )
+            else:
+                answer = resource.handler(call)
+                (status, raw), after = _encoded(answer), answer.after
         except BlockFlowError as e:
-            status, raw = e.info.http, json.dumps({"error": e.to_dict()})
+            status, raw = e.info.http, error_text(e).encode("ascii")
         except Exception:
-            log.exception("%s %s", request.method, request.path_info)
+            where = f"{request.method[:20]} {shortened(request.path_info, _MOST_SEGMENT)}"
+            self._defects.report(where)
             error = SystemError_("INTERNAL", "the request hit a defect; see the log")
-            status, raw = 500, json.dumps({"error": error.to_dict()})
+            status, raw = 500, error_text(error).encode("ascii")
         if status == 405:
             allowed = {r.method for _, r in self._matches(request.path_info)}
             response.headers["Allow"] = ", ".join(sorted(allowed))
+        if status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
         response.status = status
         response.headers["Content-Type"] = JSON_TYPE
         response.headers.update(_NO_STORE)
         if after is not None:
             after()
-        return raw.encode("utf-8")
+        return raw
 
-    def _answer(self, request: Any) -> Answer:
+    def _asked(self, request: Any) -> tuple[Resource, Call]:
+        """Who may ask is looked at before what is there to be asked for."""
         headers = request.headers
         self._check_host(headers.get("Host"))
         if request.method not in SAFE_METHODS:
             origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
             check_origin(headers["Host"], origin, site, self._schemes)
-        resource, path = self._route(request.method, request.path_info)
         if self._auth is not None:
             self._auth.check(headers.get("Authorization"))
+        resource, path = self._route(request.method, request.path_info)
         query = _flags(resource, request.query_string)
         body: Any = None
         duplicates: list[Problem] = []
@@ -128,7 +162,7 @@ class RestApp:
                 body, duplicates = parse_json(raw)
             if not resource.body and body not in (None, {}):
                 raise SystemError_("BAD_BODY", "this resource takes no body", where="$")
-        return resource.handler(Call(path, query, body, duplicates))
+        return resource, Call(path, query, body, duplicates)
 
     def _body(self, request: Any) -> bytes:
         headers = request.headers
@@ -137,13 +171,14 @@ class RestApp:
             return b""
         try:
             return read_body(request.rfile, length)
-        except OSError as e:  # a reset, or it took too long
+        except (OSError, FatalSSLAlert) as e:  # a reset, no TLS, or it took too long
             raise SystemError_("BAD_BODY", f"the body broke off: {e}", where="body") from e
 
     def _check_host(self, header: str | None) -> None:
         name = (header or "").strip().lower()
         host = name.rsplit(":", 1)[0] if not name.endswith("]") and ":" in name else name
-        if host not in self._hosts and not (self._addresses and is_address(host)):
+        known = host in self._hosts or (self._addresses and is_address(host))
+        if not host or not known:
             raise RequestError(
                 "INVALID_REQUEST", f"host {name[:100]!r} is not this service", where="Host"
             )
@@ -156,7 +191,7 @@ class RestApp:
             found: dict[str, str] = {}
             for part, segment in zip(parts, segments, strict=True):
                 if part.startswith("{"):
-                    found[part[1:-1]] = segment
+                    found[part[1:-1]] = shortened(segment, _MOST_SEGMENT)
                 elif part != segment:
                     break
             else:
@@ -176,6 +211,11 @@ class RestApp:
         raise SystemError_(
             "METHOD_NOT_ALLOWED", f"{method[:20]} {path[:200]}", hint=f"it takes {allowed}"
         )
+
+
+def _encoded(answer: Answer) -> tuple[int, bytes]:
+    document = json.dumps(answer.document, separators=(",", ":"), allow_nan=False)
+    return answer.status, document.encode("utf-8")
 
 
 def _flags(resource: Resource, text: str) -> dict[str, bool]:

@@ -10,10 +10,11 @@ from typing import Any, NoReturn, Protocol
 
 from blockflow.core import limits
 from blockflow.core.errors import Problem, SystemError_
-from blockflow.core.jsonpath import member
+from blockflow.core.jsonpath import item, member, shortened
 
 JSON_TYPE = "application/json"
 _MAX_DUPLICATES = 100
+_MAX_UNKNOWN = 20
 
 
 class Readable(Protocol):
@@ -69,7 +70,7 @@ def parse_json(raw: bytes) -> tuple[Any, list[Problem]]:
 
     Returns:
         The value, and a Problem with its JSON path for each name that stands twice in an object
-        (plain JSON would silently take the last).
+        (plain JSON would silently take the last), the first hundred.
 
     Raises:
         SystemError_: BAD_BODY with line and column.
@@ -81,6 +82,8 @@ def parse_json(raw: bytes) -> tuple[Any, list[Problem]]:
             parse_constant=_refuse_constant,
             parse_float=_finite,
         )
+        problems: list[Problem] = []
+        _collect(value, "$", problems)
     except json.JSONDecodeError as e:
         raise _bad(f"not JSON: {e.msg} at line {e.lineno}, column {e.colno}", e.pos) from e
     except UnicodeDecodeError as e:
@@ -89,8 +92,6 @@ def parse_json(raw: bytes) -> tuple[Any, list[Problem]]:
         raise _bad("nested too deeply", None) from e
     except ValueError as e:
         raise _bad(str(e)[:200], None) from e
-    problems: list[Problem] = []
-    _collect(value, "$", problems)
     return value, problems
 
 
@@ -119,21 +120,20 @@ def _pairs(pairs: list[tuple[str, Any]]) -> _Object:
 
 
 def _collect(value: Any, path: str, problems: list[Problem]) -> None:
-    """Find the objects with duplicates. The decoder has bounded the depth already."""
+    """Find the objects with duplicates. Raises RecursionError, where the decoder goes deeper."""
     if len(problems) >= _MAX_DUPLICATES:
         return
     if isinstance(value, _Object):
-        for key in value.duplicates:
-            problems.append(
-                Problem(member(path, key), f"{key!r} stands twice", "give each name once")
-            )
+        for key in value.duplicates[: _MAX_DUPLICATES - len(problems)]:
+            what = f"{shortened(key)!r} stands twice"
+            problems.append(Problem(member(path, key), what, "give each name once"))
         for key, inner in value.items():
             if isinstance(inner, dict | list):
                 _collect(inner, member(path, key), problems)
     elif isinstance(value, list):
         for i, inner in enumerate(value):
             if isinstance(inner, dict | list):
-                _collect(inner, f"{path}[{i}]", problems)
+                _collect(inner, item(path, i), problems)
 
 
 def _finite(text: str) -> float:
@@ -170,7 +170,12 @@ def fields(
     if not isinstance(body, dict):
         raise SystemError_("BAD_BODY", f"expected a JSON object, got {_kind(body)}", where="$")
     known = {**required, **optional}
-    problems = [Problem(f"$.{k}", f"unknown field {k!r}") for k in body if k not in known]
+    unknown = [k for k in body if k not in known]
+    problems = [
+        Problem(member("$", k), f"unknown field {shortened(k)!r}") for k in unknown[:_MAX_UNKNOWN]
+    ]
+    if len(unknown) > _MAX_UNKNOWN:
+        problems.append(Problem("$", f"and {len(unknown) - _MAX_UNKNOWN} more unknown fields"))
     problems += [Problem(f"$.{k}", "required field is missing") for k in required if k not in body]
     for name, types in known.items():
         value = body.get(name)

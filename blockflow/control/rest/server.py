@@ -14,6 +14,7 @@ from blockflow.control.auth import TokenAuth
 from blockflow.control.commands import Commands
 from blockflow.control.rest.app import RestApp
 from blockflow.control.rest.connections import PatientServer
+from blockflow.control.rest.defects import Defects
 from blockflow.control.rest.openapi import openapi_document
 from blockflow.control.rest.origin import SCHEMES
 from blockflow.control.rest.resources import Handlers, resources
@@ -21,6 +22,7 @@ from blockflow.control.rest.tls import TlsAdapter
 from blockflow.control.settings import is_loopback, with_port
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, SystemError_
+from blockflow.core.scarcity import no_room
 
 log = logging.getLogger("blockflow.rest")
 
@@ -74,9 +76,10 @@ class RestServer:
             server's.
 
     Raises:
-        SystemError_: PORT_IN_USE.
+        SystemError_: PORT_IN_USE; NO_SPACE: no descriptor or memory is left for it.
         RuntimeError: this process gets no thread.
-        RequestError: INVALID_REQUEST for an address beyond loopback without ``auth``.
+        RequestError: INVALID_REQUEST for an address beyond loopback without ``auth``; an empty
+            name.
     """
 
     def __init__(
@@ -96,6 +99,9 @@ class RestServer:
             raise RequestError(
                 "INVALID_REQUEST", f"refusing to listen on {host!r} without a token", where="host"
             )
+        if not all(name.strip() for name in names):
+            hint = "leave --name out, or name the machine as its clients do"
+            raise RequestError("INVALID_REQUEST", "a name is empty", where="name", hint=hint)
         document: dict[str, Any] = {}
         handlers = Handlers(commands, repository, shutdown, lambda: document)
         table = resources(handlers)
@@ -115,7 +121,7 @@ class RestServer:
         self._server.max_request_header_size = 64 * 1024
         # One more than the limit passes, so that the application answers with its own error.
         self._server.max_request_body_size = 4 * limits.MAX_REST_BODY_BYTES
-        self._server.error_log = _log_error  # type: ignore[method-assign]
+        self._server.error_log = Defects(log).of_server  # type: ignore[method-assign]
         self._scheme = "http"
         if tls is not None:
             self._server.ssl_adapter = TlsAdapter(tls)
@@ -132,6 +138,10 @@ class RestServer:
                     where=f"{self._scheme}://{with_port(host, port)}",
                     hint="stop it, or choose another --port (0 takes a free one)",
                 ) from e
+            place = with_port(host, port)
+            scarce = no_room(e, f"cannot listen on {place}: {e}", f"{self._scheme}://{place}")
+            if scarce is not None:
+                raise scarce from e
             low = e.errno == errno.EACCES or "Permission denied" in str(e)
             raise RequestError(
                 "INVALID_REQUEST",
@@ -164,7 +174,3 @@ class RestServer:
         self._server.stop()
         if self._thread.is_alive():
             self._thread.join()
-
-
-def _log_error(msg: str = "", level: int = 20, traceback: bool = False) -> None:
-    log.log(min(level, logging.WARNING), "%s", msg, exc_info=traceback)

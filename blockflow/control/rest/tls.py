@@ -32,12 +32,8 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
     # A key is often reached by a link that is moved at each renewal: what it leads to counts.
     secret = key.resolve()
     read_private(secret, "the key of REST's certificate", _MAX_KEY_BYTES)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    context.sslsocket_class = _Socket
     try:
-        context.load_cert_chain(certificate, secret, password=_no_password)
+        return loaded_context(certificate, secret)
     except (OSError, ValueError) as e:  # an SSLError is an OSError
         raise RequestError(
             "INVALID_REQUEST",
@@ -45,6 +41,15 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
             where=str(certificate),
             hint="--rest-cert takes a PEM certificate, --rest-key its PEM key without a password",
         ) from e
+
+
+def loaded_context(certificate: Path | str, key: Path | str) -> ssl.SSLContext:
+    """As :func:`tls_context`, whoever can read the key. Raises OSError or ValueError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.sslsocket_class = _Socket
+    context.load_cert_chain(certificate, key, password=_no_password)
     return context
 
 
@@ -54,11 +59,17 @@ def _no_password() -> str:
 
 
 class _Socket(ssl.SSLSocket):
-    """Ends quietly with a peer that breaks the protocol."""
+    """Ends quietly with a peer that breaks the protocol, or goes away without a word."""
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         try:
             return super().recv_into(*args, **kwargs)
+        except ssl.SSLError as e:
+            raise FatalSSLAlert(*e.args) from e
+
+    def send(self, *args: Any, **kwargs: Any) -> int:
+        try:
+            return super().send(*args, **kwargs)
         except ssl.SSLError as e:
             raise FatalSSLAlert(*e.args) from e
 
