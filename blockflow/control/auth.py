@@ -4,6 +4,10 @@ the token; without one, loopback is the fence."""
 from __future__ import annotations
 
 import hmac
+import logging
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from blockflow.core.errors import SystemError_
@@ -15,6 +19,8 @@ API_HEADER, API = "BlockFlow-Api", "v1"
 """In each answer of REST: many a service answers any path with a JSON object and a 200."""
 
 _MAX_TOKEN_BYTES = 4096
+
+log = logging.getLogger("blockflow.control")
 
 
 def read_token(path: Path) -> bytes:
@@ -33,18 +39,56 @@ def read_token(path: Path) -> bytes:
     return token
 
 
+def _nobody(token: bytes) -> None: ...
+
+
 class TokenAuth:
-    """Bearer token from a private file.
+    """Bearer token from a private file, also from what takes its place: the file is looked at for
+    each request. One that is away or unfit changes nothing.
 
     Args:
         path: a file of this user, mode 0600, with at least 32 bytes of secret, one word of ASCII.
+        in_force: the token until the file gives another one; None = the file must give one now.
+        tell: gets each token that comes into force, the first one too; from any thread.
 
     Raises:
-        SystemError_: UNAUTHORIZED, see :func:`read_token`.
+        SystemError_: UNAUTHORIZED, see :func:`read_token`; never with a token ``in_force``.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._token = read_token(path)
+    def __init__(
+        self, path: Path, in_force: bytes | None = None, tell: Callable[[bytes], None] = _nobody
+    ) -> None:
+        self._path = path
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._seen = _looks(path)  # before it is read: a change from here on is seen
+        if in_force is None:
+            self._token = read_token(path)
+            tell(self._token)
+        else:
+            self._token = in_force
+            self._take()
+
+    def _heed(self) -> None:
+        """Take what has changed in the file."""
+        looks = _looks(self._path)
+        if looks == self._seen:
+            return
+        with self._lock:
+            if looks != self._seen:  # else another thread was first
+                self._seen = looks
+                self._take()
+
+    def _take(self) -> None:
+        try:
+            token = read_token(self._path)
+        except SystemError_ as e:
+            log.warning("%s; the token that was in force stays so", e)
+            return
+        if token != self._token:
+            self._token = token
+            log.info("the token of REST is another one from now on: its file has changed")
+            self._tell(token)
 
     def check(self, header: str | None) -> None:
         """Check an ``Authorization`` header in constant time.
@@ -52,6 +96,7 @@ class TokenAuth:
         Raises:
             SystemError_: UNAUTHORIZED, the same whatever was wrong.
         """
+        self._heed()
         scheme, _, given = (header or "").partition(" ")
         right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._token)
         if scheme.lower() != "bearer" or not right:
@@ -61,3 +106,12 @@ class TokenAuth:
                 hint="send the header 'Authorization: Bearer <token>'; commands take it from the "
                 f"file that {TOKEN_VARIABLE} names",
             )
+
+
+def _looks(path: Path) -> tuple[int, ...] | None:
+    """By which it is seen whether the file is another one, or has changed; None = it is away."""
+    try:
+        it = os.lstat(path)
+    except OSError:
+        return None
+    return it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns

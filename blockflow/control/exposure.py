@@ -5,23 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from ssl import SSLContext
 
 from blockflow.control.auth import TokenAuth
-from blockflow.control.rest.tls import tls_context
+from blockflow.control.kept_secrets import KeptSecrets
+from blockflow.control.rest.tls import loaded_context, tls_context
 from blockflow.control.settings import ControlSettings, is_loopback
 from blockflow.core.errors import RequestError, SystemError_
+from blockflow.launch.ward import CERTIFICATE, KEY, TOKEN
 from blockflow.tensormq.keys import Keyring
 
 log = logging.getLogger("blockflow.control")
 
+NONE_KEPT = KeptSecrets()
 
-def check_exposure(settings: ControlSettings) -> TokenAuth | None:
+
+def check_exposure(settings: ControlSettings, kept: KeptSecrets = NONE_KEPT) -> TokenAuth | None:
     """Refuse to listen for other machines without secrets, and read those that there are.
 
     A secret that is named but unfit (missing, short, readable by others) ends the start: it is
-    never taken as "none".
+    never taken as "none". A successor goes on with the one that was in force.
+
+    Args:
+        settings: of the control plane.
+        kept: gets the token, or has it from a former Manager.
 
     Returns:
         The check for REST's token; None when REST is open to this machine.
@@ -43,9 +52,16 @@ def check_exposure(settings: ControlSettings) -> TokenAuth | None:
     token = settings.token_file
     if settings.keys is not None:
         ring = Keyring(settings.keys)
-        ring.server()
+        try:
+            ring.server()
+        except SystemError_ as e:
+            if not kept.inherited:
+                raise
+            log.warning("%s; a new Dispatcher will need it", e)
         token = token or ring.token_file
-    auth = TokenAuth(token) if token is not None else None
+    auth = None
+    if token is not None:
+        auth = TokenAuth(token, kept.get(TOKEN), partial(kept.keep, TOKEN))
     if not is_loopback(settings.host) and settings.rest_cert is None:
         if not settings.rest_plain:
             raise RequestError(
@@ -64,8 +80,12 @@ def check_exposure(settings: ControlSettings) -> TokenAuth | None:
     return auth
 
 
-def check_tls(settings: ControlSettings) -> SSLContext | None:
+def check_tls(settings: ControlSettings, kept: KeptSecrets = NONE_KEPT) -> SSLContext | None:
     """REST's certificate, if there shall be one.
+
+    Args:
+        settings: of the control plane.
+        kept: gets certificate and key, or has them from a former Manager.
 
     Raises:
         RequestError: INVALID_REQUEST: one of the two files only, or unfit ones.
@@ -81,7 +101,25 @@ def check_tls(settings: ControlSettings) -> SSLContext | None:
             where="--rest-key" if key is None else "--rest-cert",
             hint="name both --rest-cert and --rest-key",
         )
-    return tls_context(certificate, key)
+    if (inherited := _kept_context(kept)) is not None:
+        return inherited
+    context = tls_context(certificate, key)
+    kept.keep_file(CERTIFICATE, certificate)
+    kept.keep_file(KEY, key)
+    return context
+
+
+def _kept_context(kept: KeptSecrets) -> SSLContext | None:
+    """Of what had passed :func:`~blockflow.control.rest.tls.tls_context` before: memory files have
+    no path that it could check."""
+    certificate, key = kept.path(CERTIFICATE), kept.path(KEY)
+    if certificate is None or key is None:
+        return None
+    try:
+        return loaded_context(certificate, key)
+    except (OSError, ValueError) as e:  # renewed just as it was read and kept, perhaps
+        log.warning("the kept certificate and its key cannot be used: %s", e)
+        return None
 
 
 def check_state_dir(folder: Path) -> None:

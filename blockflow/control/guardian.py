@@ -37,7 +37,7 @@ from blockflow.launch.process import (
     start_time,
 )
 from blockflow.launch.vitals import read_vitals
-from blockflow.launch.ward import CLIENTS, REST, TEMPLATE, Kept, Line, Ward
+from blockflow.launch.ward import LASTING, REST, TEMPLATE, Kept, Line, Ward
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
 log = logging.getLogger("blockflow.guardian")
@@ -174,8 +174,8 @@ class Guardian:
                 continue  # it is killed; in a system call that never ends it lives on for a while
             if self._stop_ns is not None and self._wait_ms() == 0:
                 self._hung = "it does not end"
+                os.kill(self._manager, signal.SIGKILL)  # before it is said: that may take a while
                 log.error("the control plane does not end and is killed")
-                os.kill(self._manager, signal.SIGKILL)
             elif self._served and self._stop_ns is None:
                 self._look()
 
@@ -186,8 +186,8 @@ class Guardian:
             return
         self._hung = self._vigil.look(read_vitals(self._manager, every_thread=True), now)
         if self._hung:
-            log.error("the control plane is killed: %s", self._hung)
             os.kill(self._manager, signal.SIGKILL)
+            log.error("the control plane is killed: %s", self._hung)
 
     def _hear(self) -> bool:
         """Take the Manager's messages; False once its end is closed."""
@@ -325,7 +325,7 @@ class Guardian:
     def _end(self) -> None:
         """End whatever of the instance lives, and remove the run directory."""
         self._lifeline.cut()
-        for name in [n for n in self._kept if n not in (REST, CLIENTS)]:
+        for name in [n for n in self._kept if n not in LASTING]:
             self._drop(name)
         self._await_all(_LEAVE_S)
         for pid, started in self._ours().items():

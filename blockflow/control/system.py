@@ -21,6 +21,7 @@ from blockflow.control.accept import stored_lookup
 from blockflow.control.asked import Asked
 from blockflow.control.commands import WAIT_S, Commands
 from blockflow.control.exposure import check_exposure, check_state_dir, check_tls
+from blockflow.control.kept_secrets import KeptSecrets
 from blockflow.control.manager import Manager
 from blockflow.control.policies import with_fitting
 from blockflow.control.profiles import ProfileShelf
@@ -97,6 +98,7 @@ class System:
             repository=chosen.repository.absolute(),
             state_dir=chosen.state_dir.absolute(),
             keys=chosen.keys.absolute() if chosen.keys is not None else None,
+            token_file=chosen.token_file.absolute() if chosen.token_file is not None else None,
         )
         self._fresh = fresh
         self._launcher = launcher
@@ -128,7 +130,8 @@ class System:
 
     def _start(self) -> None:
         settings, ward = self.settings, self._ward
-        auth, tls = check_exposure(settings), check_tls(settings)
+        kept_secrets = KeptSecrets(ward)
+        auth, tls = check_exposure(settings, kept_secrets), check_tls(settings, kept_secrets)
         if ward is None or not ward.deaths:  # later, what is served matters more
             check_state_dir(settings.state_dir)
         store = (StateStore.open_fresh if self._fresh else StateStore)(settings.state_dir)

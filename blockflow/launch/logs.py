@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from blockflow.launch.outlet import wait_for_nobody
+
 LEVEL = logging.INFO
 
 
@@ -22,5 +24,6 @@ def set_level() -> None:
 def log_to_stderr(name: str) -> None:
     """Lines with the time, the level and the process's ``name``."""
     form = f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s"
+    wait_for_nobody()  # without a log file it is the control plane's, which may take nothing
     logging.basicConfig(stream=sys.stderr, format=form)
     set_level()

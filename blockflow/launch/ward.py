@@ -2,8 +2,8 @@
 
 The Manager may die; what must outlive it lies with its guardian: the write end of the lifeline, the
 run directory, and descriptors that the Manager hands up (the template's socket, REST's listening
-socket, one that holds the clients' port). The guardian in turn reaps whom a dead template has
-orphaned, and says how they ended.
+socket, one that holds the clients' port, the secrets of REST). The guardian in turn reaps whom a
+dead template has orphaned, and says how they ended.
 
 Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid, started]`` with a
 descriptor, ``["serving", client port]``, ``["alive"]``, ``["stopping"]``, ``["anew", reason]``.
@@ -33,6 +33,12 @@ REST = "rest"
 
 CLIENTS = "clients"
 """Name of the kept socket that holds the clients' port; nobody listens on it."""
+
+TOKEN, CERTIFICATE, KEY = SECRETS = ("token", "certificate", "key")
+"""Names of the kept memory files with the secrets of REST that are in force."""
+
+LASTING = frozenset({REST, CLIENTS, *SECRETS})
+"""What is kept also when all that runs is ended and begun anew."""
 
 _MESSAGE_BYTES = 64 * 1024
 _STATUSES_KEPT = 256

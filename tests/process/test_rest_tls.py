@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -19,10 +22,12 @@ from blockflow.control import system
 from blockflow.control.auth import TOKEN_VARIABLE, TokenAuth
 from blockflow.control.commands import Commands
 from blockflow.control.exposure import check_exposure, check_tls
+from blockflow.control.kept_secrets import KeptSecrets
 from blockflow.control.rest.server import RestServer
 from blockflow.control.rest.tls import tls_context
 from blockflow.control.settings import ControlSettings
 from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.launch.ward import CERTIFICATE, KEY, Line
 from blockflow.monitor.rest import CA_VARIABLE, RestClient
 from blockflow.tensormq.keys import Keyring
 
@@ -55,9 +60,11 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @contextmanager
-def serving(pair: tuple[Path, Path], auth: TokenAuth | None = None) -> Iterator[RestServer]:
+def serving(
+    pair: tuple[Path, Path], auth: TokenAuth | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[RestServer]:
     """A server whose commands are not asked for anything."""
-    commands, tls = cast(Commands, None), tls_context(*pair)
+    commands, tls = cast(Commands, None), tls or tls_context(*pair)
     made = RestServer(commands, "", lambda: None, host="127.0.0.1", port=0, auth=auth, tls=tls)
     made.start()
     try:
@@ -170,6 +177,51 @@ def test_who_does_not_shake_hands_holds_nobody_up(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.parametrize("reset", [False, True])
+def test_peers_that_go_away_leave_nothing_in_the_log(
+    server: RestServer,
+    pair: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    reset: bool,
+) -> None:
+    """Before their answer is there, with and without a reset; nobody has asked for a token yet."""
+    caplog.set_level("INFO", "blockflow")
+    context = ssl.create_default_context(cafile=str(pair[0]))
+    ask = b"GET /v1/x HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for n in range(40):
+        raw = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+        if reset:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with context.wrap_socket(raw, server_hostname="localhost") as tls:
+            tls.sendall(ask * (1 + n % 3))
+    assert document(server, ca_file=pair[0])["openapi"]
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_what_goes_wrong_with_tls_in_a_body_is_the_peers_affair(
+    server: RestServer,
+    pair: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    reset: bool,
+) -> None:
+    context = ssl.create_default_context(cafile=str(pair[0]))
+    head = b"POST /v1/monitor HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for _ in range(5):
+        raw = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+        tls = context.wrap_socket(raw, server_hostname="localhost")
+        tls.sendall(head + b"Content-Length: 1000\r\n\r\n{")
+        with socket.socket(fileno=tls.detach()) as bare:
+            if not reset:
+                bare.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))  # a record that is none of its
+                bare.settimeout(PATIENCE_S)
+                with suppress(ConnectionError):
+                    while bare.recv(65536):
+                        pass
+    assert document(server, ca_file=pair[0])["openapi"]
+    assert caplog.messages == []
+
+
 def test_plain_http_to_it_says_what_may_be_wrong(server: RestServer) -> None:
     with refused("NOT_RUNNING", "https"):
         RestClient(server.url.replace("https", "http"), timeout_s=PATIENCE_S).get("/openapi.json")
@@ -224,6 +276,48 @@ def test_beyond_loopback_rest_is_encrypted_unless_said_otherwise(
     assert "plain HTTP" in caplog.text
     with refused("INVALID_REQUEST", "CURVE keys"):  # TLS is no substitute for the token
         check_exposure(ControlSettings(host="0.0.0.0", rest_cert=pair[0], rest_key=pair[1]))
+
+
+def test_a_successor_has_the_pair_in_force_not_the_files(
+    pair: tuple[Path, Path], other: tuple[Path, Path], tmp_path: Path
+) -> None:
+    certificate, key = (Path(shutil.copy(path, tmp_path)) for path in pair)
+    settings = ControlSettings(rest_cert=certificate, rest_key=key)
+    kept, told = KeptSecrets(), dict[str, bytes]()
+    kept._line = cast(Line, SimpleNamespace(keep=lambda name, fd: told.update({name: read(fd)})))
+    first = check_tls(settings, kept)
+    assert told == {CERTIFICATE: pair[0].read_bytes(), KEY: pair[1].read_bytes()}
+
+    with memory_files(told) as kept._fds:
+        shutil.copy(other[1], key)  # the certificate has not been renewed yet
+        with refused("INVALID_REQUEST", "pair"):
+            check_tls(settings)
+        successor = check_tls(settings, kept)
+        assert first is not None and successor is not None
+        for what in ("minimum_version", "options", "sslsocket_class", "verify_mode"):
+            assert getattr(first, what) == getattr(successor, what)
+        with serving(pair, tls=successor) as server:
+            assert document(server, ca_file=pair[0])["openapi"]
+    with memory_files({**told, KEY: other[1].read_bytes()}) as kept._fds:
+        shutil.copy(other[0], certificate)
+        renewed = check_tls(settings, kept)  # what is kept does not fit: the files count
+    with serving(pair, tls=renewed) as server:
+        assert document(server, ca_file=other[0])["openapi"]
+
+
+def read(fd: int) -> bytes:
+    return os.pread(fd, 1 << 20, 0)
+
+
+@contextmanager
+def memory_files(content: dict[str, bytes]) -> Iterator[dict[str, int]]:
+    with ExitStack() as stack:
+        fds = {}
+        for name, data in content.items():
+            fds[name] = os.memfd_create(name)
+            stack.callback(os.close, fds[name])
+            os.write(fds[name], data)
+        yield fds
 
 
 def test_the_token_goes_with_it(

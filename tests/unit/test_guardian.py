@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from blockflow.control.guardian import ADOPTIONS, Guardian
 from blockflow.control.numbers import NumbersFile, Span
 from blockflow.control.vigil import Vigil
 from blockflow.core.errors import SystemError_
-from blockflow.launch.ward import CLIENTS, REST, TEMPLATE, Line
+from blockflow.launch.ward import CERTIFICATE, CLIENTS, KEY, REST, TEMPLATE, TOKEN, Line
 from blockflow.tensormq.janitor import run_root
 
 S = 1_000_000_000
@@ -237,17 +238,41 @@ def test_how_long_it_waits(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert it._wait_ms() is None
 
 
-def test_begun_anew_numbers_and_doors_are_kept(it: Any) -> None:
+@pytest.mark.parametrize("stopping", [False, True])
+def test_who_hangs_is_killed_before_it_is_said(
+    it: Any, monkeypatch: pytest.MonkeyPatch, stopping: bool
+) -> None:
+    """The log may take nothing, and it may be the same that keeps the Manager waiting."""
+    done: list[str] = []
+    monkeypatch.setattr(guardian.log, "error", lambda *_: done.append("said"))
+    monkeypatch.setattr(guardian.os, "kill", lambda _pid, number: done.append(number))
+    monkeypatch.setattr(guardian, "read_vitals", lambda *_, **__: None)
+    it._served, it._manager = True, 5
+    if stopping:
+        monkeypatch.setattr(guardian, "_STOP_S", 0.0)
+        it._stop()
+    else:
+        it._vigil = SimpleNamespace(deadline=lambda: 0, look=lambda *_: "hung: asleep")
+    ends = iter([None, KILLED])  # it is still there when it is looked at for the first time
+    monkeypatch.setattr(it, "_reap", lambda: next(ends))
+    monkeypatch.setattr(it, "_hear", lambda: True)
+    it.theirs.alive(1)  # something to wake up for
+    assert it._watch() == KILLED
+    assert done == [signal.SIGKILL, "said"]
+
+
+def test_begun_anew_numbers_doors_and_secrets_are_kept(it: Any) -> None:
     it._begin()
     first, left = it._run_dir.path, {"incarnation": Span(5, 9), "stage": Span(1, 3)}
     NumbersFile(first).write(left)
-    doors = [keep(it, name) for name in (REST, CLIENTS)]
+    lasting = (REST, CLIENTS, TOKEN, CERTIFICATE, KEY)
+    doors = [keep(it, name) for name in lasting]
     keep(it, TEMPLATE)
     it._failed = 2
     it._begin_anew()
     assert it._run_dir.path != first and not first.exists()
     assert NumbersFile(it._run_dir.path).read() == left
-    assert set(it._kept) == {REST, CLIENTS} and all(map(is_open, doors))
+    assert set(it._kept) == set(lasting) and all(map(is_open, doors))
     assert it._failed == 0
     it._end()
     assert not it._run_dir.path.exists()

@@ -1,0 +1,66 @@
+"""Nobody reads what the control plane says: it supervises on, has successors, ends when told."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from takeover_rig import Load, furnish, members, started
+from up_rig import family, gone
+from warm_rig import Warm
+
+STOP_S = 30.0
+"""The guardian kills a control plane that does not end after a minute."""
+
+
+@contextmanager
+def unread(how: str) -> Iterator[int]:
+    """A standard error that takes nothing; who takes it closes it."""
+    if how == "pipe":
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        try:
+            while True:
+                os.write(writer, b"." * 4096)
+        except BlockingIOError:
+            os.set_blocking(writer, True)  # the flag is shared with those who inherit it
+    else:
+        reader, writer = pty.openpty()
+        os.write(reader, b"\x13")  # Ctrl-S
+    try:
+        yield writer
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.parametrize("how", ["pipe", "terminal"])
+def test_a_log_that_takes_nothing_keeps_nobody_waiting(
+    how: str, tmp_path: Path, warm: Warm
+) -> None:
+    """Not the Manager whose worker dies, nor the guardian whose Manager does, nor their end."""
+    furnish(tmp_path)
+    with unread(how) as writer:
+
+        def start(args: list[str], **options: Any) -> subprocess.Popen[Any]:
+            with os.fdopen(writer) as stderr:
+                return warm.popen(args, **{**options, "stderr": stderr})
+
+        with started(tmp_path, start=start) as it:
+            (first, _) = members(it.status())["a#0"]
+            os.kill(first, signal.SIGKILL)
+            it.until(lambda s: s["ready"] and members(s)["a#0"][0] not in (0, first))
+            it.kill_manager()
+            it.taken_over(1)
+            with Load(it.address) as load:
+                load.more()
+            children = family(it.process.pid)
+            it.process.terminate()
+            assert it.process.wait(STOP_S) == 0
+            assert gone(children, Path(it.ready["run_dir"]))

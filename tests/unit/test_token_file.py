@@ -1,0 +1,160 @@
+"""The token while it is in force: its file changes, or is away, or a successor takes it over."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from blockflow.control.auth import TokenAuth
+from blockflow.control.exposure import check_exposure
+from blockflow.control.kept_secrets import KeptSecrets
+from blockflow.control.settings import ControlSettings
+from blockflow.core.errors import BlockFlowError
+from blockflow.launch.ward import Kept, Line, Ward
+from blockflow.tensormq.keys import Keyring
+from blockflow.tensormq.private_files import write_private
+
+OLD, NEW = b"o" * 40, b"n" * 40
+
+
+def refused() -> pytest.RaisesExc[BlockFlowError]:
+    return pytest.RaisesExc(BlockFlowError, check=lambda e: e.code == "UNAUTHORIZED")
+
+
+def bearer(token: bytes) -> str:
+    return "Bearer " + token.decode()
+
+
+def in_place(path: Path, text: bytes) -> None:
+    path.write_bytes(text)
+
+
+def renamed(path: Path, text: bytes) -> None:
+    new = path.with_suffix(".new")
+    write_private(new, text)
+    new.replace(path)
+
+
+@pytest.mark.parametrize("change", [in_place, renamed])
+def test_another_token_in_the_file_holds_at_once(
+    change: Callable[[Path, bytes], None], tmp_path: Path
+) -> None:
+    path, told = tmp_path / "token", []
+    write_private(path, OLD)
+    auth = TokenAuth(path, tell=told.append)
+    auth.check(bearer(OLD))
+    change(path, NEW + b"\n")
+    with refused():
+        auth.check(bearer(OLD))
+    auth.check(bearer(NEW))
+    assert told == [OLD, NEW]
+
+
+def weak(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def open_to_all(path: Path) -> None:
+    path.write_bytes(NEW)
+    path.chmod(0o644)
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_suffix(".away"))
+    path.symlink_to(path.with_suffix(".away"))
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, weak, open_to_all, a_link])
+def test_a_file_that_gives_no_token_changes_nothing_and_is_told_once(
+    spoil: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "token"
+    write_private(path, OLD)
+    auth = TokenAuth(path)
+    spoil(path)
+    for _ in range(3):
+        auth.check(bearer(OLD))
+        for wrong in (None, "Bearer ", bearer(NEW)):
+            with refused():
+                auth.check(wrong)
+    assert caplog.text.count("stays so") == 1
+    path.unlink(missing_ok=True)
+    write_private(path, NEW)
+    auth.check(bearer(NEW))
+
+
+def test_a_token_in_force_needs_no_file_but_one_that_is_there_counts(tmp_path: Path) -> None:
+    path, told = tmp_path / "token", []
+    auth = TokenAuth(path, OLD, told.append)
+    auth.check(bearer(OLD))
+    assert told == []
+    write_private(path, NEW)
+    TokenAuth(path, OLD, told.append).check(bearer(NEW))
+    assert told == [NEW]
+
+
+# --- what a successor has of it -------------------------------------------------------------------
+
+
+@pytest.fixture
+def line() -> Iterator[tuple[Line, Line]]:
+    """The guardian's end and the Manager's."""
+    ends = Line.pair()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def ward_of(line: Line, kept: dict[str, Kept], deaths: int) -> Ward:
+    return Ward(
+        guardian=0,
+        run_dir=Path(),
+        lifeline_fd=-1,
+        line=line,
+        kept=kept,
+        deaths=deaths,
+        adopt=deaths > 0,
+        died_ns=0,
+        client_port=0,
+        cause="",
+        stop_asked=lambda: False,
+    )
+
+
+def handed_up(line: Line) -> dict[str, Kept]:
+    """What the guardian has got so far."""
+    found = {}
+    while select.select([line], [], [], 0)[0]:
+        (_, name, _, _), fds = line.take()
+        found[name] = Kept(fds[0], 0, 0)
+    return found
+
+
+def test_a_successor_has_the_token_in_force(line: tuple[Line, Line], tmp_path: Path) -> None:
+    mine, theirs = line
+    ring = Keyring(tmp_path / "keys")
+    ring.create()
+    settings = ControlSettings(client_host="0.0.0.0", keys=ring.folder)
+    token = ring.token_file.read_bytes().strip()
+    first = check_exposure(settings, KeptSecrets(ward_of(theirs, {}, 0)))
+    assert first is not None
+    kept = handed_up(mine)
+    shutil.rmtree(ring.folder)  # the server's key as well
+    with refused():
+        check_exposure(settings, KeptSecrets(ward_of(theirs, {}, 0)))
+    successor = check_exposure(settings, KeptSecrets(ward_of(theirs, kept, 1)))
+    assert successor is not None
+    for auth in (first, successor):
+        auth.check("Bearer " + token.decode())
+        with refused():
+            auth.check(bearer(OLD))
+    with refused():  # it is never taken as "none"
+        check_exposure(settings, KeptSecrets(ward_of(theirs, {}, 1)))
+    (fd,) = [k.fd for k in kept.values()]
+    assert not os.get_inheritable(fd) and os.fstat(fd).st_mode & 0o777 == 0o600
+    os.close(fd)
