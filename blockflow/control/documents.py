@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.core.errors import SystemError_
+from blockflow.repository.descriptors import file_of
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What an OSError of a full disk says."""
@@ -32,7 +33,7 @@ def read_sealed(path: Path, most: int, formats: Collection[int]) -> tuple[int, d
         OSError, ValueError: the latter says what is wrong with it.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with os.fdopen(os.open(path, flags), "rb") as f:
+    with file_of(os.open(path, flags)) as f:
         if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
             raise ValueError("not a regular file")
         raw = f.read(most + 1)
@@ -57,9 +58,12 @@ def read_sealed(path: Path, most: int, formats: Collection[int]) -> tuple[int, d
 
 def write_file(path: Path, data: bytes, *, sync: bool) -> None:
     """Write a new private file; ``sync``: it is on the disk when this returns. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    # O_NONBLOCK: a pipe that lies there would keep this waiting for its reader.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
@@ -73,7 +77,7 @@ def take_lock(path: Path) -> int:
     """Open a file, made if need be, and lock it for as long as the descriptor is open.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: it cannot be opened, or not be locked by anybody.
         SystemError_: ALREADY_RUNNING: another process has locked it.
     """
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -88,6 +92,8 @@ def take_lock(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
         os.close(fd)
+        if e.errno != errno.EWOULDBLOCK:  # of a file system without locks, say
+            raise
         raise SystemError_(
             "ALREADY_RUNNING",
             "another control plane uses this state directory",

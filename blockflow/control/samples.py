@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,11 @@ from blockflow.control.documents import NO_ROOM
 from blockflow.core.errors import RequestError, SystemError_
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\.jsonl")
+
+
+_UNFINISHED = ".new"
+_LONGEST_S = 60.0
+"""No file takes so long to write: what is older was left by a process that was killed."""
 
 
 def store_samples(folder: Path, name: str, lines: Iterable[str]) -> Path:
@@ -33,7 +39,8 @@ def store_samples(folder: Path, name: str, lines: Iterable[str]) -> Path:
     temp = ""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd, temp = mkstemp(prefix=".", suffix=".new", dir=folder)
+        _sweep(folder)
+        fd, temp = mkstemp(prefix=".", suffix=_UNFINISHED, dir=folder)
         with os.fdopen(fd, "w", encoding="utf-8") as f:
             f.writelines(f"{line}\n" for line in lines)
         os.replace(temp, path)
@@ -49,3 +56,10 @@ def store_samples(folder: Path, name: str, lines: Iterable[str]) -> Path:
             hint="free some disk space" if full else "check the folder, or take another name",
         ) from e
     return path
+
+
+def _sweep(folder: Path) -> None:
+    for entry in folder.glob(f".*{_UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - entry.lstat().st_mtime > _LONGEST_S:
+                entry.unlink()

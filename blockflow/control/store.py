@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,20 +25,25 @@ from typing import Any
 
 from blockflow.control.crashes import FILE as CRASHES
 from blockflow.control.discarded import put_aside
-from blockflow.control.documents import NO_ROOM, read_sealed, seal, take_lock, write_file
+from blockflow.control.documents import NO_ROOM, seal, take_lock, write_file
+from blockflow.control.generations import (
+    CURRENT,
+    MISSING,
+    PREVIOUS,
+    latest_generation,
+    read_generation,
+    sealed,
+)
 from blockflow.control.numbers import KINDS, NONE, NumbersFile, Span
 from blockflow.control.stored import FORMAT, NUMBER_STRIDE, PastEpoch, StoredState
 from blockflow.core.errors import SystemError_
+from blockflow.repository.descriptors import file_of
 from blockflow.tensormq.janitor import same_file
 
 log = logging.getLogger("blockflow.control")
 
-CURRENT = "state.json"
-PREVIOUS = "state.previous.json"
 PENDING = "update.pending"
 LOCK = "lock"
-MAX_STATE_BYTES = 16 * 1024 * 1024
-MISSING = "missing"
 _ALL = (CURRENT, PREVIOUS, CRASHES)
 LOW = NUMBER_STRIDE // 2
 """So few numbers left: others are reserved. A disk that fills up leaves as many for successors."""
@@ -48,15 +53,14 @@ CORRUPT_HINT = (
     "(the broken files are kept)"
 )
 
-_READERS: Mapping[int, Callable[[dict[str, Any]], StoredState]] = {
-    1: StoredState.from_format_1,
-    2: StoredState.from_format_2,
-    FORMAT: StoredState.from_dict,
-}
-
 
 class StateStore:
     """The locked state folder of one control plane. Not thread-safe: the Manager owns it.
+
+    Args:
+        root: the folder.
+        succeeds: a Manager was here that has died, and what it ran is served: then a state that
+            cannot be read is put aside like a broken one, and the former one does.
 
     Raises (constructor):
         SystemError_: ALREADY_RUNNING when another process holds the folder; STATE_CORRUPT when no
@@ -69,7 +73,8 @@ class StateStore:
     _left: dict[str, Span]
     _file: NumbersFile | None
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, *, succeeds: bool = False) -> None:
+        self._succeeds = succeeds
         self._open(root)
         try:
             self._state = self._load()
@@ -103,12 +108,20 @@ class StateStore:
 
         Raises:
             SystemError_: NO_SPACE when the disk is full, STATE_UNUSABLE when it cannot be written,
-                ALREADY_RUNNING when the lock was removed and another control plane has taken it.
+                or would be too large to be read, ALREADY_RUNNING when the lock was removed and
+                another control plane has taken it.
         """
+        try:
+            state, data = sealed(state)
+        except ValueError as e:
+            hint = "post a smaller topology; the stored state is unchanged"
+            raise SystemError_(
+                "STATE_UNUSABLE", f"too large to be stored: {e}", where=str(self.root), hint=hint
+            ) from e
         temp, spare = self.root / f".{CURRENT}.new", self.root / f".{PREVIOUS}.new"
         try:
             self._keep_lock()
-            _write_synced(temp, seal(state.to_dict(), FORMAT))
+            _write_synced(temp, data)
             if self._copy_former(spare):
                 os.replace(spare, self.root / PREVIOUS)
             os.replace(temp, self.root / CURRENT)
@@ -208,6 +221,7 @@ class StateStore:
     def open_fresh(cls, root: Path | str) -> StateStore:
         """Open a folder and discard what it holds, even if that cannot be read."""
         store = cls.__new__(cls)
+        store._succeeds = False
         store._open(root)
         try:
             try:
@@ -288,7 +302,10 @@ class StateStore:
         log.warning("%s was removed, and is made again", self.root / LOCK)
 
     def _load(self) -> StoredState:
-        state, found = latest_generation(self.root)
+        try:
+            state, found = latest_generation(self.root, strict=not self._succeeds)
+        except OSError as e:
+            raise self._io_error(e) from e
         if state is not None:
             if found:
                 state = state.fallen_back()
@@ -296,6 +313,8 @@ class StateStore:
                     f"{CURRENT} cannot be used ({found[CURRENT]}); "
                     f"the previous generation (epoch {state.epoch}) is in force"
                 )
+                with suppress(OSError):  # a later save tells of it
+                    put_aside(self.root, [CURRENT])
             self._tell_interrupted(state.epoch)
             return state
         if set(found.values()) == {MISSING} and self._is_new():
@@ -312,7 +331,7 @@ class StateStore:
         """Say what became of an update in whose middle the former control plane ended."""
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            with os.fdopen(os.open(self.root / PENDING, flags), "rb") as f:
+            with file_of(os.open(self.root / PENDING, flags)) as f:
                 aim = int(f.read(32))
         except FileNotFoundError:
             return
@@ -335,7 +354,7 @@ class StateStore:
         with suppress(FileNotFoundError):
             os.unlink(spare)
         try:
-            there = _read(self.root / CURRENT).numbers == self._state.numbers
+            there = read_generation(self.root / CURRENT).numbers == self._state.numbers
         except (OSError, ValueError):
             there = False
         if there:
@@ -371,29 +390,9 @@ class StateStore:
         return SystemError_(
             "STATE_UNUSABLE",
             f"the state directory cannot be used: {e.strerror}",
-            where=str(self.root),
+            where=str(e.filename or self.root),
             hint="check the directory and its permissions, or name another --state-dir",
         )
-
-
-def latest_generation(root: Path) -> tuple[StoredState | None, dict[str, str]]:
-    """The latest generation in ``root`` that can be read, None without one; and, by their names,
-    what is wrong with those before it. Changes nothing, and needs no lock."""
-    found: dict[str, str] = {}
-    for name in (CURRENT, PREVIOUS):
-        try:
-            return _read(root / name), found
-        except FileNotFoundError:
-            found[name] = MISSING
-        except (OSError, ValueError) as e:
-            found[name] = str(e) or type(e).__name__
-    return None, found
-
-
-def _read(path: Path) -> StoredState:
-    """One generation. Raises OSError or ValueError (which says what is wrong with it)."""
-    found, body = read_sealed(path, MAX_STATE_BYTES, _READERS)
-    return _READERS[found](body)
 
 
 def _write_synced(path: Path, data: bytes) -> None:

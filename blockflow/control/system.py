@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -132,9 +133,11 @@ class System:
         settings, ward = self.settings, self._ward
         kept_secrets = KeptSecrets(ward)
         auth, tls = check_exposure(settings, kept_secrets), check_tls(settings, kept_secrets)
-        if ward is None or not ward.deaths:  # later, what is served matters more
+        first = ward is None or not ward.deaths
+        if first:  # later, what is served matters more
             check_state_dir(settings.state_dir)
-        store = (StateStore.open_fresh if self._fresh else StateStore)(settings.state_dir)
+        make = StateStore.open_fresh if self._fresh else partial(StateStore, succeeds=not first)
+        store = make(settings.state_dir)
         self._undo.append(store.close)
         if ward is None:
             become_subreaper()

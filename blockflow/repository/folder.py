@@ -20,6 +20,7 @@ from pathlib import Path
 from blockflow.core.errors import RepositoryError, SystemError_
 from blockflow.core.limits import VERSION_CHARS
 from blockflow.core.scarcity import is_scarcity, no_room
+from blockflow.repository.descriptors import file_of
 from blockflow.repository.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -247,10 +248,15 @@ def read_manifest(folder: int, where: Path, name: str, file: str) -> Manifest:
         raise unopened(e, where) or RepositoryError(
             "CORRUPT_MANIFEST", f"the manifest cannot be opened: {e.strerror}", where=str(where)
         ) from None
-    with os.fdopen(fd, "rb") as f:
-        if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-            raise RepositoryError("CORRUPT_MANIFEST", "not a regular file", where=str(where))
-        raw = f.read(MAX_MANIFEST_BYTES + 1)
+    try:
+        with file_of(fd) as f:
+            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                raise RepositoryError("CORRUPT_MANIFEST", "not a regular file", where=str(where))
+            raw = f.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as e:  # a folder, say
+        raise RepositoryError(
+            "CORRUPT_MANIFEST", f"the manifest cannot be read: {e.strerror}", where=str(where)
+        ) from None
     return parse_manifest(raw, where=str(where), folder=name)
 
 
@@ -293,7 +299,7 @@ def _raw(folder: int, file: str) -> bytes:
 
 
 def _bytes(folder: int, file: str) -> bytes:
-    with os.fdopen(os.open(file, READ, dir_fd=folder), "rb") as f:
+    with file_of(os.open(file, READ, dir_fd=folder)) as f:
         return f.read(MAX_MANIFEST_BYTES + 1)
 
 

@@ -22,6 +22,7 @@ from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.measuring import Subject
 from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room
+from blockflow.repository.descriptors import file_of
 from blockflow.repository.folder import removed_on_failure, unopened
 from blockflow.repository.machine import describe, fingerprint
 from blockflow.repository.manifest import is_block_name
@@ -227,7 +228,7 @@ class ProfileStore:
         try:
             with self._folder(block) as folder:
                 fd = os.open(name, _READ_FLAGS, dir_fd=folder)
-            with os.fdopen(fd, "rb") as f:
+            with file_of(fd) as f:
                 raw = f.read(MAX_BYTES + 1)
         except FileNotFoundError:
             return None

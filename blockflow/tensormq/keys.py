@@ -16,12 +16,13 @@ An authorised key is looked up by its file's name: one look at the folder, which
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,28 +181,44 @@ class Keyring:
         if not _NAME.fullmatch(name):
             raise unfit(self._clients, f"{name[:80]!r}", "is not a name", "letters, digits, _.-")
         private_folder(self._clients)
-        known = self.clients()
-        if name in known:
-            hint = "revoke it first, or take another name"
-            raise unfit(self._clients, f"the client {name!r}", "has a key already", hint)
-        write_private(self._clients / public.hex(), f"{name}\n".encode())
+        with self._locked():  # or two at once would both find the name free
+            if name in self.clients():
+                hint = "revoke it first, or take another name"
+                raise unfit(self._clients, f"the client {name!r}", "has a key already", hint)
+            write_private(self._clients / public.hex(), f"{name}\n".encode())
 
     def revoke(self, name: str) -> None:
-        """Refuse this client's next connections. Raises SystemError_: UNAUTHORIZED."""
-        known = self.clients()
-        if name not in known:
-            hint = f"known: {', '.join(sorted(known)) or 'none'}"
+        """Refuse this client's next connections, by whatever key (folders that were put together
+        may have two of a name). Raises SystemError_: UNAUTHORIZED."""
+        known = self._authorised()
+        if name not in {owner for owner, _ in known}:
+            hint = f"known: {', '.join(sorted({owner for owner, _ in known})) or 'none'}"
             raise unfit(self._clients, f"the client {name[:80]!r}", "is not authorised", hint)
-        (self._clients / known[name].hex()).unlink(missing_ok=True)
+        for owner, public in known:
+            if owner == name:
+                (self._clients / public.hex()).unlink(missing_ok=True)
 
     def clients(self) -> dict[str, bytes]:
         """Authorised clients: name -> public key. What else lies there authorises nobody."""
-        out: dict[str, bytes] = {}
+        return dict(sorted(self._authorised()))
+
+    def _authorised(self) -> list[tuple[str, bytes]]:
+        found: list[tuple[str, bytes]] = []
         with suppress(OSError):
             for entry in os.listdir(self._clients):
                 if _HEX.fullmatch(entry) and (name := self._name_of(bytes.fromhex(entry))):
-                    out[name] = bytes.fromhex(entry)
-        return dict(sorted(out.items()))
+                    found.append((name, bytes.fromhex(entry)))
+        return found
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = os.open(self._clients, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):  # where there are no locks, the check alone must do
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def allows(self, public: bytes) -> bool:
         """Whether the holder of this key may connect: what the folder says now."""

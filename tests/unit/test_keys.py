@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from blockflow.control.auth import TokenAuth, read_token
 from blockflow.control.exposure import check_exposure, check_state_dir
 from blockflow.control.settings import ControlSettings, is_address, is_loopback
 from blockflow.control.system import System
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.tensormq.curve import LINK_FILE, make_link_key
 from blockflow.tensormq.keys import (
     KEY_BYTES,
@@ -354,3 +356,30 @@ def test_a_state_folder_of_another_user_is_refused(
             check_state_dir(tmp_path)
     else:
         check_state_dir(tmp_path)  # root can do everything anyway
+
+
+def test_of_many_who_authorise_one_name_at_once_one_does(ring: Keyring) -> None:
+    keys = [KeyPair.make().public for _ in range(16)]
+    begin = threading.Barrier(len(keys))
+
+    def authorise(public: bytes) -> bool:
+        begin.wait()
+        try:
+            Keyring(ring.folder).authorise("robot", public)
+        except SystemError_:
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(keys)) as pool:
+        done = list(pool.map(authorise, keys))
+    assert done.count(True) == 1
+    assert [ring.allows(k) for k in keys] == done
+
+
+def test_a_revoked_name_has_no_other_key(ring: Keyring) -> None:
+    """As of two folders that were put together."""
+    keys = [KeyPair.make().public for _ in range(3)]
+    for key in keys:
+        write_private(ring.folder / "clients" / key.hex(), b"robot\n")
+    ring.revoke("robot")
+    assert not any(map(ring.allows, keys)) and ring.clients() == {}

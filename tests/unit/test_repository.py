@@ -16,6 +16,7 @@ from blockflow.core.model import TensorSpec
 from blockflow.repository import folder as folder_module
 from blockflow.repository import repository as module
 from blockflow.repository.echo import save_echo
+from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 
 SPEC = TensorSpec("float32", ("rows", 4))
@@ -121,6 +122,21 @@ def test_a_linked_manifest_is_refused(repo: BlockRepository, tmp_path: Path) -> 
     moved = manifest.rename(tmp_path / "m.json")
     manifest.symlink_to(moved)
     failure("CORRUPT_MANIFEST", repo)
+
+
+def test_a_folder_in_the_place_of_a_manifest_is_that_blocks_trouble_alone(
+    repo: BlockRepository,
+) -> None:
+    (repo.root / "odd" / "manifest.json").mkdir(parents=True)
+    (repo.root / "echo1" / "profiles" / "x.echo.fp32.json").mkdir(parents=True)
+    open_before = os.listdir("/proc/self/fd")
+    for _ in range(20):
+        failure("CORRUPT_MANIFEST", repo, "odd")
+        assert repo.info("echo1").name == "echo1"
+        with pytest.raises(RepositoryError) as e:
+            ProfileStore(repo.root)._read("echo1", "x.echo.fp32.json")
+        assert e.value.code == "STALE_PROFILE"
+    assert os.listdir("/proc/self/fd") == open_before
 
 
 def test_a_linked_folder_is_no_block(repo: BlockRepository) -> None:

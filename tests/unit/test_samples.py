@@ -49,6 +49,15 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "run1.jsonl").is_symlink()
 
 
+def test_what_killed_writers_have_left_goes_and_no_other_file(tmp_path: Path) -> None:
+    old, young = tmp_path / ".abcd.new", tmp_path / ".efgh.new"
+    for path in (old, young):
+        path.write_text("half")
+    os.utime(old, (0, 0))
+    store_samples(tmp_path, "run1.jsonl", ["new"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == [young.name, "run1.jsonl"]
+
+
 @pytest.mark.parametrize(
     "name", ["", "../x.jsonl", ".x.jsonl", "x", "x.jsonl\n", "a/x.jsonl", "\u00e4.jsonl"]
 )

@@ -355,7 +355,7 @@ class Lives(RuleBasedStateMachine):
             self.taken.add(("stage", number))
         self.again()
 
-    @precondition(lambda self: (self.root / PREVIOUS).exists())
+    @precondition(lambda self: all((self.root / n).exists() for n in (CURRENT, PREVIOUS)))
     @rule()
     def torn(self) -> None:
         tear(self.root)

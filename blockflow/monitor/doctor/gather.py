@@ -21,6 +21,7 @@ import psutil
 import zmq
 
 from blockflow.control.auth import read_token
+from blockflow.control.generations import MISSING, latest_generation
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.settings import (
     DEFAULT_CLIENT_PORT,
@@ -29,7 +30,7 @@ from blockflow.control.settings import (
     default_keys,
     default_state_dir,
 )
-from blockflow.control.store import LOCK, MISSING, latest_generation
+from blockflow.control.store import LOCK
 from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.specs import BlockSpec
