@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import time
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +17,8 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\.jsonl")
 
 
 _UNFINISHED = ".new"
-_LONGEST_S = 60.0
-"""No file takes so long to write: what is older was left by a process that was killed."""
+_ONE_AT_A_TIME = threading.Lock()
+"""A state folder is one process's: whoever has this finds only what killed ones have left."""
 
 
 def store_samples(folder: Path, name: str, lines: Iterable[str]) -> Path:
@@ -39,11 +39,14 @@ def store_samples(folder: Path, name: str, lines: Iterable[str]) -> Path:
     temp = ""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _sweep(folder)
-        fd, temp = mkstemp(prefix=".", suffix=_UNFINISHED, dir=folder)
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
-            f.writelines(f"{line}\n" for line in lines)
-        os.replace(temp, path)
+        with _ONE_AT_A_TIME:
+            for left in folder.glob(f".*{_UNFINISHED}"):
+                with suppress(OSError):
+                    left.unlink()
+            fd, temp = mkstemp(prefix=".", suffix=_UNFINISHED, dir=folder)
+            with os.fdopen(fd, "w", encoding="utf-8") as f:
+                f.writelines(f"{line}\n" for line in lines)
+            os.replace(temp, path)
     except OSError as e:
         if temp:
             with suppress(OSError):
@@ -56,10 +59,3 @@ def store_samples(folder: Path, name: str, lines: Iterable[str]) -> Path:
             hint="free some disk space" if full else "check the folder, or take another name",
         ) from e
     return path
-
-
-def _sweep(folder: Path) -> None:
-    for entry in folder.glob(f".*{_UNFINISHED}"):
-        with suppress(OSError):
-            if time.time() - entry.lstat().st_mtime > _LONGEST_S:
-                entry.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,12 +51,18 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 
 def test_what_killed_writers_have_left_goes_and_no_other_file(tmp_path: Path) -> None:
-    old, young = tmp_path / ".abcd.new", tmp_path / ".efgh.new"
-    for path in (old, young):
-        path.write_text("half")
-    os.utime(old, (0, 0))
-    store_samples(tmp_path, "run1.jsonl", ["new"])
-    assert sorted(p.name for p in tmp_path.iterdir()) == [young.name, "run1.jsonl"]
+    for name in (".abcd.new", ".efgh.new", "run.new"):
+        (tmp_path / name).write_text("half")
+
+    later = threading.Thread(target=store_samples, args=(tmp_path, "run2.jsonl", ["2"]))
+
+    def lines() -> Iterator[str]:
+        later.start()  # it waits until this file is whole
+        yield "1"
+
+    store_samples(tmp_path, "run1.jsonl", lines())
+    later.join()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.new", "run1.jsonl", "run2.jsonl"]
 
 
 @pytest.mark.parametrize(
