@@ -82,6 +82,9 @@ class TensorSpec:
                 raise ValueError(f"range for {name!r}, which is not a dim")
             if not 1 <= lo <= hi <= limits.MAX_DIM:
                 raise ValueError(f"range {lo}..{hi} of {name!r} is empty or out of bounds")
+        for d in self.dims:
+            if is_formula(d) and min(self.bounds(d)) < 1:
+                raise ValueError(f"dim {d!r} is never positive")
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(str(d) for d in self.dims)}]"
@@ -149,7 +152,12 @@ class TensorSpec:
         return tuple(size_of(d, binding) for d in self.dims)
 
     def bounds(self, dim: Dim) -> Bounds:
-        """Smallest and largest extent of one of the dims."""
+        """Smallest and largest extent of one of the dims; of a formula that is less than 1 for some
+        inputs, which have no output, the smallest that has one.
+
+        Raises:
+            ValueError: a formula may divide by zero.
+        """
         ranges = {n: self.ranges.get(n, (1, limits.MAX_DIM)) for n in names_in(dim)}
         lo, hi = bounds_of(dim, ranges)
         return max(lo, 1), min(hi, limits.MAX_DIM)
