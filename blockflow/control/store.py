@@ -332,7 +332,7 @@ class StateStore:
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             with file_of(os.open(self.root / PENDING, flags)) as f:
-                aim = int(f.read(32))
+                aim = int(f.read(32) or b"")  # None: of a pipe whose writer is silent
         except FileNotFoundError:
             return
         except (OSError, ValueError):

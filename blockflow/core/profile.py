@@ -185,9 +185,8 @@ class StageProfile:
                 out.setdefault(p.length or 0, []).append((p.rows, p.p50_ms))
         if not out:
             known = ", ".join(map(str, self.threads_measured())) or "none"
-            raise ValueError(
-                f"{threads} threads were not measured for {self.block}; known: {known}"
-            )
+            what = "1 thread was" if threads == 1 else f"{threads} threads were"
+            raise ValueError(f"{what} not measured for {self.block}; known: {known}")
         return out
 
     def to_dict(self) -> dict[str, Any]:

@@ -116,3 +116,14 @@ def test_a_pipe_in_the_folder_keeps_nobody_waiting(tmp_path: Path, name: str) ->
             assert e.value.code == "STATE_UNUSABLE"
     finally:
         os.close(reader)
+
+
+def test_an_update_under_way_that_a_pipe_tells_of_is_an_unknown_one(tmp_path: Path) -> None:
+    filled(tmp_path)
+    os.mkfifo(tmp_path / PENDING)
+    writer = os.open(tmp_path / PENDING, os.O_RDWR)  # which is silent
+    try:
+        with StateStore(tmp_path) as store:
+            assert "the update to epoch unknown" in store.warning and store.state.epoch == 2
+    finally:
+        os.close(writer)
