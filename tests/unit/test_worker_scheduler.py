@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,32 +20,12 @@ from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.routing import merge_paths
 from blockflow.tensormq.channel import Payload
-from blockflow.wire.data import Data, HopTiming, Item, encode_data, pack_timings
+from blockflow.wire.data import Data, encode_data
 from blockflow.wire.tensor import Handle, TensorDesc
 from blockflow.worker.parting import next_item, plan_parts, timing
 from blockflow.worker.scheduler import PolicyDefect, Scheduler
-from blockflow.worker.ticket import Batch, Source, Ticket
-
-MS = 1_000_000
-
-
-def ticket(
-    key: int,
-    paths: Sequence[Sequence[int]] = ((1,),),
-    *,
-    hop: int = 0,
-    rows: int = 1,
-    now: int = 0,
-    deadline: int = 1000 * MS,
-    timings: int = 0,
-    alone: bool = False,
-) -> Ticket:
-    tree, _ = merge_paths(paths)
-    done = pack_timings(HopTiming(n, 2**40, 2**40, 2**40, 2**40) for n in range(timings))
-    item = Item(os.urandom(16), 1, 1, tree, hop, rows, 1000, done, alone=alone)
-    stage = tree.nodes[hop].stage
-    source = Source("float32", (4,), 1)
-    return Ticket(key, item, stage, source, 0, now, now, now, deadline, 5)
+from blockflow.worker.ticket import Batch
+from tests.scheduler_rig import MS, ticket
 
 
 def drain(scheduler: Scheduler, now: int) -> list[list[int]]:
@@ -157,64 +135,6 @@ def test_a_policy_that_runs_a_busy_stage_is_stopped() -> None:
     s._policies[0].decide = lambda *_: Run(1, (2,))  # type: ignore[method-assign]
     with pytest.raises(PolicyDefect, match="second batch at stage 1"):
         s.decide(0)
-
-
-@pytest.mark.parametrize(
-    ("decides", "words"),
-    [
-        (Run(1, (9,)), "runs key 9, which does not wait"),
-        (Run(1, (3,)), "runs key 3 at stage 1, it waits at 2"),
-        (Run(1, (5,)), "runs key 5, which does not wait for it"),
-        (Run(7, (1,)), "runs stage 7, which is not one of its own: [1, 2]"),
-        (Run(1, ()), "one at least"),
-        (Run(1, (1, 1)), "each once"),
-        (Run(1, (1,), (3,)), "pads key 1 of [4] to [3]"),
-        (Run(1, (1,), (4, 4)), "pads key 1 of [4] to [4, 4]"),
-        ("now", "decides str, not Run, WaitUntil or None"),
-        (RuntimeError("own"), "raised RuntimeError: own"),
-    ],
-)
-def test_what_no_policy_may_decide_is_told_as_its_own(decides: Any, words: str) -> None:
-    s = Scheduler({1: {}, 2: {}})
-    for key in (1, 2):
-        s.arrive(ticket(key), 0)
-    s.arrive(ticket(3, ((2,),)), 0)
-    s.arrive(ticket(5, alone=True), 0)
-    s._busy.add(1)  # who runs alone waits for its stage
-    busy = isinstance(decides, Run)
-
-    def decide(*_: Any) -> Any:
-        if isinstance(decides, Exception):
-            raise decides
-        if busy:
-            s._busy.discard(1)
-        return decides
-
-    s._policies[0].decide = decide  # type: ignore[method-assign]
-    with pytest.raises(PolicyDefect) as e:
-        s.decide(0)
-    assert words in str(e.value) and str(e.value).startswith("policy 'none' ")
-    assert len(s) == 4, "nothing has been taken"
-
-
-@pytest.mark.parametrize("call", ["arrive", "drop", "done"])
-def test_what_a_policy_raises_names_it(call: str) -> None:
-    def fails(*_: Any) -> None:
-        raise ValueError("own")
-
-    s = Scheduler({1: {}})
-    s.arrive(ticket(1), 0)
-    batch = s.decide(0)
-    assert isinstance(batch, Batch)
-    s.arrive(ticket(2, deadline=5), 0)
-    setattr(s._policies[0], call, fails)
-    does: dict[str, Callable[[], object]] = {
-        "arrive": lambda: s.arrive(ticket(3), 0),
-        "drop": lambda: s.expire(9),
-        "done": lambda: s.done(batch, 1),
-    }
-    with pytest.raises(PolicyDefect, match="policy 'none' raised ValueError: own"):
-        does[call]()
 
 
 def facts(*threads: int) -> StageFacts:

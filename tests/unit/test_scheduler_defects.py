@@ -1,0 +1,71 @@
+"""What no policy may decide, and what one raises: told as its own, before anything is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blockflow.batching.policy import Run
+from blockflow.worker.scheduler import PolicyDefect, Scheduler
+from blockflow.worker.ticket import Batch
+from tests.scheduler_rig import ticket
+
+
+@pytest.mark.parametrize(
+    ("decides", "words"),
+    [
+        (Run(1, (9,)), "runs key 9, which does not wait"),
+        (Run(1, (3,)), "runs key 3 at stage 1, it waits at 2"),
+        (Run(1, (5,)), "runs key 5, which does not wait for it"),
+        (Run(7, (1,)), "runs stage 7, which is not one of its own: [1, 2]"),
+        (Run(1, ()), "one at least"),
+        (Run(1, (1, 1)), "each once"),
+        (Run(1, (1,), (3,)), "pads key 1 of [4] to [3]"),
+        (Run(1, (1,), (4, 4)), "pads key 1 of [4] to [4, 4]"),
+        ("now", "decides str, not Run, WaitUntil or None"),
+        (RuntimeError("own"), "raised RuntimeError: own"),
+    ],
+)
+def test_what_no_policy_may_decide_is_told_as_its_own(decides: Any, words: str) -> None:
+    s = Scheduler({1: {}, 2: {}})
+    for key in (1, 2):
+        s.arrive(ticket(key), 0)
+    s.arrive(ticket(3, ((2,),)), 0)
+    s.arrive(ticket(5, alone=True), 0)
+    s._busy.add(1)  # who runs alone waits for its stage
+    busy = isinstance(decides, Run)
+
+    def decide(*_: Any) -> Any:
+        if isinstance(decides, Exception):
+            raise decides
+        if busy:
+            s._busy.discard(1)
+        return decides
+
+    s._policies[0].decide = decide  # type: ignore[method-assign]
+    with pytest.raises(PolicyDefect) as e:
+        s.decide(0)
+    assert words in str(e.value) and str(e.value).startswith("policy 'none' ")
+    assert len(s) == 4, "nothing has been taken"
+
+
+@pytest.mark.parametrize("call", ["arrive", "drop", "done"])
+def test_what_a_policy_raises_names_it(call: str) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("own")
+
+    s = Scheduler({1: {}})
+    s.arrive(ticket(1), 0)
+    batch = s.decide(0)
+    assert isinstance(batch, Batch)
+    s.arrive(ticket(2, deadline=5), 0)
+    setattr(s._policies[0], call, fails)
+    does: dict[str, Callable[[], object]] = {
+        "arrive": lambda: s.arrive(ticket(3), 0),
+        "drop": lambda: s.expire(9),
+        "done": lambda: s.done(batch, 1),
+    }
+    with pytest.raises(PolicyDefect, match="policy 'none' raised ValueError: own"):
+        does[call]()
