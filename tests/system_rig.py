@@ -29,6 +29,15 @@ def served(root: Path, topology: Any, launcher: Launcher) -> Iterator[System]:
 
 
 @contextmanager
+def idle_system(blocks: Path, state: Path, launcher: Launcher) -> Iterator[System]:
+    """A repository's system with nothing deployed yet, on free ports."""
+    with System(
+        repository=blocks, state_dir=state, rest_port=0, client_port=0, launcher=launcher
+    ) as running:
+        yield running
+
+
+@contextmanager
 def own_template(**environment: str) -> Iterator[Launcher]:
     """A template of a system's own; whoever it launches has this in its environment."""
     launcher = TemplateLauncher()

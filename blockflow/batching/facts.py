@@ -33,6 +33,11 @@ def carries(block: BlockInfo) -> Dim:
     return LENGTH
 
 
+def length_of(dim: Dim, length: int) -> int:
+    """What a formula of :data:`LENGTH` makes of a length; 1 at least."""
+    return length if dim == LENGTH else max(1, size_of(dim, {LENGTH: length}))
+
+
 @dataclass(frozen=True, slots=True)
 class StageFacts:
     """One stage as a policy sees it.
@@ -92,6 +97,4 @@ class StageFacts:
 
     def carried(self, length: int | None) -> int | None:
         """The length of what the stage gives for one that it takes; None stays None."""
-        if length is None or self.carries == LENGTH:
-            return length
-        return max(1, size_of(self.carries, {LENGTH: length}))
+        return None if length is None else length_of(self.carries, length)

@@ -21,6 +21,7 @@ from blockflow.repository.machine import fingerprint
 from blockflow.repository.manifest import Choice, VerdictForm
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from tests.system_rig import idle_system
 from tests.variants import variant_of
 
 WAIT_S = 10.0
@@ -57,10 +58,7 @@ def blocks(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def system(
     blocks: Path, tmp_path_factory: pytest.TempPathFactory, launcher: Launcher
 ) -> Iterator[System]:
-    state = tmp_path_factory.mktemp("state")
-    with System(
-        repository=blocks, state_dir=state, rest_port=0, client_port=0, launcher=launcher
-    ) as running:
+    with idle_system(blocks, tmp_path_factory.mktemp("state"), launcher) as running:
         yield running
 
 

@@ -20,6 +20,7 @@ from blockflow.launch.base import Launcher
 from blockflow.repository.export import export_tree
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from tests.system_rig import idle_system
 
 SOUND = TensorSpec("float32", ("rows", "length"), {"length": (40, 400)})
 
@@ -55,10 +56,7 @@ def blocks(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def system(
     blocks: Path, tmp_path_factory: pytest.TempPathFactory, launcher: Launcher
 ) -> Iterator[System]:
-    state = tmp_path_factory.mktemp("state")
-    with System(
-        repository=blocks, state_dir=state, rest_port=0, client_port=0, launcher=launcher
-    ) as running:
+    with idle_system(blocks, tmp_path_factory.mktemp("state"), launcher) as running:
         yield running
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from blockflow.batching.facts import length_of
 from blockflow.bench.simulation.arrivals import Arrivals, Mix, parse_arrivals
 from blockflow.bench.simulation.invariants import invariants
 from blockflow.bench.simulation.outcome import Outcome, outcome
 from blockflow.bench.simulation.service import mean_ms
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
-from blockflow.bench.simulation.system import SystemModel, length_at
+from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.watch import InvariantBroken, Watches
 from blockflow.bench.simulation.workload import Workload
 from blockflow.core.dims import Dim
@@ -195,5 +196,5 @@ def _mean_ms(
     if lengths is None:
         return rows.mean_of(lambda r: forward(r, threads))
     return rows.mean_of(
-        lambda r: lengths.mean_of(lambda n: forward(r, threads, length_at(taken, n)))
+        lambda r: lengths.mean_of(lambda n: forward(r, threads, length_of(taken, n)))
     )

@@ -9,12 +9,13 @@ from itertools import product
 from math import isfinite
 from typing import Any
 
+from blockflow.batching.facts import length_of
 from blockflow.batching.registry import policy_problems, ways_through
 from blockflow.batching.sliced import slicing_problems
 from blockflow.bench.simulation.arrivals import Arrivals, Closed, Recorded, parse_arrivals
 from blockflow.bench.simulation.experiment import Experiment, capacity
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
-from blockflow.bench.simulation.system import SystemModel, length_at
+from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.text import OWN_POLICIES, nonsense, parse_policy, policy_label
 from blockflow.bench.simulation.trace import Entry
 from blockflow.core import limits
@@ -195,7 +196,7 @@ def _check_classes(system: SystemModel, specs: Sequence[Mapping[str, Any]], long
             worker, stage = hosts[block]
             policy = spec or stage.policy
             last = policy.get("classes", (limits.MAX_DIM,))[-1]
-            brought = length_at(taken, longest) if longest else 0
+            brought = length_of(taken, longest) if longest else 0
             if stage.profile.lengths_measured(worker.threads) and brought > last:
                 raise nonsense(
                     f"length {brought} is over the last class {last}: it would be refused",

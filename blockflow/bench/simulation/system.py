@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from blockflow.batching.facts import LENGTH, StageFacts
+from blockflow.batching.facts import LENGTH, StageFacts, length_of
 from blockflow.batching.registry import largest_batch
 from blockflow.batching.shares import TaskShare
 from blockflow.control.stages import is_open, resolved
 from blockflow.core import limits
-from blockflow.core.dims import Dim, size_of, substituted
+from blockflow.core.dims import Dim, substituted
 from blockflow.core.model import ROWS, Contract, TensorSpec
 from blockflow.core.profile import StageProfile
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
@@ -276,16 +276,11 @@ class SystemModel:
         return cls(workers, tasks, **{name: data[name] for name in plain})
 
 
-def length_at(taken: Dim, length: int) -> int:
-    """The length of what a block takes (:meth:`SystemModel.taken`) of a query of ``length``."""
-    return length if taken == LENGTH else max(1, size_of(taken, {LENGTH: length}))
-
-
 def _longest(taken: Dim, most: int) -> int:
     """The longest query of which a block takes ``most`` at most; what it takes grows with it."""
     if taken == LENGTH:
         return most
-    over = bisect_right(range(1, limits.MAX_DIM + 1), most, key=lambda n: length_at(taken, n))
+    over = bisect_right(range(1, limits.MAX_DIM + 1), most, key=lambda n: length_of(taken, n))
     return max(1, over)
 
 

@@ -12,11 +12,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from blockflow.batching.facts import length_of
 from blockflow.batching.policy import WaitUntil
 from blockflow.bench.simulation.loop import EventLoop
 from blockflow.bench.simulation.request import Request
 from blockflow.bench.simulation.service import Service
-from blockflow.bench.simulation.system import WorkerModel, length_at
+from blockflow.bench.simulation.system import WorkerModel
 from blockflow.bench.simulation.watch import InvariantBroken
 from blockflow.core.routing import PathTree
 from blockflow.wire.data import REQUEST_ID_BYTES, Item
@@ -210,7 +211,7 @@ class SimWorker:
         if request.length is None or tree.nodes[hop].stage not in self._variable:
             return None
         block = self.stages[tree.nodes[hop].stage].block
-        return length_at(self._simulator.taken[request.task, block], request.length)
+        return length_of(self._simulator.taken[request.task, block], request.length)
 
     def _queue(self, ticket: Ticket, now: int) -> None:
         if self._watch is not None:
