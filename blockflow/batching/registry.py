@@ -13,8 +13,9 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.lbci import LbciPolicy
 from blockflow.batching.none import NonePolicy
 from blockflow.batching.options import Kind, shown
-from blockflow.batching.policy import Policy
+from blockflow.batching.policy import Decision, Policy
 from blockflow.batching.queueing import CLASSES
+from blockflow.batching.rules import Trial
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.sliced import AUTO, OPTION, SLICES, SlicedPolicy
 from blockflow.batching.window import WindowPolicy
@@ -93,7 +94,27 @@ def _findings(
         return []
     by_task = [range(len(stages))] if ways is None else ways
     problems = _told(cls, "unfit", path, lambda: list(cls.unfit(options, stages, path, by_task)))
-    return problems + _told(cls, "idle", path, lambda: list(cls.idle(options, stages, path)))
+    problems += _told(cls, "idle", path, lambda: list(cls.idle(options, stages, path)))
+    if stages and not problems and options.get(OPTION) != AUTO:
+        _try_out(cls, options, stages, path, by_task)
+    return problems
+
+
+def _try_out(
+    cls: type[Policy],
+    options: Mapping[str, Any],
+    stages: Sequence[StageFacts],
+    path: str,
+    ways: Sequence[Sequence[int]],
+) -> None:
+    """One that takes its options may raise at work all the same."""
+    facts = dict(enumerate(stages))
+    policy = _told(cls, "__init__", path, lambda: _made(cls, options, tuple(facts), facts, ()))
+
+    def told(method: str, ask: Callable[[], Decision]) -> Decision:
+        return _told(cls, method, path, ask)
+
+    Trial(policy, told).run(ways)
 
 
 def ways_through(
@@ -173,12 +194,22 @@ def create_policy(
     # even a single stage allows is refused.
     alone = [(i,) for i in range(len(stages))]
     problems = kind.unfit(options, in_order, "$.batching", alone)
-    sizes = spec.get(OPTION)
-    if sizes == AUTO:
+    if options.get(OPTION) == AUTO:
         found = f"{AUTO!r} was not yet replaced by numbers"
         problems.append(Problem(f"$.batching.{OPTION}", found, "a list of numbers of blocks"))
     if problems:
         raise _invalid(problems)
+    return _made(kind, options, stages, facts, shares)
+
+
+def _made(
+    kind: type[Policy],
+    options: Mapping[str, Any],
+    stages: Sequence[int],
+    facts: Mapping[int, StageFacts] | None,
+    shares: Sequence[TaskShare],
+) -> Policy:
+    sizes = options.get(OPTION)
     if sizes is not None and sum(sizes) == len(stages):
         return SlicedPolicy(kind, sizes, stages, options, facts, shares)
     return kind(stages, options, facts, shares)

@@ -11,7 +11,7 @@ from ssl import SSLContext
 
 from blockflow.control.auth import TokenAuth
 from blockflow.control.kept_secrets import KeptSecrets
-from blockflow.control.rest.tls import loaded_context, tls_context
+from blockflow.control.rest.tls import Certificate, loaded_context
 from blockflow.control.settings import ControlSettings, is_loopback
 from blockflow.core.errors import RequestError, SystemError_
 from blockflow.launch.ward import CERTIFICATE, KEY, TOKEN
@@ -80,7 +80,7 @@ def check_exposure(settings: ControlSettings, kept: KeptSecrets = NONE_KEPT) -> 
     return auth
 
 
-def check_tls(settings: ControlSettings, kept: KeptSecrets = NONE_KEPT) -> SSLContext | None:
+def check_tls(settings: ControlSettings, kept: KeptSecrets = NONE_KEPT) -> Certificate | None:
     """REST's certificate, if there shall be one.
 
     Args:
@@ -101,12 +101,12 @@ def check_tls(settings: ControlSettings, kept: KeptSecrets = NONE_KEPT) -> SSLCo
             where="--rest-key" if key is None else "--rest-cert",
             hint="name both --rest-cert and --rest-key",
         )
-    if (inherited := _kept_context(kept)) is not None:
-        return inherited
-    context = tls_context(certificate, key)
-    kept.keep_file(CERTIFICATE, certificate)
-    kept.keep_file(KEY, key)
-    return context
+
+    def keep() -> None:
+        kept.keep_file(CERTIFICATE, certificate)
+        kept.keep_file(KEY, key)
+
+    return Certificate(certificate, key, _kept_context(kept), keep)
 
 
 def _kept_context(kept: KeptSecrets) -> SSLContext | None:

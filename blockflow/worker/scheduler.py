@@ -14,13 +14,13 @@ from typing import Any
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
+from blockflow.batching.rules import broken_rule
 from blockflow.batching.shares import TaskShare
 from blockflow.core.routing import PathTree
 from blockflow.wire.data import Item
 from blockflow.worker.ticket import Batch, Ticket
 
 _PATHS_KEPT = 4096
-_WAITS = "only what waits runs"
 _WORDS = "policies decide and do not raise"
 
 
@@ -38,10 +38,6 @@ class PolicyDefect(RuntimeError):
 
 def _raised(policy: Policy, exc: Exception) -> PolicyDefect:
     return PolicyDefect(policy, _WORDS, f"raised {type(exc).__name__}: {exc}"[:500])
-
-
-def _covers(whole: Sequence[int], part: Sequence[int]) -> bool:
-    return len(whole) == len(part) and all(a >= b for a, b in zip(whole, part, strict=True))
 
 
 class Scheduler:
@@ -268,31 +264,18 @@ class Scheduler:
         self._turn = 0
 
     def _check(self, policy: Policy, run: Run) -> None:
-        """What a policy asks for must be its own to give: else a query would be answered by another
-        task's block.
+        """What a policy asks for must be its own to give.
 
         Raises:
             PolicyDefect: it is not.
         """
-        what, rule = "", _WAITS
-        if run.stage in self._busy:
-            # Two forwards of one block at once would share what its engine keeps between them.
-            what, rule = f"runs a second batch at stage {run.stage}", "lanes bounded"
-        elif self._by_stage.get(run.stage) is not policy:
-            what = f"runs stage {run.stage}, which is not one of its own: {list(policy.stages)}"
-        elif not run.keys or len(set(run.keys)) != len(run.keys):
-            what = f"runs a batch of the keys {list(run.keys)}: each once, and one at least"
-        else:
-            for key in run.keys:
-                ticket = self._tickets.get(key)
-                if ticket is None or key in self._alone:
-                    what = f"runs key {key}, which does not wait for it"
-                elif ticket.stage != run.stage:
-                    what = f"runs key {key} at stage {run.stage}, it waits at {ticket.stage}"
-                elif run.pad_to and not _covers(run.pad_to, ticket.shape):
-                    what = f"pads key {key} of {list(ticket.shape)} to {list(run.pad_to)}"
-        if what:
-            raise PolicyDefect(policy, rule, what)
+        broken = broken_rule(policy, run, self._busy, self._waits)
+        if broken is not None:
+            raise PolicyDefect(policy, *broken)
+
+    def _waits(self, key: int) -> tuple[int, Sequence[int]] | None:
+        ticket = self._tickets.get(key)
+        return None if ticket is None or key in self._alone else (ticket.stage, ticket.shape)
 
     def _take(self, run: Run) -> Batch:
         tickets = [self._tickets[key] for key in run.keys]

@@ -24,7 +24,7 @@ from blockflow.control.commands import Commands
 from blockflow.control.exposure import check_exposure, check_tls
 from blockflow.control.kept_secrets import KeptSecrets
 from blockflow.control.rest.server import RestServer
-from blockflow.control.rest.tls import tls_context
+from blockflow.control.rest.tls import Certificate, tls_context
 from blockflow.control.settings import ControlSettings
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.launch.ward import CERTIFICATE, KEY, Line
@@ -61,10 +61,10 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @contextmanager
 def serving(
-    pair: tuple[Path, Path], auth: TokenAuth | None = None, tls: ssl.SSLContext | None = None
+    pair: tuple[Path, Path], auth: TokenAuth | None = None, tls: Certificate | None = None
 ) -> Iterator[RestServer]:
     """A server whose commands are not asked for anything."""
-    commands, tls = cast(Commands, None), tls or tls_context(*pair)
+    commands, tls = cast(Commands, None), tls or Certificate(*pair)
     made = RestServer(commands, "", lambda: None, host="127.0.0.1", port=0, auth=auth, tls=tls)
     made.start()
     try:
@@ -278,7 +278,30 @@ def test_beyond_loopback_rest_is_encrypted_unless_said_otherwise(
         check_exposure(ControlSettings(host="0.0.0.0", rest_cert=pair[0], rest_key=pair[1]))
 
 
-def test_a_successor_has_the_pair_in_force_not_the_files(
+def test_a_renewed_pair_is_in_force_once_both_files_are_there(
+    pair: tuple[Path, Path], other: tuple[Path, Path], tmp_path: Path
+) -> None:
+    certificate, key = (Path(shutil.copy(path, tmp_path)) for path in pair)
+    told: list[bytes] = []
+    tls = Certificate(certificate, key, tell=lambda: told.append(certificate.read_bytes()))
+    first = tls.context()
+    with serving(pair, tls=tls) as server:
+        key.unlink()
+        assert document(server, ca_file=pair[0])["openapi"], "the file is away"
+        shutil.copy(other[0], certificate)
+        assert document(server, ca_file=pair[0])["openapi"], "the key is not renewed yet"
+        shutil.copy(other[1], tmp_path / "new.key")
+        (tmp_path / "new.key").rename(key)
+        assert document(server, ca_file=other[0])["openapi"]
+        with refused("UNAUTHORIZED", "certificate"):
+            document(server, ca_file=pair[0])
+        key.chmod(0o644)
+        assert document(server, ca_file=other[0])["openapi"], "an unfit file changes nothing"
+    assert tls.context() is not first
+    assert told == [pair[0].read_bytes(), other[0].read_bytes()]
+
+
+def test_a_successor_has_the_pair_in_force_unless_the_files_have_another(
     pair: tuple[Path, Path], other: tuple[Path, Path], tmp_path: Path
 ) -> None:
     certificate, key = (Path(shutil.copy(path, tmp_path)) for path in pair)
@@ -295,14 +318,15 @@ def test_a_successor_has_the_pair_in_force_not_the_files(
         successor = check_tls(settings, kept)
         assert first is not None and successor is not None
         for what in ("minimum_version", "options", "sslsocket_class", "verify_mode"):
-            assert getattr(first, what) == getattr(successor, what)
+            assert getattr(first.context(), what) == getattr(successor.context(), what)
         with serving(pair, tls=successor) as server:
             assert document(server, ca_file=pair[0])["openapi"]
-    with memory_files({**told, KEY: other[1].read_bytes()}) as kept._fds:
-        shutil.copy(other[0], certificate)
-        renewed = check_tls(settings, kept)  # what is kept does not fit: the files count
-    with serving(pair, tls=renewed) as server:
-        assert document(server, ca_file=other[0])["openapi"]
+    shutil.copy(other[0], certificate)
+    for content in (told, {**told, KEY: other[1].read_bytes()}):  # a pair, and none
+        with memory_files(dict(content)) as kept._fds:
+            renewed = check_tls(settings, kept)
+        with serving(pair, tls=renewed) as server:
+            assert document(server, ca_file=other[0])["openapi"]
 
 
 def read(fd: int) -> bytes:
@@ -350,4 +374,4 @@ def test_a_system_hands_its_certificate_to_rest(
     )
     with refused("INVALID_REQUEST", "far enough"):
         system.System(settings).start()
-    assert isinstance(told["tls"], ssl.SSLContext)
+    assert isinstance(told["tls"], Certificate)

@@ -3,7 +3,8 @@ and what its author can ask of the tools."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,6 +15,7 @@ from blockflow.batching import registry
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.none import NonePolicy
 from blockflow.batching.options import Integer, option_problems
+from blockflow.batching.policy import Decision, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy, largest_batch, policy_problems
 from blockflow.bench import decisions
 from blockflow.core.errors import Problem, TopologyError
@@ -93,6 +95,84 @@ def test_one_that_raises_is_named(own: type[Own], method: str) -> None:
     assert problem.path == PATH
     assert f"policy 'own': {method}() failed with KeyError: 'no such thing'" in problem.message
     assert "(test_policy_defects.py:" in problem.message and "defect" in problem.hint
+
+
+class AtWork(Own):
+    """What it is asked about its options it answers well."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._fail("__init__")
+        super().__init__(*args, **more)
+
+    def _fail(self, method: str) -> None:
+        if self.fails == method:
+            raise KeyError("no such thing")
+
+    def arrive(self, query: Query, now: int) -> None:
+        self._fail("arrive" if query.first else "arrive again")
+        super().arrive(query, now)
+
+    def drop(self, key: int, now: int) -> None:
+        self._fail("drop")
+        super().drop(key, now)
+
+    def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
+        self._fail("decide")
+        made = super().decide(now, busy)
+        if self.fails == "says" and isinstance(made, Run):
+            return self.says(made)
+        return made
+
+    def done(self, stage: int, keys: Sequence[int], now: int) -> None:
+        self._fail("done")
+        super().done(stage, keys, now)
+
+
+@pytest.mark.parametrize(
+    "fails", ["__init__", "arrive", "arrive again", "drop", "decide", "done", "says"]
+)
+def test_one_that_raises_at_work_is_found_before_it_works(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    says = staticmethod(lambda run: 7)
+    made = type("Own", (AtWork,), {"fails": fails, "says": says})
+    monkeypatch.setattr(registry, "POLICIES", {**registry.POLICIES, "own": made})
+    (problem,) = policy_problems({"policy": "own"}, PATH, FACTS)
+    method = {"says": "decide"}.get(fails, fails.split()[0])
+    assert f"policy 'own': {method}() failed with" in problem.message
+    assert policy_problems({"policy": "own"}, PATH) == [], "the options themselves are right"
+
+
+@pytest.mark.parametrize(
+    ("says", "word"),
+    [
+        (lambda run: replace(run, keys=()), "one at least"),
+        (lambda run: replace(run, keys=(99,)), "does not wait"),
+        (lambda run: replace(run, stage=9), "not one of its own"),
+        (lambda run: replace(run, stage=1 - run.stage), "it waits at"),
+        (lambda run: replace(run, pad_to=(0,)), "pads key"),
+        (lambda run: "run", "not Run"),
+    ],
+)
+def test_one_that_decides_what_it_may_not(
+    monkeypatch: pytest.MonkeyPatch, says: Callable[[Run], Any], word: str
+) -> None:
+    made = type("Own", (AtWork,), {"fails": "says", "says": staticmethod(says)})
+    monkeypatch.setattr(registry, "POLICIES", {**registry.POLICIES, "own": made})
+    (problem,) = policy_problems({"policy": "own"}, PATH, FACTS)
+    assert "policy 'own': decide() failed with" in problem.message and word in problem.message
+
+
+def test_one_that_waits_for_more_than_a_trial_has_is_no_defect(own: type[Own]) -> None:
+    def never(*_: Any) -> Decision:
+        return None
+
+    def later(_: Any, now: int, *__: Any) -> Decision:
+        return WaitUntil(now)
+
+    for waits in (never, later):
+        own.decide = waits  # type: ignore[method-assign, assignment]
+        assert policy_problems({"policy": "own"}, PATH, FACTS) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
@@ -18,7 +17,7 @@ from blockflow.control.rest.defects import Defects
 from blockflow.control.rest.openapi import openapi_document
 from blockflow.control.rest.origin import SCHEMES
 from blockflow.control.rest.resources import Handlers, resources
-from blockflow.control.rest.tls import TlsAdapter
+from blockflow.control.rest.tls import Certificate, TlsAdapter
 from blockflow.control.settings import is_loopback, with_port
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, SystemError_
@@ -92,7 +91,7 @@ class RestServer:
         port: int,
         auth: TokenAuth | None = None,
         names: Collection[str] = (),
-        tls: ssl.SSLContext | None = None,
+        tls: Certificate | None = None,
         listener: socket.socket | None = None,
     ) -> None:
         if auth is None and not is_loopback(host):

@@ -2,13 +2,18 @@
 
 cheroot's own adapter shakes hands in the thread that accepts connections: a peer that connects and
 says nothing would hold up everybody for ten seconds. Here the handshake belongs to the first read,
-in the thread of that connection, once something has come on it.
+in the thread of that connection, once something has come on it. A renewed pair of files is taken up
+by the next connection.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import ssl
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +21,12 @@ from cheroot.errors import FatalSSLAlert
 from cheroot.makefile import MakeFile
 from cheroot.ssl import Adapter
 
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.tensormq.private_files import read_private
 
 _MAX_KEY_BYTES = 64 * 1024
+
+log = logging.getLogger("blockflow.control")
 
 
 def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -58,6 +65,74 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
+def _nobody() -> None: ...
+
+
+class Certificate:
+    """A certificate and its key, also what takes their place: the files are looked at for each
+    connection. Connections that there are keep theirs. Files that are away, unfit or not a pair (of
+    which one is renewed, and the other not yet) change nothing.
+
+    Args:
+        certificate, key: as of :func:`tls_context`.
+        in_force: a context until the files give another one; None = they must give one now.
+        tell: is called when the files' pair comes into force, the first one too; from any thread.
+
+    Raises:
+        RequestError, SystemError_: as :func:`tls_context`; never with one ``in_force``.
+    """
+
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        in_force: ssl.SSLContext | None = None,
+        tell: Callable[[], None] = _nobody,
+    ) -> None:
+        self._files = certificate, key
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._seen = self._look()  # before they are read: a change from here on is seen
+        if in_force is None:
+            self._context = tls_context(certificate, key)
+            tell()
+        else:
+            self._context = in_force
+            self._take()
+
+    def context(self) -> ssl.SSLContext:
+        """That of a connection that is made now."""
+        if self._look() != self._seen:
+            with self._lock:
+                looks = self._look()
+                if looks != self._seen:  # else another thread was first
+                    self._seen = looks
+                    if self._take():
+                        log.info("the certificate of REST is another one from now on")
+        return self._context
+
+    def _take(self) -> bool:
+        try:
+            self._context = tls_context(*self._files)
+        except BlockFlowError as e:
+            log.warning("%s; the certificate that was in force stays so", e)
+            return False
+        self._tell()
+        return True
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        """By which a change is seen. Links are followed: it is they that a renewal moves."""
+        looks: list[tuple[int, ...] | None] = []
+        for path in self._files:
+            try:
+                it = os.stat(path)
+            except OSError:
+                looks.append(None)
+            else:
+                looks.append((it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns))
+        return looks
+
+
 class _Socket(ssl.SSLSocket):
     """Ends quietly with a peer that breaks the protocol, or goes away without a word."""
 
@@ -78,11 +153,11 @@ class TlsAdapter(Adapter):
     """What cheroot asks for a connection's socket and files.
 
     Args:
-        context: of :func:`tls_context`.
+        certificate: its context is that of each new connection.
     """
 
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self.context = context
+    def __init__(self, certificate: Certificate) -> None:
+        self._certificate = certificate
 
     def bind(self, sock: socket.socket) -> socket.socket:
         return sock
@@ -90,7 +165,8 @@ class TlsAdapter(Adapter):
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
         """A new connection."""
         try:
-            made = self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            context = self._certificate.context()
+            made = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except OSError as e:
             raise FatalSSLAlert(*e.args) from e
         return made, self.get_environ()
