@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dispatcher_rig import wait_until
 from sockets_rig import a_stranger_takes
 from takeover_rig import PATIENCE_S, X, furnish, members, started
 from up_rig import family, gone
@@ -20,6 +19,7 @@ from warm_rig import Warm
 
 from blockflow.client import Client
 from blockflow.control.journal import JournalFile
+from blockflow.launch.process import readable
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -86,9 +86,10 @@ def test_another_user_cannot_take_the_clients_port_while_no_dispatcher_lives(
         status = it.taken_over(1)
         os.kill(status["manager"]["pid"], signal.SIGSTOP)  # it must not start the next one
         pid, _ = members(status)["dispatcher"]
-        dispatcher = psutil.Process(pid)
-        dispatcher.kill()
-        wait_until(lambda: not dispatcher.is_running() or dispatcher.status() == "zombie")
+        pidfd = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert readable(pidfd, PATIENCE_S)  # it has ended
+        os.close(pidfd)
         assert a_stranger_takes(port) == ""
         os.kill(status["manager"]["pid"], signal.SIGCONT)
         with Client(it.address, connect_timeout_s=PATIENCE_S) as client:

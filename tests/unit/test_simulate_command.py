@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -297,11 +298,21 @@ def test_the_page_on_batching_shows_what_its_commands_say(
 def test_a_policy_of_ones_own_that_fails_is_told_as_such(
     call: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> None:
-        raise ValueError("own")
+    calls, right = count(), getattr(NonePolicy, call)
+
+    def fails(*given: Any) -> Any:
+        if next(calls) >= good:
+            raise ValueError("own")
+        return right(*given)
 
     own = type("Own", (NonePolicy,), {"NAME": "own", call: fails})
     monkeypatch.setitem(registry.POLICIES, "own", own)
+    good = 0  # so that its trial finds it
+    status, out = simulate(capsys, *SHORT, "--policy", "own", "--json")
+    error = json.loads(out)["error"]
+    assert status == 2 and error["code"] == "INVALID_TOPOLOGY"
+    assert f"policy 'own': {call}() failed with ValueError: own" in out
+    good = 100
     status, out = simulate(capsys, *SHORT, "--policy", "own", "--json")
     error = json.loads(out)["error"]
     assert status == 1 and error["code"] == "INTERNAL"
