@@ -6,8 +6,8 @@ it first, with a few queries that nobody waits for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from blockflow.batching.policy import Decision, Policy, Query, Run, WaitUntil
 
@@ -18,11 +18,21 @@ _RUN_NS = 1_000_000
 _QUERY_NS = 60_000_000_000
 
 
+class Waits(Protocol):
+    """A query, or what a worker has for it."""
+
+    @property
+    def stage(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
 def broken_rule(
     policy: Policy,
     run: Run,
     busy: Collection[int],
-    waits: Callable[[int], tuple[int, Sequence[int]] | None],
+    waiting: Mapping[int, Waits],
+    alone: Collection[int] = (),
 ) -> tuple[str, str] | None:
     """Which rule a decision breaks, and how. (A query would be answered by another task's block.)
 
@@ -30,7 +40,8 @@ def broken_rule(
         policy: that has decided.
         run: what it asks for.
         busy: stages that run a batch.
-        waits: of a key, the stage where it waits for this policy, and its shape.
+        waiting: by key.
+        alone: keys of those that no policy was told of.
     """
     if run.stage in busy:
         # Two forwards of one block at once would share what its engine keeps between them.
@@ -40,14 +51,13 @@ def broken_rule(
     if not run.keys or len(set(run.keys)) != len(run.keys):
         return WAITS, f"runs a batch of the keys {list(run.keys)}: each once, and one at least"
     for key in run.keys:
-        found = waits(key)
-        if found is None:
+        query = waiting.get(key)
+        if query is None or key in alone:
             return WAITS, f"runs key {key}, which does not wait for it"
-        stage, shape = found
-        if stage != run.stage:
-            return WAITS, f"runs key {key} at stage {run.stage}, it waits at {stage}"
-        if run.pad_to and not _covers(run.pad_to, shape):
-            return WAITS, f"pads key {key} of {list(shape)} to {list(run.pad_to)}"
+        if query.stage != run.stage:
+            return WAITS, f"runs key {key} at stage {run.stage}, it waits at {query.stage}"
+        if run.pad_to and not _covers(run.pad_to, query.shape):
+            return WAITS, f"pads key {key} of {list(query.shape)} to {list(run.pad_to)}"
     return None
 
 
@@ -111,16 +121,12 @@ class Trial:
     def _decide(self) -> Decision:
         decision: Any = self._policy.decide(self._now, frozenset())
         if isinstance(decision, Run):
-            broken = broken_rule(self._policy, decision, (), self._waits)
+            broken = broken_rule(self._policy, decision, (), self._waiting)
             if broken is not None:
                 raise ValueError(f"it {broken[1]}")
         elif decision is not None and not isinstance(decision, WaitUntil):
             raise TypeError(f"it says {decision!r}, not Run, WaitUntil or None")
         return decision
-
-    def _waits(self, key: int) -> tuple[int, Sequence[int]] | None:
-        query = self._waiting.get(key)
-        return None if query is None else (query.stage, query.shape)
 
     def _ran(self, run: Run, stages: Sequence[int]) -> None:
         self._now += _RUN_NS

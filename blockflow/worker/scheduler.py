@@ -269,13 +269,9 @@ class Scheduler:
         Raises:
             PolicyDefect: it is not.
         """
-        broken = broken_rule(policy, run, self._busy, self._waits)
+        broken = broken_rule(policy, run, self._busy, self._tickets, self._alone)
         if broken is not None:
             raise PolicyDefect(policy, *broken)
-
-    def _waits(self, key: int) -> tuple[int, Sequence[int]] | None:
-        ticket = self._tickets.get(key)
-        return None if ticket is None or key in self._alone else (ticket.stage, ticket.shape)
 
     def _take(self, run: Run) -> Batch:
         tickets = [self._tickets[key] for key in run.keys]
