@@ -16,6 +16,7 @@ from blockflow.bench import (
 )
 from blockflow.bench.batching import grids as batching
 from blockflow.bench.batching import reason_grids as reasons
+from blockflow.bench.batching.several_figures import several_grid
 from blockflow.bench.chaos import grids as chaos
 from blockflow.bench.compare import report as compare
 from blockflow.bench.demo_grids import demo_memory_grid, demo_task_grid, demo_time_grid
@@ -132,6 +133,7 @@ TABLES: Mapping[str, Table] = {
         peaks=batching.peak_grid,
         shared=batching.shared_grid,
         heads=batching.heads_grid,
+        several=several_grid,
         cost=batching.cost_grid,
         served=batching.served_grid,
         aims=batching.aim_grid,

@@ -34,7 +34,7 @@ from blockflow.bench import thesis_page
 from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.doc_tables import TABLES, Make, Table
 from blockflow.bench.plots import PLOTS, draw_all
-from blockflow.bench.readme import COSTS, costs
+from blockflow.bench.readme import COSTS, SAVINGS, costs, savings
 from blockflow.bench.readme import PAGE as FRONT_PAGE
 from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
 from blockflow.bench.reliability.page import PROMISE_PASSAGE, promise_table, result_names
@@ -44,7 +44,7 @@ from blockflow.bench.statistics import Verdict
 
 PAGE, TEMPLATE = ".md", ".in.md"
 NOTICE = "<!-- Made from {} and results/ by python -m blockflow.bench.docs. -->"
-BENCH = "bench"
+BENCH, BATCHING = "bench", "batching"
 VERDICTS = (Verdict.MET, Verdict.NOISE, Verdict.MISSED)
 """The columns of verdicts."""
 THESIS = "<!-- thesis -->"
@@ -252,12 +252,18 @@ def promises(stored: Mapping[str, Stored]) -> str:
     )
 
 
-def front_figures(stored: Mapping[str, Stored]) -> str:
-    """What README.md says of ``make bench``."""
-    if BENCH not in stored:
-        return "*No stored results yet: `make bench`.*"
-    run = stored[BENCH].runs[-1]
-    return costs(run.figures, run.machine)
+def front_page(page: str, stored: Mapping[str, Stored]) -> str:
+    """README.md with what the stored results say of what a crossing costs and a trunk saves."""
+    for passage, name, command, text in (
+        (COSTS, BENCH, "bench", costs),
+        (SAVINGS, BATCHING, "bench-batching", savings),
+    ):
+        made = f"*No stored results yet: `make {command}`.*"
+        if name in stored:
+            runs = stored[name].runs
+            made = text([f for run in runs for f in run.figures], runs[-1].machine) or made
+        page = passage.fill(page, made)
+    return page
 
 
 def take(results: Path, docs: Path) -> list[Path]:
@@ -291,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pages[page] = PROMISE_PASSAGE.fill(text, promises(stored))
     front = args.docs.absolute().parent / FRONT_PAGE
     if front.exists():
-        pages[front] = COSTS.fill(front.read_text(encoding="utf-8"), front_figures(stored))
+        pages[front] = front_page(front.read_text(encoding="utf-8"), stored)
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
         console.print(str(path), highlight=False)

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.bench.docs import front_figures, read_all
+from blockflow.bench.batching.figures import MEMORY_RATIO, SATURATED_RATIO
+from blockflow.bench.batching.plan import HEADS, SEVERAL, SHARED
+from blockflow.bench.batching.several_figures import ALL, ALONE_RATIO, EACH, FULL_MODELS
+from blockflow.bench.docs import front_page, read_all
 from blockflow.bench.passage import Passage
 from blockflow.bench.pipeline_figures import APART, HOP, LESS, RATIO, TENSORMQ, ZEROMQ
-from blockflow.bench.readme import COSTS, costs
 from blockflow.bench.readme import PAGE as FRONT_PAGE
+from blockflow.bench.readme import costs, savings
 from blockflow.bench.results import Figure
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -19,8 +22,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 def test_the_front_page_says_what_make_bench_has_found() -> None:
     page = (DOCS.parent / FRONT_PAGE).read_text(encoding="utf-8")
     stored, _, _ = read_all(DOCS)
-    assert page == COSTS.fill(page, front_figures(stored)), "run: make bench-docs"
-    assert "make bench" in front_figures({})
+    assert page == front_page(page, stored), "run: make bench-docs"
+    empty = front_page(page, {})
+    assert "yet: `make bench`" in empty and "yet: `make bench-batching`" in empty
 
 
 def test_costs_are_told_by_rows() -> None:
@@ -38,6 +42,25 @@ def test_costs_are_told_by_rows() -> None:
         "processes that take turns, without BlockFlow: 1.00 and 1.00), on 2 cores (a CPU). A hop "
         "cost 0.77 and 0.77 ms, one with whole tensors 6.68 and 6.68 times as much."
     )
+
+
+def test_savings_are_told_by_where_the_tasks_part() -> None:
+    def figure(name: str, mode: str, value: float, **labels: object) -> Figure:
+        return Figure(name, mode, None, None, None, value, "x", 5, labels=labels)
+
+    several = {"experiment": SEVERAL, "tasks": 8}
+    found = [figure(MEMORY_RATIO, "any", 0.62, experiment=SHARED)]
+    found += [figure(MEMORY_RATIO, "any", 0.22, experiment=HEADS)]
+    for own, more, less in (("layer4", 2.61, 0.4), ("fc", 7.1, 0.16)):
+        for base, by in ((FULL_MODELS, 1.0), (EACH, 2.0)):
+            mine = {**several, "own": own, "base": base}
+            found += [figure(SATURATED_RATIO, ALL, more / by, **mine)]
+            found += [figure(ALONE_RATIO, ALL, less * by, **mine)]
+    text = " ".join(savings(found, {"cores": 2, "cpu": "a CPU"}).split())
+    assert "classifier, beside 8 whole models: 7.10 times as many answers per second" in text
+    assert "in 0.16 of the time, and 0.22 of the memory." in text
+    assert "(`layer4`) of their own as well: 2.61 times" in text
+    assert text.endswith("in 0.40 of the time, and 0.62 of the memory. (2 cores, a CPU)")
 
 
 def test_a_passage_stands_between_its_marks() -> None:

@@ -44,7 +44,7 @@ class FakeRepository:
 
 
 def test_the_shared_trunk_is_weighed_against_full_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "_Bound", FakeBound)
+    monkeypatch.setattr(shared, "Bound", FakeBound)
     monkeypatch.setattr(shared, "BlockRepository", FakeRepository)
     found = shared.measure(BRIEF, rig_of(FakeSystem()), SHARED)
     rates = {g.mode: g for g in found if g.name == f.SATURATED}
@@ -80,7 +80,7 @@ def test_the_shared_trunk_is_weighed_against_full_models(monkeypatch: pytest.Mon
 def test_tasks_that_part_at_the_classifier_are_weighed_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared, "_Bound", FakeBound)
+    monkeypatch.setattr(shared, "Bound", FakeBound)
     monkeypatch.setattr(shared, "BlockRepository", FakeRepository)
     plan = replace(BRIEF, late=replace(BRIEF.trunk, name="late"))
     system = FakeSystem()
@@ -141,5 +141,5 @@ def test_the_bound_of_the_shared_peaks_comes_from_no_single_inference(
 ) -> None:
     monkeypatch.setattr(shared, "InProcess", FakeProcess)
     with ExitStack() as stack:
-        bound = shared._Bound(BRIEF, rig_of(FakeSystem()), stack)
+        bound = shared.Bound(BRIEF, rig_of(FakeSystem()), stack)
         assert bound.alone_ms() == 60.0

@@ -29,7 +29,7 @@ _TOLD_OF = {
     f.CLOSED_RATIO: ("base",),
     f.TEST_RATIO: ("load", "base"),
     f.PEAK_RATIO: ("experiment", "base"),
-    f.OF_BOUND: ("experiment",),
+    f.OF_BOUND: ("experiment", "own"),
     f.PEAK_OF_BOUND: ("experiment",),
     f.MEMORY_RATIO: ("experiment",),
     DECISION: (),
@@ -350,7 +350,7 @@ def aim_grid(found: Iterable[Figure]) -> Grid:
         if "verdict" not in g.labels or g.name not in _TOLD_OF:
             continue
         sign = ">=" if g.labels.get("at_least") else "<="
-        told_of = "".join(f" {g.labels[label]}" for label in _TOLD_OF[g.name])
+        told_of = "".join(f" {g.labels[x]}" for x in _TOLD_OF[g.name] if x in g.labels)
         unit = "" if g.unit == "x" else f", {g.unit}"
         rows.append(
             (

@@ -13,8 +13,8 @@ from blockflow.core.model import TensorSpec
 from blockflow.repository.zoo.catalog import ZOO
 
 LBCI, LOAD, INPUT, OPERATOR, COST = "lbci", "load", "input", "operator", "cost"
-SHARED, HEADS = "shared", "heads"
-EXPERIMENTS = (LBCI, LOAD, INPUT, OPERATOR, SHARED, HEADS, COST)
+SHARED, HEADS, SEVERAL = "shared", "heads", "several"
+EXPERIMENTS = (LBCI, LOAD, INPUT, OPERATOR, SHARED, HEADS, SEVERAL, COST)
 REASONS = "reasons"
 """In virtual time, and with a result file of its own: it is run by its name only."""
 
@@ -234,6 +234,7 @@ class Plan:
             LBCI: [self.lbci],
             SHARED: [self.trunk, self.whole],
             HEADS: [self.late, self.whole],
+            SEVERAL: [self.trunk, self.late, self.whole],
             COST: [self.diversities[LOAD].recipe],
             REASONS: [d.recipe for d in self.diversities.values()],
             **{name: [d.recipe] for name, d in self.diversities.items()},

@@ -23,6 +23,8 @@ from blockflow.bench.batching import (
     lbci,
     reason_grids,
     reasons,
+    several,
+    several_figures,
     shared,
 )
 from blockflow.bench.batching.blocks import Profiles, export_apart, folder_of, profile
@@ -37,6 +39,7 @@ from blockflow.bench.batching.plan import (
     LOAD,
     QUICK,
     REASONS,
+    SEVERAL,
     SHARED,
     TINY,
     Plan,
@@ -77,6 +80,7 @@ GRIDS = (
     grids.peak_grid,
     grids.shared_grid,
     grids.heads_grid,
+    several_figures.several_grid,
     grids.cost_grid,
     grids.served_grid,
     reason_grids.row_grid,
@@ -126,6 +130,8 @@ class Bench:
             return lbci.measure(self._ladder(experiment, plan.lbci, _LBCI_BATCH, LARGEST))
         if experiment in (SHARED, HEADS):
             return shared.measure(plan, self._rig, experiment)
+        if experiment == SEVERAL:
+            return several.measure(plan, self._rig)
         if experiment == COST:
             one = plan.diversities[LOAD]
             return cost.measure(self._ladder(COST, one.recipe, one.bs_max), plan.decisions)

@@ -150,7 +150,7 @@ def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
     with rig.step(f"{experiment}: starting"):
         rig.apply(topologies[BATCHED])
     with ExitStack() as stack:
-        bound = _Bound(plan, rig, stack)
+        bound = Bound(plan, rig, stack)
         found, rates = _saturated(plan, rig, experiment, topologies, bound)
         alone_ms = bound.alone_ms()
     found += _memory(plan, rig, experiment)
@@ -175,7 +175,7 @@ def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
     return [*found, last]
 
 
-class _Bound:
+class Bound:
     """Processes that compute only, one per core: what a perfect system could reach."""
 
     def __init__(self, plan: Plan, rig: Rig, stack: ExitStack) -> None:
@@ -201,6 +201,13 @@ class _Bound:
         head = self._side_by_side(self._heads, PER_TASK)
         return 1 / (1 / trunk + 1 / head)
 
+    def answers(self, tasks: int) -> float:
+        """Answers per second where each input is for so many tasks, with ``PER_TASK`` inputs in a
+        batch: the trunk computes it once, and every head once."""
+        trunk = self._side_by_side(self._trunks, PER_TASK)
+        head = self._side_by_side(self._heads, PER_TASK)
+        return tasks / (1 / trunk + tasks / head)
+
     def alone_ms(self) -> float:
         """One request by itself: the median of some, after a first one that lays out its tensors.
         All peaks are held to multiples of it."""
@@ -219,7 +226,7 @@ def _saturated(
     rig: Rig,
     experiment: str,
     topologies: Mapping[str, Mapping[str, Any]],
-    bound: _Bound,
+    bound: Bound,
 ) -> tuple[list[Figure], dict[str, list[float]]]:
     """Rates of all ways, in turns, with as many requests under way all the time as the bound has.
 

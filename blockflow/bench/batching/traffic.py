@@ -209,12 +209,16 @@ def saturate(
     outstanding: int,
     seconds: float,
     multiple: int = 1,
+    together: Sequence[str] = (),
 ) -> float:
     """Rows per second with so many of ``queries``, again and again, under way all the time.
 
     Counted from when each has been answered once (they begin together, and at first travel
     together) to the last answer that had successors under way. The number that is sent is one of
     ``multiple``, so that a batch of fixed size is not left waiting in the end.
+
+    With tasks ``together`` each query names all of these instead of its own, and its rows count
+    once per answer.
 
     Raises:
         BlockFlowError: a query failed.
@@ -226,8 +230,10 @@ def saturate(
         nonlocal sent
         query = queries[sent % len(queries)]
         sent += 1
-        pending: Future[Any] = client.submit(query.task, inputs(query), deadline_s=DEADLINE_S)
-        pending.add_done_callback(lambda done: landed.put((query.rows, done)))
+        tasks = together or query.task
+        pending: Future[Any] = client.submit(tasks, inputs(query), deadline_s=DEADLINE_S)
+        brings = query.rows * max(1, len(together))
+        pending.add_done_callback(lambda done: landed.put((brings, done)))
 
     for _ in range(outstanding):
         send()
