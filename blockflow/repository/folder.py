@@ -221,6 +221,13 @@ def make_folder(path: Path) -> None:
         RepositoryError: REPOSITORY_UNUSABLE: it cannot be made, or is a link, through which
             nothing is read either.
     """
+    refuse_link(path)
+    with written(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_link(path: Path) -> None:
+    """Raises RepositoryError: REPOSITORY_UNUSABLE where a block's folder is a link."""
     if path.is_symlink():
         raise RepositoryError(
             "REPOSITORY_UNUSABLE",
@@ -228,8 +235,6 @@ def make_folder(path: Path) -> None:
             where=str(path),
             hint="remove it, or name the repository that it leads to",
         )
-    with written(path):
-        path.mkdir(parents=True, exist_ok=True)
 
 
 def read_manifest(folder: int, where: Path, name: str, file: str) -> Manifest:

@@ -32,6 +32,7 @@ from blockflow.repository.folder import (
     place,
     put_manifest,
     read_manifest,
+    refuse_link,
     remove_unfinished,
     split_reference,
     unopened,
@@ -55,7 +56,7 @@ class BlockRepository:
     Whoever knows the digest of what it wants gets the version that has it.
 
     Every method raises :class:`RepositoryError`: UNKNOWN_BLOCK (with near matches),
-    CORRUPT_MANIFEST, ARTIFACT_MISSING or DIGEST_MISMATCH.
+    CORRUPT_MANIFEST, ARTIFACT_MISSING, DIGEST_MISMATCH, or REPOSITORY_UNUSABLE for a link.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -271,6 +272,7 @@ class BlockRepository:
         try:
             folder = os.open(name, OPEN_FOLDER, dir_fd=root)
         except OSError as e:
+            refuse_link(self.root / name)
             raise unopened(e, self.root / name) or self._unknown(name) from None
         finally:
             os.close(root)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ def load_weights(module: nn.Module, path: Path) -> str:
         ) from e
     own = {k: t for k, t in module.state_dict().items() if isinstance(t, Tensor)}
     state = _without_wrappers(state, own)
+    saved = frozenset(state)
     pairs = list(_tied(own, state))
     state |= {k: state[given] for k, given in pairs if k not in state}
     state |= {k: t for k, t in own.items() if k not in state and _is_counter(k)}
@@ -98,7 +99,7 @@ def load_weights(module: nn.Module, path: Path) -> str:
             "WEIGHTS_INVALID",
             f"the weights do not fit the model: {text}",
             where=where,
-            hint=_prefixed(state, own)
+            hint=_prefixed(saved, own)
             or "check the factory's arguments (number of classes, width)",
             details=found,
         )
@@ -137,12 +138,15 @@ def _without_wrappers(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> di
     return state
 
 
-def _prefixed(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """A hint if the names in the file are the model's with something before each; else ''."""
+def _prefixed(saved: Collection[str], own: Collection[str]) -> str:
+    """A hint if the names in the file are the model's with something before each; else ''. Counters
+    may be missing there."""
     name = next(iter(own), "")
-    for given in state:
+    wanted = {k for k in own if not _is_counter(k)}
+    has = {k for k in saved if not _is_counter(k)}
+    for given in saved:
         prefix = given.removesuffix(name)
-        if name and prefix and prefix + name == given and {prefix + k for k in own} == set(state):
+        if name and prefix and prefix + name == given and {prefix + k for k in wanted} == has:
             return (
                 f"every name in the file begins with {prefix!r}, which the model's lack: save "
                 "the inner module's state_dict()"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from blockflow.bench.profiling.choice import _above
 from blockflow.bench.profiling.stored import Shelf, problem, stored_tables
 from blockflow.cli.main import main
 from blockflow.core.profile import StageProfile
@@ -56,3 +57,28 @@ def test_only_a_profile_that_holds_is_shown_and_each_block_needs_one() -> None:
     found = problem([holds, Shelf("b", "m1", (), {}, None)])
     assert found is not None and (found.code, found.where) == ("NO_PROFILE", "b")
     assert problem([holds]) is None
+
+
+def test_a_chain_that_begins_with_a_block_tells_nothing_of_the_block() -> None:
+    profile = StageProfile("a", "ab" * 32, "echo", "fp32", "m1", (point(1, 2.0),))
+    records = {
+        blocks: ProfileRecord(
+            ProfileKey(blocks, "echo", "fp32"), profile, (), {}, {}, {}, True, "2026-01-01T00:00"
+        )
+        for blocks in (("a", "b"), ("a",))
+    }
+    chain, alone = records["a", "b"], records["a",]
+    found = problem([Shelf("a@1", "m1", ((chain, ()),), {}, None)])
+    assert found is not None and found.code == "NO_PROFILE"
+    stale = (chain, ("artifact: the chain's",)), (alone, ("cpu: the block's",))
+    found = problem([Shelf("a", "m1", stale, {}, None)])
+    assert found is not None and found.code == "STALE_PROFILE"
+    assert "the block's" in found.message and "--chain" not in found.hint
+    assert problem([Shelf("a@1", "m1", ((chain, ("stale",)), (alone, ())), {}, None)]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0104, "0.0104"), (0.25, "0.25"), (0.010000003, "0.010000003")]
+)
+def test_what_is_above_a_bound_reads_so(value: float, text: str) -> None:
+    assert _above(value, 0.01) == text

@@ -93,7 +93,7 @@ def _verdict(o: Outcome, chosen: bool, level: bool, measured: bool, tolerance: f
     if not isfinite(o.error):
         return "its outputs are not finite"
     if o.error > tolerance:
-        return f"error {o.error:.2g} exceeds the tolerance {tolerance:g}"
+        return f"error {_above(o.error, tolerance)} exceeds the tolerance {tolerance:g}"
     if chosen:
         return "chosen"
     return "as fast, less exact" if level else "slower"
@@ -101,3 +101,9 @@ def _verdict(o: Outcome, chosen: bool, level: bool, measured: bool, tolerance: f
 
 def _geometric(values: Sequence[float]) -> float:
     return exp(sum(log(v) for v in values) / len(values))
+
+
+def _above(value: float, bound: float) -> str:
+    """In as many digits, two at least, as it takes to read that it is above ``bound``."""
+    texts = (f"{value:.{digits}g}" for digits in range(2, 18))
+    return next((text for text in texts if float(text) > bound), str(value))

@@ -17,6 +17,7 @@ from blockflow.bench.profiling.report import legend, profile_table
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.measuring import Subject
+from blockflow.repository.folder import split_reference
 from blockflow.repository.profile_record import ProfileRecord
 from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
@@ -125,18 +126,21 @@ def _list(numbers: Sequence[int]) -> str:
 def problem(shelves: Sequence[Shelf]) -> BlockFlowError | None:
     """The first block without a profile that holds, as an error with the command that helps."""
     for shelf in shelves:
-        if any(not reasons for _, reasons in shelf.records):
+        # A chain that begins with the block lies with it; it tells nothing of the block alone.
+        alone = (split_reference(shelf.block)[0],)
+        own = [(r, reasons) for r, reasons in shelf.records if r.key.blocks == alone]
+        if any(not reasons for _, reasons in own):
             continue
-        if not shelf.records and shelf.unreadable:
+        if not own and shelf.unreadable:
             return shelf.unreadable[0]
-        if not shelf.records:
+        if not own:
             return RepositoryError(
                 "NO_PROFILE",
                 f"{shelf.block} was not profiled",
                 where=shelf.block,
                 hint=f"measure it: {Subject((shelf.block,)).command()}",
             )
-        record, reasons = shelf.records[0]
+        record, reasons = own[0]
         return RepositoryError(
             "STALE_PROFILE",
             f"no profile of {shelf.block} holds: {'; '.join(reasons)}",

@@ -60,6 +60,9 @@ def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]
                 f"{path}:1",
                 f"'time', and of these what is known: {', '.join(FIELDS[1:])}",
             )
+        twice = next((h for h in heads if heads.count(h) > 1), None)
+        if twice is not None:
+            raise nonsense(f"the column {twice!r} stands twice", f"{path}:1", "name each once")
         reader.fieldnames = heads
         for row in reader:
             if None in row:
