@@ -227,6 +227,17 @@ def test_keys_that_are_named_and_not_there_are_told_of(
     assert str(tmp_path / "keys") in gathering._keys(tmp_path / "keys")
 
 
+def test_who_has_no_home_lacks_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that no user has, as in some containers."""
+
+    def none() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    assert gathering._keys(None) == ""
+
+
 def test_errors_of_blocks_keep_their_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def torn(self: Any, name: str) -> Any:
         raise BlockFlowError("DIGEST_MISMATCH", "torn", hint="write it anew")

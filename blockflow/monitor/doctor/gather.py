@@ -233,14 +233,19 @@ def _holder(port: int) -> str:
 
 
 def _keys(folder: Path | None) -> str:
-    try:
-        ring = Keyring(folder or default_keys())
-        if folder is None and not ring.folder.exists():
+    if folder is None:
+        try:
+            folder = default_keys()
+        except BlockFlowError:  # a user without a home has no keys there, and needs none
             return ""
+        if not folder.exists():
+            return ""
+    try:
+        ring = Keyring(folder)
         ring.server()
         read_token(ring.token_file)
     except BlockFlowError as e:
-        return f"{e.message} ({e.where})"
+        return f"{e.message} ({e.where})" if e.where else e.message
     return ""
 
 
