@@ -210,9 +210,10 @@ def start_error(replica: Replica, crash: Crash) -> TopologyError:
         details["cause"] = crash.error.to_dict()
     if crash.log_tail:
         details["log"] = list(crash.log_tail)
-    mend = "mend the block"
-    if crash.no_room and crash.error is not None and crash.error.hint:
-        mend = crash.error.hint
+    mend, error = "mend the block", crash.error
+    # Not the block's fault: the machine lacks something, or the block was asked for what it cannot.
+    if error is not None and error.hint and (crash.no_room or error.code == "UNSUPPORTED_ENGINE"):
+        mend = error.hint
     return TopologyError(
         "UPDATE_FAILED",
         f"worker {replica.name} did not start: {crash.cause}",

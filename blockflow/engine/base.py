@@ -131,16 +131,19 @@ class Engine(ABC):
             SystemError_: NO_SPACE, as of :meth:`load`: what a block fails for here is no request's.
             BlockFlowError: as :meth:`run`.
         """
-        import torch  # computed tensors only: this room is where torch belongs
-
-        spec = self.block.contract.input
-        dims = spec.least_dims(rows)
-        dtype = getattr(torch, spec.dtype)
         try:
-            self.run(torch.zeros(dims, dtype=dtype, device=self.options.device))
+            self.run(self._zeros(rows))
         except Exception as e:
             name = self.block.name
             lacking = no_room(e, f"block {name!r} cannot be warmed up: {e}"[:500], name)
             if lacking is None:
                 raise
             raise lacking from e
+
+    def _zeros(self, rows: int) -> Any:
+        """The smallest input of so many rows."""
+        import torch  # computed tensors only: this room is where torch belongs
+
+        spec = self.block.contract.input
+        dtype = getattr(torch, spec.dtype)
+        return torch.zeros(spec.least_dims(rows), dtype=dtype, device=self.options.device)

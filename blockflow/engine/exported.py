@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from torch import fx, nn
 
 from blockflow.core.engines import OWN_WEIGHTS, WEIGHTS
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.inplace import exported_may_write
 from blockflow.engine.lean import forget, lean, writer
+from blockflow.engine.mixed import fit, widened
 from blockflow.engine.program import UnknownProgram, read_program, refuse_pickles
 from blockflow.engine.replay import compiled, graphed
 from blockflow.engine.sharing import share
@@ -53,9 +56,14 @@ class ExportedEngine(TorchEngine):
         # the contract is checked on every run already: no guards
         return lean(program.module(check_guards=False))
 
+    def _exact(self, module: nn.Module) -> Collection[int]:
+        return widened(module) if isinstance(module, fx.GraphModule) else ()
+
     def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
         use = self.options.extra
         self._share(module)
+        if self._cast is not None and isinstance(module, fx.GraphModule):
+            self._fit(module, self._cast)
         # what this version exports copies by itself and is not found here
         writes = isinstance(module, fx.GraphModule) and exported_may_write(module)
         if use.get("cuda_graph") or use.get("compile"):
@@ -71,6 +79,14 @@ class ExportedEngine(TorchEngine):
         for made in (module, into):
             forget(made)
         return module, into
+
+    def _fit(self, module: fx.GraphModule, dtype: torch.dtype) -> None:
+        try:
+            changed = fit(module, self._lower(self._zeros(1)), dtype)
+        except Exception as e:
+            raise self._unfit(e) from e
+        if changed:
+            _LOG.info("%d operators of %r get their arguments converted", changed, self.block.name)
 
     def _share(self, module: nn.Module) -> None:
         options, block = self.options, self.block

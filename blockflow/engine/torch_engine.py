@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from blockflow.core.errors import BlockError
+from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room
 from blockflow.engine.base import Engine, EngineOptions
@@ -68,6 +68,10 @@ class TorchEngine(Engine):
     def _load_module(self, artifact: Path) -> nn.Module:
         """Read the artifact onto ``options.device``."""
 
+    def _exact(self, module: nn.Module) -> Collection[int]:
+        """Weights, by ``id``, that a lower precision leaves as they are."""
+        return ()
+
     def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
         """Last preparation, once precision and memory format are set.
 
@@ -100,13 +104,15 @@ class TorchEngine(Engine):
             with torch.inference_mode():
                 module = self._load_module(artifact)
                 if self._cast is not None:
-                    module = _lowered(module, self._cast)
+                    module = _lowered(module, self._cast, self._exact(module))
                 if layout is not torch.contiguous_format:
                     # the overload exists in torch, mypy's stub lists it by keyword only
                     module = module.to(memory_format=layout)  # type: ignore[call-overload]
                 self._forward, self._into = self._functions(module)
                 if self._cast is not None:
                     self._into = None  # the output's dtype is the contract's, not the computed one
+        except BlockFlowError:
+            raise
         except Exception as e:
             name = self.block.name
             why = f"block {name!r} ({self.block.format}) cannot be loaded: {_reason(e)}"
@@ -136,6 +142,7 @@ class TorchEngine(Engine):
                 "BLOCK_FAILED",
                 f"block {self.block.name!r} failed: {_reason(e)}",
                 where=self.block.name,
+                hint="" if self._cast is None else self._other_precision(),
             ) from e
         if not isinstance(y, Tensor):
             raise self._mismatch(f"the result is a {type(y).__name__}, not a tensor")
@@ -199,6 +206,26 @@ class TorchEngine(Engine):
     def _lower(self, x: Tensor) -> Tensor:
         return x.to(self._cast) if x.is_floating_point() else x
 
+    def _unfit(self, e: Exception) -> BlockFlowError:
+        """What a load ends with that has tried the block at its precision, and it has raised."""
+        name, how = self.block.name, f"{self.options.precision} by {self.name}"
+        why = f"block {name!r} cannot be computed in {how}: {_reason(e)}"
+        return no_room(e, why, name) or BlockError(
+            "UNSUPPORTED_ENGINE",
+            why,
+            where=name,
+            hint=self._other_precision(),
+            details={"field": "precision"},
+        )
+
+    def _other_precision(self) -> str:
+        precision = self.options.precision
+        others = " or ".join(n for n in ("exported", "openvino") if n != self.name)
+        return (
+            f"if the block computes this at fp32, {precision} does not fit it here: "
+            f"use fp32, or {precision} by {others}"
+        )
+
     def _mismatch(self, why: str) -> BlockError:
         return BlockError(
             "OUTPUT_MISMATCH",
@@ -208,10 +235,14 @@ class TorchEngine(Engine):
         )
 
 
-def _lowered(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """``module`` with its floats in ``dtype``. ``Module.to`` would take complex numbers along, and
-    drop their imaginary parts with no more than a warning."""
-    return module._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+def _lowered(module: nn.Module, dtype: torch.dtype, exact: Collection[int]) -> nn.Module:
+    """``module`` with its floats in ``dtype``, but for ``exact``. ``Module.to`` would take complex
+    numbers along, and drop their imaginary parts with no more than a warning."""
+
+    def lower(t: Tensor) -> Tensor:
+        return t.to(dtype) if t.is_floating_point() and id(t) not in exact else t
+
+    return module._apply(lower)
 
 
 def _use_whole_floats() -> None:
