@@ -15,7 +15,8 @@ ADDRESS_VARIABLE = "BLOCKFLOW_ADDRESS"
 CLIENT_KEYS_VARIABLE = "BLOCKFLOW_CLIENT_KEYS"
 SERVER_KEY_VARIABLE = "BLOCKFLOW_SERVER_KEY"
 
-_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]*]+):(\d{1,5})")
+_TCP = re.compile(r"tcp://(\[[0-9A-Za-z:._%]+\]|[0-9A-Za-z][0-9A-Za-z._-]*):(\d{1,5})", re.ASCII)
+"""Of names what libzmq takes, which is not asked: it is given what they stand for (names.py)."""
 _IPC = re.compile(r"ipc://\S+")
 
 

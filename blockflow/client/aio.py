@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, overload
+from typing import Any, Literal, NoReturn, Self, Unpack, overload
 
+from blockflow.client.calls import Either, Names, Options
 from blockflow.client.connection import Connection, Errors, RequestId, Results, no_copy
 from blockflow.client.counters import Counters
 from blockflow.client.pending import PendingRequest
@@ -54,28 +55,28 @@ class AsyncClient:
 
     @overload
     async def infer(
-        self,
-        tasks: str,
-        x: Any,
-        *,
-        deadline_s: float | None = ...,
-        request_id: RequestId = ...,
-        dtype: str | None = ...,
-        results: Results = ...,
-        retries: int = ...,
+        self, tasks: str, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
     ) -> Result: ...
+    @overload
+    async def infer(
+        self, tasks: Names, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
+    ) -> dict[str, Result]: ...
+    @overload
+    async def infer(
+        self, tasks: str, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> Either: ...
+    @overload
+    async def infer(
+        self, tasks: Names, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> dict[str, Either]: ...
     @overload
     async def infer(
         self,
         tasks: str | Sequence[str],
         x: Any,
         *,
-        deadline_s: float | None = ...,
-        request_id: RequestId = ...,
-        dtype: str | None = ...,
         errors: Errors = ...,
-        results: Results = ...,
-        retries: int = ...,
+        **options: Unpack[Options],
     ) -> Any: ...
     async def infer(
         self,
@@ -101,8 +102,36 @@ class AsyncClient:
             results=results,
             retries=retries,
         )
-        return await asyncio.wrap_future(pending)
+        try:
+            return await pending
+        finally:
+            del pending  # as in the sync client: no circle of error, frame and request
 
+    @overload
+    def submit(
+        self, tasks: str, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
+    ) -> PendingRequest[Result]: ...
+    @overload
+    def submit(
+        self, tasks: Names, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
+    ) -> PendingRequest[dict[str, Result]]: ...
+    @overload
+    def submit(
+        self, tasks: str, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> PendingRequest[Either]: ...
+    @overload
+    def submit(
+        self, tasks: Names, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> PendingRequest[dict[str, Either]]: ...
+    @overload
+    def submit(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        errors: Errors = ...,
+        **options: Unpack[Options],
+    ) -> PendingRequest[Any]: ...
     def submit(
         self,
         tasks: str | Sequence[str],

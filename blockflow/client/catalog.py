@@ -100,6 +100,8 @@ class Catalog:
         del self._questions[request_id]
         if not self._link.up:
             return [Failed(request_id, self._link.lost("no connection"))], []
+        if q.wanted is not None and self._satisfied(q.wanted):  # it had no time to ask, but knows
+            return [Described(request_id, dict(self._tasks or {}))], []
         if q.wanted is None or self._tasks is None:
             error = make_error("TIMEOUT", "no answer in time", where=self._link.address)
             return [Failed(request_id, error)], []

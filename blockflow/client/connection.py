@@ -160,7 +160,8 @@ class Connection:
             try:
                 answers = _answers(outcome, names, read, errors, trip)
             except BlockFlowError as exc:
-                future.set_exception(exc)
+                # Without the way it came: its frames refer to the future, and so to the error.
+                future.set_exception(exc.with_traceback(None))
             except Exception as exc:  # a defect: it must not leave its caller waiting
                 log.exception("an answer could not be read")
                 future.set_exception(make_error("INTERNAL", f"the answer cannot be read: {exc!r}"))
@@ -331,6 +332,8 @@ def _value(r: TaskResult, frame: Any, read: Read) -> Any:
 
 def _milliseconds(seconds: float) -> int:
     try:
+        if seconds != seconds:
+            raise ValueError("not a number")
         return max(1, round(seconds * 1000)) if seconds > 0 else 0
     except (TypeError, ValueError, OverflowError) as exc:
         why = f"{shown(seconds)} is not a number of seconds"

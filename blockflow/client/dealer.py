@@ -15,9 +15,7 @@ between two messages.
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -25,6 +23,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from blockflow.client.names import names_a_host
 from blockflow.core import limits
 from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.sockets import bound_frames, watch_peer
@@ -39,54 +38,14 @@ _NEVER_MS = 3_600_000
 _HANDSHAKE_MS = 5000
 
 _EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-
-
-_DESCRIPTORS = 20
-"""A client has ten, and pyzmq's collector of arrays, which begins with the first large tensor of a
-process, seven."""
-
-
-def check_descriptors(one: int) -> None:
-    """Whether so many are free: where there are too few, libzmq ends the process (``epoll.cpp``).
-
-    Args:
-        one: any descriptor, to be copied.
-
-    Raises:
-        OSError: they are not.
-    """
-    free: list[int] = []
-    try:
-        for _ in range(_DESCRIPTORS):
-            free.append(os.dup(one))
-    finally:
-        for fd in free:
-            os.close(fd)
-
-
-def look_up(address: str) -> tuple[bool, str]:
-    """Whether the socket is to be made ready for IPv6 (as ``tensormq.sockets.is_v6``), and what is
-    wrong with the host's name; '' = nothing, as far as one look tells.
-
-    It may wait for a name server. libzmq looks again at each attempt, and says nothing of it.
-    """
-    if not address.startswith("tcp://"):
-        return False, ""
-    host = address.removeprefix("tcp://").rpartition(":")[0]
-    if host.startswith("["):
-        return True, ""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False, f"no address was found for the name {host!r}"
-    return all(family == socket.AF_INET6 for family, *_ in found), ""
 
 
 class Redial:
@@ -100,33 +59,40 @@ class Redial:
 
     Attributes:
         due_ns: when; None: there is no need to.
+        until_ns: the attempt under way is given up then; None: there is none, or it ends by itself.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
         self.due_ns: int | None = None
+        self.until_ns: int | None = None
         self._chance = chance
         self._wait_ns = FIRST_NS
 
     def failed(self, now_ns: int) -> None:
         """The connection has ended, or there was none; said again, it means the same end."""
+        self.until_ns = None
         if self.due_ns is None:
             self.due_ns = now_ns + int(self._wait_ns * (1 + self._chance()))
             self._wait_ns = min(2 * self._wait_ns, LONGEST_NS)
 
     def succeeded(self) -> None:
         """There is a connection."""
-        self.due_ns, self._wait_ns = None, FIRST_NS
+        self.due_ns, self.until_ns, self._wait_ns = None, None, FIRST_NS
 
     def is_due(self, now_ns: int) -> bool:
         return self.due_ns is not None and self.due_ns <= now_ns
 
-    def dialled(self) -> None:
-        """It is being tried: due again once that has failed."""
-        self.due_ns = None
+    def is_overdue(self, now_ns: int) -> bool:
+        return self.until_ns is not None and self.until_ns <= now_ns
+
+    def dialled(self, until_ns: int | None = None) -> None:
+        """It is being tried, or is on its way: due again once that has failed."""
+        self.due_ns, self.until_ns = None, until_ns
 
 
 class Dealer:
-    """The DEALER towards a Dispatcher, connecting from the start, and its monitor.
+    """The DEALER towards a Dispatcher and its monitor. It connects from the start, unless the host
+    has to be looked up first.
 
     Args:
         context: of the socket.
@@ -136,7 +102,7 @@ class Dealer:
     Attributes:
         socket: to be polled, and to send on.
         monitor: to be polled: then there are :meth:`events`.
-        trouble: what is wrong with the address's host, '' = nothing known.
+        endpoint: what it is connected to, or is connecting to; '' = nothing.
 
     Raises:
         zmq.ZMQError, UnicodeError: the address is none.
@@ -148,8 +114,6 @@ class Dealer:
         s = context.socket(zmq.DEALER)
         if protect is not None:
             protect(s)
-        v6, self.trouble = look_up(address)
-        s.setsockopt(zmq.IPV6, v6)
         s.setsockopt(zmq.LINGER, 0)
         s.setsockopt(zmq.SNDTIMEO, 0)
         bound_frames(s, limits.MAX_MESSAGE_BYTES)
@@ -162,8 +126,9 @@ class Dealer:
         s.setsockopt(zmq.RCVHWM, 0)
         self.socket = s
         self.monitor = s.get_monitor_socket(_EVENTS)
-        self._address = address
-        s.connect(address)
+        self.endpoint = ""
+        if not names_a_host(address):
+            self.dial(address)
 
     def receive(self) -> list[Any] | None:
         """The frames of the next message, None when there is none."""
@@ -173,20 +138,27 @@ class Dealer:
             return None
 
     def events(self) -> Iterator[tuple[int, int]]:
-        """What has become of connections meanwhile: ``zmq.EVENT_...`` and their values."""
+        """What has become of the connection meanwhile: ``zmq.EVENT_...`` and their values; not what
+        became of one that was dropped."""
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)
-            yield int(event["event"]), int(event["value"])
+            if self.endpoint:
+                yield int(event["event"]), int(event["value"])
 
     def hang_up(self) -> None:
         """Drop the connection, ended or not, with what it has not sent."""
-        with suppress(zmq.ZMQError):  # it is dropped already
-            self.socket.disconnect(self._address)
+        endpoint, self.endpoint = self.endpoint, ""
+        if endpoint:  # what it does not find, libzmq would look up, and keep the interpreter for it
+            with suppress(zmq.ZMQError):
+                self.socket.disconnect(endpoint)
 
-    def dial(self) -> None:
-        """Connect, in place of any other connection."""
+    def dial(self, endpoint: str) -> None:
+        """Connect to it, whose host is a number, in place of any other connection."""
         self.hang_up()
-        self.socket.connect(self._address)
+        # Only where it is needed: with it IPv4 addresses would be mapped to IPv6 ones.
+        self.socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
+        self.socket.connect(endpoint)
+        self.endpoint = endpoint
 
     def close(self, linger_ms: int) -> None:
         """What was sent before has so long to leave."""

@@ -14,12 +14,14 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 import zmq
-import zmq.utils.garbage  # at the exit it forgets which arrays are being sent: see IoThread
 
 from blockflow.client.core import ClientCore
-from blockflow.client.dealer import Dealer, Redial, check_descriptors
+from blockflow.client.dealer import Dealer
+from blockflow.client.line import Line
+from blockflow.client.names import Whereabouts
 from blockflow.client.outcome import Answered, Failed, Outcome
 from blockflow.client.request import Upload
+from blockflow.client.room import begin_collector, check_descriptors, frame_of
 from blockflow.client.side import SideConnection
 from blockflow.client.tap import Tap
 from blockflow.client.thread import ClientThread, Held, SharedLock
@@ -31,23 +33,10 @@ from blockflow.wire.client import Place
 
 log = logging.getLogger("blockflow.client")
 
-_NO_COPY_BYTES = 256 * 1024
-"""From here on a send refers to the caller's memory; below, a copy is cheaper than that."""
-
 _CLOSE_LINGER_MS = 200
 
 _LONGEST_POLL_MS = 3_600_000
 """A caller's patience may be longer than the poller can count."""
-
-_TROUBLES = {
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "what listens there closed during the handshake; "
-    "does it ask for keys, or for other ones?",
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "what listens there speaks another protocol",
-    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "authentication failed",
-}
-_FAILED_AUTH = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-_REFUSALS = (_FAILED_AUTH, int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL))
-_OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 Call = Callable[[], list[Outcome]]
 End = Callable[[Outcome], None]
@@ -74,8 +63,7 @@ class IoThread:
     ) -> None:
         self._core = core
         self._tap = tap
-        self._refused = False
-        self._redial = Redial()
+        self._failed = ""
         self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
         self._ends: dict[bytes, End] = {}
         self._held = Held()
@@ -93,16 +81,19 @@ class IoThread:
                 self._wakeup = WakeUp()
                 undo.callback(self._wakeup.close)
                 check_descriptors(self._wakeup.fileno())
+                begin_collector()
                 self._context = zmq.Context()
                 undo.callback(self._context.destroy, linger=0)
                 self._dealer = Dealer(self._context, core.link.address, protect)
-                core.link.trouble = self._dealer.trouble
+                where = Whereabouts(core.link.address, self._ring)
+                self._line = Line(self._dealer, core.link, where)
                 self._thread.start()
             except Exception as exc:
                 raise _cannot_begin(exc, core.link.address) from exc
             undo.pop_all()
-        # What is called last was registered first: ZeroMQ's thread must have let go of all arrays
-        # before pyzmq forgets them, or it sends, or falls over, what they have become.
+        # What is called last was registered first, as pyzmq's collector was by the import above:
+        # ZeroMQ's thread must have let go of all arrays before that forgets them, or it sends, or
+        # falls over, what they have become.
         atexit.register(self.shut_down)
 
     def post(self, call: Call, request_id: bytes | None, end: End | None) -> None:
@@ -110,9 +101,12 @@ class IoThread:
 
         Raises:
             RequestError: CANCELLED, the connection is closed.
+            SystemError_: INTERNAL, its thread has failed.
         """
         taken = self._ring(partial(self._mailbox.append, (call, request_id, end)))
         if not taken and end is not None:
+            if self._failed:
+                raise _defect(self._failed)
             raise RequestError("CANCELLED", "the client is closed", where=self._core.link.address)
 
     def stop(self) -> None:
@@ -164,15 +158,17 @@ class IoThread:
             self._flush_cancels()
         except Exception as exc:  # a defect must end the callers' waits, not hang them
             log.exception("the client's thread failed")
-            self._end_all(_defect(exc))
+            self._failed = repr(exc)
         finally:
             with self._lock:
                 self._closed = True
-            self._end_all(RequestError("CANCELLED", "the client was closed"))
+            closed = RequestError("CANCELLED", "the client was closed")
+            self._end_all(_defect(self._failed) if self._failed else closed)
             self.side.close()
             self._dealer.close(_CLOSE_LINGER_MS)
             self._context.term()
             self._wakeup.close()
+            del self._line  # which refers to this
             atexit.unregister(self.shut_down)
             self.ended.set_result(None)
 
@@ -183,6 +179,7 @@ class IoThread:
         poller.register(monitor, zmq.POLLIN)
         poller.register(sock, zmq.POLLIN)
         blocked = False
+        self._line.begin(time.monotonic_ns())
         while not self._closed:
             ready = dict(poller.poll(self._poll_ms()))
             if wakeup.fileno() in ready:
@@ -196,8 +193,7 @@ class IoThread:
             if monitor in ready:
                 self._watch()
             now = time.monotonic_ns()
-            if self._redial.is_due(now):
-                self._dial()
+            self._line.on_tick(now)
             self._deliver(core.on_tick(now))
             self._share()
             if blocked == self._send():
@@ -205,20 +201,16 @@ class IoThread:
                 poller.modify(sock, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
 
     def _poll_ms(self) -> int | None:
-        dues = [d for d in (self._core.next_wakeup(), self._redial.due_ns) if d is not None]
+        times = (self._core.next_wakeup(), self._line.next_wakeup())
+        dues = [t for t in times if t is not None]
         if not dues:
             return None
         left_ms = -(-(min(dues) - time.monotonic_ns()) // 1_000_000)
         return min(max(0, left_ms), _LONGEST_POLL_MS)
 
-    def _dial(self) -> None:
-        self._refused = self._core.link.denied = False
-        self._redial.dialled()
-        self._dealer.dial()
-
     def _take_calls(self) -> None:
-        if self._refused and self._mailbox:  # who was refused tries again when asked to
-            self._dial()
+        if self._line.refused and self._mailbox:  # who was refused tries again when asked to
+            self._line.dial()
         while self._mailbox:
             call, rid, end = self._mailbox.popleft()
             try:
@@ -229,7 +221,7 @@ class IoThread:
                 continue
             except Exception as exc:  # a defect: :meth:`_run` ends the others
                 if rid is not None and end is not None:
-                    _tell(end, Failed(rid, _defect(exc)))
+                    _tell(end, Failed(rid, _defect(repr(exc))))
                 raise
             if rid is not None and end is not None:
                 self._ends[rid] = end
@@ -243,29 +235,23 @@ class IoThread:
             self._deliver(self._core.on_message(messages, time.monotonic_ns()))
 
     def _watch(self) -> None:
-        core, tap = self._core, self._tap
+        core, line, tap = self._core, self._line, self._tap
         for kind, value in self._dealer.events():
+            now = time.monotonic_ns()
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._redial.succeeded()
+                line.succeeded()
                 core.on_connected()
                 if tap is not None:
                     tap.connected()
-            elif kind == zmq.EVENT_CONNECT_RETRIED and not core.link.up:
-                self._redial.failed(time.monotonic_ns())
             elif kind == zmq.EVENT_DISCONNECTED and core.link.up:
                 self._receive()
-                self._dealer.hang_up()
-                now = time.monotonic_ns()
-                self._redial.failed(now)
+                line.ended(now)
                 if tap is not None:
                     tap.disconnected()
                 self._deliver(core.on_disconnected(now))
                 self.side.close()
-            elif kind in _TROUBLES:
-                core.link.trouble = _TROUBLES[kind]
-                self._refused = kind in _REFUSALS
-                if kind == _FAILED_AUTH or value == _OTHER_MECHANISM:
-                    self._deliver(core.on_denied())
+            elif line.on_event(kind, value, now):
+                self._deliver(core.on_denied())
 
     def _share(self) -> None:
         """Carry out what the core wants of the side connection, and tell it what came of it."""
@@ -306,14 +292,25 @@ class IoThread:
                 elif body is None:
                     socket.send(header, zmq.NOBLOCK)
                 else:
+                    frame = frame_of(body)  # first: there is no half of a message
                     socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
-                    socket.send(body, zmq.NOBLOCK, copy=body.nbytes < _NO_COPY_BYTES)
+                    socket.send(frame, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return False
+            except (zmq.ZMQError, MemoryError) as exc:
+                self._deliver(self._no_room(rid, exc))
+                continue
             if self._tap is not None:
                 self._tap.sent(header)
             self._core.sent(rid)
         return True
+
+    def _no_room(self, rid: bytes | None, exc: Exception) -> list[Outcome]:
+        """One request cannot be sent for want of descriptors or memory: it ends, and it alone."""
+        error = no_room(exc, f"no room to send this request: {exc}", self._core.link.address)
+        if rid is None or error is None:
+            raise exc
+        return [Failed(ended.request_id, error) for ended in self._core.cancel(rid)]
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -359,5 +356,5 @@ def _cannot_begin(exc: Exception, address: str) -> BlockFlowError:
     return make_error("INTERNAL", f"a client cannot begin: {exc!r}", where=address)
 
 
-def _defect(exc: Exception) -> BlockFlowError:
-    return make_error("INTERNAL", f"the client's thread failed: {exc!r}")
+def _defect(why: str) -> BlockFlowError:
+    return make_error("INTERNAL", f"the client's thread failed: {why}", hint="make a new client")

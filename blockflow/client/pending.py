@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from threading import Condition
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from blockflow.client.thread import SharedLock
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -61,20 +65,39 @@ class PendingRequest(Future[T]):
         return True
 
     def __await__(self) -> Generator[Any, Any, T]:
-        """In any event loop, and in several: to cancel who awaits it is to cancel the request."""
+        """In any event loop, and in several: to cancel who awaits it is to cancel the request.
+
+        Not by ``asyncio.wrap_future``: its callbacks and the future refer to each other, so that
+        results would stay until the garbage collector comes by.
+        """
         import asyncio  # sync clients do without
 
-        if not self.done():
-            with self._waiting():  # raises where a loop would wait for ever, too
-                pass
-        return asyncio.wrap_future(self).__await__()
+        try:
+            if not self.done():
+                with self._waiting():  # raises where a loop would wait for ever, too
+                    pass
+                loop = asyncio.get_running_loop()
+                waiter: asyncio.Future[None] = loop.create_future()
+                self.add_done_callback(partial(_wake, loop, waiter))
+                try:
+                    yield from waiter
+                except asyncio.CancelledError:
+                    self.cancel()
+                    raise
+            return self.result()
+        finally:
+            del self  # as in result()
 
     def result(self, timeout: float | None = None) -> T:
         """The value, once it is there; raises the request's error, or TimeoutError."""
-        if self.done():
-            return super().result()
-        with self._waiting():
-            return super().result(timeout)
+        try:
+            if self.done():
+                return super().result()
+            with self._waiting():
+                return super().result(timeout)
+        finally:
+            # As the base class does: the error would refer to this frame, and by it to itself.
+            del self
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The request's error, None for a value, once it has ended."""
@@ -82,3 +105,14 @@ class PendingRequest(Future[T]):
             return super().exception()
         with self._waiting():
             return super().exception(timeout)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None], _: object) -> None:
+    """Whoever awaits a request, from the connection's thread."""
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    with suppress(RuntimeError):  # the loop is closed: nobody awaits any more
+        loop.call_soon_threadsafe(wake)

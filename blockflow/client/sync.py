@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, overload
+from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
+from blockflow.client.calls import Either, Names, Options
 from blockflow.client.connection import Connection, Errors, RequestId, Results, no_copy
 from blockflow.client.counters import Counters
 from blockflow.client.pending import PendingRequest
@@ -56,28 +57,28 @@ class Client:
 
     @overload
     def infer(
-        self,
-        tasks: str,
-        x: Any,
-        *,
-        deadline_s: float | None = ...,
-        request_id: RequestId = ...,
-        dtype: str | None = ...,
-        results: Results = ...,
-        retries: int = ...,
+        self, tasks: str, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
     ) -> Result: ...
+    @overload
+    def infer(
+        self, tasks: Names, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
+    ) -> dict[str, Result]: ...
+    @overload
+    def infer(
+        self, tasks: str, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> Either: ...
+    @overload
+    def infer(
+        self, tasks: Names, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> dict[str, Either]: ...
     @overload
     def infer(
         self,
         tasks: str | Sequence[str],
         x: Any,
         *,
-        deadline_s: float | None = ...,
-        request_id: RequestId = ...,
-        dtype: str | None = ...,
         errors: Errors = ...,
-        results: Results = ...,
-        retries: int = ...,
+        **options: Unpack[Options],
     ) -> Any: ...
     def infer(
         self,
@@ -126,8 +127,38 @@ class Client:
             results=results,
             retries=retries,
         )
-        return _answer(pending)
+        try:
+            return _answer(pending)
+        finally:
+            # An error refers to this frame, and the request to the error: a circle that would hold
+            # the input until the garbage collector comes by.
+            del pending
 
+    @overload
+    def submit(
+        self, tasks: str, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
+    ) -> PendingRequest[Result]: ...
+    @overload
+    def submit(
+        self, tasks: Names, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
+    ) -> PendingRequest[dict[str, Result]]: ...
+    @overload
+    def submit(
+        self, tasks: str, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> PendingRequest[Either]: ...
+    @overload
+    def submit(
+        self, tasks: Names, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> PendingRequest[dict[str, Either]]: ...
+    @overload
+    def submit(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        errors: Errors = ...,
+        **options: Unpack[Options],
+    ) -> PendingRequest[Any]: ...
     def submit(
         self,
         tasks: str | Sequence[str],
@@ -199,3 +230,5 @@ def _answer(pending: Future[T]) -> T:
     except BaseException:  # Ctrl-C: nobody waits for the answer any more
         pending.cancel()
         raise
+    finally:
+        del pending  # see above

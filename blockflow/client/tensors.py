@@ -18,6 +18,10 @@ from blockflow.wire.tensor import DTYPES, TensorDesc
 
 Kind = Literal["numpy", "torch"]
 
+_SHARED_BYTES = 8192
+"""Up to this size a frame may lie in libzmq's receive buffer, at any address: a result would keep
+all of it, and its elements would not be aligned."""
+
 
 def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, Kind]:
     """Describe ``x`` and expose its elements without a copy where they are contiguous.
@@ -36,6 +40,8 @@ def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, K
             name.
     """
     _check_name(dtype)
+    if dtype is not None and dtype not in DTYPES:
+        raise _cannot_travel(dtype)
     torch = sys.modules.get("torch")
     # While another thread imports torch there may be no such name yet, and no tensor either.
     tensor_type = getattr(torch, "Tensor", None)
@@ -48,7 +54,7 @@ def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, K
     if dtype is not None and dtype != name:
         raise _mismatch(f"the input is {name}, not {dtype}", "convert it before the call")
     if name not in DTYPES:
-        raise _mismatch(f"dtype {name} cannot travel", f"use one of {', '.join(DTYPES)}")
+        raise _cannot_travel(name)
     if not 1 <= array.ndim <= limits.MAX_RANK:
         hint = "use reshape to make two dims one" if array.ndim else "dim 0 is rows: use x[None]"
         raise _mismatch(f"rank {array.ndim} is outside 1..{limits.MAX_RANK}", hint)
@@ -67,7 +73,8 @@ def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, K
 
 
 def from_wire(desc: TensorDesc, frame: Any, kind: Kind) -> Any:
-    """A result over the received frame's memory (no copy); inverse of :func:`to_wire`.
+    """A result, aligned and to be written to; inverse of :func:`to_wire`. A large one lies over the
+    received frame's memory, a small one is copied.
 
     Raises:
         WireError: the frame's size is not the descriptor's.
@@ -78,7 +85,8 @@ def from_wire(desc: TensorDesc, frame: Any, kind: Kind) -> Any:
             "MALFORMED_MESSAGE", f"{desc} has {desc.nbytes} bytes, its frame {view.nbytes}"
         )
     as_bits = desc.dtype == "bfloat16"
-    if view.readonly:  # a result belongs to its caller, who may write into it
+    # A result belongs to its caller, who may write into it, and keep it.
+    if view.readonly or view.nbytes <= _SHARED_BYTES:
         view = memoryview(bytearray(view))
     array = np.frombuffer(view, dtype="uint16" if as_bits else desc.dtype).reshape(desc.dims)
     if kind == "numpy":
@@ -172,6 +180,10 @@ def _check_name(dtype: Any) -> None:
             where="dtype",
             hint=f"one of {', '.join(DTYPES)}",
         )
+
+
+def _cannot_travel(name: str) -> RequestError:
+    return _mismatch(f"dtype {name} cannot travel", f"use one of {', '.join(DTYPES)}")
 
 
 def _mismatch(message: str, hint: str) -> RequestError:

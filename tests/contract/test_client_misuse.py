@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,9 +17,7 @@ from client_faces import AsyncFace, SyncFace
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.client import AsyncClient, Client
-from blockflow.client.dealer import look_up
 from blockflow.core.errors import BlockFlowError
-from blockflow.tensormq.sockets import is_v6
 
 X = np.ones((1, 4), np.float32)
 
@@ -67,6 +64,8 @@ def test_patience_beyond_what_a_poller_counts_disturbs_nobody(client: Any) -> No
     assert code_of(lambda: client.wait_ready("absent", timeout_s=0.1)) == "NOT_READY"
     # Connected, and with no other time to wake up at.
     assert "echo" in client.tasks(timeout_s=1e300)
+    for ask in (client.tasks, client.wait_ready):
+        assert code_of(lambda ask=ask: ask(timeout_s=float("nan"))) == "INVALID_REQUEST"
     assert np.array_equal(client.infer("echo", X).value, X)
 
 
@@ -267,28 +266,6 @@ def test_a_dtype_is_a_name(client: Any, dtype: Any) -> None:
         client.infer("echo", X, dtype=dtype)
     assert e.value.code == "INVALID_REQUEST"
     assert np.array_equal(client.infer("echo", X, dtype="float32").value, X)
-
-
-def test_a_host_whose_name_is_not_known_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", nobody)
-    client = Client("tcp://nohost.invalid:5755", connect_timeout_s=0.05)
-    with pytest.raises(BlockFlowError, match=r"no address was found.*'nohost.invalid'") as e:
-        client.infer("echo", X)
-    client.close()
-    assert e.value.code == "NOT_RUNNING"
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://localhost:1", "ipc:///tmp/six:1", "tcp://:1"],
-)
-def test_a_client_knows_the_same_hosts_as_everybody(address: str) -> None:
-    v6, trouble = look_up(address)
-    assert v6 == is_v6(address)
-    assert bool(trouble) == (address == "tcp://:1")
 
 
 def test_awaiting_in_a_callback_is_refused_as_waiting_is(dispatcher: FakeDispatcher) -> None:

@@ -278,6 +278,19 @@ def test_waiting_for_tasks_asks_again_until_they_are_there() -> None:
     assert "u" in failed.error.message
 
 
+def test_who_has_no_time_to_ask_is_told_what_is_known() -> None:
+    core = connected_core()
+    core.ask(rid(5), None, 1000, 0)
+    send_all(core)
+    only(core.on_message(description(rid(5)), 0))
+    core.ask(rid(6), ["t"], 0, MS)
+    told = only(core.on_tick(MS))
+    assert isinstance(told, Described) and set(told.tasks) == {"t"}
+    core.ask(rid(7), ["u"], 0, MS)
+    failed = only(core.on_tick(MS))
+    assert failed.error.code == "NOT_READY" and failed.error.message.endswith(": u")
+
+
 def test_a_question_that_nobody_waits_for_is_not_asked_again() -> None:
     core = connected_core()
     core.ask(rid(5), ["t", "u"], 3_600_000, 0)

@@ -57,3 +57,16 @@ def test_after_a_connection_it_is_soon_again() -> None:
     redial.succeeded()
     assert redial.due_ns is None
     assert waits(redial, 1) == [FIRST_NS]
+
+
+def test_an_attempt_is_overdue_until_something_came_of_it() -> None:
+    redial = Redial(constant(0.0))
+    redial.dialled(100 * MS)
+    assert not redial.is_overdue(100 * MS - 1)
+    assert redial.is_overdue(100 * MS) and not redial.is_due(100 * MS)
+    redial.failed(100 * MS)
+    assert not redial.is_overdue(1 << 62)
+    assert redial.is_due(100 * MS + FIRST_NS)
+    redial.dialled(300 * MS)
+    redial.succeeded()
+    assert not redial.is_overdue(1 << 62) and not redial.is_due(1 << 62)

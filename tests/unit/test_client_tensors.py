@@ -122,6 +122,7 @@ def test_plain_sequences_take_the_named_dtype() -> None:
         ([[2**40]], "int32"),
         ([["1"]], "bfloat16"),
         ([["1"]], None),
+        ([[1.0]], "complex64"),
     ],
 )
 def test_numbers_do_not_become_others_unseen(numbers: Any, dtype: str | None) -> None:

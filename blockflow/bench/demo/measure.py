@@ -18,6 +18,7 @@ from blockflow.client import Client
 from blockflow.client.collector import BlockMeans
 from blockflow.client.generator import TaskGenerator
 from blockflow.client.pending import PendingRequest
+from blockflow.client.result import Result
 from blockflow.core.errors import make_error
 from blockflow.launch.process_kpi import private_and_shared
 
@@ -136,11 +137,11 @@ def send_all(
     for _ in range(WARM_UP):
         client.infer(list(tasks), images[:1])
     outputs: dict[str, list[NDArray[np.float32]]] = {task: [] for task in tasks}
-    waiting: deque[PendingRequest[dict[str, object]]] = deque()
+    waiting: deque[PendingRequest[dict[str, Result]]] = deque()
 
     def take() -> None:
         for task, result in waiting.popleft().result().items():
-            outputs[task].append(result.value)  # type: ignore[attr-defined]
+            outputs[task].append(result.value)
 
     start = time.monotonic()
     for i in range(len(images)):
