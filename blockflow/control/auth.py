@@ -61,7 +61,7 @@ class TokenAuth:
         self._path = path
         self._tell = tell
         self._lock = threading.Lock()
-        self._seen = _looks(path)  # before it is read: a change from here on is seen
+        self._seen = looks(path)  # before it is read: a change from here on is seen
         if in_force is None:
             self._token = read_token(path)
             tell(self._token)
@@ -71,12 +71,12 @@ class TokenAuth:
 
     def _heed(self) -> None:
         """Take what has changed in the file."""
-        looks = _looks(self._path)
-        if looks == self._seen:
+        seen = looks(self._path)
+        if seen == self._seen:
             return
         with self._lock:
-            if looks != self._seen:  # else another thread was first
-                self._seen = looks
+            if seen != self._seen:  # else another thread was first
+                self._seen = seen
                 self._take()
 
     def _take(self) -> None:
@@ -108,10 +108,11 @@ class TokenAuth:
             )
 
 
-def _looks(path: Path) -> tuple[int, ...] | None:
-    """By which it is seen whether the file is another one, or has changed; None = it is away."""
+def looks(path: Path, *, follow: bool = False) -> tuple[int, ...] | None:
+    """By which it is seen whether a file is another one, or has changed; None = it is away. Of a
+    link, with ``follow`` what it leads to."""
     try:
-        it = os.lstat(path)
+        it = os.stat(path, follow_symlinks=follow)
     except OSError:
         return None
     return it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns

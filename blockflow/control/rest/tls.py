@@ -9,7 +9,6 @@ by the next connection.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import ssl
 import threading
@@ -21,6 +20,7 @@ from cheroot.errors import FatalSSLAlert
 from cheroot.makefile import MakeFile
 from cheroot.ssl import Adapter
 
+from blockflow.control.auth import looks
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.tensormq.private_files import read_private
 
@@ -104,9 +104,9 @@ class Certificate:
         """That of a connection that is made now."""
         if self._look() != self._seen:
             with self._lock:
-                looks = self._look()
-                if looks != self._seen:  # else another thread was first
-                    self._seen = looks
+                seen = self._look()
+                if seen != self._seen:  # else another thread was first
+                    self._seen = seen
                     if self._take():
                         log.info("the certificate of REST is another one from now on")
         return self._context
@@ -121,16 +121,7 @@ class Certificate:
         return True
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """By which a change is seen. Links are followed: it is they that a renewal moves."""
-        looks: list[tuple[int, ...] | None] = []
-        for path in self._files:
-            try:
-                it = os.stat(path)
-            except OSError:
-                looks.append(None)
-            else:
-                looks.append((it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns))
-        return looks
+        return [looks(path, follow=True) for path in self._files]  # a renewal moves links
 
 
 class _Socket(ssl.SSLSocket):
