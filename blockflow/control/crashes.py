@@ -83,9 +83,12 @@ class CrashBook:
         """
         known = {DISPATCHER_NAME: crew.dispatcher_crash}
         known |= {r.name: r.crash for r in crew.fleet}
+        given_up = {r.name: r.given_up for r in crew.fleet}
         for name, crash in known.items():
             if crash is not None and crash.incarnation == incarnation:
                 log.warning("%s (incarnation %d): %s", name, incarnation, crash.cause)
+                if why := given_up.get(name):
+                    log.warning("%s is not restarted: %s", name, why)
                 at = self._clock() - (now_ns - crash.at_ns) / 1e9
                 found = self._seen.setdefault(name, deque(maxlen=CRASHES_KEPT))
                 if crash.no_room and found and (found[0]["error"] or {}).get("code") == NO_ROOM:

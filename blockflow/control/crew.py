@@ -5,12 +5,11 @@ It knows lives and deadlines, not topologies: what shall run is the Brain's busi
 
 from __future__ import annotations
 
-import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from blockflow import __version__
-from blockflow.control.endings import lacking, last_words, last_work
+from blockflow.control.endings import describe_end, judge, lacking, last_words, last_work
 from blockflow.control.events import Exited, Instruction, Kill, Launch, Prove, Proved, Send
 from blockflow.control.fleet import (
     CRASHES_KEPT,
@@ -29,20 +28,23 @@ from blockflow.control.fleet import (
     worker_launch,
 )
 from blockflow.control.heartbeat import Hang
+from blockflow.control.memory import Shortage, aside, is_aside, killed, starved
 from blockflow.control.release import REMEDY
 from blockflow.control.settings import ControlSettings, with_port
 from blockflow.control.supervision import (
+    ASIDE_S,
     DISPATCHER_POLICY,
+    GiveUp,
     RestartAt,
     RestartLedger,
-    Verdict,
-    spread,
+    SetAside,
 )
-from blockflow.core.errors import SystemError_, WireError, from_dict
+from blockflow.core.errors import BlockFlowError, SystemError_, WireError, from_dict
 from blockflow.core.lifecycle import TABLE, Event, State
 from blockflow.core.placement import WorkerSpec
 from blockflow.core.threads import Share
 from blockflow.wire.control import (
+    OUT_OF_MEMORY,
     ControlMessage,
     Hello,
     PeerGone,
@@ -236,6 +238,19 @@ class Crew:
             life.innocent = hang.outside
             self.out.append(Kill(life.incarnation))
 
+    def killed(self, life: Life, claim: Callable[[], Shortage | None]) -> None:
+        """SIGKILL has ended it, and its exit follows. If nobody here has ordered that, ``claim``
+        says whether the kernel did, for want of memory."""
+        if life.state is State.STOPPING or life.condemned or life.error is not None:
+            return
+        shortage = claim()
+        if shortage is None:
+            return
+        when = " while it started" if life.state in STARTING else ""
+        life.condemned = f"killed by SIGKILL{when}: {shortage}"
+        if shortage.own:  # who may as well have been killed by hand has crashed like others
+            life.error = killed(life.name, shortage, life.condemned)
+
     def start_failed(self, life: Life, message: StartFailed, now_ns: int) -> None:
         """The exit follows; it is what ends the life, and it is waited for only briefly."""
         if self._moves(life, Event.START_FAILED):
@@ -257,7 +272,7 @@ class Crew:
         life.on(Event.EXITED)
         life.reaped = True
         life.deadline_ns = None
-        self._tell_gone(event, blame=not (told or life.innocent))
+        self._tell_gone(event, life.error, blame=not (told or life.innocent))
         if told:
             return life, None
         cause = describe_end(life, event, starting)
@@ -276,9 +291,11 @@ class Crew:
             last_work(life, event.work, now_ns),
         )
 
-    def _tell_gone(self, event: Exited, *, blame: bool) -> None:
+    def _tell_gone(self, event: Exited, error: BlockFlowError | None, *, blame: bool) -> None:
         """The Dispatcher also learns what it was executing, if that may have been the reason."""
         records = [r for w in event.work for r in w.records] if blame else []
+        if starved(error):
+            records.append(OUT_OF_MEMORY)
         for life in self.lives():
             if life.connected:
                 mine = records if life is self.dispatcher else []
@@ -287,15 +304,19 @@ class Crew:
     def supervise(self, replica: Replica, crash: Crash, now_ns: int) -> None:
         """Decide about an active replica's next life."""
         remember(replica.crashes, crash)
-        verdict = _judge(replica.ledger, crash, crash.retryable, now_ns)
-        if isinstance(verdict, RestartAt):
-            replica.restart_at_ns = verdict.at_ns
-        else:
+        verdict = judge(replica.ledger, crash, crash.retryable, now_ns)
+        if isinstance(verdict, GiveUp):
             replica.given_up = verdict.reason
+            return
+        replica.restart_at_ns = verdict.at_ns
+        if isinstance(verdict, SetAside):
+            # For whoever asks for its blocks it is given up: what piled up meanwhile would come
+            # all at once, and be too much again.
+            replica.given_up = aside(crash.error, ASIDE_S)
 
     def supervise_dispatcher(self, crash: Crash, now_ns: int) -> None:
         remember(self.dispatcher_crashes, crash)
-        verdict = _judge(self.dispatcher_ledger, crash, True, now_ns)
+        verdict = judge(self.dispatcher_ledger, crash, True, now_ns)
         if isinstance(verdict, RestartAt):
             self.dispatcher_restart_ns = verdict.at_ns
 
@@ -317,11 +338,17 @@ class Crew:
                 replica.life = self._new_life(
                     replica.name, replica.spec.blocks, now_ns, share, replica.planned
                 )
-                replica.restart_at_ns = None
+                replica.restart_at_ns, replica.given_up = None, ""
                 replica.policies, replica.refused = replica.spec.policies(), {}
                 self._launch(replica)
         if self.dispatcher_restart_ns is not None and now_ns >= self.dispatcher_restart_ns:
             self.start_dispatcher(now_ns)
+
+    def take_back(self) -> None:
+        """For a successor of a dead Manager, who does not know until when they were set aside."""
+        for replica in self.fleet:
+            if is_aside(replica.given_up):
+                replica.given_up = ""
 
     def cancel_restarts(self) -> None:
         """For a shutdown: what is down stays down."""
@@ -359,33 +386,3 @@ class Crew:
             return False
         life.on(event)
         return True
-
-
-def _judge(ledger: RestartLedger, crash: Crash, retryable: bool, now_ns: int) -> Verdict:
-    chance = spread(crash.incarnation)
-    if crash.no_room:
-        return ledger.no_room(now_ns, chance=chance)
-    return ledger.crashed(now_ns, retryable=retryable, chance=chance)
-
-
-def describe_end(life: Life, event: Exited, starting: bool) -> str:
-    """Why a process ended that should not have, in one line."""
-    if life.condemned:
-        return life.condemned
-    if life.error is not None:
-        return f"{life.error.code}: {life.error.message}"
-    cause = describe_exit(event.status)
-    if starting:
-        cause += " while it started"
-    words = last_words(event.status, event.log_tail)
-    return f"{cause}: {words}" if words else cause
-
-
-def describe_exit(status: int) -> str:
-    """``exit status 1`` or ``killed by SIGKILL``."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"

@@ -1,11 +1,15 @@
-"""What the dead have left behind that says why they ended. Pure."""
+"""What the dead have left behind that says why they ended, and what it means for their successors.
+Pure."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
 
-from blockflow.control.fleet import TICKETS_SHOWN, LastWork, Life
+from blockflow.control.events import Exited
+from blockflow.control.fleet import TICKETS_SHOWN, Crash, LastWork, Life
+from blockflow.control.memory import starved
+from blockflow.control.supervision import RestartLedger, Verdict, spread
 from blockflow.core.errors import SystemError_
 from blockflow.core.scarcity import no_room
 from blockflow.launch.child import CRASH_STATUS
@@ -50,3 +54,38 @@ def last_work(life: Life, works: Sequence[Work], now_ns: int) -> tuple[LastWork,
         )
         for w in works
     )
+
+
+def describe_end(life: Life, event: Exited, starting: bool) -> str:
+    """Why a process ended that should not have, in one line."""
+    if life.condemned:
+        return life.condemned
+    if life.error is not None:
+        return f"{life.error.code}: {life.error.message}"
+    cause = describe_exit(event.status)
+    if event.status == 0 and life.hello:  # nobody here has told it to, and it has not failed
+        cause = f"ended by a signal from outside, SIGTERM or SIGINT ({cause})"
+    if starting:
+        cause += " while it started"
+    words = last_words(event.status, event.log_tail)
+    return f"{cause}: {words}" if words else cause
+
+
+def describe_exit(status: int) -> str:
+    """``exit status 1`` or ``killed by SIGKILL``."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def judge(ledger: RestartLedger, crash: Crash, retryable: bool, now_ns: int) -> Verdict:
+    """Whether and when there is a successor."""
+    chance = spread(crash.incarnation)
+    if starved(crash.error):
+        return ledger.starved(now_ns, chance=chance)
+    if crash.no_room:
+        return ledger.no_room(now_ns, chance=chance)
+    return ledger.crashed(now_ns, retryable=retryable, chance=chance)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ from blockflow.control.events import (
 from blockflow.control.fleet import Place
 from blockflow.control.health import Health
 from blockflow.control.kpis import KpiBook
+from blockflow.control.memory import KillWatch
 from blockflow.control.probe import ROUTES_VERSION, Prober
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.settings import ControlSettings
@@ -103,6 +105,7 @@ class Manager:
         self.run_dir = run_dir
         self.kpis = KpiBook()
         self._crashes = CrashBook(settings.state_dir)
+        self._kills = KillWatch()
         endpoint = f"ipc://{run_dir.path}/{CONTROL_SOCKET}"
         self._log_dir = settings.state_dir / "logs"
         place = Place(str(run_dir.path), endpoint, str(self._log_dir))
@@ -237,6 +240,7 @@ class Manager:
             for death in outcome.dead:
                 self._died(death)
                 self._carry_out()
+            self.brain.crew.take_back()
             self.brain.readopt(outcome.adoption, time.monotonic_ns())
             self._carry_out()
         except Exception as e:
@@ -273,6 +277,7 @@ class Manager:
             self._carry_out()
         self._children.tend(now)
         self._tenure.attend(now)
+        self._kills.look(now)
         for event in self._children.go_on():
             self.brain.handle(self._begun(event), now)
             self._carry_out()
@@ -332,6 +337,8 @@ class Manager:
         remove_leavings(self.run_dir.path, incarnation)
         remove_unused(self.run_dir.path)
         now = time.monotonic_ns()
+        if life is not None and death.status == -signal.SIGKILL:
+            self.brain.crew.killed(life, lambda: self._kills.claim(now))
         self.brain.handle(death, now)
         self._crashes.take(self.brain.crew, incarnation, now)
 

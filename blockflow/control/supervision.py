@@ -5,7 +5,9 @@ all come back, and load from the same disk, in the same moment.
 
 Restart intensity as in Erlang/OTP's supervisors: so many crashes within a window and the replica is
 given up, so that a block that cannot live does not take the machine with it. Who could not start
-since the machine had no room for it has not crashed, and is tried again as long as that lasts.
+since the machine had no room for it has not crashed, and is tried again as long as that lasts. Who
+was killed for want of memory is left alone for a while when that happens too often: what others had
+to do then may be over, and until then every further attempt may cost them their lives too.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ class RestartPolicy:
 
 SCARCE_CAP_S = 5.0
 """Longest pause while the machine has no room: to try again costs little."""
+
+ASIDE_S = 30.0
+"""Longest time for which one is left alone that was killed for want of memory too often."""
 
 _GOLDEN = 0.6180339887498949
 
@@ -56,7 +61,14 @@ class GiveUp:
     reason: str
 
 
-Verdict = RestartAt | GiveUp
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Leave it down, as with :class:`GiveUp`, until the clock shows ``at_ns``."""
+
+    at_ns: int
+
+
+Verdict = RestartAt | GiveUp | SetAside
 
 
 @dataclass(slots=True)
@@ -67,6 +79,8 @@ class RestartLedger:
     total: int = 0
     _recent: deque[int] = field(default_factory=deque)
     _scarce: deque[int] = field(default_factory=deque)
+    _starved: deque[int] = field(default_factory=deque)
+    _aside_ns: int | None = None
 
     def no_room(self, now_ns: int, *, chance: float = 0.0) -> RestartAt:
         """Record that it could not start for want of memory, processes, descriptors or the like.
@@ -75,6 +89,23 @@ class RestartLedger:
         """
         self.total += 1
         return self._pause(self._within(self._scarce, now_ns), now_ns, SCARCE_CAP_S, chance)
+
+    def starved(self, now_ns: int, *, chance: float = 0.0) -> RestartAt | SetAside:
+        """Record that the kernel killed it for want of memory.
+
+        One that was set aside is so again at once, unless it has lived for a window since.
+
+        Args: as of :meth:`crashed`.
+        """
+        policy = self.policy
+        self.total += 1
+        count = self._within(self._starved, now_ns)
+        window_ns = int(policy.window_s * 1e9)
+        again = self._aside_ns is not None and now_ns < self._aside_ns + window_ns
+        if not policy.crashes or (count < policy.crashes and not again):
+            return self._pause(count, now_ns, policy.cap_s, chance)
+        self._aside_ns = now_ns + int(ASIDE_S * (1 - chance / 2) * 1e9)
+        return SetAside(self._aside_ns)
 
     def crashed(self, now_ns: int, *, retryable: bool = True, chance: float = 0.0) -> Verdict:
         """Record a death.

@@ -31,6 +31,7 @@ from blockflow.dispatcher.recovery import (
     lost,
     not_again,
     poisoned,
+    starved,
     why_not_again,
 )
 from blockflow.dispatcher.register import Register
@@ -70,6 +71,7 @@ class InFlightTable(Register):
         super().__init__(incarnation, planner)
         self._budget = budget
         self._doubts: deque[_Doubt] = deque()
+        self._starved: set[bytes] = set()  # tickets at work when a worker died for want of memory
         self.dropped: Counter[str] = Counter()
         self.recovered: Counter[str] = Counter()
 
@@ -198,10 +200,14 @@ class InFlightTable(Register):
         blamed = self.at_work(death)
         for entry in blamed:
             entry.deaths += 1
+        if death.starved:
+            self._starved.update(e.ticket for e in blamed)
         out: list[Instruction] = []
         if len(death.at_work) == 1 and blamed and blamed[0].deaths >= DEADLY:
-            self.recovered["poisoned"] += 1
-            out += self._fail(blamed[0], blamed[0].plan.ends, poisoned(blamed[0]))
+            innocent = blamed[0].ticket in self._starved
+            self.recovered["attempts_spent" if innocent else "poisoned"] += 1
+            error = (starved if innocent else poisoned)(blamed[0])
+            out += self._fail(blamed[0], blamed[0].plan.ends, error)
         for entry in list(self._by_ticket.values()):
             if entry.waits_for or entry.ticket not in self._by_ticket:
                 continue
@@ -357,6 +363,7 @@ class InFlightTable(Register):
 
     def _remove(self, entry: Entry) -> bool:
         """It has ended. True when what waits may go on by this."""
+        self._starved.discard(entry.ticket)
         self._strike_out(entry, under_way=entry.ticket not in self._room.waiting)
         return self._room.leave(entry)
 

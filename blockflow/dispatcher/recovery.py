@@ -15,12 +15,18 @@ from blockflow.core.routing import PathTree
 from blockflow.dispatcher.entry import Entry
 from blockflow.dispatcher.plan import Plan
 from blockflow.dispatcher.retry import MAX_ATTEMPTS
+from blockflow.wire.control import OUT_OF_MEMORY
 from blockflow.wire.data import REQUEST_ID_BYTES
 
 DEADLY = 2
 """Workers that may die with one request at work before it is blamed."""
 
 _MIN_LEFT_NS = 1_000_000
+
+_MORE_MEMORY = (
+    "send it again once the workers have more memory: a larger limit (blockflow status says it), "
+    "fewer rows at once (max_rows) or fewer replicas"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +37,26 @@ class Death:
         incarnation: its.
         at_work: ticket -> nodes that it was executing for that request.
         unsent: tickets whose input had not left for it yet.
+        starved: the kernel killed it for want of memory, which others may have taken.
     """
 
     incarnation: int
     at_work: Mapping[bytes, Collection[tuple[int, int]]]
     unsent: Collection[bytes] = ()
+    starved: bool = False
 
     @classmethod
     def of(
         cls, incarnation: int, records: Iterable[bytes], unsent: Collection[bytes] = ()
     ) -> Death:
-        """From a PeerGone's records: ticket, attempt (1 byte), node (1 byte)."""
+        """From a PeerGone's records: ticket, attempt (1 byte), node (1 byte); or OUT_OF_MEMORY."""
         at_work: dict[bytes, list[tuple[int, int]]] = {}
+        starved = False
         for raw in records:
             if type(raw) is bytes and len(raw) == REQUEST_ID_BYTES + 2:
                 at_work.setdefault(raw[:-2], []).append((raw[-2], raw[-1]))
-        return cls(incarnation, at_work, unsent)
+            starved |= raw == OUT_OF_MEMORY
+        return cls(incarnation, at_work, unsent, starved)
 
     def not_begun(self, entry: Entry) -> frozenset[int]:
         """Nodes of the present attempt that have certainly not begun.
@@ -81,6 +91,18 @@ def poisoned(entry: Entry) -> RequestError:
         f"{entry.deaths} workers died while they executed this request",
         where=entry.request_id.hex(),
         hint="see the workers' logs; the same input will do the same again",
+    )
+
+
+def starved(entry: Entry) -> RequestError:
+    """WORKER_LOST: workers died while they executed the request, but for want of memory. Where
+    there is more of it, or less to do for others, the same input may do no harm."""
+    return RequestError(
+        "WORKER_LOST",
+        f"{entry.deaths} workers died while they executed this request: the kernel kills for want"
+        " of memory",
+        where=entry.request_id.hex(),
+        hint=_MORE_MEMORY,
     )
 
 
@@ -125,7 +147,8 @@ def may_have_run(request_id: bytes, plan: Plan) -> RequestError | None:
 def why_not_again(entry: Entry, death: Death, now_ns: int) -> RequestError | None:
     """Why no part of the request can be run again; None: it can, as far as the request goes."""
     if entry.attempt >= MAX_ATTEMPTS:
-        return lost(entry, death.incarnation, f"it was run {MAX_ATTEMPTS} times")
+        hint = _MORE_MEMORY if death.starved else "send it again"
+        return lost(entry, death.incarnation, f"it was run {MAX_ATTEMPTS} times", hint)
     if entry.deadline_ns - now_ns < _MIN_LEFT_NS:
         return lost(entry, death.incarnation, "no time is left to run it again", "allow more time")
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from blockflow.core.cores import Cores
 
@@ -17,6 +18,16 @@ _MEMORY = (
 """Limit, use, and what of it is files that nobody has looked at lately, in ``memory.stat``."""
 _UNLIMITED = 1 << 60
 """Without a limit version 1 says the most pages that it can count."""
+VMSTAT = Path("/proc/vmstat")
+_KILLED = ("memory.events", "memory.oom_control")
+
+
+class OomKills(NamedTuple):
+    """How many processes the kernel has killed so far for want of memory: of the ``own`` control
+    group, or else on the whole machine, whoever they belonged to."""
+
+    total: int
+    own: bool
 
 
 def cpu_quota() -> float:
@@ -50,11 +61,24 @@ def memory_left() -> int | None:
         for limit, usage, dropped in _MEMORY:
             most, used = _read(group / limit), _read(group / usage)
             if most.isdecimal() and used.isdecimal() and int(most) < _UNLIMITED:
-                stat = dict(
-                    line.split(" ", 1) for line in _read(group / "memory.stat").splitlines()
-                )
+                stat = _fields(group / "memory.stat")
                 found.append(int(most) - int(used) + int(stat.get(dropped, 0)))
     return min(found, default=None)
+
+
+def oom_kills() -> OomKills:
+    """What the kernel has killed for want of memory.
+
+    The nearest group that counts is asked. It counts whom it has lost, whichever group's limit, or
+    the machine's end, it was; in version 2 also those below it.
+    """
+    for group in _groups("memory"):
+        for name in _KILLED:
+            found = _fields(group / name).get("oom_kill", "")
+            if found.isdecimal():
+                return OomKills(int(found), True)
+    found = _fields(VMSTAT).get("oom_kill", "")
+    return OomKills(int(found) if found.isdecimal() else 0, False)
 
 
 def available_cores() -> Cores:
@@ -74,6 +98,12 @@ def _groups(controller: str) -> Iterator[Path]:
         while group != root.parent:
             yield group
             group = group.parent
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """Lines of a name and its value."""
+    pairs = (line.split(" ", 1) for line in _read(path).splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
 
 
 def _read(path: Path) -> str:

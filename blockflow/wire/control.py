@@ -15,6 +15,10 @@ from blockflow.wire.codec import decode, encode, malformed, wrong_version
 
 _WHAT = "control message"
 
+OUT_OF_MEMORY = b"\1"
+"""Among the records of :class:`PeerGone`: the kernel killed the process for want of memory, which
+need not be the doing of what it was executing."""
+
 
 @dataclass(frozen=True, slots=True)
 class ControlMessage:
@@ -176,8 +180,8 @@ class PeerGone(ControlMessage):
     socket.
 
     ``at_work`` names the requests that it was executing when it died, each as 18 bytes: request id,
-    attempt, hop (:mod:`blockflow.tensormq.atwork`). The Dispatcher also decides what becomes of
-    what was in flight there.
+    attempt, hop (:mod:`blockflow.tensormq.atwork`); :data:`OUT_OF_MEMORY` among them says what it
+    died of. The Dispatcher also decides what becomes of what was in flight there.
     """
 
     KIND: ClassVar[str] = "peer-gone"

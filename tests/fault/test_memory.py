@@ -6,6 +6,7 @@ whoever has most). A request for so many MiB is one whose first element says so.
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -218,7 +219,8 @@ def test_a_worker_that_the_kernel_kills_is_replaced(
 def test_a_request_that_no_worker_has_memory_for_is_poison(
     system: System, client: Client, cgroup: Path
 ) -> None:
-    """Its worker and that one's successor are killed for it, and no third one."""
+    """Its worker and that one's successor are killed for it, and no third one. Version 1 counts
+    kills in the group itself, which is not the Manager's here: it does not learn what for."""
     # Where libraries are large (CUDA's), the template alone would be larger than all this.
     (cgroup / "memory.limit_in_bytes").write_text(str(GIB))
     old = fresh(system)
@@ -232,3 +234,32 @@ def test_a_request_that_no_worker_has_memory_for_is_poison(
     serves(system, client)
     assert worker(system, old["name"])["restarts"] == old["restarts"] + 2
     assert system.status()["control"]["template"]["pid"] == template
+
+
+def resident(pid: int) -> int:
+    """MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // MIB
+
+
+def test_a_request_that_is_too_much_for_the_managers_own_limit_is_not_blamed(
+    system: System, client: Client, cgroup: Path
+) -> None:
+    """As in a container: cause and error name the memory, and the block comes back."""
+    # The kernel takes the largest: that must not be this process, in which the Manager is.
+    limit = resident(os.getpid()) + 1024
+    (cgroup / "memory.limit_in_bytes").write_text(str(limit * MIB))
+    old = fresh(system)
+    template = system.status()["control"]["template"]["pid"]
+    for pid in (old["pid"], template, os.getpid()):
+        (cgroup / "cgroup.procs").write_text(str(pid))
+    with pytest.raises(BlockFlowError) as e:
+        client.infer("g", asks(1.5 * limit), deadline_s=LONG_S)
+    assert (e.value.code, e.value.retryable) == ("WORKER_LOST", True)
+    assert "memory" in e.value.message and "max_rows" in e.value.hint
+    serves(system, client)
+    assert kills(cgroup) == 2
+    crash = worker(system, old["name"])["crash"]
+    assert crash["cause"] == f"killed by SIGKILL: out of memory (limit {limit} MiB)"
+    assert (crash["error"]["code"], crash["work"][0]["block"]) == ("NO_SPACE", "greedy")
+    assert worker(system, old["name"])["restarts"] == old["restarts"] + 2

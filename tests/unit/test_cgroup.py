@@ -121,3 +121,48 @@ def test_cores_that_may_be_busy_at_once(quota: float, most: int) -> None:
 
 def test_of_other_sequences_all_may_be() -> None:
     assert at_once((3, 5)) == at_once(range(2)) == 2
+
+
+def test_the_nearest_group_that_counts_says_how_many_were_killed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "VMSTAT", tmp_path / "vmstat")
+    write(root.parent / "own", "4:memory:/host/unit\n0::/service/unit\n")
+    assert groups.oom_kills() == (0, False)
+    write(tmp_path / "vmstat", "nr_free_pages 9\noom_kill 12\n")
+    assert groups.oom_kills() == (12, False)
+    write(root / "memory.events", "low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert groups.oom_kills() == (2, True)
+    write(root / "service" / "unit" / "memory.events", "oom_kill 1\n")
+    assert groups.oom_kills() == (1, True)
+    # Before Linux 4.13 version 1 does not count.
+    write(root / "memory" / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n")
+    assert groups.oom_kills() == (1, True)
+    write(root / "memory" / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert groups.oom_kills() == (5, True)
+
+
+def test_what_the_kernel_kills_is_counted() -> None:
+    """A child takes more than there is, and is the largest of its group."""
+    code = (
+        "import subprocess, sys\n"
+        "from blockflow.launch.cgroup import memory_limit, oom_kills\n"
+        "input()\n"
+        "before = oom_kills()\n"
+        "greedy = 'x = bytearray(b\"x\") * (1 << 28)'\n"
+        "status = subprocess.run([sys.executable, '-c', greedy]).returncode\n"
+        "now = oom_kills()\n"
+        "print(status, now.total - before.total, before.own and now.own, memory_limit())\n"
+    )
+    with (
+        cgroup("memory", "memory.limit_in_bytes", GIB // 16) as group,
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        (group / "cgroup.procs").write_text(str(process.pid))
+        output, _ = process.communicate("\n", timeout=60)
+        assert output.split() == ["-9", "1", "True", str(GIB // 16)]

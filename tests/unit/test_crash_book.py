@@ -23,6 +23,7 @@ class Replica:
     def __init__(self, name: str) -> None:
         self.name = name
         self.crash: Crash | None = None
+        self.given_up = ""
 
 
 class Staff(Crew):

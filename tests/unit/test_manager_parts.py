@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from control_rig import S, topology
 
-from blockflow.control.crew import describe_exit
+from blockflow.control.endings import describe_exit
 from blockflow.control.events import Kill, Send
 from blockflow.control.kpis import KpiBook, aggregate, plain, totals
 from blockflow.control.pings import PingBook

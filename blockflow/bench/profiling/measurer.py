@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from blockflow.bench.profiling.candidates import Candidate
 from blockflow.bench.profiling.plan import Cell
-from blockflow.control.crew import describe_exit
+from blockflow.control.endings import describe_exit
 from blockflow.core.errors import BlockError, BlockFlowError, from_dict
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo

@@ -263,7 +263,7 @@ def _worker() -> Schema:
             "lanes_now": maybe(count("lanes that it says it uses; null without a sample")),
             "cores": listing(COUNT, "cpu numbers that it may use; empty = all of the system's"),
             **_crashes(),
-            "given_up": maybe(text("why it is not started again; null when that is not so")),
+            "given_up": maybe(text("why it is not started again, or not for a while; else null")),
             "stages": listing(ref("StageView"), "its blocks at work"),
         },
         description="A worker process.",
