@@ -129,10 +129,11 @@ def convert_block(
             where=name,
             hint=f"known: {', '.join(TOLERANCE)}",
         )
-    block = repository.info(name)
+    manifest = repository.manifest(name)
+    block, below = manifest.to_info(), manifest.int_below
     calibrates = kind == "onnx-int8"
     if calibrates and samples is None:
-        samples = seeded_samples(block.contract.input)
+        samples = seeded_samples(block.contract.input, int_below=below)
     given = list(samples.inputs) if samples is not None and calibrates else []
     dtypes = {block.contract.input.dtype, block.contract.output.dtype}
     usual = max(TOLERANCE[kind], *(tolerated(dtype, 0.0) for dtype in dtypes))
@@ -146,7 +147,7 @@ def convert_block(
             progress(f"verifying {name}", 0.7)
             # real inputs were given to say what range counts: random ones lie outside of it
             real = samples is not None and not samples.seeded and calibrates
-            inputs = _of_samples(given) if real else [*_checks(block), *given]
+            inputs = _of_samples(given) if real else [*_checks(block, below), *given]
             with (
                 workshop.runners(None, block, source) as reference,
                 workshop.runners(kind, block, target) as made,
@@ -159,7 +160,7 @@ def convert_block(
                 checks = list(zip(inputs, expected, strict=True))
                 lengths: list[tuple[Tensor, Tensor]] = []
                 if block.padding is not None:
-                    made_up = length_inputs(block.contract.input, block.padding)
+                    made_up = length_inputs(block.contract.input, block.padding, int_below=below)
                     lengths = [(x, run(x)) for x in (given[:_PADDED] if real else made_up)]
                 verdicts = {
                     engine: _judge(block, made_run, checks, lengths, allowed)
@@ -201,14 +202,14 @@ def convert_block(
     )
 
 
-def _checks(block: BlockInfo) -> Iterator[Tensor]:
+def _checks(block: BlockInfo, int_below: int | None) -> Iterator[Tensor]:
     """1, 3 and 8 rows, the ends of every dynamic dim, and several rows of the largest."""
     spec = block.contract.input
     bindings = check_bindings(spec)
     if spec.dynamic:
         bindings.append({**{n: spec.ranges.get(n, (1, 64))[1] for n in spec.dynamic}, ROWS: 3})
     for i, binding in enumerate(bindings):
-        yield example_input(spec, binding, seed=100 + i)
+        yield example_input(spec, binding, int_below=int_below, seed=100 + i)
 
 
 def _far(block: BlockInfo, run: Run) -> Iterator[tuple[Tensor, Tensor]]:

@@ -241,7 +241,10 @@ def _chain(
         given = infer_spec(name, taken, own, results, derive)
         padding = promised(loaded.padding, taken, first=first and i == 0)
         contract = Contract(taken, given)
-        pieces.append(Piece(name, stage, contract, tensors[0], label, i + 1, len(stages), padding))
+        piece = Piece(name, stage, contract, tensors[0], label, i + 1, len(stages), padding)
+        if first and i == 0 and not tensors[0].is_floating_point():
+            piece.int_below = loaded.int_below
+        pieces.append(piece)
         taken, tensors = as_input(given), results
     return pieces, tensors
 

@@ -34,6 +34,7 @@ class Piece:
         of: length of the longest path.
         padding: what it promises of its input.
         notes: what its format may have lost.
+        int_below: integers of its input are smaller; None: not known, or there are none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Piece:
     of: int = 1
     padding: Padding | None = None
     notes: tuple[str, ...] = ()
+    int_below: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

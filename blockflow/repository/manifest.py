@@ -175,7 +175,11 @@ class Choice(_Strict):
 
 
 class Manifest(_Strict):
-    """One block. ``version`` is the maker's label; ``sha256`` is what identifies the artifact."""
+    """One block. ``version`` is the maker's label; ``sha256`` is what identifies the artifact.
+
+    ``int_below`` bounds the integers that the block was exported for (a vocabulary's size): example
+    inputs are drawn from 0 .. int_below - 1. None: nobody has said, or it takes no integers.
+    """
 
     schema_version: Literal[1] = 1
     name: Name
@@ -195,6 +199,7 @@ class Manifest(_Strict):
     variants: dict[Kind, VariantForm] = Field(default_factory=dict)
     choices: dict[Machine, Choice] = Field(default_factory=dict)
     padding: PaddingForm | None = None
+    int_below: Annotated[int, Field(ge=1, le=2**63)] | None = None
 
     @model_validator(mode="after")
     def _files(self) -> Manifest:

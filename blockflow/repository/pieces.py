@@ -152,6 +152,7 @@ def _manifest(job: Job, piece: Piece, ms: float, padding: PaddingForm | None) ->
         ),
         chain=Chain(model=job.loaded.label, position=piece.position, of=piece.of),
         padding=padding,
+        int_below=piece.int_below,
         tools=tools(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

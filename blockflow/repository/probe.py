@@ -16,6 +16,7 @@ from torch import Tensor
 from blockflow.core.dims import Dim, names_in, size_of
 from blockflow.core.errors import ExportError
 from blockflow.core.model import DTYPE_BYTES, ROWS, TensorSpec
+from blockflow.core.scarcity import no_room
 
 PROBE_ROWS = (2, 5)
 """Rows of the two probing runs: never 1, which tracers take for a constant."""
@@ -38,11 +39,28 @@ def example_input(
 ) -> Tensor:
     """A random tensor that fits ``spec``: normal floats, integers in 0 .. int_below - 1.
 
-    Every other row has small integers only: drawn alike, rows of many elements have the same
-    largest one, and who divides by that of the whole batch would not be noticed.
+    Raises:
+        SystemError_: NO_SPACE when it is larger than the memory.
+        ExportError: EXPORT_FAILED when it is larger than any.
     """
-    generator = torch.Generator().manual_seed(seed)
     dims = spec.resolve(binding)
+    try:
+        return _drawn(spec, dims, int_below, torch.Generator().manual_seed(seed))
+    except (RuntimeError, MemoryError) as e:
+        which = f"an input {list(dims)} of {spec}"
+        lacking = no_room(e, f"{which} does not fit into memory", "")
+        raise lacking or ExportError(
+            "EXPORT_FAILED",
+            f"{which} cannot be made: {str(e)[:200]}",
+            hint="smaller dims: see --input and --range",
+        ) from e
+
+
+def _drawn(
+    spec: TensorSpec, dims: tuple[int, ...], int_below: int | None, generator: torch.Generator
+) -> Tensor:
+    """Every other row has small integers only: drawn alike, rows of many elements have the same
+    largest one, and who divides by that of the whole batch would not be noticed."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point:
         return torch.randn(dims, generator=generator).to(dtype)

@@ -30,11 +30,16 @@ class Samples:
     seeded: bool
 
 
-def seeded_samples(spec: TensorSpec) -> Samples:
-    """Random inputs of every kind of dims: nothing real, so ranges found with them are guesses."""
+def seeded_samples(spec: TensorSpec, *, int_below: int | None = None) -> Samples:
+    """Random inputs of every kind of dims: nothing real, so ranges found with them are guesses.
+
+    Args:
+        spec: the contract that they fit.
+        int_below: bounds integers, see :func:`~blockflow.repository.probe.example_input`.
+    """
     bindings = check_bindings(spec)
     inputs = [
-        example_input(spec, bindings[i % len(bindings)], seed=i)
+        example_input(spec, bindings[i % len(bindings)], int_below=int_below, seed=i)
         for i in range(max(_SEEDED, len(bindings)))
     ]
     return Samples(inputs, f"{len(inputs)} seeded random inputs", True)

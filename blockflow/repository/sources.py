@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockflow.core.errors import ExportError
+from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.guess import Guesses
 from blockflow.core.model import Padding, TensorSpec
+from blockflow.core.scarcity import no_room
 from blockflow.repository.weights import load_weights
 from blockflow.repository.zoo.catalog import ZOO
 
@@ -141,16 +142,20 @@ def load_model(
 
 @contextmanager
 def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
-    """Tell of a failure of the model itself, run on ``x``, as EXPORT_FAILED with its reason."""
+    """Tell of a failure of the model itself, run on ``x``, as EXPORT_FAILED with its reason; as
+    NO_SPACE where it is for want of memory."""
     try:
         yield
-    except ExportError:
+    except BlockFlowError:
         raise
     except (Exception, SystemExit) as e:  # the model is the user's code, which may raise anything
-        raise ExportError(
-            "EXPORT_FAILED",
+        told = (
             f"the model fails on {loaded.input} (tried {list(x.shape)}): "
-            f"{type(e).__name__}: {str(e)[:300]}",
+            f"{type(e).__name__}: {str(e)[:300]}"
+        )
+        raise no_room(e, told, loaded.label) or ExportError(
+            "EXPORT_FAILED",
+            told,
             where=loaded.label,
             hint=in_train_mode(loaded.module)
             or "check --input and --range against the model's forward, which has to take any "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from blockflow.core.limits import MAX_DIM
 from blockflow.core.model import ROWS, Padding, TensorSpec
 
 _SPEC = re.compile(r"\s*([a-z0-9]+)\s*\[([^\]]*)\]\s*", re.ASCII)
@@ -22,6 +23,8 @@ def parse_spec(text: str, ranges: Mapping[str, tuple[int, int]] | None = None) -
     dims: list[int | str] = []
     for part in (d.strip() for d in match[2].split(",")):
         if _NUMBER.fullmatch(part):
+            if not 1 <= int(part) <= MAX_DIM:
+                raise ValueError(f"a dim of {text!r} has {part} elements, not 1 to {MAX_DIM}")
             dims.append(int(part))
         elif _NAME.fullmatch(part):
             dims.append(part)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 
 from torch import Tensor
 
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.model import Contract, Padding
+from blockflow.repository.differences import Scale, difference
 from blockflow.repository.manifest import VerdictForm
 from blockflow.repository.padding import check_padding
 
@@ -27,12 +29,13 @@ def verdict(run: Run, pairs: Pairs, allowed: float) -> VerdictForm:
     Args:
         run: the engine; what it raises is typed.
         pairs: what it is compared on.
-        allowed: largest difference, as of :func:`relative_error`.
+        allowed: largest difference, as of :func:`~blockflow.repository.differences.difference`.
     """
     worst, dims = 0.0, ""
+    scale = Scale.exact(reference for _, reference in pairs)
     for x, reference in pairs:
         try:
-            error = relative_error(run(x), reference)
+            error = difference(run(x), reference, scale)
         except BlockFlowError as e:
             if e.code == "LOAD_FAILED":
                 return _refused(f"{_UNLOADED}{e.message}")
@@ -56,8 +59,9 @@ def padded_verdict(
 ) -> VerdictForm:
     """The same of an engine that was found fit without padding: what the block promises of it, the
     engine has to keep."""
+    differ = partial(difference, scale=Scale.exact(reference for _, reference in pairs))
     try:
-        error = check_padding(run, contract, padding, pairs, relative_error, allowed, "")
+        error = check_padding(run, contract, padding, pairs, differ, allowed, "")
     except BlockFlowError as e:
         return _refused(f"does not keep the promise of padding: {e.message}", unpadded.error)
     return VerdictForm(error=max(error, unpadded.error or 0.0))
@@ -74,15 +78,6 @@ def none_fit(block: str, refused: Mapping[str, str]) -> ExportError:
         where=block,
         hint="int8: give --calibrate with real inputs; or allow more with --tolerance",
     )
-
-
-def relative_error(y: Tensor, reference: Tensor) -> float:
-    """Largest difference, as a part of the largest reference value (1e-12 at least); of integers
-    the share that differs, for class 7 is not nearly class 3."""
-    if not y.is_floating_point():
-        return float((y.to(reference.dtype) != reference).double().mean())  # exact where both are
-    scale = max(1e-12, float(reference.double().abs().max()))
-    return float((y.double() - reference.double()).abs().max()) / scale
 
 
 def _refused(why: str, error: float | None = None) -> VerdictForm:

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.errors import BlockFlowError, ExportError
-from blockflow.core.model import ROWS, Contract, TensorSpec
+from blockflow.core.model import ROWS, Contract
+from blockflow.core.scarcity import no_room
+from blockflow.repository.company import Made, check_rows, check_whole_batch
 from blockflow.repository.differences import (
     TOLERANCE,
+    Scale,
     changed,
+    difference,
     dtype_of,
-    least_scale,
-    scaled,
     tolerated,
 )
 from blockflow.repository.job import Job, Piece, Runner, Serving
@@ -44,9 +46,6 @@ _TRACE_SEEDS = 3
 _ANOTHER_SEED = 77
 _LARGER = 8.0
 
-Made = Mapping[str, tuple[Tensor, Tensor]]
-"""Each block's input and output in one run of all paths."""
-
 
 def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
     """Every path equals the model, for several numbers of rows and each range's ends.
@@ -59,13 +58,17 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
             gives two results for one input, or when a row's result depends on the other rows;
             EXPORT_FAILED when the model itself fails.
     """
+
+    def step(name: str, x: Tensor) -> Tensor:
+        return _step(job, runners[name], name, x)
+
     errors: dict[str, float] = {}
     bindings = check_bindings(job.loaded.input)
     coarse = _coarse(job)
     most = max(binding[ROWS] for binding in bindings)
     with torch.no_grad():
         widest = next(_inputs(job, next(b for b in bindings if b[ROWS] == most)))
-        least = {name: least_scale([y]) for name, y in _model(job, widest).items()}
+        scales = {name: Scale.of([y]) for name, y in _model(job, widest).items()}
     for binding in bindings:
         for i, x in enumerate(_inputs(job, binding)):
             dims = "x".join(str(d) for d in x.shape)
@@ -80,11 +83,12 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
                 for path in job.paths:
                     _, y = made[path[-1]]
                     last = path[-1]
-                    error = _difference(job, path, x, y, expected[last], least[last], coarse)
+                    error = _difference(job, path, x, y, expected[last], scales[last], coarse)
                     errors[dims] = max(errors.get(dims, 0.0), error)
                 # the more rows, the likelier is a branch on all of them to go another way for one
                 if binding[ROWS] == most and not i:
-                    _check_rows(job, runners, made)
+                    for check in (check_rows, check_whole_batch):
+                        check(job.pieces, step, made, coarse)
     return errors
 
 
@@ -102,11 +106,12 @@ def verify_served(
         inputs = [next(_inputs(job, binding)) for binding in check_bindings(spec, rows=(1, 3))]
         walks = [_walk(job, runners, x) for x in inputs]
     for piece in job.pieces:
+        scale = Scale.of(made[piece.name][1] for made in walks)
         with serving(job.info(piece), files[piece.name]) as served:
             for made, run in product(walks, served.values()):
                 x, y = made[piece.name]
                 try:
-                    error, allowed = changed(run(x.contiguous()), y, least_scale([y]), coarse)
+                    error, allowed = changed(run(x.contiguous()), y, scale, coarse)
                 except BlockFlowError as e:
                     why = f"fails on {list(x.shape)}: {e.message}"
                     raise _not_served(piece, why) from e
@@ -163,7 +168,7 @@ def verify_padding(job: Job, runners: Mapping[str, Runner]) -> dict[str, Padding
             return _step(job, runners[name], name, x)
 
         pairs = [made[piece.name] for made in walks]
-        differ = partial(scaled, least=least_scale(y for _, y in pairs))
+        differ = partial(difference, scale=Scale.of(y for _, y in pairs))
         error = check_padding(run, piece.contract, padding, pairs, differ, allowed, piece.name)
         forms[piece.name] = PaddingForm(
             dim=padding.dim, value=padding.value, error=error, tolerance=allowed
@@ -196,10 +201,13 @@ def _step(job: Job, run: Runner, name: str, x: Tensor) -> Tensor:
         y = run(x)
     except Exception as e:
         text = str(e).strip().splitlines()
-        raise ExportError(
-            "EXPORT_MISMATCH",
+        told = (
             f"the stored block fails on {list(x.shape)}: {type(e).__name__}: "
-            f"{text[-1][:300] if text else ''}",
+            f"{text[-1][:300] if text else ''}"
+        )
+        raise no_room(e, told, name) or ExportError(
+            "EXPORT_MISMATCH",
+            told,
             where=name,
             hint=f"format {job.format} may have fixed a dim that the contract calls dynamic",
         ) from e
@@ -238,10 +246,10 @@ def _another_call(job: Job, runners: Mapping[str, Runner], binding: Mapping[str,
 
     spec, below = job.loaded.input, job.loaded.int_below
     x = larger(example_input(spec, binding, int_below=below, seed=_ANOTHER_SEED))
-    with suppress(ExportError):
+    with suppress(BlockFlowError):
         for name, (taken, _) in _walk(job, runners, x).items():
             _step(job, runners[name], name, larger(taken))
-    with suppress(ExportError):
+    with suppress(BlockFlowError):
         _model(job, x)
 
 
@@ -255,7 +263,7 @@ def _check_repeats(
     """
 
     def repeated(who: str, where: str, module: nn.Module, before: Tensor, again: Tensor) -> None:
-        found = changed(again, before, least_scale([before]), coarse)
+        found = changed(again, before, Scale.of([before, again]), coarse)
         _refuse_change(who, where, module, *found)
 
     coarse = _coarse(job)
@@ -280,45 +288,6 @@ def _refuse_change(who: str, where: str, module: nn.Module, error: float, allowe
         )
 
 
-def _check_rows(job: Job, runners: Mapping[str, Runner], made: Made) -> None:
-    """Each row of a batch, alone, gives what it gave beside the others; and that stays as it is: a
-    worker may still hold one result when it computes the next."""
-    coarse = _coarse(job)
-    for piece in job.pieces:
-        x, y = made[piece.name]
-        rows, least = len(x), least_scale([y])
-        held: list[tuple[Tensor, Tensor]] = []
-        for row in range(rows):
-            alone = _step(job, runners[piece.name], piece.name, x[row : row + 1].contiguous())
-            held.append((alone, alone.clone()))
-            error, allowed = changed(y[row : row + 1], alone, least, coarse)
-            if not error <= allowed:
-                raise ExportError(
-                    "EXPORT_MISMATCH",
-                    f"the result of a row depends on the rows beside it: row {row + 1} of {rows} "
-                    f"differs by {error:.3g} from the same row alone, allowed is {allowed:.3g}",
-                    where=piece.name,
-                    hint=in_train_mode(piece.stage)
-                    or "a batch holds rows of several clients: compute nothing over dim 0 (sums, "
-                    "means, largest values, sorting, branches); if rows belong together, make them "
-                    f"one row of more dims: {_grouped(piece.contract.input)} (docs/blocks.md)",
-                )
-        if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in held):
-            raise ExportError(
-                "EXPORT_MISMATCH",
-                "a later call changed the result of an earlier one: it lies in memory of the "
-                "block's own, a buffer",
-                where=piece.name,
-                hint="return a tensor that is the result's alone: .clone()",
-            )
-
-
-def _grouped(spec: TensorSpec) -> str:
-    """``float32[rows,4]`` -> ``float32[rows,8,4]``: the contract of a group of eight as one row."""
-    dims = ",".join(str(d) for d in (ROWS, 8, *spec.dims[1:]))
-    return f"{spec.dtype}[{dims}]"
-
-
 def _coarse(job: Job) -> float:
     """What the least exact dtype allows that the model computes with, of its input and its weights:
     a result may be of a finer one, and is no more exact for it (``y.double()``)."""
@@ -333,9 +302,10 @@ def _difference(
     x: Tensor,
     y: Tensor,
     expected: Tensor,
-    least: float,
+    scale: Scale,
     coarse: float,
 ) -> float:
+    """The largest difference, absolutely."""
     where = " -> ".join(path)
     hint = in_train_mode(job.loaded.module) or _DIFFERS[job.format]
     if y.shape != expected.shape or y.dtype != expected.dtype:
@@ -346,27 +316,25 @@ def _difference(
             where=where,
             hint=hint,
         )
-    error = float((y.double() - expected.double()).abs().max())
-    scale = max(least, float(expected.double().abs().max()))
-    allowed = tolerated(dtype_of(y), coarse) * scale
-    # a NaN compares false with everything: "not <=" refuses it
-    if not error <= allowed:
-        if lost := int((~expected.isfinite()).sum()):
-            raise ExportError(
-                "EXPORT_MISMATCH",
-                f"{lost} of the {expected.numel()} numbers that the model itself gives for a test "
-                f"input {list(x.shape)} are NaN or infinite, which equals nothing",
-                where=where,
-                hint=_drawn(x) + ": a logarithm or a root needs a clamp() in the model; else check "
-                "the weights",
-            )
+    if lost := int((~expected.isfinite()).sum()):
         raise ExportError(
             "EXPORT_MISMATCH",
-            f"the blocks differ from the model by {error:.3g}, allowed is {allowed:.3g}",
+            f"{lost} of the {expected.numel()} numbers that the model itself gives for a test "
+            f"input {list(x.shape)} are NaN or infinite, which equals nothing",
+            where=where,
+            hint=_drawn(x) + ": a logarithm or a root needs a clamp() in the model; else check "
+            "the weights",
+        )
+    found, allowed = difference(y, expected, scale), tolerated(dtype_of(y), coarse)
+    # a NaN compares false with everything: "not <=" refuses it
+    if not found <= allowed:
+        raise ExportError(
+            "EXPORT_MISMATCH",
+            f"the blocks differ from the model by {found:.3g}, allowed is {allowed:.3g}",
             where=where,
             hint=hint,
         )
-    return error
+    return float((y.double() - expected.double()).abs().max())
 
 
 def _drawn(x: Tensor) -> str:

@@ -18,7 +18,7 @@ from torch import nn
 
 from blockflow.bench.profiling import measurer as measurers
 from blockflow.bench.profiling.candidates import candidates
-from blockflow.bench.profiling.child import error_of
+from blockflow.bench.profiling.child import errors_of
 from blockflow.bench.profiling.measurer import Workshop
 from blockflow.bench.profiling.plan import Cell, Effort
 from blockflow.bench.profiling.run import Wish, measure
@@ -197,7 +197,7 @@ def test_a_measurer_pins_warms_and_stops_in_time(repository: BlockRepository) ->
     ],
 )
 def test_the_error(y: list[float], reference: list[float], error: float | None) -> None:
-    assert error_of(torch.tensor(y), torch.tensor(reference)) == error
+    assert errors_of([torch.tensor(y)], [torch.tensor(reference)]) == [error]
 
 
 def command(*args: str) -> list[str]:

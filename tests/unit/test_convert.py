@@ -26,7 +26,6 @@ from blockflow.repository.machine import fingerprint
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.samples import Samples, load_samples, seeded_samples
 from blockflow.repository.sources import LoadedModel
-from blockflow.repository.verdict import relative_error
 from tests.unit.test_repository_variants import SPEC, save_block
 from tests.variants import read_torchlib_once
 
@@ -174,15 +173,6 @@ def test_an_unknown_kind_or_block(repository: BlockRepository) -> None:
     assert "onnx" in e.value.hint
     with pytest.raises(RepositoryError):
         convert_block(repository, "c", "onnx", Bench())
-
-
-def test_relative_error() -> None:
-    assert relative_error(torch.tensor([1.0, -8.0]), torch.tensor([1.5, -8.0])) == 0.5 / 8
-    assert relative_error(torch.zeros(2), torch.zeros(2)) == 0
-    classes = torch.tensor([999, 3, 3, 3])
-    assert relative_error(torch.tensor([999, 3, 7, 3]), classes) == 0.25
-    assert relative_error(torch.tensor([True, False]), torch.tensor([True, True])) == 0.5
-    assert relative_error(torch.tensor([2**60]), torch.tensor([2**60 + 1])) == 1
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,10 @@ def test_one_of_a_later_version_is_not_called_damaged() -> None:
         ("padding", {"dim": "length", "value": 0, "error": -1.0, "tolerance": 0.0}),
         ("padding", {"dim": "length", "value": 0}),
         ("padding", True),
+        ("int_below", 0),
+        ("int_below", 1.5),
+        ("int_below", "4096"),
+        ("int_below", 2**64),
     ],
 )
 def test_a_bad_field_is_named(path: str, value: object) -> None:
@@ -124,6 +128,13 @@ def test_what_a_block_promises_is_part_of_it() -> None:
     assert manifest.to_info().padding == Padding("length", -1)
     assert parse_manifest(manifest.to_json(), where="file", folder="trunk1") == manifest
     assert parse(VALID).to_info().padding is None
+
+
+def test_the_bound_of_integers_is_told_where_it_is_known() -> None:
+    manifest = parse({**VALID, "int_below": 4096})
+    assert manifest.int_below == 4096
+    assert parse_manifest(manifest.to_json(), where="file", folder="trunk1") == manifest
+    assert parse(VALID).int_below is None and b"int_below" not in parse(VALID).to_json()
 
 
 @pytest.mark.parametrize("field", ["name", "sha256", "contract", "created"])

@@ -35,6 +35,15 @@ def test_synthetic_rows_are_the_same_for_the_same_seed() -> None:
     assert not np.array_equal(first.rows[0], other.rows[0])
 
 
+def test_synthetic_tokens_are_as_many_as_one_says() -> None:
+    spec = TensorSpec("int64", ("rows", 16))
+    route = TaskRoute("t", ("t",), Contract(spec, spec))
+    for source, least, most in (("synthetic:4", 1, 1), ("synthetic:4:1000", 500, 999)):
+        found = load_inputs(source, {"t": route}, seed=1)["t"]
+        assert least <= max(int(x.max()) for x in found.rows) <= most
+        assert ("below 1000" in found.origin) == (most == 999)
+
+
 def test_synthetic_bfloat16_and_lengths() -> None:
     spec = TensorSpec("bfloat16", ("rows", "length"), {"length": (2, 8)})
     route = TaskRoute("t", ("b",), Contract(spec, spec))
@@ -120,6 +129,10 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     [
         "synthetic:0",
         "synthetic:x",
+        "synthetic:4:0",
+        "synthetic:4:x",
+        "synthetic:4:",
+        "synthetic:4:" + "9" * 30,
         "synthetic:" + "9" * 5000,
         "digits:x",
         "digits:" + "9" * 5000,

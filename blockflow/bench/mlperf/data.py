@@ -68,8 +68,10 @@ def load_inputs(
     """Every task's data.
 
     Args:
-        source: ``synthetic``, ``synthetic:ROWS``, ``digits``, ``digits:SEED`` (of the demo that
-            trained the blocks), a .npy or .safetensors file, or a folder of such files.
+        source: ``synthetic``, ``synthetic:ROWS``, ``synthetic:ROWS:BELOW`` (integers are below
+            that; a task does not tell the size of its vocabulary), ``digits``, ``digits:SEED`` (of
+            the demo that trained the blocks), a .npy or .safetensors file, or a folder of such
+            files.
         routes: the tasks.
         seed: of synthetic data.
         hooks: by task what its inputs go through first, row by row: [1, ...] to [1, ...].
@@ -122,13 +124,20 @@ def load_hook(text: str) -> Hook:
 # --- the sources ---------------------------------------------------------------------------------
 
 
-def _synthetic(spec: TensorSpec, count: str, seed: int) -> Inputs:
-    n = _number(count, SYNTHETIC_ROWS)
+def _synthetic(spec: TensorSpec, told: str, seed: int) -> Inputs:
+    count, bounded, bound = told.partition(":")
+    n, below = _number(count, SYNTHETIC_ROWS), _number(bound, 0)
     if n is None or not 1 <= n <= MAX_SYNTHETIC_ROWS:
         raise RequestError(
             "INVALID_REQUEST",
             f"{count[:_SHOWN]!r} is no number of rows from 1 to {MAX_SYNTHETIC_ROWS}",
             where="--data synthetic:N",
+        )
+    if below is None or (bounded and not 1 <= below <= 2**63):
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"{bound[:_SHOWN]!r} is no number that integers are below",
+            where="--data synthetic:N:BELOW",
         )
     # torch is only needed here: LoadGen's process starts without it.
     import torch
@@ -138,11 +147,12 @@ def _synthetic(spec: TensorSpec, count: str, seed: int) -> Inputs:
     bindings = [{**b, ROWS: 1} for b in probe_bindings(spec)] if spec.dynamic else [{ROWS: 1}]
     rows = []
     for i in range(n):
-        x = example_input(spec, bindings[i % len(bindings)], seed=seed + i)
+        x = example_input(spec, bindings[i % len(bindings)], int_below=below or None, seed=seed + i)
         plain = x.view(torch.int16) if spec.dtype == "bfloat16" else x
         array = plain.numpy()
         rows.append(array.view(np.uint16) if spec.dtype == "bfloat16" else array)
-    return Inputs(rows, spec.dtype, None, f"{n} seeded random rows (seed {seed})")
+    origin = f"{n} seeded random rows (seed {seed}{f', integers below {below}' if below else ''})"
+    return Inputs(rows, spec.dtype, None, origin)
 
 
 def _number(text: str, default: int) -> int | None:

@@ -10,6 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import torch
 from blockflow.bench.profiling.plan import Cell, binding_of, is_warm
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.launchspec import StageSpec
+from blockflow.repository.differences import Scale, difference
 from blockflow.repository.probe import example_input
 from blockflow.repository.repository import BlockRepository
-from blockflow.repository.verdict import relative_error
 from blockflow.worker.engines import make_engines
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.runner import Runner
@@ -35,10 +36,12 @@ class Bench:
 
     Args:
         stages: the chain, in order; one for a single block.
+        int_below: bounds the integers of its inputs; None: nobody has said.
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage], int_below: int | None = None) -> None:
         self._stages = stages
+        self._int_below = int_below
         self._held: tuple[Cell, torch.Tensor, list[torch.Tensor | None]] | None = None
 
     def measure(self, cell: Cell, runs: int, limit_s: float, *, first: bool) -> list[list[float]]:
@@ -83,7 +86,7 @@ class Bench:
         if self._held is None or self._held[0] != cell:
             spec = self._stages[0].contract.input
             binding = binding_of(spec, cell)
-            x = example_input(spec, binding, seed=cell.rows)
+            x = example_input(spec, binding, int_below=self._int_below, seed=cell.rows)
             outs: list[torch.Tensor | None] = []
             dims: tuple[int, ...] = tuple(x.shape)
             for stage in self._stages:
@@ -96,14 +99,6 @@ class Bench:
                 outs.append(torch.empty(dims, dtype=dtype) if writes else None)
             self._held = (cell, x, outs)
         return self._held[1:]
-
-
-def error_of(y: torch.Tensor, reference: torch.Tensor) -> float | None:
-    """The largest difference as a part of the largest reference value; None where either is not
-    finite or the dims differ (JSON knows no infinity)."""
-    if y.shape != reference.shape or not (y.isfinite().all() and reference.isfinite().all()):
-        return None
-    return relative_error(y, reference)
 
 
 def answer(bench: Bench, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,20 +120,25 @@ def _compare(bench: Bench, question: Mapping[str, Any]) -> list[float | None]:
 
     ``reference`` stores them instead.
     """
-    errors: list[float | None] = []
-    for i, values in enumerate(question["cells"]):
-        path = Path(question["folder"]) / f"reference-{i}.npy"
-        y = bench.output(Cell(*values))
-        if question["op"] == "reference":
+    cells = [Cell(*values) for values in question["cells"]]
+    paths = [Path(question["folder"]) / f"reference-{i}.npy" for i in range(len(cells))]
+    ys = [bench.output(cell) for cell in cells]
+    if question["op"] == "reference":
+        for y, path in zip(ys, paths, strict=True):
             np.save(path, y.double().numpy())
-            errors.append(error_of(y, y))
-        else:
-            errors.append(error_of(y, torch.from_numpy(np.load(path, allow_pickle=False))))
-    return errors
+    references = [torch.from_numpy(np.load(path, allow_pickle=False)) for path in paths]
+    return errors_of(ys, references)
 
 
-def load(spec: Mapping[str, Any]) -> list[Stage]:
-    """The stages of ``spec``, loaded by a worker's own code.
+def errors_of(ys: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> list[float | None]:
+    """The difference of each; None where it is not finite (JSON knows no infinity)."""
+    scale = Scale.exact(references)
+    errors = [difference(y, r, scale) for y, r in zip(ys, references, strict=True)]
+    return [error if isfinite(error) else None for error in errors]
+
+
+def load(spec: Mapping[str, Any]) -> Bench:
+    """The blocks of ``spec``, loaded by a worker's own code.
 
     Raises:
         BlockFlowError: why a block cannot be loaded.
@@ -146,10 +146,13 @@ def load(spec: Mapping[str, Any]) -> list[Stage]:
     specs = [StageSpec.from_dict(s) for s in spec["stages"]]
     stages = make_engines(specs, "cpu", int(spec["threads"]))
     points = FailPoints.from_environment(Path(spec["run_dir"]), specs)
-    loaded = Runner(stages, points).load(BlockRepository(spec["repository"]))
+    repository = BlockRepository(spec["repository"])
+    loaded = Runner(stages, points).load(repository)
     if loaded.error is not None:
         raise loaded.error
-    return [stages[s.stage] for s in specs]
+    first = specs[0].block
+    below = repository.manifest(first.name, digest=first.digest).int_below
+    return Bench([stages[s.stage] for s in specs], below)
 
 
 def main(spec: Mapping[str, Any]) -> int:
@@ -163,7 +166,7 @@ def main(spec: Mapping[str, Any]) -> int:
                 stream.flush()
 
             try:
-                bench = Bench(load(spec))
+                bench = load(spec)
             except BlockFlowError as e:
                 say({"error": e.to_dict()})
                 return 0

@@ -1,0 +1,141 @@
+"""The bound of integers is kept with a block, and all that is compared later is drawn below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockflow.bench.profiling import child
+from blockflow.bench.profiling.plan import Cell
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.model import BlockInfo, Padding, TensorSpec
+from blockflow.engine.workshop import EngineWorkshop
+from blockflow.repository.convert import Workshop, convert_block
+from blockflow.repository.export import export_model
+from blockflow.repository.repository import BlockRepository
+from blockflow.repository.samples import seeded_samples
+from blockflow.repository.sources import LoadedModel, load_model
+from blockflow.repository.verdict import Run
+from tests import export_rig
+
+repo = export_rig.repo
+
+WORDS = 1000
+TOKENS = TensorSpec("int64", ("rows", "length"), {"length": (1, 16)})
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(WORDS, 8, padding_idx=0), nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.table(tokens).sum(1))
+
+
+def stored(repo: BlockRepository, int_below: int | None, prefix: str = "m") -> None:
+    model = LoadedModel(Bag().eval(), "t", TOKENS, int_below=int_below, padding=Padding("length"))
+    export_model(model, repo, prefix=prefix, cuts=["out"])
+
+
+def test_the_block_that_takes_tokens_keeps_it(repo: BlockRepository) -> None:
+    stored(repo, WORDS)
+    assert [repo.manifest(f"m-{i}").int_below for i in (1, 2)] == [WORDS, None]
+    stored(repo, None, "n")
+    assert repo.manifest("n-1").int_below is None
+
+
+def test_models_of_the_zoo_keep_theirs(repo: BlockRepository) -> None:
+    sizes = {"layers": 1, "width": 16, "heads": 2, "max_length": 16}
+    export_model(load_model("transformer", arguments=sizes, input_spec=TOKENS), repo, prefix="t")
+    assert repo.manifest("t").int_below == 4096
+    export_model(load_model("digits"), repo, prefix="d")
+    assert repo.manifest("d").int_below is None
+
+
+class Sees(Workshop):
+    """Keeps the largest number of what is calibrated with, and of what is compared on."""
+
+    def __init__(self) -> None:
+        self.calibrated = self.compared = 0
+
+    def make(
+        self, kind: str, block: BlockInfo, source: Path, samples: Sequence[Tensor], target: Path
+    ) -> None:
+        self.calibrated = max((int(x.max()) for x in samples), default=0)
+        target.write_bytes(b"made")
+
+    @contextmanager
+    def runners(
+        self, kind: str | None, block: BlockInfo, file: Path
+    ) -> Iterator[Mapping[str, Run]]:
+        def run(x: Tensor) -> Tensor:
+            if kind is not None:
+                self.compared = max(self.compared, int(x.max()))
+            return x.double().sum(1, keepdim=True)
+
+        yield {"any": run}
+
+
+@pytest.mark.parametrize(("int_below", "least", "most"), [(WORDS, 900, 999), (None, 1, 1)])
+def test_a_conversion_sees_all_tokens(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch, int_below: int, least: int, most: int
+) -> None:
+    monkeypatch.setattr("blockflow.repository.convert._far", lambda *_: ())
+    stored(repo, int_below)
+    sees = Sees()
+    convert_block(repo, "m-1", "onnx-int8", sees)
+    assert least <= sees.calibrated <= most and least <= sees.compared <= most
+    inputs = seeded_samples(TOKENS, int_below=int_below).inputs
+    assert least <= max(int(x.max()) for x in inputs) <= most
+
+
+@pytest.mark.parametrize(("int_below", "least", "most"), [(WORDS, 500, 999), (None, 1, 1)])
+def test_a_measurement_sees_all_tokens(
+    repo: BlockRepository, tmp_path: Path, int_below: int, least: int, most: int
+) -> None:
+    stored(repo, int_below)
+    bench = child.load(
+        {
+            "stages": [StageSpec(0, repo.info("m-1"), "exported").to_dict()],
+            "threads": torch.get_num_threads(),
+            "run_dir": str(tmp_path),
+            "repository": str(repo.root),
+        }
+    )
+    x, _ = bench._inputs(Cell(1, 8, 16))
+    assert least <= int(x.max()) <= most
+
+
+def test_rare_tokens_are_not_left_out_of_the_verdict(repo: BlockRepository) -> None:
+    """Their vectors are larger, as training makes them: a calibration with two others cuts them."""
+    pytest.importorskip("onnxruntime")
+
+    class Rare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(WORDS, 64), nn.Linear(64, 8)
+            with torch.no_grad():
+                self.table.weight.mul_(torch.linspace(0.2, 4, WORDS).unsqueeze(1))
+            self.mix = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.out(self.mix(self.table(tokens)).mean(1))
+
+    torch.manual_seed(0)
+    loaded = LoadedModel(Rare().eval(), "rare", TOKENS, int_below=WORDS)
+    export_model(loaded, repo, prefix="rare")
+    report = convert_block(repo, "rare", "onnx-int8", EngineWorkshop(), tolerance=10)
+    x = torch.randint(0, WORDS, (8, 16), generator=torch.Generator().manual_seed(9))
+    file = repo.root / "rare" / repo.manifest("rare").variants["onnx-int8"].file
+    with EngineWorkshop().runners("onnx-int8", repo.info("rare"), file) as engines:
+        y = engines["onnxruntime"](x)
+    with torch.no_grad():
+        wanted = loaded.module(x)
+    found = float((y - wanted).abs().max() / wanted.abs().max())
+    assert found < 2 * report.errors["onnxruntime"]
