@@ -21,6 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 from blockflow.dispatcher.connections import Connection, Connections, takes_over
 from blockflow.dispatcher.debt import Debt
 from blockflow.dispatcher.descriptors import Doors, bytes_taken, last_descriptor, mark
+from blockflow.dispatcher.heap import LARGE_BYTES, is_large
 from blockflow.dispatcher.past import Past, is_given
 from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.unread import wire_bytes
@@ -35,7 +36,7 @@ those that take nothing ..."""
 MOST_OWED_BYTES = 8 * OWED_BYTES
 """... and beyond this of all: who reads gets what it has asked for, but not without a bound."""
 
-TRACKED_BYTES = 64 * 1024
+TRACKED_BYTES = LARGE_BYTES
 """Frames of this size are not copied by ZeroMQ and can be watched until they are written."""
 
 _MOST_FRAMES = 3
@@ -85,7 +86,7 @@ class ClientPort:
             :meth:`on_departures`.
         evicted: clients that were cut off.
         turned_away: connections that were ended at once, because of their number.
-        watch: over what is unread.
+        watch: over what is unread, and what large messages leave.
     """
 
     def __init__(
@@ -119,6 +120,8 @@ class ClientPort:
             if not self._reader.skipping:
                 self._book.all_read()
             return None
+        if is_large(frames):  # whatever becomes of it
+            self.watch.large(now_ns)
         client = frames[0].bytes
         if self._past.cut_off(client):
             return None
@@ -287,6 +290,7 @@ class ClientPort:
             if size < TRACKED_BYTES:
                 socket.send(frame, flags, copy=False)  # pyzmq copies small ones all the same
                 continue
+            self.watch.large(now_ns)
             tracker = socket.send(frame, flags, copy=False, track=True)
             debt = self._debts.setdefault(client, Debt(now_ns))
             debt.posted.append((tracker, size))

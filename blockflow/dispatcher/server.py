@@ -19,6 +19,7 @@ from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.clients import ClientPort
 from blockflow.dispatcher.exchange import Exchange
 from blockflow.dispatcher.grants import GrantDesk
+from blockflow.dispatcher.heap import is_large
 from blockflow.dispatcher.monitor import Snapshot, StatsThread
 from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.repeats import ResultMemory
@@ -191,6 +192,7 @@ class DispatcherServer:
         guarded("what is due", self.exchange.tick)
         guarded("connections", self._clients.look, self._clock(), self._desk.framed)
         guarded("grants", self._grants.tick, self._clock())
+        guarded("its memory", self._desk.ebb, self._clock())  # a heartbeat comes whatever happens
         self._report_drained()
         if self._opens_ns is not None:
             self._open_when_due(self._opens_ns)
@@ -225,6 +227,8 @@ class DispatcherServer:
             frames = self._reader.read()
             if not frames:
                 return
+            if is_large(frames):
+                self._clients.watch.large(self._clock())
             try:
                 self.exchange.on_return(frames)
             except Exception:
@@ -283,6 +287,7 @@ class DispatcherServer:
         if table.version < self.exchange.planner.version:
             _LOG.error("route table %d is older than the present one", table.version)
             return
+        self._desk.set_devices({r.incarnation: r.device for r in table.stages.values()})
         self.exchange.publish(table)
         for route in table.stages.values():
             self._hosts[route.incarnation] = route.endpoint

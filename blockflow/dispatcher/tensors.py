@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -239,8 +240,16 @@ class TensorDesk:
         self._producer.peer_gone(incarnation)
         self._consumer.peer_gone(incarnation)
 
+    def set_devices(self, devices: Mapping[int, str]) -> None:
+        """Where the workers compute, by incarnation."""
+        self._producer.set_devices(devices)
+
     def sweep(self) -> None:
         self._producer.sweep()
+
+    def ebb(self, now_ns: int) -> None:
+        """Give memory back that inputs have not needed for some seconds."""
+        self._producer.ebb(now_ns)
 
     def usage(self) -> Usage:
         return self._producer.usage()

@@ -1,4 +1,5 @@
-"""Watch: cuts off connections that leave too much unread; what :class:`Unread` decides."""
+"""Watch: cuts off connections that leave too much unread, and gives memory back after large
+messages; what :class:`Unread` and :class:`Heap` decide."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import logging
 import time
 
 from blockflow.dispatcher.descriptors import Doors, OwnMemory, bytes_received
+from blockflow.dispatcher.heap import Heap
 from blockflow.dispatcher.unread import Unread
 from blockflow.launch.environment import give_memory_back
 
@@ -37,10 +39,13 @@ class Watch:
         self._doors = doors
         self._book = Unread()
         self._memory = OwnMemory()
+        self._heap = Heap(self._memory.read())
+        self._kept = 0  # what this process had when its heap was last given back, at the most
         self._marks: dict[int, int] = {}
         self._due_ns = 0
         self._trim_ns: int | None = None
         self.delivered = self._book.delivered
+        self.large = self._heap.passed
 
     def began(self, fd: int, name: int) -> None:
         """ZeroMQ has accepted a connection; ``name`` is its mark."""
@@ -61,10 +66,11 @@ class Watch:
         self._memory.close()
 
     def next_ms(self) -> int | None:
-        """How soon :meth:`look` shall be called again; None = there is nobody to look at."""
+        """How soon :meth:`look` shall be called again; None = there is nothing to look at."""
         if self._book.suspects:
             return _SOON_NS // 1_000_000
-        return _LOOK_NS // 1_000_000 if self._marks or self._trim_ns is not None else None
+        wanted = self._marks or self._heap.stirred or self._trim_ns is not None
+        return _LOOK_NS // 1_000_000 if wanted else None
 
     def due(self, now_ns: int) -> bool:
         return now_ns >= self._due_ns and self.next_ms() is not None
@@ -72,9 +78,15 @@ class Watch:
     def look(self, now_ns: int, held: int, *, drained: bool) -> None:
         """Look at all connections; see :meth:`Unread.look`."""
         begin = time.thread_time_ns()
+        if self._book.unexplained:  # or who is judged now would answer for what is only kept
+            give_memory_back()
         received = {fd: bytes_received(fd) for fd in self._marks}
         known = {fd: n for fd, n in received.items() if n is not None}
-        for fd in self._book.look(now_ns, known, self._memory.read(), held, drained=drained):
+        private = self._memory.read()
+        # To whom the next burst belongs cannot be told by memory that was here before: buffers of
+        # messages under way take more of it than has come of them.
+        seen = max(private, self._kept)
+        for fd in self._book.look(now_ns, known, seen, held, drained=drained):
             self._end(fd, now_ns)
         if self._book.suspects:
             self._due_ns = now_ns + _SOON_NS
@@ -83,7 +95,10 @@ class Watch:
         freed = self._trim_ns is not None and now_ns >= self._trim_ns
         if freed:
             self._trim_ns = None
-        if freed or self._book.unexplained:
+        spare = self._heap.look(now_ns, private, held)
+        if spare:
+            self._kept = seen
+        if spare or freed:
             give_memory_back()
 
     def _end(self, fd: int, now_ns: int) -> None:

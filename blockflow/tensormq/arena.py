@@ -14,7 +14,8 @@ Two files in the instance's private directory:
 The data area's *capacity* is virtual. What is handed out for the first time is committed first with
 ``posix_fallocate`` and pre-faulted, so that a full file system is a typed error and never the
 SIGBUS that an overcommitted mapping gives, and so that memory in use is the high-water mark of what
-was ever needed at once: an idle arena costs its minimum, and a loaded one stays flat.
+was needed at once: an idle arena costs its minimum, and a loaded one stays flat. What a burst has
+left is given back when nobody needs it (:meth:`Arena.give_back`).
 
 Marks and generations are aligned words, stored and loaded whole. Data is published through a socket
 message (whose system calls order it), and a mark is stored after the consumer has used what it
@@ -23,15 +24,14 @@ read.
 
 from __future__ import annotations
 
-import errno
 import logging
 import mmap
 import os
-import stat
 from pathlib import Path
 
 from blockflow.core.errors import RequestError, SystemError_, WireError
 from blockflow.core.scarcity import SCARCE
+from blockflow.tensormq.arena_files import checked_size, refused
 from blockflow.tensormq.leases import opened_mark
 
 MAGIC = int.from_bytes(b"BFarena\x00", "little")
@@ -84,6 +84,7 @@ class Arena:
         self.slots = slots
         self.lanes = lanes
         self.committed = 0
+        self._least = 0
         self.data = self.generations = self.marks = self._words = _nothing()
         self._start = data_offset(slots)
         self._files: list[Path] = []  # what this owner has made, and may remove
@@ -108,7 +109,7 @@ class Arena:
             capacity: bytes of the data area, rounded up to whole pages.
             slots: descriptors.
             lanes: release marks per slot.
-            warm_bytes: how much of the data area to commit at once.
+            warm_bytes: how much of the data area to commit at once, and for good.
 
         Raises:
             SystemError_: NO_SPACE; ALREADY_RUNNING when the incarnation has an arena.
@@ -119,6 +120,7 @@ class Arena:
         try:
             arena._map()
             arena.commit(min(warm_bytes, arena.capacity))
+            arena._least = arena.committed
         except BaseException:
             arena.close()
             raise
@@ -186,6 +188,20 @@ class Arena:
         self.committed = wanted
         self._words[_COMMITTED] = wanted
 
+    def give_back(self, end: int) -> None:
+        """Let go of the memory behind ``data[end:]``, where nothing lies that anybody may still
+        read: it becomes a hole, and is committed anew when it is needed again."""
+        before, keep = self.committed, max(_round_up(end), self._least)
+        if self._mapping is None or keep >= before:
+            return
+        # First the word: whatever a handle says, from now on nobody looks there.
+        self.committed = self._words[_COMMITTED] = keep
+        try:
+            self._mapping.madvise(mmap.MADV_REMOVE, self._start + keep, self.capacity - keep)
+        except OSError as exc:  # a file system without holes
+            self.committed = self._words[_COMMITTED] = self._least = before
+            _log.info("the arena keeps what it has: %s", exc.strerror)
+
     def _populate(self, mapping: mmap.mmap, start: int, end: int) -> None:
         """Fault the pages in now: a first write into fresh pages is several times slower."""
         try:
@@ -216,32 +232,7 @@ class Arena:
 
     def _error(self, exc: OSError) -> SystemError_:
         where = str(arena_path(self.run_dir, self.incarnation))
-        if exc.errno in SCARCE:
-            return SystemError_(
-                "NO_SPACE",
-                f"no space for an arena of up to {self.capacity} bytes: {exc.strerror}",
-                where=where,
-                hint=_HINTS.get(
-                    exc.errno or 0,
-                    "free /dev/shm or enlarge it (docker: --shm-size), or give the block fewer "
-                    "slots or a smaller max_rows",
-                ),
-            )
-        if exc.errno == errno.EEXIST:
-            return SystemError_(
-                "ALREADY_RUNNING",
-                f"incarnation {self.incarnation} has an arena already",
-                where=where,
-                hint="incarnations are never reused; start in a fresh run directory",
-            )
-        return SystemError_("INTERNAL", f"cannot create the arena: {exc}", where=where)
-
-
-_HINTS = {
-    errno.EMFILE: "raise the limit of descriptors (ulimit -n)",
-    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
-    errno.EFBIG: "raise the limit on a file's size (ulimit -f)",
-}
+        return refused(exc, self.incarnation, self.capacity, where)
 
 
 class ArenaReader:
@@ -299,12 +290,14 @@ class ArenaReader:
                 arena_path(run_dir, incarnation), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
             )
             try:
-                mapping = mmap.mmap(fd, _checked_size(fd, where), mmap.MAP_SHARED, mmap.PROT_READ)
+                mapping = mmap.mmap(
+                    fd, checked_size(fd, HEADER_WORDS * 8, where), mmap.MAP_SHARED, mmap.PROT_READ
+                )
             finally:
                 os.close(fd)
             fd = os.open(marks_path(run_dir, incarnation), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                marks = mmap.mmap(fd, _checked_size(fd, where), mmap.MAP_SHARED)
+                marks = mmap.mmap(fd, checked_size(fd, HEADER_WORDS * 8, where), mmap.MAP_SHARED)
             finally:
                 os.close(fd)
         except FileNotFoundError as exc:
@@ -342,26 +335,28 @@ class ArenaReader:
     def view(self, offset: int, nbytes: int) -> memoryview | None:
         """Read-only memory, or None when it is not within what the owner has committed.
 
-        Beyond that mark lie holes of a sparse file, where even a read may end in SIGBUS.
+        Beyond that mark lie holes of a sparse file, where even a read may end in SIGBUS. The owner
+        lowers the mark, too, but never below a tensor that is leased.
         """
         end = offset + nbytes
-        if end > self._populated:
-            committed = min(self._words[_COMMITTED], self.capacity)
-            if end > committed:
-                return None
-            self._populate(committed)
-        return self._data[offset:end]
+        committed = min(self._words[_COMMITTED], self.capacity)
+        if committed < self._populated:
+            self._populated = committed
+        return None if end > committed else self._data[offset:end]
 
     def region(self) -> memoryview:
-        """All data memory that the owner has committed by now; grows, and stays where it is."""
+        """All data memory that the owner has committed by now; stays where it is."""
         return self._data[: min(self._words[_COMMITTED], self.capacity)]
 
     def release(self, slot: int, lane: int, generation: int) -> None:
         """Write this lane's mark; the slot may be reused at once."""
         self.marks[slot * self.lanes + lane] = generation
 
-    def _populate(self, end: int) -> None:
-        """Map what was committed since, in one go instead of a fault per page or few."""
+    def map_ahead(self, end: int) -> None:
+        """Map all up to the end of a tensor that was taken, in one go instead of a fault per page
+        or few. Not beyond: what the owner is just giving back would be allocated once more."""
+        if end <= self._populated:
+            return
         first = (self._start + self._populated) // _PAGE * _PAGE
         try:
             self._mapping.madvise(_MADV_POPULATE_READ, first, self._start + end - first)
@@ -372,22 +367,6 @@ class ArenaReader:
 
 def _nothing() -> memoryview:
     return memoryview(bytearray())
-
-
-def _checked_size(fd: int, where: str) -> int:
-    """Size of a private regular file of this user."""
-    st = os.fstat(fd)
-    if (
-        not stat.S_ISREG(st.st_mode)
-        or st.st_uid != os.geteuid()
-        or stat.S_IMODE(st.st_mode) != 0o600
-    ):
-        raise WireError("MALFORMED_MESSAGE", "not a private regular file of this user", where=where)
-    if st.st_size < HEADER_WORDS * 8:
-        raise WireError(
-            "MALFORMED_MESSAGE", f"a file of {st.st_size} bytes is no arena", where=where
-        )
-    return st.st_size
 
 
 def _round_up(n: int) -> int:

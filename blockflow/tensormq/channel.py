@@ -197,6 +197,9 @@ class Producer(ABC):
     def sweep(self) -> int:
         """Collect what consumers have released since; returns the number of buffers freed."""
 
+    def ebb(self, now_ns: int) -> None:  # noqa: B027 (few have anything to give)
+        """Give memory back that has not been needed for some seconds; to be called now and then."""
+
     @abstractmethod
     def peer_gone(self, incarnation: int) -> int:
         """``incarnation`` is proven dead: its leases count as released; returns how many."""

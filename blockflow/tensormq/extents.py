@@ -34,6 +34,14 @@ class Extents:
         self._starts = [0]
         self._sizes = [capacity]
 
+    @property
+    def end(self) -> int:
+        """Where the highest extent in use ends; 0 when there is none."""
+        starts, sizes = self._starts, self._sizes
+        if starts and starts[-1] + sizes[-1] == self.capacity:
+            return starts[-1]
+        return self.capacity
+
     def size_of(self, nbytes: int) -> int:
         """Bytes that an extent for ``nbytes`` takes."""
         unit = self._align if nbytes >= self._align else GRANULE

@@ -125,6 +125,11 @@ class TensorMemory:
         with device.queue.batch(past):
             yield
 
+    def ebb(self, now_ns: int) -> None:
+        """Give back what the arena has not needed for some seconds; to be called now and then."""
+        if self.slots is not None:
+            self.slots.ebb(now_ns)
+
     def forget_figures(self) -> None:
         """Count copies and device times from here on; while nothing is computed."""
         self.device_times.clear()
@@ -171,6 +176,8 @@ def open_memory(
         frames, consumer = InlineProducer(slots), ShmConsumer(run_dir)
         if gpu is None:
             return TensorMemory(host, frames, consumer)
+        if host is not None:
+            host.set_devices({incarnation: device})
         cuda: CudaProducer | None = None
         opener: CudaConsumer | None = None
         fallback = ""

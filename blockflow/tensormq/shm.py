@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from blockflow.tensormq.channel import (
     Usage,
     span_bytes,
 )
+from blockflow.tensormq.ebb import Ebb
 from blockflow.tensormq.inline import open_frame
 from blockflow.tensormq.leases import NEVER_NS, Lease, LeaseError, LeaseTable
 from blockflow.wire.tensor import Handle, TensorDesc
@@ -73,7 +74,7 @@ class ShmProducer(Producer):
     """Slots of one :class:`Arena`, which it owns and closes.
 
     The lock makes it usable from a worker's engine thread (reserve) and data thread (publish,
-    sweep) alike; it is held for microseconds, but for the rare growth of the arena.
+    sweep) alike; it is held for microseconds, but for the arena's rare growth and shrinking.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -82,6 +83,8 @@ class ShmProducer(Producer):
         self._lock = threading.Lock()
         self._closed = False
         self._told_full = False
+        self._ebb = Ebb()
+        self._lasting = False
 
     def _make_leases(self) -> LeaseTable:
         return LeaseTable(self._arena.capacity, self._arena.slots, self._arena.lanes)
@@ -95,8 +98,13 @@ class ShmProducer(Producer):
         """What the handles name."""
         return self._arena.incarnation
 
+    def set_devices(self, devices: Mapping[int, str]) -> None:
+        """From the first device on that may read here (or is this process's own) nothing is given
+        back: it may have page-locked the pages, and would go on reading those, not the file's."""
+        self._lasting = self._lasting or any(d != "cpu" for d in devices.values())
+
     def region(self) -> memoryview:
-        """All data memory that is committed now; grows, and stays where it is."""
+        """All data memory that is committed now; stays where it is."""
         return self._arena.data[: self._arena.committed]
 
     def reserve(
@@ -111,6 +119,8 @@ class ShmProducer(Producer):
             end = offset + lease.size
             if end > self._arena.committed and not self._commit(lease, end):
                 return None
+            if end > self._ebb.peak:
+                self._ebb.peak = end
             memory = self._arena.data[offset : offset + nbytes]
         return ShmOutBuffer(lease, memory, nbytes, dtype, tuple(dims))
 
@@ -156,6 +166,8 @@ class ShmProducer(Producer):
         except SystemError_ as exc:
             leases.discard(lease.slot)
             if exc.code != "NO_SPACE" or not leases.outstanding or lease.size > arena.committed:
+                if exc.code == "NO_SPACE":  # what this tensor cannot have may serve others
+                    self._give_back(leases.extents.end)
                 raise
             # Others' slots lie in what is committed, and this tensor fits there once they are free.
             leases.stalls += 1
@@ -164,6 +176,23 @@ class ShmProducer(Producer):
                 _log.warning("the arena stays at %d bytes: %s", arena.committed, exc)
             return False
         return True
+
+    def ebb(self, now_ns: int) -> None:
+        ebb = self._ebb
+        if not ebb.due(now_ns):
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._collect()
+            keep = ebb.look(now_ns, self._leases.extents.end, self._arena.committed)
+            if keep is not None:
+                self._give_back(keep)
+
+    def _give_back(self, keep: int) -> None:
+        """Nobody holds a lease on anything behind ``keep``; the lock is held."""
+        if not self._lasting:
+            self._arena.give_back(keep)
 
     def publish(
         self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
@@ -275,11 +304,13 @@ class ShmConsumer(Consumer):
         if frame is not None:
             raise _bad(desc, "a handle and a frame in one message")
         reader = self._readers.get(handle.incarnation) or self._map(handle.incarnation)
-        memory = reader.view(handle.offset, span_bytes(desc))
+        nbytes = span_bytes(desc)
+        memory = reader.view(handle.offset, nbytes)
         if memory is None:
             raise _bad(desc, "the handle points outside the arena")
         if not reader.take(handle.slot, handle.lane, handle.generation):
             raise _bad(desc, "the handle is stale or names no slot")
+        reader.map_ahead(handle.offset + nbytes)
         return ShmInBuffer(desc, memory, reader)
 
     def _map(self, incarnation: int) -> ArenaReader:

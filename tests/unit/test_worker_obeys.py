@@ -61,6 +61,7 @@ class Rig:
                 memory=SimpleNamespace(
                     forget_figures=lambda: self.done.append("figures forgotten"),
                     consumer=SimpleNamespace(peer_gone=self.done.append),
+                    ebb=lambda now: self.done.append("memory given back"),
                 ),
                 turns=SimpleNamespace(
                     later=self.done.append, poke=lambda: self.done.append("poked")
@@ -130,7 +131,8 @@ def test_the_dead_are_told_to_who_sends_and_to_who_reads(rig: Rig) -> None:
 def test_a_ping_is_heard_and_the_monitor_gets_its_rate_and_its_answers(rig: Rig) -> None:
     rig.read(control.Ping(8), control.Monitor(2.5), AskKpi())
     *done, answer = rig.done
-    assert done == [8, "adoption", 2.5, "poked"] and isinstance(answer, Snapshot)
+    assert done == [8, "adoption", "memory given back", 2.5, "poked"]
+    assert isinstance(answer, Snapshot)
     assert answer.counters == {
         "malformed": 1,
         "undeliverable": 3,

@@ -1,0 +1,81 @@
+"""Heap: when the Dispatcher gives back what large messages have left. Pure.
+
+Its allocator keeps what it has once had (:class:`~blockflow.launch.environment.MallocTuning`): made
+for forwards, which need it again at once. Messages come in bursts, and after one there may be a
+gigabyte that nobody uses. Given back too early, the next message pays for its pages anew; so it is
+given back when no large one has passed for a while, and of an unbroken stream seldom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+
+LARGE_BYTES = 64 * 1024
+"""Smaller messages leave nothing worth looking for."""
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""So much more than at its least this process may keep for what comes next."""
+
+QUIET_NS = 1_000_000_000
+"""So long no large message has passed ..."""
+
+LONGEST_NS = 30_000_000_000
+"""... or so long they have without a pause."""
+
+SPACING_NS = 10_000_000_000
+"""Between two trims: who sends a large message every other second would pay for each."""
+
+
+def is_large(frames: Iterable[Sized]) -> bool:
+    """Whether a message of these frames is to be told to :meth:`Heap.passed`."""
+    return any(len(frame) >= LARGE_BYTES for frame in frames)
+
+
+class Heap:
+    """What this process has beyond its least, and whether that is worth a trim.
+
+    Args:
+        private: memory of this process that it does not share, at its start.
+    """
+
+    def __init__(self, private: int) -> None:
+        self._least = private
+        self._since_ns: int | None = None
+        self._last_ns = 0
+        self._trimmed_ns: int | None = None
+
+    @property
+    def stirred(self) -> bool:
+        """Large messages have passed since the last decision: :meth:`look` is wanted."""
+        return self._since_ns is not None
+
+    def passed(self, now_ns: int) -> None:
+        """A large message has come or gone."""
+        self._last_ns = now_ns
+        if self._since_ns is None:
+            self._since_ns = now_ns
+
+    def look(self, now_ns: int, private: int, held: int) -> bool:
+        """Whether to trim now.
+
+        Args:
+            private: memory of this process that it does not share.
+            held: what of it is in use: inputs that are kept, replies that are not taken yet.
+        """
+        spare = private - held
+        self._least = min(self._least, spare)
+        if self._since_ns is None:
+            return False
+        if held > KEPT_BYTES:  # they are under way yet
+            self._last_ns = now_ns
+        quiet = now_ns - self._last_ns >= QUIET_NS
+        if not quiet and now_ns - self._since_ns < LONGEST_NS:
+            return False
+        if self._trimmed_ns is not None and now_ns - self._trimmed_ns < SPACING_NS:
+            return False
+        # What a trim does not get back is in use: no further one before the next large message.
+        self._since_ns = None if quiet else now_ns
+        if spare - self._least <= KEPT_BYTES:
+            return False
+        self._trimmed_ns = now_ns
+        return True

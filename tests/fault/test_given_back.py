@@ -1,0 +1,175 @@
+"""After a burst of large requests memory is as it was before: the Dispatcher's heap, and what the
+arenas take of a small /dev/shm, whose other users it would be missing to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_disk import small_disk
+from warm_rig import Warm
+
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import TensorSpec
+from blockflow.launch.base import Launcher
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+from tests.system_rig import served
+
+MIB = 1 << 20
+ROWS = 30
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[System]:
+    root = tmp_path_factory.mktemp("burst")
+    save_echo(BlockRepository(root / "blocks"), "a", TensorSpec("float32", ("rows", MIB // 4)))
+    with served(root, {"blocks": ["a"], "tasks": {"t": ["a"]}}, launcher) as running:
+        yield running
+
+
+def private_bytes(system: System) -> int:
+    """The Dispatcher's, without shared memory."""
+    pid = system.status()["dispatcher"]["pid"]
+    _, resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def settles(read: object, below: int) -> int:
+    """What ``read`` gives when it is below that, or at the end of patience."""
+    end = time.monotonic() + PATIENCE_S
+    while (value := read()) >= below and time.monotonic() < end:  # type: ignore[operator]
+        time.sleep(0.1)
+    return value  # type: ignore[no-any-return]
+
+
+def burst(system: System, x: np.ndarray, clients: int) -> set[str]:
+    """Three requests from each of so many clients at once; what came of them."""
+    seen: set[str] = set()
+
+    def one() -> None:
+        with Client(system.client_endpoint, shared_memory="off") as client:
+            for _ in range(3):
+                try:
+                    answer = client.infer("t", x, deadline_s=60).value
+                    seen.add("OK" if np.array_equal(answer, x) else "wrong")
+                except BlockFlowError as exc:
+                    seen.add(exc.code)
+
+    threads = [threading.Thread(target=one) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seen
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("float32", "OK"), ("float64", "CONTRACT_MISMATCH")])
+def test_the_dispatchers_heap_is_given_back(system: System, dtype: str, code: str) -> None:
+    """Of requests that were served, and of those that were refused as soon as they were read."""
+    before = private_bytes(system)
+    seen = burst(system, np.ones((ROWS, MIB // 4), dtype), 6)
+    assert seen == {code}
+    assert private_bytes(system) - before > 64 * MIB, "a burst that would show"
+    assert settles(lambda: private_bytes(system) - before, 32 * MIB) < 32 * MIB
+
+
+def test_arenas_are_given_back(system: System) -> None:
+    def taken() -> int:
+        return sum(p.stat().st_blocks * 512 for p in system.run_dir.glob("arena-*"))
+
+    x = np.ones((ROWS, MIB // 4), np.float32)
+    with Client(system.client_endpoint) as client:
+        client.infer("t", x)
+        assert taken() >= 2 * ROWS * MIB
+        assert settles(taken, 2 * MIB) < 2 * MIB
+        assert np.array_equal(client.infer("t", x).value, x)
+
+
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+
+import numpy as np
+
+from blockflow.client import Client
+from blockflow.control.settings import ControlSettings
+from blockflow.control.system import System
+from blockflow.core.errors import BlockFlowError
+from blockflow.core.model import TensorSpec
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+
+mount, work = Path(sys.argv[1]), Path(sys.argv[2])
+MIB = 1 << 20
+repository = BlockRepository(work / "blocks")
+for name in ("a", "b"):
+    save_echo(repository, name, TensorSpec("float32", ("rows", MIB // 4)))
+settings = ControlSettings(
+    repository=work / "blocks", state_dir=work / "state", run_root=mount, rest_port=0, client_port=0
+)
+
+
+def infer(task, rows):
+    x = np.ones((rows, MIB // 4), np.float32)
+    try:
+        return bool(np.array_equal(client.infer(task, x, deadline_s=5).value, x))
+    except BlockFlowError as e:
+        return e.code
+
+
+def in_the_end(task, rows):
+    end = time.monotonic() + 25
+    while (seen := infer(task, rows)) is not True and time.monotonic() < end:
+        time.sleep(0.5)
+    return seen
+
+
+out = {}
+with System(settings) as system:
+    system.apply({"blocks": ["a", "b"], "tasks": {"ta": ["a"], "tb": ["b"]}})
+    with Client(system.client_endpoint) as client:
+        out["burst"] = infer("ta", 6)
+        out["another, at once"] = infer("tb", 6)
+        out["another, later"] = in_the_end("tb", 6)
+        out["the first, later"] = in_the_end("ta", 6)
+print(json.dumps(out))
+"""
+
+
+def test_one_blocks_burst_does_not_take_a_small_shm_from_the_others(
+    tmp_path: Path, warm: Warm
+) -> None:
+    """16 MiB: room for the burst of one task in two arenas, and not for a third one."""
+    mount = Path("/dev/shm") / f"bf-{os.getpid()}"
+    mount.mkdir()
+    try:
+        process = warm.popen(
+            [sys.executable, "-c", SCRIPT, str(mount), str(tmp_path)],
+            disk=small_disk(mount, "size=16m"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            output, errors = process.communicate(timeout=120)
+    finally:
+        mount.rmdir()
+    assert process.returncode == 0, errors
+    assert json.loads(output.splitlines()[-1]) == {
+        "burst": True,
+        "another, at once": "NO_SPACE",
+        "another, later": True,
+        "the first, later": True,
+    }, errors

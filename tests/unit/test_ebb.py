@@ -1,0 +1,73 @@
+"""How much of an arena is kept, and for how long."""
+
+from __future__ import annotations
+
+from blockflow.tensormq.ebb import WINDOW_NS, Ebb
+
+MIB = 1024 * 1024
+SECOND = 1_000_000_000
+
+
+class Load:
+    """An arena whose heartbeat comes four times a second."""
+
+    def __init__(self) -> None:
+        self.ebb = Ebb()
+        self.now = 1000 * SECOND
+        self.committed = MIB
+        self.end = 0
+        self.changes = 0
+
+    def need(self, end: int) -> None:
+        self.committed = max(self.committed, end)
+        self.ebb.peak = max(self.ebb.peak, end)
+
+    def wait(self, ns: int) -> None:
+        until = self.now + ns
+        while self.now < until:
+            self.now += SECOND // 4
+            if self.ebb.due(self.now):
+                keep = self.ebb.look(self.now, self.end, self.committed)
+                if keep is not None and keep < self.committed:
+                    self.committed = max(keep, MIB)
+                    self.changes += 1
+
+
+def test_a_burst_is_kept_for_a_window_at_least_and_two_at_most() -> None:
+    for start in range(0, WINDOW_NS, SECOND // 2):
+        load = Load()
+        load.wait(start + SECOND // 4)
+        load.need(75 * MIB)
+        load.wait(WINDOW_NS - SECOND // 4)
+        assert load.committed == 75 * MIB
+        load.wait(WINDOW_NS + SECOND)
+        assert load.committed == MIB
+
+
+def test_a_steady_load_never_pays_again() -> None:
+    load = Load()
+    for _ in range(200):
+        load.need(75 * MIB)
+        load.wait(WINDOW_NS - SECOND)
+    assert not load.changes
+
+
+def test_a_load_that_varies_a_little_keeps_what_it_has() -> None:
+    load = Load()
+    load.need(100 * MIB)
+    for _ in range(50):
+        load.wait(SECOND)
+        load.need(51 * MIB)
+    assert load.committed == 100 * MIB
+    for _ in range(50):
+        load.wait(SECOND)
+        load.need(30 * MIB)
+    assert load.committed == 30 * MIB
+
+
+def test_what_lies_there_is_needed() -> None:
+    load = Load()
+    load.need(100 * MIB)
+    load.end = 40 * MIB
+    load.wait(4 * WINDOW_NS)
+    assert load.committed == 40 * MIB
