@@ -30,7 +30,8 @@ def test_what_a_client_does_not_take_waits_in_its_order(s: Scene) -> None:
 def test_large_frames_are_owed_until_they_are_written(s: Scene) -> None:
     for _ in range(2):
         assert s.send(A, b"head", LARGE) is Sent.YES
-    assert (s.port.next_look_ms(), s.port.backlog_bytes()) == (100, 2 * TRACKED_BYTES)
+    # the heap is looked at while large messages pass, sooner than who owes what
+    assert (s.port.next_look_ms(), s.port.backlog_bytes()) == (50, 2 * TRACKED_BYTES)
     first, second = s.router.trackers
     first.done = True
     assert s.send(A, b"small") is Sent.YES
