@@ -30,8 +30,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
-# Processes of `make test`: one more than two cores, for each of them waits a quarter of its time.
-JOBS   ?= 3
+# Processes of `make test`: twice two cores, for each of them waits for others half of its time.
+JOBS   ?= 4
 
 # On Linux, PyPI's torch brings several GB of CUDA libraries. The machine's own index configuration
 # decides by default; for the small CPU build from PyTorch's own index:
