@@ -30,7 +30,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
-# Processes of `make test`: twice two cores, for each of them waits for others half of its time.
+# Processes of `make test`: they wait for those that they start; on two cores four are faster than three.
 JOBS   ?= 4
 
 # On Linux, PyPI's torch brings several GB of CUDA libraries. The machine's own index configuration
