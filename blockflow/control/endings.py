@@ -13,6 +13,7 @@ from blockflow.control.supervision import RestartLedger, Verdict, spread
 from blockflow.core.errors import SystemError_
 from blockflow.core.scarcity import no_room
 from blockflow.launch.child import CRASH_STATUS
+from blockflow.launch.process import describe_exit
 from blockflow.tensormq.atwork import Work
 from blockflow.wire.data import REQUEST_ID_BYTES
 
@@ -69,16 +70,6 @@ def describe_end(life: Life, event: Exited, starting: bool) -> str:
         cause += " while it started"
     words = last_words(event.status, event.log_tail)
     return f"{cause}: {words}" if words else cause
-
-
-def describe_exit(status: int) -> str:
-    """``exit status 1`` or ``killed by SIGKILL``."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 def judge(ledger: RestartLedger, crash: Crash, retryable: bool, now_ns: int) -> Verdict:

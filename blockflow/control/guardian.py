@@ -30,6 +30,7 @@ from blockflow.launch.process import (
     INSTANCE_ENV,
     become_subreaper,
     descendants,
+    describe_exit,
     die_with,
     ending_signals,
     kill_process,
@@ -100,7 +101,7 @@ class Guardian:
                     return ward
                 status = self._watch()
                 died_ns = time.monotonic_ns()
-                cause = self._anew or self._hung or _how(status)
+                cause = self._anew or self._hung or describe_exit(status)
                 if status == 0 or self._stopping() or not self._served:
                     return self._outcome(status)
                 log.warning("the control plane ended: %s", cause)
@@ -265,7 +266,7 @@ class Guardian:
             return 1
         raise SystemError_(
             "INTERNAL",
-            f"the control plane was {_how(status)} while it started",
+            f"the control plane was {describe_exit(status)} while it started",
             # ZeroMQ, say, aborts where it gets no thread.
             hint="why a library aborts, it has said above" if status == -signal.SIGABRT else "",
         )
@@ -354,12 +355,3 @@ class Guardian:
         kept = self._kept.pop(name, None)
         if kept is not None:
             os.close(kept.fd)
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"

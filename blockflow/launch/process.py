@@ -305,6 +305,16 @@ def _was_given(pid: int, variable: bytes | None) -> bool:
         return False
 
 
+def describe_exit(status: int) -> str:
+    """``exit status 1`` or ``killed by SIGKILL``."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
 def has_exited(pidfd: int) -> bool:
     """True once the process of ``pidfd`` has ended; never blocks."""
     return readable(pidfd, 0)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from control_rig import S, topology
 
-from blockflow.control.endings import describe_exit
 from blockflow.control.events import Kill, Send
 from blockflow.control.kpis import KpiBook, aggregate, plain, totals
 from blockflow.control.pings import PingBook
@@ -30,6 +29,7 @@ from blockflow.control.update import FINAL, MOVES, Kind, Phase, Update
 from blockflow.core.errors import TopologyError
 from blockflow.core.routing import RouteTable
 from blockflow.core.specs import BlockSpec, TaskSpec
+from blockflow.launch.process import describe_exit
 from blockflow.wire.control import Pong, Stats
 
 

@@ -16,12 +16,12 @@ from typing import Any, Self
 
 from blockflow.bench.profiling.candidates import Candidate
 from blockflow.bench.profiling.plan import Cell
-from blockflow.control.endings import describe_exit
 from blockflow.core.errors import BlockError, BlockFlowError, from_dict
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo
 from blockflow.launch.base import Child
 from blockflow.launch.fresh import SubprocessLauncher
+from blockflow.launch.process import describe_exit
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
 ENTRY = "blockflow.bench.profiling.child:main"
