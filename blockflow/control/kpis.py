@@ -49,6 +49,7 @@ PROCESS_SUMS = (
     "fds",
     "arena_bytes",
     "arena_used",
+    "arena_committed",
     "slots",
     "slots_used",
 )

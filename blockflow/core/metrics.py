@@ -199,6 +199,7 @@ class ProcessKpi:
     fds: Annotated[int, "open file descriptors"]
     arena_bytes: Annotated[int, "largest size of its arena, bytes"] = 0
     arena_used: Annotated[int, "bytes of the arena in slots that are out"] = 0
+    arena_committed: Annotated[int, "bytes of the arena that are set aside in memory"] = 0
     slots: Annotated[int, "slots of its arena"] = 0
     slots_used: Annotated[int, "slots that are out"] = 0
     gpu_util_percent: Annotated[float | None, "time in which the GPU was busy, percent"] = None

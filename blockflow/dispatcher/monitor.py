@@ -95,6 +95,7 @@ class StatsThread:
             now,
             arena_bytes=usage.capacity,
             arena_used=usage.used,
+            arena_committed=usage.committed,
             slots=usage.slots,
             slots_used=usage.slots_used,
         )

@@ -118,6 +118,7 @@ class ProcessSampler:
         *,
         arena_bytes: int = 0,
         arena_used: int = 0,
+        arena_committed: int = 0,
         slots: int = 0,
         slots_used: int = 0,
         torch_allocated: int | None = None,
@@ -145,6 +146,7 @@ class ProcessSampler:
                 fds=self._process.num_fds() - 1,  # the one by which they are counted
                 arena_bytes=arena_bytes,
                 arena_used=arena_used,
+                arena_committed=arena_committed,
                 slots=slots,
                 slots_used=slots_used,
                 torch_allocated=torch_allocated,

@@ -194,7 +194,7 @@ def process_grid(status: Doc, found: Sequence[Doc] | None = None) -> Grid:
     for p in found:
         k = part(p, "process")
         slots = f"{count(k['slots_used'])}/{count(k['slots'])}" if k.get("slots") else NONE
-        arena = f"{size(k.get('arena_used'))}/{size(k['arena_bytes'])}" if k.get("slots") else NONE
+        memory = [size(k.get(f"arena_{of}")) for of in ("used", "committed", "bytes")]
         restarts: Any = p.get("restarts")
         cells = [
             str(p.get("name")),
@@ -207,7 +207,7 @@ def process_grid(status: Doc, found: Sequence[Doc] | None = None) -> Grid:
             size(k.get("uss")),
             slots,
             count(restarts + 1) if is_number(restarts) else NONE,
-            arena,
+            "/".join(memory) if k.get("slots") else NONE,
             count(k.get("threads")),
             count(k.get("fds")),
             age(p.get("uptime_s")),

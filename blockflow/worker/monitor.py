@@ -157,10 +157,11 @@ class KpiMonitor:
             figures = {
                 "arena_bytes": usage.capacity,
                 "arena_used": usage.used,
+                "arena_committed": usage.committed,
                 "slots": usage.slots,
                 "slots_used": usage.slots_used,
             }
-            extra |= {"arena_committed": usage.committed, "slot_stalls": usage.stalls}
+            extra["slot_stalls"] = usage.stalls
         kpis = {n: self._kpi(n, s) for n, s in snapshot.sample.stages.items()}
         if self._memory is not None:
             extra |= self._memory.extra()

@@ -131,6 +131,7 @@ def test_a_process() -> None:
         "slots": 16,
         "slots_used": 5,
         "arena_used": 4096,
+        "arena_committed": 6144,
         "arena_bytes": 8192,
     }
     worker = {
@@ -155,7 +156,7 @@ def test_a_process() -> None:
         "uss": "3.0K",
         "slots": "5/16",
         "starts": "4",
-        "arena": "4.0K/8.0K",
+        "arena": "4.0K/6.0K/8.0K",
         "thr": "11",
         "fds": "12",
         "up": "60 s",

@@ -208,11 +208,17 @@ def test_a_percentile_of_nothing_is_none() -> None:
 
 
 def test_slots_that_are_all_free_are_slots() -> None:
-    process = {"slots": 16, "slots_used": 0, "arena_bytes": 2048, "arena_used": 0}
+    process = {
+        "slots": 16,
+        "slots_used": 0,
+        "arena_bytes": 2048,
+        "arena_used": 0,
+        "arena_committed": 512,
+    }
     process |= {"gpu_util_percent": 41, "gpu_power_w": 230}
     grid = process_grid({"workers": [{"name": "w#0", "process": process}]})
     (row,) = (dict(zip([c.name for c in grid.columns], r, strict=True)) for r in grid.rows)
-    assert (row["slots"], row["arena"]) == ("0/16", "0B/2.0K")
+    assert (row["slots"], row["arena"]) == ("0/16", "0B/512B/2.0K")
     assert (row["gpu"], row["gpu mem"], row["watt"]) == ("41%", "-", "230")
 
 

@@ -79,6 +79,7 @@ def test_all_figures_are_told(machine: Machine) -> None:
     told = {
         "arena_bytes": 11,
         "arena_used": 12,
+        "arena_committed": 17,
         "slots": 13,
         "slots_used": 14,
         "torch_allocated": 15,
