@@ -357,9 +357,16 @@ class Commands:
     def store_kpis(self, name: str) -> dict[str, Any]:
         """Write the recent samples below the state directory, one JSON object per line.
 
-        Raises as :func:`store_samples`.
+        Raises as :func:`store_samples`, and INVALID_REQUEST where there are none: a former file of
+        that name is not given up for nothing.
         """
         lines = self._manager.call(self._manager.kpis.lines)
+        if not lines:
+            raise RequestError(
+                "INVALID_REQUEST",
+                "there are no figures to store: none have been taken yet",
+                hint="POST /v1/monitor (blockflow monitor on) has them taken",
+            )
         path = store_samples(self._manager.settings.state_dir / "kpis", name, lines)
         return {"path": str(path), "count": len(lines)}
 

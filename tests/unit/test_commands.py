@@ -11,6 +11,7 @@ import pytest
 
 from blockflow.control.commands import Commands
 from blockflow.control.manager import Manager
+from blockflow.core.errors import RequestError
 from blockflow.launch.process_kpi import ProcessSampler
 from blockflow.repository.repository import BlockRepository
 
@@ -39,3 +40,19 @@ def test_who_asks_while_another_is_answered_takes_no_sample_of_his_own(
     second.join(10)
     assert len(taken) == 1
     assert [t["control"]["process"] for t in told] == [{"sample": 1}] * 2
+
+
+def test_a_file_of_figures_is_not_replaced_by_an_empty_one(tmp_path: Path) -> None:
+    lines: list[str] = ['{"worker": "w#0"}']
+    manager = SimpleNamespace(
+        call=lambda look: look(),
+        settings=SimpleNamespace(state_dir=tmp_path),
+        brain=None,
+        kpis=SimpleNamespace(lines=lambda: lines),
+    )
+    commands = Commands(cast(Manager, manager), BlockRepository(tmp_path / "blocks"))
+    told = commands.store_kpis("run1.jsonl")
+    lines.clear()
+    with pytest.raises(RequestError, match="none have been taken yet"):
+        commands.store_kpis("run1.jsonl")
+    assert Path(told["path"]).read_text() == '{"worker": "w#0"}\n'
