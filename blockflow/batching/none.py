@@ -34,7 +34,7 @@ class NonePolicy(Policy):
         shares: Sequence[TaskShare] = (),
     ) -> None:
         super().__init__(stages, options, facts, shares)
-        self._room = WaitingRoom(self.shares, _group_of)
+        self._room = WaitingRoom(self.shares, _group_of, self.costs_of_rows)
         # Where nobody else waits there is no order to keep, and no books that a request must pay.
         self._lone: Query | None = None
         # (arrival, key) by stage; keys that are gone, or have gone on, are skipped

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
 from blockflow.batching.facts import StageFacts
+from blockflow.batching.row_costs import RowCosts
 from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import Problem
 
@@ -107,6 +108,7 @@ class Policy(ABC):
         NAME: as a topology says it.
         lanes: how many batches the worker runs side by side at most; its owner sets it, also while
             batches run.
+        costs_of_rows: what tasks are charged for their rows; its owner measures them.
 
     The order that all policies share (priority, shares, earliest deadline) is that of
     ``room.WaitingRoom``, for whoever lets queries wait; ``queueing.QueueingPolicy`` has limits,
@@ -128,6 +130,7 @@ class Policy(ABC):
         self.facts = {s: known.get(s) or StageFacts() for s in self.stages}
         self.shares = tuple(shares) or (TaskShare(),)
         self.lanes = 1
+        self.costs_of_rows = RowCosts(self.stages)
 
     @classmethod
     @abstractmethod

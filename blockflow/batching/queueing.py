@@ -67,7 +67,7 @@ class QueueingPolicy(Policy):
         self._position = {stage: i for i, stage in enumerate(self.stages)}
         self._known_groups: dict[tuple[int, tuple[int, ...]], Group] = {}
         self._known_routes: dict[tuple[int, Route], Route] = {}
-        self._room = WaitingRoom(self.shares, self._group_of)
+        self._room = WaitingRoom(self.shares, self._group_of, self.costs_of_rows)
         self._convoys = Convoys()
         self._arrivals = Arrivals()
         self._costs = self.COSTS(self.facts, max(self._max_rows.values()))

@@ -2,11 +2,15 @@
 
 The order: higher priority first; among tasks of one priority the one that has had the least service
 for its weight; within a task the earliest deadline. Service is counted as in start-time fair
-queueing (Goyal, Vin and Cheng, 1996): each task has a virtual time that grows by rows / weight with
-what it is served, and a task that was away re-enters at the present virtual time. Over any time in
-which two tasks wait, their rows differ from their weights' proportion by at most about one request
-each; that is what deficit round robin promises (Shreedhar and Varghese, 1995), without a quantum
-that would have to be as large as the largest request.
+queueing (Goyal, Vin and Cheng, 1996): each task has a virtual time that grows by service / weight
+with what it is served, and a task that was away re-enters at the present virtual time. Over any
+time in which two tasks wait, their service differs from their weights' proportion by at most about
+one request each; that is what deficit round robin promises (Shreedhar and Varghese, 1995), without
+a quantum that would have to be as large as the largest request.
+
+Service is rows where all cost the same. In a worker of several blocks they do not, and a task whose
+rows take a hundred times as long would get a hundred times as much of it: there a row counts for
+what the blocks on its way take (:class:`~blockflow.batching.row_costs.RowCosts`).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from blockflow.batching.policy import Query
+from blockflow.batching.row_costs import RowCosts
 from blockflow.batching.shares import TaskShare
 
 Group = tuple[int, tuple[int, ...]]
@@ -46,9 +51,16 @@ class WaitingRoom:
     Args:
         shares: of the tasks.
         group_of: which group a query belongs to.
+        costs: what a row of a query counts for.
     """
 
-    def __init__(self, shares: Sequence[TaskShare], group_of: Callable[[Query], Group]) -> None:
+    def __init__(
+        self,
+        shares: Sequence[TaskShare],
+        group_of: Callable[[Query], Group],
+        costs: RowCosts,
+    ) -> None:
+        self._costs = costs
         self._shares = tuple(shares)
         self._group_of = group_of
         self._rank = [-share.priority for share in self._shares]
@@ -190,13 +202,12 @@ class WaitingRoom:
         rows = sum([q.rows for q in aboard])
         lanes, virtual, rank, weight = waiting.lanes, self._virtual, self._rank, self._weight
         used = self._used(aboard) if self._capped else None
-        order = [(rank[t], virtual[t], t, 0) for t in lanes]
+        order = [(rank[t], virtual[t], lane[0], t, 0) for t, lane in lanes.items()]
         heapq.heapify(order)
         picked: list[Query] = []
         while order:
-            first, served, task, at = order[0]
-            lane = lanes[task]
-            query = lane[at][3]
+            first, served, entry, task, at = order[0]
+            lane, query = lanes[task], entry[3]
             total = rows + query.rows
             if rows and total > limit:
                 break
@@ -212,8 +223,8 @@ class WaitingRoom:
             if used is not None:
                 used[task] += query.rows
             if at + 1 < len(lane):
-                served += query.rows / weight[task]
-                heapq.heapreplace(order, (first, served, task, at + 1))
+                served += query.rows * self._costs.of(query) / weight[task]
+                heapq.heapreplace(order, (first, served, lane[at + 1], task, at + 1))
             else:
                 heapq.heappop(order)
         return picked
@@ -224,19 +235,20 @@ class WaitingRoom:
             return
         waiting = self._groups[group]
         queries, ready = self._queries, waiting.ready
-        served: dict[int, list[int]] = {}  # rows of each query, by task
+        served: dict[int, list[float]] = {}  # what each query counts for, by task
         for query in picked:
             key = query.key
             del queries[key], ready[key]
             task = self._task(query)
+            counts = query.rows * self._costs.of(query)
+            waiting.rows -= query.rows
             if task in served:
-                served[task].append(query.rows)
+                served[task].append(counts)
             else:
-                served[task] = [query.rows]
+                served[task] = [counts]
         for task, each in served.items():
-            rows, share = sum(each), self._shares[task]
-            waiting.rows -= rows
-            self._virtual[task] += rows / share.weight
+            share = self._shares[task]
+            self._virtual[task] += sum(each) / share.weight
             begun = self._virtual[task] - each[-1] / share.weight
             self._reached[share.priority] = max(self._reached.get(share.priority, 0.0), begun)
             self._backlog[task] -= len(each)

@@ -3,7 +3,8 @@
 A credit is the right to be in flight; there are fewer credits than slots and queue places, so
 that an overload is answered at the door with a typed rejection and memory stays flat. Each task has
 a pool of its own, whose adaptive limit keeps its queues short, so that a task whose blocks idle is
-not held back by another one's overload. Where credits are short, clients get fair shares of them.
+not held back by another one's overload. Where credits are short, clients get fair shares of them,
+and so do tasks: one that cannot keep up would otherwise take them all.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Pool:
         """Credits in force."""
         return self._most if self.adaptive is None else self.adaptive.limit
 
-    def refusal(self, client: bytes, now_ns: int) -> str:
+    def refusal(self, client: Hashable, now_ns: int) -> str:
         """Why one more of ``client`` may not enter: ``limit``, ``share`` or nothing."""
         inflight, limit = self.shares.inflight, self.limit
         if 2 * inflight < limit:
@@ -83,6 +84,7 @@ class _Pass:
     """An admitted request: ``pools`` by task with the requests in flight when it came in."""
 
     client: bytes
+    tasks: tuple[str, ...]
     pools: tuple[tuple[str, _Pool, int], ...]
     budget_ns: int
 
@@ -108,6 +110,7 @@ class Admission:
     __slots__ = (
         "_adaptive",
         "_all",
+        "_by_task",
         "_completions",
         "_passes",
         "_pools",
@@ -132,6 +135,7 @@ class Admission:
         self.refused: Counter[str] = Counter()
         self._adaptive = adaptive
         self._all = _Pool(max_inflight, None)
+        self._by_task = _Pool(max_inflight, None)  # "clients" are tasks, or sets of them
         self._pools: dict[str, _Pool] = {}
         self._passes: dict[Hashable, _Pass] = {}
         self._completions = RateMeter()
@@ -176,8 +180,10 @@ class Admission:
         ``inflight`` and ``of_client`` count the requests in flight, ``charged`` their input bytes;
         ``budget_ns`` is the time to its deadline.
         """
+        names = tuple(tasks)
         if inflight >= self.max_inflight:
             self._all.shares.refused(client)
+            self._by_task.shares.refused(names)
             why = f"all {self.max_inflight} credits are in use"
             return self._reject("credits", why, inflight, now_ns)
         if of_client >= self.max_inflight_per_client:
@@ -187,7 +193,12 @@ class Admission:
             return self.no_space(nbytes, inflight, now_ns)
         if self._all.refusal(client, now_ns):
             return self._over(self._all, "share", client, "", inflight, now_ns)
-        for name in tasks:
+        if self._by_task.refusal(names, now_ns):
+            shares = self._by_task.shares
+            shares.refused(names)
+            why = f"{shares.of(names)} requests for {', '.join(names)[:200]} are in flight, their "
+            return self._reject("share", why + "fair share of the credits", inflight, now_ns)
+        for name in names:
             pool = self._pools.get(name)
             if pool is None:
                 continue
@@ -218,13 +229,15 @@ class Admission:
         self, key: Hashable, client: bytes, tasks: Iterable[str], budget_ns: int, now_ns: int
     ) -> None:
         """An admitted request sets out; ``key`` names it until it leaves."""
+        names = tuple(tasks)
         self._all.shares.enter(client, now_ns)
+        self._by_task.shares.enter(names, now_ns)
         pools = []
-        for name in tasks:
+        for name in names:
             pool = self._pools.get(name)
             if pool is not None:
                 pools.append((name, pool, pool.shares.enter(client, now_ns)))
-        self._passes[key] = _Pass(client, tuple(pools), budget_ns)
+        self._passes[key] = _Pass(client, names, tuple(pools), budget_ns)
 
     def answered(
         self, key: Hashable, task: str, queued_ns: int, worked_ns: int, now_ns: int
@@ -253,6 +266,7 @@ class Admission:
         taken = self._passes.pop(key, None)
         if taken is not None:
             self._all.shares.leave(taken.client)
+            self._by_task.shares.leave(taken.tasks)
             for _, pool, _ in taken.pools:
                 pool.shares.leave(taken.client)
 

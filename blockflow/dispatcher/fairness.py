@@ -1,14 +1,15 @@
 """FairShares: the credits of a pool between the clients that want some, max-min fair. Pure.
 
-A client is a connection. What it wants is what it had in flight lately and was refused lately; the
-pool is filled like vessels with water: whoever wants less than the level gets all of it, the others
-get the level. A lone client therefore gets everything, and a greedy one leaves the others theirs.
+A client is a connection; tasks that compete for credits are the clients of another pool. What one
+wants is what it had in flight lately and was refused lately; the pool is filled like vessels with
+water: whoever wants less than the level gets all of it, the others get the level. A lone client
+therefore gets everything, and a greedy one leaves the others theirs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 REMEMBER_NS = 1_000_000_000
 """What a client had or was refused counts as wanted for one to two times as long."""
@@ -46,7 +47,7 @@ class FairShares:
     )
 
     def __init__(self) -> None:
-        self._by_client: dict[bytes, _Wish] = {}
+        self._by_client: dict[Hashable, _Wish] = {}
         self._level = 0.0
         self._starving = False
         self._level_of = 0
@@ -58,12 +59,12 @@ class FairShares:
         """Clients that are remembered."""
         return len(self._by_client)
 
-    def of(self, client: bytes) -> int:
+    def of(self, client: Hashable) -> int:
         """Requests that ``client`` has in flight."""
         wish = self._by_client.get(client)
         return 0 if wish is None else wish.inflight
 
-    def enter(self, client: bytes, now_ns: int) -> int:
+    def enter(self, client: Hashable, now_ns: int) -> int:
         """A request of ``client`` enters; returns how many are in flight with it."""
         self._turn(now_ns)
         wish = self._by_client.get(client)
@@ -75,12 +76,12 @@ class FairShares:
         self.inflight += 1
         return self.inflight
 
-    def leave(self, client: bytes) -> None:
+    def leave(self, client: Hashable) -> None:
         """A request of ``client`` has ended."""
         self._by_client[client].inflight -= 1
         self.inflight -= 1
 
-    def refused(self, client: bytes) -> None:
+    def refused(self, client: Hashable) -> None:
         """``client`` wanted one more and did not get it."""
         wish = self._by_client.get(client)
         if wish is None:
@@ -92,7 +93,7 @@ class FairShares:
             self._looked_ns = None  # somebody has made itself known: at once, not in a moment
         wish.most = max(wish.most, wish.inflight + wish.refused)
 
-    def below_share(self, client: bytes, limit: int, now_ns: int) -> bool:
+    def below_share(self, client: Hashable, limit: int, now_ns: int) -> bool:
         """Has ``client`` less than its fair share of ``limit``?
 
         What is left over when all have the same number goes to who comes first, but not while

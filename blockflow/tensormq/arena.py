@@ -35,15 +35,16 @@ from blockflow.tensormq.arena_files import checked_size, refused
 from blockflow.tensormq.leases import opened_mark
 
 MAGIC = int.from_bytes(b"BFarena\x00", "little")
-LAYOUT_VERSION = 1
-HEADER_WORDS = 8
-"""u64: magic, layout version, incarnation, capacity, slots, lanes, data offset, committed."""
+LAYOUT_VERSION = 2
+HEADER_WORDS = 10
+"""u64: magic, layout version, incarnation, capacity, slots, lanes, data offset, committed, taken,
+readers."""
 
 DEVICE_BIT = 1 << 63
 """Set in a handle's incarnation (and in an arena's name) when the tensor lies in device memory: see
 ``cuda_book``. Incarnations themselves are far smaller."""
 
-_COMMITTED = 7
+_COMMITTED, _TAKEN, _READERS = 7, 8, 9
 _PAGE = mmap.PAGESIZE
 _STEP = 256 * 1024
 _MADV_POPULATE_READ = 22
@@ -155,7 +156,6 @@ class Arena:
             self.slots,
             self.lanes,
             self._start,
-            0,
         ]
         for i, word in enumerate(header, start=1):
             self._words[i] = word
@@ -202,6 +202,14 @@ class Arena:
             self.committed = self._words[_COMMITTED] = self._least = before
             _log.info("the arena keeps what it has: %s", exc.strerror)
 
+    def tell_taken(self, slots: int) -> None:
+        """So many slots are not to be had now."""
+        self._words[_TAKEN] = slots
+
+    def tell_readers(self, readers: int) -> None:
+        """So many receivers get what lies here, each at its own pace."""
+        self._words[_READERS] = readers
+
     def _populate(self, mapping: mmap.mmap, start: int, end: int) -> None:
         """Fault the pages in now: a first write into fresh pages is several times slower."""
         try:
@@ -242,12 +250,13 @@ class ArenaReader:
         capacity: bytes of the data area.
         slots, lanes: size of the book.
         marks: this consumer's (and all others') release marks, writable.
+        held: slots that this process has taken and not released.
     """
 
     def __init__(self, mapping: mmap.mmap, marks: mmap.mmap, incarnation: int, where: str) -> None:
         whole = memoryview(mapping)
         words = whole[: HEADER_WORDS * 8].cast("Q")
-        magic, version, owner, capacity, slots, lanes, start, _ = words
+        magic, version, owner, capacity, slots, lanes, start, *_ = words
         if (
             magic != MAGIC
             or version != LAYOUT_VERSION
@@ -269,6 +278,7 @@ class ArenaReader:
         self.slots = slots
         self.lanes = lanes
         self.marks = memoryview(marks)[: 4 * slots * lanes].cast("I")
+        self.held = 0
         self._mapping = mapping
         self._words = words
         self._generations = whole[HEADER_WORDS * 8 : HEADER_WORDS * 8 + 4 * slots].cast("I")
@@ -327,10 +337,21 @@ class ArenaReader:
         if not self.current(slot, lane, generation):
             return False
         self.marks[slot * self.lanes + lane] = opened_mark(generation)
+        self.held += 1
         if self._generations[slot] == generation:
             return True
         self.release(slot, lane, generation)
         return False
+
+    def spare(self) -> int | None:
+        """Slots that are to be had, less those that are held here: a reader that has more of them
+        than are left has more than its share, and others may go without. None: there are no others.
+        As of the owner's last look.
+        """
+        words = self._words
+        if words[_READERS] < 2:
+            return None
+        return self.slots - min(words[_TAKEN], self.slots) - self.held
 
     def view(self, offset: int, nbytes: int) -> memoryview | None:
         """Read-only memory, or None when it is not within what the owner has committed.
@@ -351,6 +372,7 @@ class ArenaReader:
     def release(self, slot: int, lane: int, generation: int) -> None:
         """Write this lane's mark; the slot may be reused at once."""
         self.marks[slot * self.lanes + lane] = generation
+        self.held -= 1
 
     def map_ahead(self, end: int) -> None:
         """Map all up to the end of a tensor that was taken, in one go instead of a fault per page

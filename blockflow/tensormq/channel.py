@@ -122,6 +122,12 @@ class InBuffer(ABC):
         desc = self.desc
         return as_torch(self.memory, desc.dtype, desc.dims, desc.strides)
 
+    def spare(self) -> int | None:
+        """How many slots of its owner are to be had, less those that this process holds: below 0
+        it has more than its share, and other readers may go without. None: there are none, or it is
+        not known."""
+        return None
+
     @abstractmethod
     def release(self) -> None:
         """Tell the producer that this consumer is done; ``memory`` must not be used afterwards."""
@@ -135,6 +141,10 @@ class Producer(ABC):
 
     def set_devices(self, devices: Mapping[int, str]) -> None:  # noqa: B027 (few need it)
         """Where consumers compute: incarnation -> ``cpu`` or ``cuda:N``, from the route table."""
+
+    def tell_readers(self, readers: int) -> None:  # noqa: B027 (few have slots)
+        """So many receivers get what is published, each at its own pace: none of them is to hold so
+        many slots that others go without."""
 
     def reaches(self, buffer: OutBuffer, consumer: int) -> bool:
         """Whether this buffer can be published to this consumer."""

@@ -130,6 +130,15 @@ class LeaseTable:
         """Bytes that are not free."""
         return self.extents.used
 
+    @property
+    def taken(self) -> int:
+        """Slots that are not to be had: those that are out, or more where the bytes run out first.
+        Gaps may leave the last half of the bytes to nobody."""
+        extents = self.extents
+        return max(
+            self.outstanding, min(self.slots, 2 * self.slots * extents.used // extents.capacity)
+        )
+
     def fits(self, nbytes: int) -> bool:
         """Whether ``nbytes`` could be reserved in an empty arena."""
         return self.extents.size_of(nbytes) <= self.extents.capacity

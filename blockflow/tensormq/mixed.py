@@ -134,6 +134,9 @@ class MixedProducer(Producer):
         if self.cuda is not None:  # else nobody is given any, which was said at the start
             self._reach.set_consumers(placed)
 
+    def tell_readers(self, readers: int) -> None:
+        self._host.tell_readers(readers)
+
     def reaches(self, buffer: OutBuffer, consumer: int) -> bool:
         own = _own(buffer)
         return own.host is not None or self._reach.takes(consumer)

@@ -61,6 +61,9 @@ class ShmInBuffer(InBuffer):
         """The arena that it lies in; None once released."""
         return self._reader
 
+    def spare(self) -> int | None:
+        return None if self._reader is None else self._reader.spare()
+
     def release(self) -> None:
         reader, handle = self._reader, self.desc.handle
         if reader is None or handle is None:
@@ -103,6 +106,11 @@ class ShmProducer(Producer):
         back: it may have page-locked the pages, and would go on reading those, not the file's."""
         self._lasting = self._lasting or any(d != "cpu" for d in devices.values())
 
+    def tell_readers(self, readers: int) -> None:
+        with self._lock:
+            if not self._closed:
+                self._arena.tell_readers(readers)
+
     def region(self) -> memoryview:
         """All data memory that is committed now; stays where it is."""
         return self._arena.data[: self._arena.committed]
@@ -133,6 +141,7 @@ class ShmProducer(Producer):
         lease = leases.reserve(nbytes) if nbytes <= limits.MAX_MESSAGE_BYTES else None
         if lease is None and leases.outstanding and self._reclaim():
             lease = leases.reserve(nbytes)
+        self._arena.tell_taken(leases.slots if lease is None else leases.taken)
         if lease is None and (nbytes > limits.MAX_MESSAGE_BYTES or not leases.fits(nbytes)):
             raise RequestError(
                 "TOO_LARGE",

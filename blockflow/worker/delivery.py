@@ -23,6 +23,7 @@ from blockflow.wire.data import (
 )
 from blockflow.wire.tensor import TensorDesc
 from blockflow.worker.parting import Part, item_bytes, next_item, plan_parts, targets, timing
+from blockflow.worker.readers import Readers
 from blockflow.worker.ticket import Batch, Ticket
 
 _LOG = logging.getLogger("blockflow.worker")
@@ -88,6 +89,7 @@ class Delivery:
         self._push = push
         self._shm = shm
         self._inline = inline
+        self._readers = Readers(shm)
         self.own_copy = own_copy
         self._gone: set[int] = set()
         self.routes = RouteTable(0, 0)
@@ -101,6 +103,7 @@ class Delivery:
         for producer in (self._shm, self._inline):
             if producer is not None:
                 producer.set_devices(devices)
+        self._readers.keep(table.stages)
         self._unsent(self._push.retain({r.endpoint for r in table.stages.values()}))
 
     def peer_gone(self, incarnation: int) -> None:
@@ -171,6 +174,7 @@ class Delivery:
             ways.append((part, route))
         if not 0 < len(ways) <= producer.max_consumers:
             return
+        self._readers.meet(ways)
         producer.hold(out)
         payloads = producer.publish(out, [route.incarnation for _, route in ways], batch.until_ns)
         letters = []
@@ -228,6 +232,7 @@ class Delivery:
                 if self._by_handle(s[0].stage) and producer.reaches(out, s[1].incarnation)
             ]
             slots = slots[: producer.max_consumers]
+            self._readers.meet(slots)
         else:
             slots = sendable[: producer.max_consumers]
         chosen = {id(part) for part, _ in slots}

@@ -15,6 +15,7 @@ from typing import Any
 from blockflow.batching.policy import WaitUntil
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError
 from blockflow.tensormq.channel import OutBuffer, Producer
+from blockflow.worker.backlog import Backlog
 from blockflow.worker.delivery import Delivery
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.intake import Intake
@@ -66,7 +67,7 @@ class Executor:
         self._running: dict[Batch, Producer | None] = {}  # where each output must lie
         self._landing: dict[Batch, Producer | None] = {}
         self._stalled: Batch | None = None
-        self._holding: dict[int, tuple[Stage, Source]] = {}
+        self._backlog = Backlog(delivery.own_copy)
         self._wait_until_ns: int | None = None
         self._given_up = WithdrawnRequests()
         self.withdrawn = 0
@@ -118,6 +119,8 @@ class Executor:
             self._withdraw(arrival.withdrawn, now)
         for ticket in arrival.tickets:
             self._queue(ticket)
+        if arrival.tickets and (source := arrival.tickets[0].source).over_share:
+            self._backlog.share(source, self._scheduler.waiting(), self._read())
 
     def ordered(self, batch: Batch) -> None:
         """A device is at ``batch``, and its output comes to the host: :meth:`computed` ends it. The
@@ -278,7 +281,7 @@ class Executor:
             producer = self._delivery.producer_for(batch)
             out = None if producer is None else self._reserve(batch, producer)
             if producer is not None and out is None:
-                self._let_go_of_slots(batch)
+                self._backlog.free_own(self._read(), self._stages[batch.stage].name)
                 self._stalled = batch
                 return None
         except BlockFlowError as exc:
@@ -301,26 +304,9 @@ class Executor:
         self._running[batch] = producer
         return batch
 
-    def _let_go_of_slots(self, batch: Batch) -> None:
-        """What waits here may itself hold the slots, and would wait for ``batch`` for ever.
-
-        What is being computed is read in another lane, and lets go by itself.
-
-        Raises:
-            BlockError: BLOCK_FAILED: there is no memory to copy it to. ``batch`` is to fail then,
-                so that what waits can go on.
-        """
-        read = {id(t.source) for b in self._running for t in b.tickets}
-        for key, (stage, source) in list(self._holding.items()):
-            try:
-                if key not in read and source.detach(self._delivery.own_copy):
-                    stage.meter.copies_out += 1
-            except RuntimeError as exc:
-                raise BlockError(
-                    "BLOCK_FAILED",
-                    f"no slot is free, nor memory to copy what holds them: {exc}"[:500],
-                    where=self._stages[batch.stage].name,
-                ) from exc
+    def _read(self) -> set[int]:
+        """Ids of the sources that are being computed."""
+        return {id(t.source) for b in self._running for t in b.tickets}
 
     def _reserve(self, batch: Batch, producer: Producer) -> OutBuffer | None:
         stage = self._stages[batch.stage]
@@ -344,7 +330,7 @@ class Executor:
 
         def let_go() -> None:
             if held is not None:
-                del self._holding[id(source)]
+                self._backlog.gone(source)
                 held[0].unhold(held[1])
 
         source = Source(
@@ -355,7 +341,7 @@ class Executor:
             on_release=None if held is None else let_go,
         )
         if held is not None:
-            self._holding[id(source)] = self._stages[batch.stage], source
+            self._backlog.holds(source, self._stages[batch.stage])
         seen: set[int] = set()
         for ticket, hop, start in users:
             item = next_item(ticket, batch, hop, now)

@@ -8,7 +8,7 @@ batch at the moment, whichever policy has asked for it, and gives out no other o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from blockflow.batching.facts import StageFacts
@@ -71,6 +71,8 @@ class Scheduler:
         self._by_stage: dict[int, Policy] = {}
         self._policies: list[Policy] = []
         self._turn = 0
+        self._spent: list[int] = []
+        self._reached = 0
         self._busy: set[int] = set()
         self._alone: dict[int, int] = {}  # key -> stage, in order of arrival
         self._tickets: dict[int, Ticket] = {}
@@ -100,6 +102,10 @@ class Scheduler:
         """Rows that wait at one stage, or at all of them."""
         return sum(self._rows.values()) if stage is None else self._rows[stage]
 
+    def waiting(self) -> Iterable[Ticket]:
+        """All waiting tickets, the last to arrive first."""
+        return reversed(self._tickets.values())
+
     def arrive(self, ticket: Ticket, now: int) -> None:
         """``ticket`` waits at its stage; ``ticket.ready_ns`` has been set."""
         self._tickets[ticket.key] = ticket
@@ -113,6 +119,9 @@ class Scheduler:
             self._alone[ticket.key] = ticket.stage
         else:
             policy = self._by_stage[ticket.stage]
+            if len(self._policies) > 1 and sum(self._queued[s] for s in policy.stages) == 1:
+                at = self._policies.index(policy)  # who was away has saved nothing up
+                self._spent[at] = max(self._spent[at], self._reached)
             try:
                 policy.arrive(self._query(ticket), now)
             except Exception as exc:
@@ -164,16 +173,16 @@ class Scheduler:
                 batch.alone = True
                 return batch
         soonest: int | None = None
-        count = len(self._policies)
-        for i in range(count):
-            policy = self._policies[(self._turn + i) % count]
+        for i in self._order():
+            policy = self._policies[i]
             policy.lanes = self.lanes
             try:
                 decision: object = policy.decide(now, self._busy)
             except Exception as exc:
                 raise _raised(policy, exc) from exc
             if isinstance(decision, Run):
-                self._turn = (self._turn + i + 1) % count
+                self._turn = (i + 1) % len(self._policies)
+                self._reached = max(self._reached, self._spent[i])
                 self._check(policy, decision)
                 return self._take(decision)
             if decision is None:
@@ -185,6 +194,14 @@ class Scheduler:
                 soonest = decision.at_ns
         return None if soonest is None else WaitUntil(soonest)
 
+    def _order(self) -> Sequence[int]:
+        """The policies by the time that their batches have had, as fair as between tasks."""
+        count = len(self._policies)
+        if count == 1:
+            return (0,)
+        spent, turn = self._spent, self._turn
+        return sorted(range(count), key=lambda i: (spent[i], (i - turn) % count))
+
     def done(self, batch: Batch, now: int) -> None:
         """``batch`` has run (or was given up). Local successors arrive after this."""
         self._busy.discard(batch.stage)
@@ -192,6 +209,10 @@ class Scheduler:
             return
         keys = [t.key for t in batch.tickets if t.key not in batch.errors]
         policy = self._by_stage[batch.stage]
+        if batch.started_ns and batch.tickets:
+            took = now - batch.started_ns
+            policy.costs_of_rows.measured(batch.stage, batch.rows, took)
+            self._spent[self._policies.index(policy)] += took
         try:
             policy.done(batch.stage, keys, now)
         except Exception as exc:
@@ -261,7 +282,8 @@ class Scheduler:
         self._policies = policies
         self._by_stage = {stage: p for p in policies for stage in p.stages}
         self._ahead.clear()
-        self._turn = 0
+        self._turn = self._reached = 0
+        self._spent = [0] * len(policies)
 
     def _check(self, policy: Policy, run: Run) -> None:
         """What a policy asks for must be its own to give.

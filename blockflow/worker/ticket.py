@@ -19,9 +19,13 @@ class Source:
 
     Made from a received buffer, or from the output of another stage of this worker (then there is
     no socket and no slot between the two). Counting is done under the worker's lock.
+
+    Attributes:
+        dtype, shape: of the tensor, without the rows.
+        copied: its bytes, once it has been copied out of another worker's slot.
     """
 
-    __slots__ = ("_buffer", "_on_release", "_tensor", "_users", "dtype", "shape")
+    __slots__ = ("_buffer", "_on_release", "_tensor", "_users", "copied", "dtype", "shape")
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class Source:
     ) -> None:
         self.dtype = dtype
         self.shape = shape
+        self.copied = 0
         self._users = users
         self._buffer = buffer
         self._tensor = tensor
@@ -58,13 +63,33 @@ class Source:
         Raises:
             RuntimeError: torch's, without memory for the copy; nothing has changed.
         """
-        let_go = self._on_release
+        buffer = self._buffer
+        let_go = self._on_release if buffer is None else buffer.release
         if let_go is None:
             return False
-        self._tensor = copied(self._tensor)
-        self._on_release = None
+        self._tensor = copied(self.tensor())
+        if buffer is not None:
+            self.copied = buffer.desc.nbytes
+        self._buffer = self._on_release = None
         let_go()
         return True
+
+    @property
+    def lender(self) -> int | None:
+        """Incarnation of the worker in whose slot it lies, None when it lies in none."""
+        handle = None if self._buffer is None else self._buffer.desc.handle
+        return None if handle is None else handle.incarnation
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensor that has come; 0 once it has been copied, or for one that came not."""
+        return 0 if self._buffer is None else self._buffer.desc.nbytes
+
+    @property
+    def over_share(self) -> bool:
+        """Whether this process holds so many slots of its lender that others may go without."""
+        spare = None if self._buffer is None else self._buffer.spare()
+        return spare is not None and spare < 0
 
     def release(self) -> None:
         """One user less."""

@@ -12,13 +12,14 @@ from policy_rig import MS, query
 
 from blockflow.batching.policy import Query
 from blockflow.batching.room import Group, WaitingRoom
+from blockflow.batching.row_costs import RowCosts
 from blockflow.batching.shares import TaskShare, share_problems
 
 HERE: Group = (1, (4,))
 
 
 def room(*shares: TaskShare) -> WaitingRoom:
-    return WaitingRoom(shares or (TaskShare(),), lambda q: (q.stage, q.shape))
+    return WaitingRoom(shares or (TaskShare(),), lambda q: (q.stage, q.shape), RowCosts(()))
 
 
 def serve(r: WaitingRoom, limit: int, group: Group = HERE) -> list[int]:

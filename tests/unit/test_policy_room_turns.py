@@ -8,6 +8,7 @@ from itertools import count
 from policy_rig import query
 
 from blockflow.batching.room import Group, WaitingRoom
+from blockflow.batching.row_costs import RowCosts
 from blockflow.batching.shares import TaskShare
 
 HERE: Group = (1, (4,))
@@ -18,7 +19,7 @@ class Room:
     """A waiting room of tasks A, B, ...; a query's task is read off its key, 10 * number + task."""
 
     def __init__(self, *shares: TaskShare) -> None:
-        self.room = WaitingRoom(shares, lambda q: (q.stage, q.shape))
+        self.room = WaitingRoom(shares, lambda q: (q.stage, q.shape), RowCosts(()))
         self._numbers = count(1)
 
     def come(

@@ -1,0 +1,55 @@
+"""RowCosts: what a row counts for where tasks share a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blockflow.batching.policy import Query
+
+_NEW = 0.1
+"""How much of a stage's mean the last batch is."""
+
+_ALIKE = 4.0
+"""Rows of one model take a few times as long in small batches as in large ones. Counting that would
+give less and less to who has the smaller share, and therefore the smaller batches."""
+
+
+class RowCosts:
+    """What a row counts for, from what batches have taken: a mean that forgets.
+
+    It counts one as long as it takes less than :data:`_ALIKE` times as long as the cheapest stage's
+    rows do, and from there on in proportion to its time.
+
+    Args:
+        stages: in the order of the worker's blocks. At one alone all rows are alike.
+    """
+
+    def __init__(self, stages: Sequence[int]) -> None:
+        self._later = {s: tuple(stages[i + 1 :]) for i, s in enumerate(stages)}
+        self._ns: dict[int, float] = {}
+        self._cheapest: int | None = None
+
+    def measured(self, stage: int, rows: int, ns: int) -> None:
+        """A batch of so many rows took so long."""
+        if len(self._later) < 2 or ns <= 0:
+            return
+        each, known = ns / rows, self._ns
+        before = known.get(stage, each)
+        now = known[stage] = before + _NEW * (each - before)
+        least = self._cheapest
+        if least is None or now < known[least]:
+            self._cheapest = stage
+        elif least == stage and now > before:
+            self._cheapest = min(known, key=known.__getitem__)
+
+    def of(self, query: Query) -> float:
+        """Of one of its rows, here and at the stages ahead."""
+        if self._cheapest is None:
+            return 1.0
+        known = self._ns
+        ns = known.get(query.stage, 0.0)
+        for stage in self._later[query.stage] if query.ahead is None else query.ahead:
+            ns += known.get(stage, 0.0)
+        return max(1.0, ns / (_ALIKE * known[self._cheapest]))
