@@ -32,6 +32,11 @@ def at(line: Sequence[int], rows: int) -> int:
     return line[-1] * rows // (len(line) - 1)
 
 
+def peak(line: Sequence[int], rows: int) -> int:
+    """The most of ``line`` up to ``rows``: measured times may fall somewhere."""
+    return max(at(line, rows), max(line[: rows + 1]))
+
+
 class Costs:
     """Times by stage, rows and length.
 

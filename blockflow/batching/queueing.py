@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoys
-from blockflow.batching.costs import Costs, Route, at, measured
+from blockflow.batching.costs import Costs, Route, measured, peak
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
 from blockflow.batching.options import Ascending
@@ -261,7 +261,7 @@ class QueueingPolicy(Policy):
         urgent = self._room.most_urgent(group)
         length = self.facts[group[0]].length(group[1])  # no query of the class is longer
         line = self._costs.line(self.stages[self._position[group[0]] :], length)  # the longest way
-        if urgent.deadline_ns >= now + at(line, limit):
+        if urgent.deadline_ns >= now + peak(line, limit):
             return None
         return in_time(now, self._times(), self._route)
 

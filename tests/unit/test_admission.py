@@ -56,3 +56,41 @@ def test_the_time_follows_the_recent_rate(admission: Admission) -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         Admission(0, 1, 1)
+
+
+def enter(admission: Admission, key: int, client: bytes, task: str, now: int) -> None:
+    admission.enter(key, client, (task,), 10 * SECOND, now)
+
+
+def test_one_clients_slow_task_leaves_credits_to_its_others() -> None:
+    admission = Admission(16, 16, 10_000, adaptive=False)
+
+    def ask(task: str) -> object:
+        return admission.decide(
+            b"gateway",
+            (task,),
+            inflight=admission.inflight,
+            of_client=admission.inflight,
+            charged=0,
+            nbytes=1,
+            budget_ns=10 * SECOND,
+            now_ns=0,
+        )
+
+    for key in range(16):  # as long as nobody else is there it has everything
+        assert ask("slow") is ADMIT
+        enter(admission, key, b"gateway", "slow", 0)
+    refused = ask("quick")
+    assert isinstance(refused, Reject) and "credits are in use" in refused.error.message
+    for key in range(8):
+        admission.leave(key, 0)
+    told = []
+    for key in range(8):  # what ends is not for the slow one again
+        verdict = ask("slow")
+        if isinstance(verdict, Reject):
+            told.append(verdict.error.message)
+        else:
+            enter(admission, 100 + key, b"gateway", "slow", 0)
+    assert told[-1] == "14 requests for slow are in flight, their fair share of the credits"
+    assert admission.refused["share"] == len(told)
+    assert ask("quick") is ADMIT

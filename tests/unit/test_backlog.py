@@ -1,0 +1,174 @@
+"""What waits in a worker gives back the slots that others need, and no more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from scheduler_rig import ticket
+
+from blockflow.core.errors import BlockError
+from blockflow.tensormq.arena import Arena
+from blockflow.tensormq.channel import Payload
+from blockflow.tensormq.shm import ShmConsumer, ShmProducer
+from blockflow.worker.backlog import Backlog
+from blockflow.worker.ticket import Source, Ticket
+from tests import sockets_rig
+
+OWNER, READER, OTHER = 5, 6, 7
+SLOTS = 8
+DIMS = (1, 1024)
+
+run_dir = sockets_rig.run_dir
+
+
+class Trunk:
+    """A worker with eight slots, and the inbox of one that reads from them."""
+
+    def __init__(self, run_dir: Path, capacity: int) -> None:
+        self.producer = ShmProducer(Arena.create(run_dir, OWNER, capacity, SLOTS))
+        self.consumer = ShmConsumer(run_dir)
+        self.waiting: list[Ticket] = []
+
+    def send(self, consumer: int = READER) -> Payload | None:
+        """One more tensor, if a slot is free."""
+        out = self.producer.reserve("float32", DIMS)
+        if out is None:
+            return None
+        out.tensor().fill_(float(len(self.waiting)))
+        return self.producer.publish(out, [consumer])[0]
+
+    def arrive(self, backlog: Backlog, read: tuple[int, ...] = ()) -> bool:
+        """One more tensor comes to the inbox; False where there is no slot for it."""
+        payload = self.send()
+        if payload is None:
+            return False
+        source = Source("float32", DIMS[1:], 1, buffer=self.consumer.open(payload.desc, None))
+        one = ticket(len(self.waiting))
+        one.source = source
+        self.waiting.append(one)
+        if source.over_share:
+            backlog.share(source, reversed(self.waiting), read)
+        return True
+
+    def in_slots(self) -> list[int]:
+        return [t.key for t in self.waiting if t.source.lender == OWNER]
+
+
+@pytest.fixture
+def trunk(run_dir: Path) -> Iterator[Trunk]:
+    made = Trunk(run_dir, 1 << 20)
+    yield made
+    made.consumer.close()
+    made.producer.close()
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone()
+
+
+def test_a_reader_that_is_behind_leaves_half_of_the_slots_to_others(trunk: Trunk) -> None:
+    backlog = Backlog(copied)
+    trunk.producer.tell_readers(2)
+    for _ in range(50):
+        assert trunk.arrive(backlog)
+    stay = trunk.in_slots()
+    assert stay[:3] == [0, 1, 2]  # the first to come are the next to be computed
+    assert len(stay) <= SLOTS // 2
+    assert backlog.copies == 50 - len(stay)
+    assert [float(t.source.tensor()[0, 0]) for t in trunk.waiting] == [float(n) for n in range(50)]
+    for one in trunk.waiting:
+        one.source.release()
+    trunk.producer.sweep()
+    assert trunk.producer.outstanding() == 0
+
+
+def test_who_is_alone_may_have_all_slots(trunk: Trunk) -> None:
+    backlog = Backlog(copied)
+    trunk.producer.tell_readers(1)
+    assert [trunk.arrive(backlog) for _ in range(SLOTS + 1)] == [True] * SLOTS + [False]
+    assert backlog.copies == 0
+
+
+def test_several_that_are_behind_still_leave_some(trunk: Trunk) -> None:
+    backlog = Backlog(copied)
+    trunk.producer.tell_readers(3)
+    others = [trunk.send(OTHER) for _ in range(4)]  # another one holds half already
+    for _ in range(20):
+        assert trunk.arrive(backlog)
+    assert len(trunk.in_slots()) == 2  # of the four that were left
+    assert all(others)
+
+
+def test_what_is_being_computed_stays(trunk: Trunk) -> None:
+    backlog = Backlog(copied)
+    trunk.producer.tell_readers(2)
+    for _ in range(4):
+        trunk.arrive(backlog)
+    read = tuple(id(t.source) for t in trunk.waiting)
+    trunk.arrive(backlog, read)
+    assert trunk.in_slots() == [0, 1, 2, 3]
+    assert backlog.copies == 1
+
+
+def test_copies_have_a_bound_and_what_is_more_stays_in_its_slots(trunk: Trunk) -> None:
+    nbytes = 4 * DIMS[1]
+    backlog = Backlog(copied, most_bytes=2 * nbytes)
+    trunk.producer.tell_readers(2)
+    came = [trunk.arrive(backlog) for _ in range(20)]
+    assert came.index(False) == SLOTS + 2
+    assert backlog.copies == 2
+
+
+def test_without_memory_for_a_copy_it_stays_where_it_is(trunk: Trunk) -> None:
+    def full(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("can't allocate memory")
+
+    backlog = Backlog(full)
+    trunk.producer.tell_readers(2)
+    for _ in range(SLOTS):
+        assert trunk.arrive(backlog)
+    assert len(trunk.in_slots()) == SLOTS
+    assert backlog.copies == 0
+
+
+def test_where_bytes_run_out_before_slots_they_count(run_dir: Path) -> None:
+    page = 4096
+    trunk = Trunk(run_dir, 8 * page)
+    trunk.producer.tell_readers(2)
+    for _ in range(2):
+        payload = trunk.send()
+        assert payload is not None
+    buffer = trunk.consumer.open(payload.desc, None)
+    # Of eight pages the last four may be gaps: with two in use, half of the slots are as good as
+    # taken.
+    assert buffer.spare() == SLOTS - 4 - 1
+    buffer.release()
+    assert buffer.spare() is None
+    trunk.producer.close()
+
+
+def test_own_slots_are_copied_free_but_for_what_is_read() -> None:
+    here = SimpleNamespace(meter=SimpleNamespace(copies_out=0))
+
+    def held() -> Source:
+        return Source("float32", DIMS[1:], 1, tensor=torch.ones(DIMS), on_release=lambda: None)
+
+    backlog, read, waits = Backlog(copied), held(), held()
+    for source in (read, waits):
+        backlog.holds(source, here)  # type: ignore[arg-type]
+    backlog.free_own({id(read)}, "head")
+    assert here.meter.copies_out == 1
+    assert not waits.detach(copied) and read.detach(copied)
+
+    def full(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("can't allocate memory")
+
+    poor = Backlog(full)
+    poor.holds(held(), here)  # type: ignore[arg-type]
+    with pytest.raises(BlockError, match="nor memory") as raised:
+        poor.free_own((), "head")
+    assert raised.value.where == "head"

@@ -1,0 +1,132 @@
+"""Tasks of a worker: equal ones fare alike, and a slow one does not take it all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from policy_rig import MS, facts_for, query
+from scheduler_rig import ticket
+
+from blockflow.batching.policy import Run
+from blockflow.batching.registry import create_policy
+from blockflow.batching.row_costs import RowCosts
+from blockflow.batching.shares import TaskShare
+from blockflow.worker.scheduler import Scheduler
+from blockflow.worker.ticket import Batch
+
+ALONE: list[dict[str, Any]] = [
+    {"policy": "none"},
+    {"policy": "window", "max_rows": 1},
+    {"policy": "dvabatch", "bs_max": 1},
+]
+
+
+@pytest.mark.parametrize("spec", ALONE)
+def test_between_tasks_with_equal_service_the_earlier_deadline_goes_first(
+    spec: dict[str, Any],
+) -> None:
+    policy = create_policy(spec, [1], None, [TaskShare()] * 3)
+    policy.arrive(query(1, 0, task=2, deadline_ms=20), 0)
+    policy.arrive(query(2, 5 * MS, task=1, deadline_ms=10_000), 5 * MS)
+    assert policy.decide(5 * MS) == Run(1, (1,))
+
+
+@pytest.mark.parametrize(
+    "spec", [{"policy": "window"}, {"policy": "dvabatch"}, {"policy": "lbci", "t_opt_ms": 100}]
+)
+def test_a_deadline_is_kept_where_two_rows_take_longer_than_four(spec: dict[str, Any]) -> None:
+    policy = create_policy(spec, [1], facts_for([1], {1: 10.0, 2: 30.0, 4: 12.0, 16: 40.0}))
+    policy.arrive(query(1, 0, deadline_ms=15), 0)
+    policy.arrive(query(2, 0, deadline_ms=10_000), 0)
+    assert policy.decide(0) == Run(1, (1,))
+
+
+def test_rows_count_alike_up_to_a_few_times_their_time() -> None:
+    costs = RowCosts([1, 2, 3])
+    here = [query(n, 0, stage=n, ahead=()) for n in (1, 2, 3)]
+    assert [costs.of(q) for q in here] == [1.0] * 3  # nothing is known
+    for stage, ns in ((1, 1000), (2, 4000), (3, 100_000)):
+        costs.measured(stage, 1, ns)
+    assert [costs.of(q) for q in here] == [1.0, 1.0, 25.0]
+    assert costs.of(query(9, 0, stage=1)) == pytest.approx(105_000 / 4000)  # all later stages
+    assert costs.of(query(9, 0, stage=1, ahead=(2,))) == pytest.approx(5000 / 4000)
+
+
+def test_costs_follow_what_is_measured() -> None:
+    costs = RowCosts([1, 2])
+    costs.measured(1, 4, 4000)
+    costs.measured(2, 1, 40_000)
+    slow = query(2, 0, stage=2)
+    assert costs.of(slow) == 10.0
+    for _ in range(200):
+        costs.measured(1, 1, 20_000)  # the cheapest is so no more
+    assert costs.of(slow) == 1.0
+    costs.measured(1, 1, 0)  # no time at all says nothing
+    assert costs.of(slow) == 1.0
+
+
+def test_at_one_block_a_row_is_a_row() -> None:
+    costs = RowCosts([1])
+    costs.measured(1, 1, 5000)
+    assert costs.of(query(1, 0)) == 1.0
+
+
+def served(policies: dict[int, dict[str, Any]], rounds: int) -> list[tuple[int, int]]:
+    """(stage, time) of batches in one lane: stage 1 takes 100 ms, stage 2 takes one. Many wait at
+    stage 1; at stage 2 one comes every 20 ms."""
+    shares = [TaskShare(), TaskShare(), TaskShare()]
+    scheduler = Scheduler(policies, None, shares)
+    now, key, due = MS, 0, MS
+    out = []
+
+    def come(stage: int) -> None:
+        nonlocal key
+        key += 1
+        one = ticket(key, [[stage]], deadline=10**12, now=now)
+        one.task = stage
+        scheduler.arrive(one, now)
+
+    for _ in range(200):
+        come(1)
+    for _ in range(rounds):
+        while due <= now:
+            come(2)
+            due += 20 * MS
+        batch = scheduler.decide(now)
+        assert isinstance(batch, Batch)
+        batch.started_ns = now
+        now += (100 if batch.stage == 1 else 1) * MS
+        scheduler.done(batch, now)
+        out.append((batch.stage, now))
+    return out
+
+
+@pytest.mark.parametrize("second", [{"policy": "none"}, {"policy": "window", "max_rows": 1}])
+def test_a_slow_task_leaves_a_quick_one_what_it_needs(second: dict[str, Any]) -> None:
+    found = served({1: {"policy": "none"}, 2: second}, 300)
+    end = found[-1][1]
+    quick = sum(stage == 2 for stage, _ in found)
+    # As many as have come but for the last few; by turns there would be a fifth of them.
+    assert quick >= 0.9 * end / (20 * MS)
+
+
+def test_a_policy_that_was_away_has_saved_nothing_up() -> None:
+    scheduler = Scheduler({1: {"policy": "none"}, 2: {"policy": "window", "max_rows": 1}})
+    now = MS
+
+    def run() -> int:
+        nonlocal now
+        batch = scheduler.decide(now)
+        assert isinstance(batch, Batch)
+        batch.started_ns = now
+        now += MS
+        scheduler.done(batch, now)
+        return batch.stage
+
+    for key in range(1, 41):
+        scheduler.arrive(ticket(key, [[1]]), now)
+    assert [run() for _ in range(20)] == [1] * 20
+    for key in range(41, 61):
+        scheduler.arrive(ticket(key, [[2]]), now)
+    assert sum(run() for _ in range(20)) == 30  # ten of each, and not twenty of the second
