@@ -332,3 +332,24 @@ def test_more_load_means_longer_queues() -> None:
     runner = Runner(replace(plan, duration_s=8.0, warmup_s=1.0, check=True))
     means = [runner.run(Cell(0, r, 1)).times.mean_ms for r in range(3)]
     assert all(a < b for a, b in pairwise(means))
+
+
+def test_who_waits_for_a_slow_block_holds_no_slots_that_others_need() -> None:
+    """Twice what the left head can do comes for it; the right one idles."""
+    stages = {
+        "trunk": steady("trunk", 1.0),
+        "left": steady("left", 100.0),
+        "right": steady("right", 1.0),
+    }
+    tasks = (TaskModel("l", ("trunk", "left"), 20.0), TaskModel("r", ("trunk", "right"), 20.0))
+    workers = tuple(
+        WorkerModel(name, (StageModel(name, one),), slots=4) for name, one in stages.items()
+    )
+    done = run(SystemModel(workers, tasks, cores=4), Poisson(), 40.0, 10.0)
+    times = {
+        name: sorted(r.left_ns - r.came_ns for r in done.requests if r.task == name)
+        for name in ("l", "r")
+    }
+    middle = {name: found[len(found) // 2] / MS for name, found in times.items()}
+    assert middle["l"] > 1000
+    assert middle["r"] < 10

@@ -21,9 +21,10 @@ from blockflow.bench.simulation.request import Exit, Request
 from blockflow.bench.simulation.service import Service
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.sizes import parse_sizes
+from blockflow.bench.simulation.slots import Lease
 from blockflow.bench.simulation.system import chain
 from blockflow.bench.simulation.watch import InvariantBroken, Watches
-from blockflow.bench.simulation.worker import Lease, SimWorker
+from blockflow.bench.simulation.worker import SimWorker
 from blockflow.bench.simulation.workload import Workload
 from blockflow.core.errors import Problem
 from blockflow.core.profile import Point, StageProfile

@@ -13,9 +13,10 @@ from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.bench.simulation.loop import EventLoop
 from blockflow.bench.simulation.request import Exit, Request
 from blockflow.bench.simulation.service import Service
+from blockflow.bench.simulation.slots import Lease
 from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.watch import Watch
-from blockflow.bench.simulation.worker import Lease, Message, SimWorker
+from blockflow.bench.simulation.worker import Message, SimWorker
 from blockflow.bench.simulation.workload import Workload
 from blockflow.core.routing import DISPATCHER_STAGE
 from blockflow.dispatcher.admission import Admission, Reject

@@ -9,7 +9,7 @@ Parting an output by next hop is the worker's own code.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from blockflow.batching.facts import length_of
@@ -17,6 +17,7 @@ from blockflow.batching.policy import WaitUntil
 from blockflow.bench.simulation.loop import EventLoop
 from blockflow.bench.simulation.request import Request
 from blockflow.bench.simulation.service import Service
+from blockflow.bench.simulation.slots import Hold, Lease
 from blockflow.bench.simulation.system import WorkerModel
 from blockflow.bench.simulation.watch import InvariantBroken
 from blockflow.core.routing import PathTree
@@ -32,40 +33,6 @@ if TYPE_CHECKING:
 
 STALL_NS = 1_000_000
 """Releases wake nobody: a stalled worker looks for a slot this often."""
-
-
-class Lease:
-    """A slot, or a part of one: ``freed`` is called when all its users have released it."""
-
-    __slots__ = ("_freed", "_users")
-
-    def __init__(self, users: int, freed: Callable[[], None]) -> None:
-        self._users = users
-        self._freed = freed
-
-    def release(self) -> None:
-        """One user less."""
-        self._users -= 1
-        if self._users == 0:
-            self._freed()
-
-
-class Hold:
-    """What the rows of an output that stay in the worker keep of its slot."""
-
-    __slots__ = ("_lease", "_over", "sources")
-
-    def __init__(self, lease: Lease, over: Callable[[Hold], None]) -> None:
-        self._lease = lease
-        self._over = over
-        self.sources: Sequence[Source] = ()
-
-    def release(self) -> None:
-        """They lie in the slot no more: they were computed, or copied."""
-        if self.sources:
-            self.sources = ()
-            self._over(self)
-            self._lease.release()
 
 
 Message = tuple[Sequence[tuple[Request, int]], Lease | None]
@@ -88,6 +55,7 @@ class SimWorker:
         batches: rows of a batch -> how many, per stage number.
         lanes: how many forwards it computes at once.
         running: the batches under way.
+        readers: stages elsewhere that outputs have gone to.
         busy_ns: time with a forward under way, the sum over all lanes.
         last_end_ns: when the last forward so far has ended.
         stalls: batches that had to wait for a slot.
@@ -123,6 +91,7 @@ class SimWorker:
         self.requests: dict[int, Request] = {}
         self.lanes = model.lanes
         self.running: list[Batch] = []
+        self.readers: set[int] = set()
         self.stalled: Batch | None = None
         self._stalled_at = 0
         self._backlog: deque[Message] = deque()
@@ -131,6 +100,7 @@ class SimWorker:
         self._items: dict[tuple[int, int, int], Item] = {}
         self._leaving: set[int] = set()  # ids of those whose output leaves this worker
         self._holds: dict[Hold, None] = {}
+        self._borrowed: dict[SimWorker, dict[Hold, None]] = {}
         self._services = services
         self._simulator = simulator
         self._loop = loop
@@ -197,13 +167,41 @@ class SimWorker:
             if (plan := request.plan) is None:
                 raise InvariantBroken("way", now, f"{request} travels without a plan")
             taken.append((request, plan.tree, hop, self._length(request, plan.tree, hop)))
-        sources = _sources([length for *_, length in taken], lease)
+        owner = None if lease is None else lease.owner
+        hold = None if lease is None or owner is None else self._borrow(lease, owner)
+        sources = _sources([length for *_, length in taken], hold or lease)
+        if hold is not None:
+            hold.sources = tuple(sources.values())
         for request, tree, hop, length in taken:
             self.requests[request.number] = request
             item = self._item(tree, hop, request.rows)
             deadline, task = request.deadline_ns, self._simulator.task_index[request.task]
             ticket = _ticket(request.number, item, sources[length], task, now, now, deadline)
             self._queue(ticket, now)
+        if owner is not None:
+            self._share(owner)
+
+    def _borrow(self, lease: Lease, owner: SimWorker) -> Hold:
+        borrowed = self._borrowed.setdefault(owner, {})
+        hold = Hold(lease, borrowed.pop)
+        borrowed[hold] = None
+        return hold
+
+    def _share(self, owner: SimWorker) -> None:
+        """As :meth:`blockflow.worker.backlog.Backlog.share`, with memory for all copies."""
+        borrowed = self._borrowed[owner]
+        if len(owner.readers) < 2 or owner.slots_out + len(borrowed) <= owner.model.slots:
+            return
+        read = self._read(() if self.stalled is None else (self.stalled,))
+        for hold in reversed(list(borrowed)):
+            if owner.slots_out + len(borrowed) <= owner.model.slots:
+                return
+            if read.isdisjoint(map(id, hold.sources)):
+                hold.release()
+
+    def _read(self, more: Sequence[Batch] = ()) -> set[int]:
+        """Ids of the sources that are being computed, and of those of ``more``."""
+        return {id(t.source) for b in (*self.running, *more) for t in b.tickets}
 
     def _length(self, request: Request, tree: PathTree, hop: int) -> int | None:
         """The length of what a query brings to a stage; None where the stage's dims are fixed, be
@@ -273,7 +271,7 @@ class SimWorker:
     def _detach(self) -> None:
         """What waits here may itself hold the slots, and would wait for ever: it is copied. What is
         being computed is read in another lane, and lets go by itself."""
-        read = {id(t.source) for b in self.running for t in b.tickets}
+        read = self._read()
         for hold in [h for h in self._holds if read.isdisjoint(map(id, h.sources))]:
             hold.release()
 
@@ -305,7 +303,8 @@ class SimWorker:
         self.scheduler.done(batch, now)
         parts, stays = plan_parts(batch, self._local)
         lengths = [self._length(requests[t.key], t.item.path, hop) for t, hop, _ in stays]
-        lease = Lease(len(parts) + bool(stays), self.slot_freed) if parts else None
+        lease = Lease(len(parts) + bool(stays), self.slot_freed, self) if parts else None
+        self.readers.update([part.stage for part in parts])
         for part in parts:
             members = [(requests.pop(t.key), hop) for t, hop in part.members]
             self._simulator.send(part.stage, members, lease, now)
