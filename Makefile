@@ -16,6 +16,7 @@
 #   make chaos ARGS='--kills 1000'  processes of all roles are killed, one after the other; 25 minutes
 #   make soak                   the same for an hour
 #   make faultsim [ARGS='--seeds 100 --hours 24']  faults under virtual time, every invariant at each step
+#   make bench-neighbours [ARGS=--quick]  what a task that asks too much does to one beside it; two minutes
 #   make bench-overload [ARGS=--quick]  goodput at one to four times the capacity; four minutes
 #   make bench-mlperf [LENGTH=]  LoadGen's verdicts on the demo's tasks (after make demo); short runs, or hours
 #   make bench-thesis [ARGS='--only pipeline']  the thesis's experiments, our figures beside its own; half an hour
@@ -43,7 +44,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-tasks bench-replicas bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
+.PHONY: help demo test lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-tasks bench-replicas bench-neighbours bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
 
 help:
 	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
@@ -114,6 +115,9 @@ soak: $(VENV)/.ready
 
 faultsim: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.faultsim $(ARGS)
+
+bench-neighbours: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.neighbours $(ARGS)
 
 bench-overload: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.overload $(ARGS)

@@ -47,6 +47,7 @@ class Executor:
     Attributes:
         lanes: may be changed between two calls; what runs is not touched.
         withdrawn: tickets that were dropped because nobody waits for them any more.
+        backlog: of what waits in slots.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Executor:
         self._running: dict[Batch, Producer | None] = {}  # where each output must lie
         self._landing: dict[Batch, Producer | None] = {}
         self._stalled: Batch | None = None
-        self._backlog = Backlog(delivery.own_copy)
+        self.backlog = Backlog(delivery.own_copy)
         self._wait_until_ns: int | None = None
         self._given_up = WithdrawnRequests()
         self.withdrawn = 0
@@ -120,7 +121,7 @@ class Executor:
         for ticket in arrival.tickets:
             self._queue(ticket)
         if arrival.tickets and (source := arrival.tickets[0].source).over_share:
-            self._backlog.share(source, self._scheduler.waiting(), self._read())
+            self.backlog.share(source, self._scheduler.waiting(), self._read())
 
     def ordered(self, batch: Batch) -> None:
         """A device is at ``batch``, and its output comes to the host: :meth:`computed` ends it. The
@@ -281,7 +282,7 @@ class Executor:
             producer = self._delivery.producer_for(batch)
             out = None if producer is None else self._reserve(batch, producer)
             if producer is not None and out is None:
-                self._backlog.free_own(self._read(), self._stages[batch.stage].name)
+                self.backlog.free_own(self._read(), self._stages[batch.stage].name)
                 self._stalled = batch
                 return None
         except BlockFlowError as exc:
@@ -330,7 +331,7 @@ class Executor:
 
         def let_go() -> None:
             if held is not None:
-                self._backlog.gone(source)
+                self.backlog.gone(source)
                 held[0].unhold(held[1])
 
         source = Source(
@@ -341,7 +342,7 @@ class Executor:
             on_release=None if held is None else let_go,
         )
         if held is not None:
-            self._backlog.holds(source, self._stages[batch.stage])
+            self.backlog.holds(source, self._stages[batch.stage])
         seen: set[int] = set()
         for ticket, hop, start in users:
             item = next_item(ticket, batch, hop, now)

@@ -394,5 +394,6 @@ class Worker:
             "threads": parts.runner.threads,
             "lanes": parts.executor.lanes,
             "withdrawn": parts.executor.withdrawn,
+            "backlog_copies": parts.executor.backlog.copies,
         }
         return Snapshot(parts.sampler.sample(time.monotonic_ns()), counters)

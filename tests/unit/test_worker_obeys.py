@@ -73,7 +73,7 @@ class Rig:
                 intake=SimpleNamespace(malformed=1),
                 push=SimpleNamespace(pending=lambda: 4),
                 runner=SimpleNamespace(threads=5),
-                executor=SimpleNamespace(lanes=2, withdrawn=6),
+                executor=SimpleNamespace(lanes=2, withdrawn=6, backlog=SimpleNamespace(copies=7)),
                 sampler=SimpleNamespace(sample=lambda now: StageSample()),
             ),
         )
@@ -140,6 +140,7 @@ def test_a_ping_is_heard_and_the_monitor_gets_its_rate_and_its_answers(rig: Rig)
         "threads": 5,
         "lanes": 2,
         "withdrawn": 6,
+        "backlog_copies": 7,
     }
 
 
