@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,25 +114,6 @@ def _try_out(
         return _told(cls, method, path, ask)
 
     Trial(policy, told).run(ways)
-
-
-def ways_through(
-    blocks: Sequence[str], paths: Mapping[str, Sequence[Sequence[str]]]
-) -> list[tuple[int, ...]]:
-    """Which of ``blocks`` of one worker, by position, the tasks' queries run between their arrival
-    in it and their departure. (Who leaves it and comes back is a new query for it.)
-
-    Args:
-        blocks: in the worker's order.
-        paths: of each task, its canary's among them.
-    """
-    position = {b: i for i, b in enumerate(blocks)}
-    found: dict[tuple[int, ...], None] = {}
-    for way in (w for ways in paths.values() for w in ways):
-        for mine, visited in groupby((position.get(b) for b in way), lambda i: i is not None):
-            if mine:
-                found[tuple(i for i in visited if i is not None)] = None
-    return list(found)
 
 
 def with_overlap(topology: Topology) -> Topology:

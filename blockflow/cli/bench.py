@@ -203,6 +203,8 @@ def bench(
         return
     if not task:
         context.fail("Missing option '--task'.")
+    if short and was_given(context, "confidence"):
+        context.fail("--confidence has no effect with --short, which has counts of its own")
     check_loadgen()
     new_page(1, 1)  # without matplotlib this says so now, not after the runs
     if preprocess:
@@ -356,10 +358,7 @@ def _system(
             "INVALID_REQUEST", "--topology starts a system of its own", where=", ".join(given)
         )
     update = _read_update(topology)
-    with (
-        scratch() as folder,
-        Server(repository.resolve(), folder, RestClient) as server,
-    ):
+    with scratch() as folder, Server(repository.resolve(), folder, RestClient) as server:
         server.start()
         try:
             server.rest.post("/v1/system-update", update, timeout_s=UPDATE_S)

@@ -25,6 +25,7 @@ from blockflow.bench.simulation.report import batch_tables, legend, plot, tables
 from blockflow.bench.simulation.sources import (
     Costs,
     TaskChoice,
+    Traits,
     parse_share,
     parse_task,
     plain_system,
@@ -38,7 +39,6 @@ from blockflow.bench.simulation.watch import InvariantBroken
 from blockflow.cli.options import Json, print_json, typed_command, was_given
 from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core import limits
-from blockflow.core.dims import Dim
 from blockflow.core.errors import make_error
 from blockflow.launch.cgroup import available_cores
 
@@ -233,20 +233,20 @@ def _system(
     if path and chosen:
         raise nonsense("--blocks is one task, --task names them", "--blocks, --task")
     tasks = chosen or ([TaskChoice("task", path, 1.0)] if path else [])
-    carried: dict[str, Dim] = {}
+    known: dict[str, Traits] = {}
     if example:
         profiles = {p.block: p for p in example_profiles()}
     elif files:
         profiles = read_profiles(files)
     elif tasks:
-        profiles, carried = stored_paths(repository, tasks)
+        profiles, known = stored_paths(repository, tasks)
     else:
         raise nonsense(
             "nothing to simulate",
             "--blocks, --task, --topology, --profile or --example",
             "blockflow simulate --example shows how it looks",
         )
-    return plain_system(profiles, tasks, shares, costs, apart=apart, carried=carried)
+    return plain_system(profiles, tasks, shares, costs, apart=apart, known=known)
 
 
 def _run(experiment: Experiment, processes: int) -> dict[Cell, Outcome]:

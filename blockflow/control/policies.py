@@ -14,8 +14,9 @@ from blockflow.batching.costs import measured
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.options import stages_text
 from blockflow.batching.queueing import missing_profiles
-from blockflow.batching.registry import policy_problems, ways_through, with_overlap
+from blockflow.batching.registry import policy_problems, with_overlap
 from blockflow.batching.sliced import slicing_problems
+from blockflow.batching.ways import Ways
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.stages import is_open, resolved
 from blockflow.core.errors import Problem
@@ -39,14 +40,17 @@ class _Group:
 def policy_misfits(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> list[Problem]:
     """What keeps a valid policy from working, with JSON paths."""
     groups = _groups(topology, cores, shelf)
-    return [p for group in groups for p in _misfits(group, topology)]
+    ways = _ways(topology)
+    return [p for group in groups for p in _misfits(group, ways)]
 
 
-def _misfits(group: _Group, topology: Topology) -> list[Problem]:
-    ways = {name: task.paths for name, task in topology.tasks.items()}
-    through = ways_through(group.blocks, ways)
-    found = policy_problems(group.policy, group.path, group.facts, through)
-    found += slicing_problems(group.policy, group.blocks, ways, group.path)
+def _ways(topology: Topology) -> Ways:
+    return Ways({name: task.paths for name, task in topology.tasks.items()})
+
+
+def _misfits(group: _Group, ways: Ways) -> list[Problem]:
+    found = policy_problems(group.policy, group.path, group.facts, ways.through(group.blocks))
+    found += slicing_problems(group.policy, group.blocks, ways.meeting(group.blocks), group.path)
     if is_open(group.policy):
         found += missing_profiles(group.policy["policy"], group.facts, group.path)
     return list(dict.fromkeys(found))
@@ -68,9 +72,10 @@ def with_fitting(
         working: blocks whose policies run already, by facts that they were told before; those stay.
     """
     blocks = dict(topology.blocks)
+    ways = _ways(topology)
     notes = []
     for group in _groups(topology, cores, shelf):
-        found = [] if set(group.blocks) <= set(working) else _misfits(group, topology)
+        found = [] if set(group.blocks) <= set(working) else _misfits(group, ways)
         if not found:
             continue
         for name in group.blocks:
@@ -88,13 +93,13 @@ def with_stages(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -
     """
     if not any(is_open(b.batching.model_dump(mode="json")) for b in topology.blocks.values()):
         return topology
-    ways = {name: task.paths for name, task in topology.tasks.items()}
+    ways = _ways(topology)
     blocks = dict(topology.blocks)
     notes = []
     for group in _groups(topology, cores, shelf):
         if not is_open(group.policy):
             continue
-        if slicing_problems(group.policy, group.blocks, ways, group.path):
+        if slicing_problems(group.policy, group.blocks, ways.meeting(group.blocks), group.path):
             continue
         policy = resolved(group.policy, group.facts)
         if is_open(policy):

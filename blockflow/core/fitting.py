@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from blockflow.core import limits
 from blockflow.core.errors import Problem
 from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec, TaskSpec
@@ -64,6 +65,25 @@ def arena_problems(spec: BlockSpec, info: BlockInfo, max_rows: int, path: str) -
             f"give {-(-needed // MIB)} at least, fewer max_rows, or leave arena_mib out",
         )
     ]
+
+
+def size_problems(info: BlockInfo, path: str) -> list[Problem]:
+    """Whether one row, as small as the contract lets it be, is a tensor that any message may bring:
+    a block with larger ones could be launched at most, if the machine has numbers for their size.
+    """
+    found = []
+    for side, contract in (("input", info.contract.input), ("output", info.contract.output)):
+        nbytes = contract.least_row_bytes()
+        if nbytes > limits.MAX_MESSAGE_BYTES:
+            found.append(
+                Problem(
+                    path,
+                    f"one row of the {side} in its contract is {nbytes} bytes, over the limit of "
+                    f"{limits.MAX_MESSAGE_BYTES} for a tensor",
+                    f"the {side} of its manifest's contract has to have smaller dims",
+                )
+            )
+    return found
 
 
 def row_problems(task: TaskSpec, rows: Mapping[str, int], path: str) -> list[Problem]:

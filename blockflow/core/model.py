@@ -107,6 +107,11 @@ class TensorSpec:
             ranges |= {n: (binding[n], binding[n]) for n in ranges if n in binding}
         return DTYPE_BYTES[self.dtype] * prod(bounds_of(d, ranges)[1] for d in self.dims[1:])
 
+    def least_row_bytes(self) -> int:
+        """Bytes of the smallest row that there can be."""
+        ranges = {n: self.ranges.get(n, (1, 1024)) for n in self.dynamic}
+        return DTYPE_BYTES[self.dtype] * prod(bounds_of(d, ranges)[0] for d in self.dims[1:])
+
     def bind(self, dtype: str, dims: Sequence[int], *, where: str = "") -> dict[str, int]:
         """Match a concrete tensor and return the values of the dynamic dims (``rows`` among them).
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blockflow.core import limits
 from blockflow.core.cores import at_once
 from blockflow.core.engines import pins
 from blockflow.core.errors import Problem, TopologyError
@@ -239,8 +240,9 @@ def _worker(
 
 
 def _largest(stages: Sequence[StagePlan]) -> int:
-    """Bytes of the largest output."""
-    return max(s.info.contract.output.row_bytes() * s.max_rows for s in stages)
+    """Bytes of the largest output; a range may allow for larger ones, which have no slot."""
+    most = max(s.info.contract.output.row_bytes() * s.max_rows for s in stages)
+    return min(most, limits.MAX_MESSAGE_BYTES)
 
 
 def _overlap(topology: Topology, members: Sequence[str]) -> int:

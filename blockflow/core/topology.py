@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from blockflow.core import limits
 from blockflow.core.entries import from_pydantic, uncarried, usable, wrong_fields
 from blockflow.core.errors import BlockFlowError, Problem, TopologyError
-from blockflow.core.fitting import arena_problems, core_problems, row_problems
+from blockflow.core.fitting import arena_problems, core_problems, row_problems, size_problems
 from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo, Contract
 from blockflow.core.paths import path_contract, path_problems
@@ -304,7 +304,8 @@ def _room_problems(
     rows = {name: spec.max_rows or max_rows for name, spec in blocks.items()}
     found: list[Problem] = []
     for name, info in infos.items():
-        found += arena_problems(blocks[name], info, rows[name], f"$.blocks[{index[name]}]")
+        path = f"$.blocks[{index[name]}]"
+        found += size_problems(info, path) or arena_problems(blocks[name], info, rows[name], path)
     for name, task in tasks.items():
         found += row_problems(task, rows, member("$.tasks", name))
     return found

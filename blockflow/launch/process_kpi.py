@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import psutil
 
 from blockflow.core.metrics import ProcessKpi
+from blockflow.core.scarcity import SCARCE
 from blockflow.launch.gpu_kpi import GpuProbe
 
 _MOVED_BYTES = 1 << 20
@@ -63,7 +64,7 @@ def resident(pid: int) -> int:
     """RSS of a process in bytes; 0 where it cannot be read."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
+    except (psutil.Error, OSError):  # an OSError where no descriptor is left to look with
         return 0
 
 
@@ -111,6 +112,8 @@ class ProcessSampler:
         self._clock_ns: int | None = None
         self._clock_cost_ns = 0
         self._mhz = 0.0
+        self._own = {"pid": self._process.pid, "rss": 0, "pss": 0, "uss": 0, "threads": 0, "fds": 0}
+        self._cpu_percent = 0.0
 
     def sample(
         self,
@@ -132,35 +135,51 @@ class ProcessSampler:
             rows: computed since the start, for the energy per row.
             copies: counts of copies to and from the device, by the KPIs' names.
         """
+        try:
+            self._look(now_ns)
+        except OSError as exc:
+            if exc.errno not in SCARCE:
+                raise
+            # No descriptor is left to look with: the figures of the last look stand.
+        return ProcessKpi(
+            **self._own,
+            cpu_percent=self._cpu_percent,
+            cpu_mhz=self._mhz,
+            arena_bytes=arena_bytes,
+            arena_used=arena_used,
+            arena_committed=arena_committed,
+            slots=slots,
+            slots_used=slots_used,
+            torch_allocated=torch_allocated,
+            torch_reserved=torch_reserved,
+            **(copies or {}),
+            **self._gpu.sample(now_ns, rows),  # type: ignore[arg-type]
+        )
+
+    def _look(self, now_ns: int) -> None:
+        """Take the process's own figures.
+
+        Raises:
+            OSError: the machine has no descriptor or memory for it.
+        """
         with self._process.oneshot():
             rss = self._process.memory_info().rss
             uss, pss = self._walk.look(now_ns, rss)
-            return ProcessKpi(
-                pid=self._process.pid,
-                cpu_percent=self._process.cpu_percent(None),
-                cpu_mhz=self._clock(now_ns),
-                rss=rss,
-                pss=pss,
-                uss=uss,
-                threads=self._process.num_threads(),
-                fds=self._process.num_fds() - 1,  # the one by which they are counted
-                arena_bytes=arena_bytes,
-                arena_used=arena_used,
-                arena_committed=arena_committed,
-                slots=slots,
-                slots_used=slots_used,
-                torch_allocated=torch_allocated,
-                torch_reserved=torch_reserved,
-                **(copies or {}),
-                **self._gpu.sample(now_ns, rows),  # type: ignore[arg-type]
-            )
+            self._look_at_clock(now_ns)
+            self._own |= {
+                "rss": rss,
+                "pss": pss,
+                "uss": uss,
+                "threads": self._process.num_threads(),
+                "fds": self._process.num_fds() - 1,  # the one by which they are counted
+            }
+            self._cpu_percent = self._process.cpu_percent(None)
 
-    def _clock(self, now_ns: int) -> float:
-        """Of the cores, in MHz; 0.0 where the machine does not say."""
+    def _look_at_clock(self, now_ns: int) -> None:
+        """That of the cores, in MHz; 0.0 where the machine does not say."""
         if self._clock_ns is None or CLOCK.over(now_ns - self._clock_ns, self._clock_cost_ns):
             self._clock_ns = now_ns
             began = time.thread_time_ns()
             freq = psutil.cpu_freq()
             self._clock_cost_ns = time.thread_time_ns() - began
             self._mhz = float(freq.current) if freq else 0.0
-        return self._mhz

@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from typing import Any, Protocol
 
 import zmq
 
+from blockflow.core.errors import SystemError_
 from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.sockets import DATA_HWM, connect_push
+
+_LOG = logging.getLogger("blockflow.tensormq")
 
 _DONTWAIT = int(zmq.DONTWAIT)
 MAX_PENDING = 1024
@@ -89,6 +93,7 @@ class PushCache:
         self._protect = protect
         self._links: dict[str, _Link] = {}
         self._waiting: dict[str, _Link] = {}
+        self._refused = 0
 
     def send(
         self, endpoint: str, frames: Sequence[Any], copy: bool = False, tag: Any = None
@@ -102,12 +107,15 @@ class PushCache:
             tag: comes back in :class:`Unsent` if the message never leaves.
 
         Returns:
-            False when the queue is full: the message was not taken.
+            False when the queue is full, or no descriptor is left for a socket: the message was
+            not taken.
 
         Raises:
             RequestError: INVALID_REQUEST: not an endpoint.
         """
         link = self._links.get(endpoint) or self._open(endpoint)
+        if link is None:
+            return False
         if not link.queue and link.try_send(frames, copy):
             return True
         if len(link.queue) >= self._max_pending:
@@ -167,8 +175,17 @@ class PushCache:
         """Close all sockets; returns what still waited. Idempotent."""
         return self.retain(())
 
-    def _open(self, endpoint: str) -> _Link:
-        sock = connect_push(self._ctx, endpoint, self._hwm, self._protect)
+    def _open(self, endpoint: str) -> _Link | None:
+        """A new socket; None when there is none to be had now. The next message asks again."""
+        try:
+            sock = connect_push(self._ctx, endpoint, self._hwm, self._protect)
+        except SystemError_ as exc:
+            if exc.code != "NO_SPACE":
+                raise
+            self._refused += 1
+            if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th ...: a bounded log
+                _LOG.warning("no socket for %s (%d times so far): %s", endpoint, self._refused, exc)
+            return None
         link = self._links[endpoint] = _Link(sock, endpoint)
         return link
 

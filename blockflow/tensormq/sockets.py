@@ -8,10 +8,8 @@ an error, and closing is bounded.
 from __future__ import annotations
 
 import ctypes
-import os
 import secrets
 import socket as std_socket
-import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +21,9 @@ from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.scarcity import SCARCE, no_room
 from blockflow.tensormq.curve import Protect
-from blockflow.tensormq.janitor import MAX_PATH_CHARS, data_socket_path
+from blockflow.tensormq.entrance import HANDSHAKE_MS, watch_entrance
+from blockflow.tensormq.janitor import data_socket_path
+from blockflow.tensormq.listening import clear_stale, full, in_use
 from blockflow.tensormq.ports import listen_beside
 
 OLDEST_LIBZMQ = (4, 3, 3)
@@ -35,7 +35,7 @@ DATA_HWM = 256
 CONTROL_HWM = 1000
 LINGER_MS = 1000
 _BACKLOG = 512
-"""Connections that wait to be accepted; a client beyond them tries again a second later."""
+"""Connections that wait to be accepted; whoever comes beyond them tries again a second later."""
 
 CURVE_BYTES = 33
 """What CURVE adds to a frame: the command's name, a nonce, the box's overhead, and flags."""
@@ -95,7 +95,8 @@ def bind_pull(
     """The data socket of a worker or the Dispatcher, and the endpoint that reaches it.
 
     libzmq leaves the file of an ipc socket behind when it is closed: the process removes it with
-    :func:`~blockflow.tensormq.janitor.remove_leavings`.
+    :func:`~blockflow.tensormq.janitor.remove_leavings`. Who may keep a connection to a tcp port,
+    which is open to all of the machine, :mod:`~blockflow.tensormq.entrance` says.
 
     Args:
         transport: ``ipc`` (a socket file in the run directory) or ``tcp`` (a free port of
@@ -103,7 +104,7 @@ def bind_pull(
         protect: sets CURVE up; for tcp alone.
 
     Raises:
-        SystemError_: PORT_IN_USE, or NO_SPACE: no descriptor or memory is left for it.
+        SystemError_: PORT_IN_USE, or NO_SPACE: no descriptor, memory or thread is left for it.
         RequestError: INVALID_REQUEST: an unknown transport or a bad address.
     """
     if transport == "ipc":
@@ -113,7 +114,16 @@ def bind_pull(
     else:
         raise RequestError("INVALID_REQUEST", f"transport {transport!r} is neither ipc nor tcp")
     sock = _socket(ctx, zmq.PULL, limits.MAX_MESSAGE_BYTES, hwm)
-    return sock, _bind(sock, address, protect)
+    sock.set(zmq.BACKLOG, _BACKLOG)
+    sock.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    bound = _bind(sock, address, protect)
+    if transport == "tcp":
+        try:
+            watch_entrance(ctx, sock, bound)
+        except (zmq.ZMQError, OSError, RuntimeError) as exc:
+            sock.close(0)
+            raise full(bound, exc) from exc
+    return sock, bound
 
 
 def bind_router(
@@ -302,7 +312,7 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None
         if protect is not None and _is_tcp(endpoint):
             protect(sock)
         if endpoint.startswith("ipc://"):
-            _clear_stale(endpoint)
+            clear_stale(endpoint)
         elif _is_tcp(endpoint) and endpoint.endswith(":0"):
             endpoint = endpoint[:-1] + "*"
         try:
@@ -314,16 +324,16 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None
     except zmq.ZMQError as exc:
         sock.close(0)
         if exc.errno == zmq.EADDRINUSE:
-            raise _in_use(endpoint) from exc
+            raise in_use(endpoint) from exc
         if exc.errno in SCARCE:
-            raise _full(endpoint, exc) from exc
+            raise full(endpoint, exc) from exc
         raise RequestError(
             "INVALID_REQUEST", f"cannot listen on {endpoint!r}: {exc.strerror}", where=endpoint
         ) from exc
     except OSError as exc:  # a probe of who listens wants a descriptor as well
         sock.close(0)
         if exc.errno in SCARCE:
-            raise _full(endpoint, exc) from exc
+            raise full(endpoint, exc) from exc
         raise
     except BlockFlowError:
         sock.close(0)
@@ -352,49 +362,3 @@ def _bind_held(sock: zmq.Socket[bytes], endpoint: str) -> None:
         sock.bind(endpoint)
     finally:
         sock.set(zmq.USE_FD, -1)
-
-
-def _clear_stale(endpoint: str) -> None:
-    """Remove a socket file without a listener. libzmq would take over a live one's, too."""
-    path = Path(endpoint.removeprefix("ipc://"))
-    if len(os.fsencode(path)) > MAX_PATH_CHARS:
-        raise RequestError(
-            "INVALID_REQUEST",
-            f"the path of a socket is limited to {MAX_PATH_CHARS} characters",
-            where=endpoint,
-            hint="choose a shorter run root",
-        )
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise _in_use(endpoint)
-    with std_socket.socket(std_socket.AF_UNIX, std_socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError:
-            pass  # e.g. EAGAIN: somebody listens, with a full backlog
-    raise _in_use(endpoint)
-
-
-def _in_use(endpoint: str) -> SystemError_:
-    return SystemError_(
-        "PORT_IN_USE",
-        f"another process listens on {endpoint}, or its file is in the way",
-        where=endpoint,
-        hint="stop that process or choose another address; port 0 takes a free one",
-    )
-
-
-def _full(endpoint: str, exc: OSError | zmq.ZMQError) -> SystemError_:
-    return SystemError_(
-        "NO_SPACE",
-        f"cannot listen on {endpoint!r}: {exc.strerror}",
-        where=endpoint,
-        hint="close what is open, raise the limit of descriptors (ulimit -n), or make room",
-    )

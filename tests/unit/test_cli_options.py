@@ -75,7 +75,7 @@ def test_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
     (system, order), _ = given("simulate", *words)
     tasks, shares, costs, apart = system
     assert tasks == [TaskChoice("t", ("a", "b"), 2.0)]
-    assert shares["t"].weight == 3 and apart == {"apart": True, "carried": {}}
+    assert shares["t"].weight == 3 and apart == {"apart": True, "known": {}}
     assert costs == Costs(
         cores=3,
         hop_ms=9.0,
@@ -115,7 +115,7 @@ def test_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockflow.cli.bench.Session", Given)
     preset = next(iter(PRESETS))
     words: list[object] = ["--task", "a=2,b=3", "--scenario", "server", "--scenario", "offline"]
-    words += ["--mode", "accuracy", "--mode", "accuracy", "--validate", "all", "--short"]
+    words += ["--mode", "accuracy", "--mode", "accuracy", "--validate", "all"]
     words += ["--preset", f"a={preset}", "--target-latency-ms", "a=5", "--percentile", "b=97"]
     words += ["--confidence", 90, "--tolerance", 0.2, "--rate", 6, "--precision", 0.07]
     words += ["--search-runs", 8, "--confirmations", 9, "--server-runs", 10, "--duration", 11]
@@ -127,7 +127,7 @@ def test_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plan.address, plan.client_keys, plan.out) == ("tcp://h:2", "k", Path("o"))
     assert plan.weights == {"a": 2, "b": 3}
     assert (plan.scenarios, plan.modes) == ([Scenario.SERVER, Scenario.OFFLINE], [Mode.ACCURACY])
-    assert (plan.checks, plan.short) == (list(Check), True)
+    assert (plan.checks, plan.short) == (list(Check), False)
     assert plan.presets == {"a": PRESETS[preset]}
     assert (plan.latency_ms, plan.percentile) == ({"a": 5.0}, {"b": 97.0})
     assert (plan.confidence, plan.tolerance, plan.precision) == (0.9, 0.2, 0.07)
@@ -135,6 +135,18 @@ def test_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plan.duration_s, plan.queries, plan.samples_per_query) == (11.0, 12, 13)
     assert (plan.rows, plan.in_flight, plan.data) == (14, 15, "digits:1")
     assert (plan.preprocess, plan.deadline_s, plan.seed) == ({"b": "m:f"}, 16.0, 17)
+
+
+def test_a_short_bench_has_counts_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for needed in ("check_loadgen", "new_page"):
+        monkeypatch.setattr(f"blockflow.cli.bench.{needed}", lambda *_: None)
+    monkeypatch.setattr("blockflow.cli.bench.Session", Given)
+    (plan, *_), _ = given("bench", "--task", "a", "--short")
+    assert plan.short
+    assert main(["bench", "--task", "a", "--short", "--confidence", "90"]) == 2
+    assert "--confidence has no effect with --short" in capsys.readouterr().err
 
 
 def test_a_bench_of_another_address_asks_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:

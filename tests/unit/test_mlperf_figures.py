@@ -11,7 +11,7 @@ from mlperf_documents import MACHINE, document, result, searched, target
 
 from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.mlperf.document import FORMAT
-from blockflow.bench.mlperf.figures import gather, main
+from blockflow.bench.mlperf.figures import RUN, TARGET, gather, main
 from blockflow.bench.mlperf.report import SUMMARY
 from blockflow.bench.mlperf.tables import (
     accuracy_grid,
@@ -20,6 +20,7 @@ from blockflow.bench.mlperf.tables import (
     target_grid,
     validation_grid,
 )
+from blockflow.bench.mlperf.verdict import WHOLE_QUERY
 from blockflow.bench.results import Figure, ResultFile
 from blockflow.core.errors import BlockFlowError, make_error
 
@@ -63,6 +64,19 @@ def test_summaries_become_figures_and_tables(tmp_path: Path) -> None:
         *("single-stream, short, p99 <= 15 ms", "trunk", "0.100", "0.200", "0.300", "1.40"),
         *("3.50", "700"),
     )
+
+
+def test_a_whole_query_s_latency_counts_once(tmp_path: Path) -> None:
+    """Multistream's percentiles are of queries, and each of them has several samples."""
+    whole = target(WHOLE_QUERY, 15.0, 3.0, samples=90, queries=90)
+    run = result("multistream", tasks=[target("a", None, 3.0, samples=720, queries=90), whole])
+    run["samples"]["issued"] = 720
+    made = document(results=[run, result("server")])
+    out = write(tmp_path / "one", made)
+    assert main([str(out), "--results", str(tmp_path / "mlperf.jsonl")]) == 0
+    found = figures(tmp_path)
+    assert [f.n for f in found if f.name == RUN] == [90, 700]
+    assert [f.n for f in found if f.name == TARGET][:2] == [720, 90]
 
 
 def test_a_folder_that_is_named_twice_is_one_call(tmp_path: Path) -> None:

@@ -266,7 +266,8 @@ def test_multistream_s_bound_is_that_of_a_query_and_not_of_its_parts(percent: in
 
     assert run(100.0).reasons == (f"a whole query: p{percent} is 100 ms, the bound is 50 ms",)
     assert run(100.0).latency_ms == {"99.00": 100.0}
-    assert run(100.0).tasks[-1].task == WHOLE_QUERY
+    whole = run(100.0).tasks[-1]
+    assert (whole.task, whole.samples, whole.queries) == (WHOLE_QUERY, 1000, 1000)
     assert run(50.0).valid
     assert run(100.0, settings_of(Scenario.MULTISTREAM, a=Target(percent / 100))).valid
 

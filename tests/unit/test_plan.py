@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from blockflow.core import limits
 from blockflow.core.cores import Cores
 from blockflow.core.errors import TopologyError
 from blockflow.core.fitting import MIB
-from blockflow.core.model import Contract, TensorSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.placement import (
     SOFT_ARENA_BYTES,
     WorkerSpec,
@@ -249,6 +250,36 @@ def test_an_arena_for_outputs_that_nothing_bounds_is_as_large_as_may_be() -> Non
 
     assert worker({}).arena_bytes >= SOFT_ARENA_BYTES
     assert worker({"length": (1, 16)}).arena_bytes < 2 * MIB
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_rows_that_no_message_may_bring_are_a_problem(side: str) -> None:
+    """They passed every check, and the launch ended with an OverflowError."""
+    vast = TensorSpec("float32", ("rows", 2**31 - 1, 2**31 - 1))
+    sides = {"input": lookup("block1").contract.input, "output": TensorSpec("float32", ("rows", 4))}
+    stored = replace(lookup("block1"), contract=Contract(**{**sides, side: vast}))
+    body = {"blocks": ["block1", "b"], "tasks": {}}
+
+    def known(artifact: str) -> BlockInfo:
+        return stored if artifact == "b" else lookup(artifact)
+
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(body, known, cores=CORES)
+    (problem,) = caught.value.problems
+    assert problem.path == "$.blocks[1]" and problem.message.startswith(f"one row of the {side}")
+    parse_topology(body, known)  # what was accepted before is not judged again
+
+
+def test_a_range_that_allows_for_more_than_a_message_may_bring() -> None:
+    """Its smaller rows do; the arena is for those."""
+    wide = TensorSpec("float32", ("rows", "length"), {"length": (1, 2**31 - 1)})
+    stored = replace(lookup("block1"), contract=Contract(wide, wide))
+    topology = parse_topology({"blocks": ["b"], "tasks": {}}, lambda _: stored, cores=CORES)
+    (spec,) = desired_workers(topology, CORES)
+    assert 3 * limits.MAX_MESSAGE_BYTES <= spec.arena_bytes < 4 * limits.MAX_MESSAGE_BYTES
+    edge = TensorSpec("uint8", ("rows", limits.MAX_MESSAGE_BYTES))
+    just = replace(lookup("block1"), contract=Contract(edge, edge))
+    parse_topology({"blocks": ["b"], "tasks": {}}, lambda _: just, cores=CORES)
 
 
 def test_an_arena_that_cannot_hold_a_full_output_is_a_problem() -> None:

@@ -16,8 +16,8 @@ from blockflow.batching.registry import (
     create_policy,
     largest_batch,
     policy_problems,
-    ways_through,
 )
+from blockflow.batching.ways import Ways
 from blockflow.core.errors import TopologyError
 
 PATH = "$.blocks[0].batching"
@@ -115,7 +115,7 @@ def test_a_bound_is_held_against_the_dearest_way_through_a_tree() -> None:
     times = {"trunk": 40.0, **dict.fromkeys(heads, 10.0)}
     stages = [StageFacts(b, 8, 1, profile({1: ms, 8: ms})) for b, ms in times.items()]
     tasks = {h: [["trunk", h]] for h in heads}
-    ways = ways_through(list(times), tasks)
+    ways = Ways(tasks).through(list(times))
     assert ways == [(0, i) for i in range(1, 9)]
     assert policy_problems({"policy": "lbci", "t_opt_ms": 60}, PATH, stages, ways) == []
     (problem,) = policy_problems({"policy": "lbci", "t_opt_ms": 49}, PATH, stages, ways)
@@ -125,16 +125,6 @@ def test_a_bound_is_held_against_the_dearest_way_through_a_tree() -> None:
     create_policy(spec, range(9), dict(enumerate(stages)))  # who makes it knows no ways
     with pytest.raises(TopologyError):
         create_policy({**spec, "t_opt_ms": 39}, range(9), dict(enumerate(stages)))
-
-
-def test_ways_through_a_worker() -> None:
-    tasks = {
-        "all": [["x", "a", "b", "c"]],
-        "back": [["a", "x", "b"], ["a", "b", "c"]],  # its canary goes another way
-        "past": [["x"]],
-    }
-    assert ways_through(["a", "b", "c"], tasks) == [(0, 1, 2), (0,), (1,)]
-    assert policy_problems({"policy": "lbci", "t_opt_ms": 9}, PATH, [], []) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -164,3 +165,31 @@ def test_the_dearer_the_more_seldom(
 def test_memory_of_another_process() -> None:
     assert resident(os.getpid()) > MIB
     assert resident(0) == 0 == resident(1 << 30)
+
+
+def test_without_a_descriptor_to_look_with_the_last_figures_stand(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = ProcessSampler()
+    known = sampler.sample(SECOND)
+
+    def refuse(code: int) -> None:
+        def none() -> Any:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(machine.process, "num_fds", none)
+
+    refuse(errno.EMFILE)
+    told = sampler.sample(2 * SECOND, arena_used=5)
+    assert (told.rss, told.fds, told.arena_used) == (known.rss, known.fds, 5)
+    refuse(errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        sampler.sample(3 * SECOND)
+
+
+def test_resident_memory_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(pid: int) -> Any:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(process_kpi.psutil, "Process", none)
+    assert resident(os.getpid()) == 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import zmq
 
+from blockflow.core.errors import RequestError, SystemError_
 from blockflow.tensormq import push
 from blockflow.tensormq.push import PushCache, Unsent
 
@@ -90,3 +91,27 @@ def test_the_dead_get_nothing_more_and_who_is_not_needed_what_was_taken(scene: S
     assert scene.sockets[HERE].closed == [0], "at once"
     assert scene.sockets[THERE].closed == [None], "after the linger time"
     assert not scene.poller.watched and scene.cache.close() == []
+
+
+def test_without_a_descriptor_for_the_socket_a_message_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever sends answers for it, and lives."""
+    scene = Scene(monkeypatch)
+    connect = scene.connect
+
+    def none(*_: Any) -> Any:
+        raise SystemError_("NO_SPACE", "no socket can be made: Too many open files")
+
+    monkeypatch.setattr(push, "connect_push", none)
+    assert [scene.cache.send(HERE, [b"h"]) for _ in range(5)] == [False] * 5
+    assert scene.cache.endpoints() == [] and len(caplog.records) == 3  # the 1st, 2nd and 4th
+    monkeypatch.setattr(push, "connect_push", connect)
+    assert scene.cache.send(HERE, [b"h"])
+
+    def bad(*_: Any) -> Any:
+        raise RequestError("INVALID_REQUEST", "no address")
+
+    monkeypatch.setattr(push, "connect_push", bad)
+    with pytest.raises(RequestError):
+        scene.cache.send(THERE, [b"h"])

@@ -219,6 +219,7 @@ def test_a_trace_is_replayed_as_it_is_and_completed_by_draws(tmp_path: Path) -> 
         ("t.jsonl", "[1]\n", "not a JSON object"),
         ("t.jsonl", '{"rows": 1}\n', "no time"),
         ("t.jsonl", '{"time": NaN}\n', "seconds from"),
+        ("t.jsonl", '{"time": true}\n', "'True' is no number"),
         ("t.jsonl", '{"time": 1, "rows": true}\n', "rows True"),
         ("t.jsonl", '{"time": 1, "task": 3}\n', "task 3"),
         ("t.jsonl", '{"time": 1, "when": 3}\n', "unknown field 'when'"),

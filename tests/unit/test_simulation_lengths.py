@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from blockflow.bench.simulation.arrivals import Recorded
 from blockflow.bench.simulation.experiment import capacity
-from blockflow.bench.simulation.plan import Order, plan_experiment
+from blockflow.bench.simulation.plan import Order, check_policies, plan_experiment
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.sizes import parse_sizes
+from blockflow.bench.simulation.sources import Costs, Traits, plain_system
 from blockflow.bench.simulation.system import (
     StageModel,
     SystemModel,
@@ -19,8 +21,10 @@ from blockflow.bench.simulation.system import (
     WorkerModel,
     chain,
 )
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import RequestError, TopologyError
+from blockflow.core.model import Contract, Padding, TensorSpec
 from tests.simulation_rig import profile, run, totals
+from tests.unit.test_topology import lookup
 
 LONG = (8, 64)
 
@@ -125,3 +129,28 @@ def test_a_length_is_needed_where_a_task_has_one(tmp_path: Any) -> None:
     assert planned("0.1,text,\n0.2,image,\n", lengths="8") > 0
     with pytest.raises(RequestError, match="longest measured one is 64"):
         planned("0.1,text,65\n0.2,image,\n")
+
+
+CLASSES = {"policy": "window", "max_rows": 8, "classes": [16, 64]}
+
+
+def test_classes_need_blocks_that_promise_padding() -> None:
+    """An update with them would be refused."""
+    made = {"a": profile("a", lambda rows, n: 1.0 * rows, lengths=LONG)}
+    fixed = {"a": profile("a", lambda rows, n: 1.0 * rows, lengths=(None,))}
+    costs = Costs(2, 0.0, 0.0, 64, 16, 1, 1, 32, 1000.0)
+    for known in (None, {"a": Traits("length", True)}):
+        check_policies(plain_system(made, [], {}, costs, apart=False, known=known), [CLASSES])
+    for profiles, traits in ((made, Traits("length", False)), (fixed, Traits("length", True))):
+        system = plain_system(profiles, [], {}, costs, apart=False, known={"a": traits})
+        assert SystemModel.from_dict(json.loads(json.dumps(system.to_dict()))) == system
+        with pytest.raises(TopologyError) as refused:
+            check_policies(system, [CLASSES])
+        assert any("classes" in p.path for p in refused.value.problems)
+
+
+def test_what_is_known_of_a_stored_block() -> None:
+    given = TensorSpec("float32", ("rows", "n"), {"n": (1, 64)})
+    info = replace(lookup("block1"), contract=Contract(given, given))
+    assert Traits.of(info) == ("length", False)
+    assert Traits.of(replace(info, padding=Padding("n", 0))) == ("length", True)

@@ -20,7 +20,7 @@ from blockflow.bench.simulation.system import chain
 from blockflow.control.policies import policy_misfits, with_fitting, with_stages
 from blockflow.control.profiles import ProfileShelf
 from blockflow.core.engines import select
-from blockflow.core.errors import TopologyError
+from blockflow.core.errors import RequestError, TopologyError
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.topology import Topology, parse_topology
 from blockflow.repository.profile_record import ProfileKey, ProfileRecord, ran_by
@@ -239,6 +239,21 @@ def test_what_cannot_be_sliced_is_refused(
     with pytest.raises(TopologyError) as refused:
         topology_system(file, repository.root, [], {}, COSTS)
     assert list(refused.value.problems) == [problem]
+
+
+def test_threads_without_a_profile_are_told_before_what_follows_from_that(
+    repository: BlockRepository, tmp_path: Path
+) -> None:
+    """Of lengths at so many threads nothing is known: that there are none would be untrue."""
+    profile(repository, dict.fromkeys("abcd", (9.0, 0.1)), threads=(2,))
+    posted = body()
+    for block in posted["blocks"]:
+        if isinstance(block, dict):
+            block["batching"] = {"policy": "window", "max_rows": 8, "classes": [16, 64]}
+    file = tmp_path / "topology.json"
+    file.write_text(json.dumps(posted), encoding="utf-8")
+    with pytest.raises(RequestError, match="1 thread was not measured"):
+        topology_system(file, repository.root, [], {}, COSTS)
 
 
 def test_the_simulator_slices_like_an_update(repository: BlockRepository, tmp_path: Path) -> None:

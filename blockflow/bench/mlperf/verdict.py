@@ -48,7 +48,7 @@ class TaskVerdict:
         bound_ms: at this percentile; None: there is none.
         seen_ms: at this percentile, from LoadGen's call to the response or the failure, and in the
             server scenario what that lacks; None: nothing was seen.
-        samples: behind ``seen_ms``.
+        samples: latencies behind ``seen_ms``: of a whole query there is one.
         queries: of LoadGen that asked for it.
         needed: queries before its verdict says something.
         verdict: how it stands.
@@ -270,7 +270,7 @@ def _whole_query(settings: RunSettings, counts: Counts, seen_ms: float | None) -
     queries = counts.issued // settings.samples_per_query
     needed = min(needed_queries(settings, task) for task in settings.targets)
     target = Target(settings.percentile, settings.bound_ms)
-    return _stand(WHOLE_QUERY, target, seen_ms, counts.issued, queries, needed)
+    return _stand(WHOLE_QUERY, target, seen_ms, queries, queries, needed)
 
 
 def _stand(

@@ -11,6 +11,7 @@ from blockflow.batching.facts import length_of
 from blockflow.bench.simulation.arrivals import Arrivals, Mix, parse_arrivals
 from blockflow.bench.simulation.invariants import invariants
 from blockflow.bench.simulation.outcome import Outcome, outcome
+from blockflow.bench.simulation.recorded import Queries
 from blockflow.bench.simulation.service import mean_ms
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
@@ -153,14 +154,24 @@ class Runner:
 
 
 def capacity(
-    system: SystemModel, rows: Sizes, lengths: Sizes | None, *, noisy: bool = True
+    system: SystemModel,
+    rows: Sizes,
+    lengths: Sizes | None,
+    *,
+    noisy: bool = True,
+    queries: Mapping[str, Queries] | None = None,
 ) -> float:
     """Queries per second that the system serves at most without batching: the yardstick of a load.
 
     The smaller of what its busiest worker and what its cores can do. A forward counts with its
     mean, which is its median where none is ``noisy``. A worker of several lanes is as busy as its
     busiest stage at least. What is between two forwards (``turn_ms``) keeps a worker, and no core.
+
+    Args:
+        rows, lengths: what queries are like.
+        queries: what those of some tasks are like instead, by the tasks' names.
     """
+    alike = Queries(rows, lengths)
     forward = mean_ms if noisy else StageProfile.ms
     work: dict[str, float] = {}
     computing: dict[str, float] = {}
@@ -169,10 +180,11 @@ def capacity(
     traffic = sum(t.traffic for t in system.tasks)
     hosts = system.stages()
     for task in system.tasks:
+        sizes = (queries or {}).get(task.name, alike)
         for block, taken in zip(task.path, system.taken(task.path), strict=True):
             worker, stage = hosts[block]
             share = task.traffic / traffic
-            ms = _mean_ms(partial(forward, stage.profile), worker.threads, rows, lengths, taken)
+            ms = _mean_ms(partial(forward, stage.profile), worker.threads, *sizes, taken)
             computing[worker.name] = computing.get(worker.name, 0.0) + share * ms
             part = share * (ms + system.turn_ms)
             work[worker.name] = work.get(worker.name, 0.0) + part

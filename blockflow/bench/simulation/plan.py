@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,10 +9,12 @@ from math import isfinite
 from typing import Any
 
 from blockflow.batching.facts import length_of
-from blockflow.batching.registry import policy_problems, ways_through
+from blockflow.batching.registry import policy_problems
 from blockflow.batching.sliced import slicing_problems
+from blockflow.batching.ways import Ways
 from blockflow.bench.simulation.arrivals import Arrivals, Closed, Recorded, parse_arrivals
 from blockflow.bench.simulation.experiment import Experiment, capacity
+from blockflow.bench.simulation.recorded import recorded
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
 from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.text import OWN_POLICIES, nonsense, parse_policy, policy_label
@@ -83,8 +84,13 @@ def plan_experiment(system: SystemModel, order: Order) -> tuple[Experiment, floa
     of_trace = [n for *_, n in told or () if n is not None]
     longest = max([lengths.largest if lengths is not None and drawn else 0, *of_trace])
     _check_classes(system, specs, longest)
-    recorded = None if drawn else Sizes.of(list(Counter(of_trace).items())) if of_trace else None
-    able = capacity(system, rows, recorded or lengths, noisy=order.noisy)
+    if told is None:
+        able = capacity(system, rows, lengths, noisy=order.noisy)
+    else:
+        cut = float("inf") if order.duration_s is None else order.duration_s
+        replayed = [e for e in told if e[0] / 1e9 < cut] or told  # none at all: refused below
+        served, alike = recorded(system, replayed, rows, lengths)
+        able = capacity(served, rows, lengths, noisy=order.noisy, queries=alike)
     rates = _rates(order, kind, able)
     duration = order.duration_s
     if duration is None:
@@ -145,15 +151,15 @@ def check_policies(system: SystemModel, specs: Sequence[Mapping[str, Any]]) -> N
         TopologyError: INVALID_TOPOLOGY with everything that is wrong with them.
     """
     problems: dict[Problem, None] = {}
-    ways = {t.name: [t.path] for t in system.tasks}
+    ways = Ways({t.name: [t.path] for t in system.tasks})
     for spec in specs:
         for worker in system.workers if spec else ():
             facts = [s.facts(worker.threads) for s in worker.stages]
             where = f"--policy {spec['policy']}"
             blocks = [s.block for s in worker.stages]
-            found = policy_problems(spec, where, facts, ways_through(blocks, ways))
+            found = policy_problems(spec, where, facts, ways.through(blocks))
             if not found:
-                found = slicing_problems(spec, blocks, ways, where)
+                found = slicing_problems(spec, blocks, ways.meeting(blocks), where)
             problems |= dict.fromkeys(found)
     if problems:
         raise TopologyError("INVALID_TOPOLOGY", "a policy does not fit", problems=list(problems))

@@ -6,18 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from blockflow.batching.facts import LENGTH, carries
-from blockflow.batching.registry import policy_problems, ways_through, with_overlap
+from blockflow.batching.registry import policy_problems, with_overlap
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.sliced import slicing_problems
+from blockflow.batching.ways import Ways
 from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel, WorkerModel
 from blockflow.bench.simulation.text import MAX_NUMBER, Options, nonsense
 from blockflow.core.dims import Dim
 from blockflow.core.engines import select
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.measuring import Subject, refuse_gaps
+from blockflow.core.model import BlockInfo
 from blockflow.core.placement import desired_workers, plan_workers
 from blockflow.core.profile import StageProfile
 from blockflow.core.topology import Topology, parse_topology
@@ -43,6 +45,17 @@ class Costs:
     max_rows: int
     deadline_ms: float
     lanes: int = 1
+
+
+class Traits(NamedTuple):
+    """What is known of a block beside its profile; see the fields of the model."""
+
+    carries: Dim = LENGTH
+    pads: bool = True
+
+    @classmethod
+    def of(cls, info: BlockInfo) -> Traits:
+        return cls(carries(info), info.padding is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +169,8 @@ def stored_profiles(
 
 def stored_paths(
     root: Path, tasks: Sequence[TaskChoice]
-) -> tuple[dict[str, StageProfile], dict[str, Dim]]:
-    """:func:`stored_profiles` of the blocks on the tasks' paths, and what each makes of a length.
+) -> tuple[dict[str, StageProfile], dict[str, Traits]]:
+    """:func:`stored_profiles` of the blocks on the tasks' paths, and what is known of each.
 
     Raises:
         RequestError: INVALID_REQUEST: blocks that do not follow one another.
@@ -167,7 +180,7 @@ def stored_paths(
     for task in tasks:
         refuse_gaps([repository.info(block) for block in task.path])
     used = list(dict.fromkeys(b for t in tasks for b in t.path))
-    return stored_profiles(root, used), {b: carries(repository.info(b)) for b in used}
+    return stored_profiles(root, used), {b: Traits.of(repository.info(b)) for b in used}
 
 
 def plain_system(
@@ -177,7 +190,7 @@ def plain_system(
     costs: Costs,
     *,
     apart: bool,
-    carried: Mapping[str, Dim] | None = None,
+    known: Mapping[str, Traits] | None = None,
 ) -> SystemModel:
     """All blocks in one worker, or (``apart``) a worker per block.
 
@@ -187,8 +200,7 @@ def plain_system(
         shares: of tasks at the blocks that they share, by name.
         costs: the rest.
         apart: every block has a worker process of its own.
-        carried: what blocks make of a length, by :func:`~blockflow.batching.facts.carries`; of
-            those that are missing it is not known, and stays.
+        known: what blocks make of a length; those that are missing keep it, and may be padded.
 
     Raises:
         RequestError: INVALID_REQUEST: a path that cannot be.
@@ -197,16 +209,22 @@ def plain_system(
     for task in chosen:
         missing = [b for b in task.path if b not in profiles]
         if missing:
-            known = ", ".join(profiles)
-            raise nonsense(f"no profile of {missing[0]!r}", f"task {task.name}", f"there: {known}")
+            there = f"there: {', '.join(profiles)}"
+            raise nonsense(f"no profile of {missing[0]!r}", f"task {task.name}", there)
         if not task.path:
             raise nonsense(f"task {task.name!r} has no path", "--task", "NAME=block,block,...")
         if len(set(task.path)) != len(task.path):
             raise nonsense("a block stands twice in the path", f"task {task.name}")
     used = list(dict.fromkeys(b for t in chosen for b in t.path))
-    onward = carried or {}
+    traits = {b: (known or {}).get(b, Traits()) for b in used}
     stages = [
-        StageModel(b, profiles[b], max_rows=costs.max_rows, carries=onward.get(b, LENGTH))
+        StageModel(
+            b,
+            profiles[b],
+            max_rows=costs.max_rows,
+            carries=traits[b].carries,
+            pads=traits[b].pads,
+        )
         for b in used
     ]
     groups = [(s.block, (s,)) for s in stages] if apart else [("worker", tuple(stages))]
@@ -277,11 +295,12 @@ def topology_system(
                 found[s.spec.artifact],
                 s.spec.batching.model_dump(mode="json"),
                 s.max_rows,
-                carries(s.info),
+                *Traits.of(s.info),
             )
             for s in spec.stages
         )
         workers.append(WorkerModel(spec.name, stages, threads, spec.slots, spec.replicas, lanes))
+    _refuse_unmeasured(workers)  # whose lengths are not known, either
     _check_policies(topology, workers)
     deadlines = {n: float(t.deadline_ms) for n, t in topology.tasks.items()}
     workers = [w.sliced() for w in workers]
@@ -293,15 +312,15 @@ def topology_system(
 def _check_policies(topology: Topology, workers: Sequence[WorkerModel]) -> None:
     """Whether each can work at its blocks; findings have the topology's JSON paths."""
     places = {name: i for i, name in enumerate(topology.blocks)}
-    ways = {name: task.paths for name, task in topology.tasks.items()}
+    ways = Ways({name: task.paths for name, task in topology.tasks.items()})
     problems: list[Problem] = []
     for worker in workers:
         for policy, members in worker.groups():
             blocks = [m.block for m in members]
             path = f"$.blocks[{places[blocks[0]]}].batching"
             facts = [m.facts(worker.threads) for m in members]
-            problems += policy_problems(policy, path, facts, ways_through(blocks, ways))
-            problems += slicing_problems(policy, blocks, ways, path)
+            problems += policy_problems(policy, path, facts, ways.through(blocks))
+            problems += slicing_problems(policy, blocks, ways.meeting(blocks), path)
     if problems:
         raise TopologyError("INVALID_TOPOLOGY", "a policy does not fit", problems=problems)
 
@@ -341,6 +360,12 @@ def _checked(
             blocks = f"{count} blocks" if count > 1 else "one block"
             what = f"{worker.lanes} lanes for the {blocks} of worker {worker.name!r}"
             raise nonsense(what, "--lanes", "a block runs one batch at a time: a lane per block")
+    _refuse_unmeasured(workers)
+    return SystemModel(workers, tasks, costs.cores, costs.hop_ms, costs.turn_ms, costs.credits)
+
+
+def _refuse_unmeasured(workers: Sequence[WorkerModel]) -> None:
+    for worker in workers:
         for stage in worker.stages:
             of, count = stage.profile, worker.threads
             known = of.threads_measured()
@@ -350,4 +375,3 @@ def _checked(
                 hint = Subject((of.block,), of.engine, of.precision).command([count])
                 there = ", ".join(map(str, known)) or "none"
                 raise nonsense(f"{what}; known: {there}", f"block {stage.block}", hint)
-    return SystemModel(workers, tasks, costs.cores, costs.hop_ms, costs.turn_ms, costs.credits)

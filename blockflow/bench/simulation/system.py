@@ -37,6 +37,8 @@ class StageModel:
         policy: ``{"policy": name, ...options}``.
         max_rows: of one batch, and of one query.
         carries: the length of what it gives, of the ``length`` of what it takes.
+        pads: the block promises that padding changes no result; taken for granted where nothing is
+            known of it but its profile.
     """
 
     block: str
@@ -44,13 +46,14 @@ class StageModel:
     policy: Mapping[str, Any] = field(default_factory=lambda: {"policy": "none"})
     max_rows: int = limits.DEFAULT_MAX_ROWS
     carries: Dim = LENGTH
+    pads: bool = True
 
     def lengths(self, threads: int) -> tuple[int, ...]:
         """Lengths that its profile has, ascending; none where its dims are fixed."""
         return self.profile.lengths_measured(threads)
 
     def facts(self, threads: int) -> StageFacts:
-        """What its policy may know. Tensors here have no contents, so padding changes no result."""
+        """What its policy may know."""
         lengths = self.lengths(threads)
         return StageFacts(
             block=self.block,
@@ -59,7 +62,7 @@ class StageModel:
             profile=self.profile,
             length_dims=(0,) if lengths else (),
             lengths=(1, lengths[-1] if lengths else limits.MAX_DIM),
-            pads=bool(lengths),
+            pads=self.pads and bool(lengths),
             carries=self.carries,
         )
 
@@ -231,6 +234,7 @@ class SystemModel:
                             "policy": dict(s.policy),
                             "max_rows": s.max_rows,
                             "carries": s.carries,
+                            "pads": s.pads,
                         }
                         for s in w.stages
                     ],
@@ -258,6 +262,7 @@ class SystemModel:
                         dict(s["policy"]),
                         s["max_rows"],
                         s["carries"],
+                        s["pads"],
                     )
                     for s in w["stages"]
                 ),

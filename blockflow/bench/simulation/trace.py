@@ -93,6 +93,8 @@ def _entry(fields: Mapping[str, Any], where: str) -> Entry:
     if "time" not in fields:
         raise nonsense("no time", where)
     try:
+        if isinstance(fields["time"], bool):  # JSON's true would be a second
+            raise TypeError
         time_s = float(fields["time"])
     except (TypeError, ValueError, OverflowError):
         raise nonsense(f"time {str(fields['time'])[:40]!r} is no number", where) from None
