@@ -51,16 +51,16 @@ class WaitingRoom:
     Args:
         shares: of the tasks.
         group_of: which group a query belongs to.
-        costs: what a row of a query counts for.
+        costs: what a row of a query counts for; None: one.
     """
 
     def __init__(
         self,
         shares: Sequence[TaskShare],
         group_of: Callable[[Query], Group],
-        costs: RowCosts,
+        costs: RowCosts | None = None,
     ) -> None:
-        self._costs = costs
+        self._costs = costs or RowCosts(())
         self._shares = tuple(shares)
         self._group_of = group_of
         self._rank = [-share.priority for share in self._shares]

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from blockflow.cli.options import UPDATE_S, Json, Url, carried_out, print_json, print_line
+from blockflow.cli.options import (
+    UPDATE_S,
+    IfEpoch,
+    Json,
+    Url,
+    carried_out,
+    print_json,
+    print_line,
+    update_query,
+)
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.monitor.rest import RestClient
@@ -22,6 +31,7 @@ def apply(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would start and stop.")
     ] = False,
+    if_epoch: IfEpoch = None,
     url: Url = "",
     json_: Json = False,
 ) -> None:
@@ -32,13 +42,15 @@ def apply(
     from blockflow.monitor.view import update_lines
 
     body = _read(file)
-    query = {"dry_run": "true"} if dry_run else {"wait": "true" if wait else "false"}
+    query = update_query(wait, dry_run, if_epoch)
     try:
         with carried_out():
             answer = RestClient(url).post("/v1/system-update", body, query, timeout_s=UPDATE_S)
     except BlockFlowError as exc:
         if exc.code == "BAD_BODY":
             exc.where = file  # the reader knows the file, not the request that it became
+        if exc.code == "CONNECTION_LOST":
+            exc.hint += "; the same update again is harmless"
         raise
     if json_:
         print_json(answer)

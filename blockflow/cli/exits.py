@@ -34,6 +34,7 @@ _BY_CODE = {
     "BLOCK_UNAVAILABLE": ExitCode.NOT_READY,
     "TIMEOUT": ExitCode.NOT_READY,
     "EXPORT_MISMATCH": ExitCode.BAD_INPUT,
+    "EPOCH_MISMATCH": ExitCode.FAILED,
 }
 
 

@@ -51,11 +51,21 @@ ClientKeys = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+IfEpoch = Annotated[
+    int | None,
+    typer.Option(min=0, help="Only if this epoch is in force: nobody else's update is undone."),
+]
 Block = Annotated[str, typer.Argument(help="A block.", autocompletion=complete_block)]
 Tasks = Annotated[
     list[str],
     typer.Argument(help="Tasks; several share one input.", autocompletion=complete_task),
 ]
+
+
+def update_query(wait: bool, dry_run: bool, if_epoch: int | None) -> dict[str, str]:
+    """The query of an update or a rollback."""
+    query = {"dry_run": "true"} if dry_run else {"wait": "true" if wait else "false"}
+    return query if if_epoch is None else {**query, "if_epoch": str(if_epoch)}
 
 
 def was_given(context: typer.Context, name: str) -> bool:

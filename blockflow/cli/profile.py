@@ -186,7 +186,7 @@ def _path(store: BlockRepository, task: str, topology: Path) -> list[str]:
         body = json.loads(topology.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
         raise RequestError("INVALID_REQUEST", f"cannot read it: {e}", where=str(topology)) from None
-    parsed = parse_topology(body, store.info)
+    parsed = parse_topology(body, store.info, pinned=lambda n, d: store.info(n, digest=d))
     if task not in parsed.tasks:
         raise RequestError(
             "INVALID_REQUEST",

@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from blockflow.cli.options import UPDATE_S, Json, Url, carried_out, print_json, print_line
+from blockflow.cli.options import (
+    UPDATE_S,
+    IfEpoch,
+    Json,
+    Url,
+    carried_out,
+    print_json,
+    print_line,
+    update_query,
+)
 from blockflow.monitor.rest import RestClient
 
 
@@ -20,6 +29,7 @@ def rollback(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would start and stop.")
     ] = False,
+    if_epoch: IfEpoch = None,
     url: Url = "",
     json_: Json = False,
 ) -> None:
@@ -30,7 +40,7 @@ def rollback(
     from blockflow.monitor.view import update_lines
 
     body: dict[str, Any] = {} if to is None else {"to": to}
-    query = {"dry_run": "true"} if dry_run else {"wait": "true" if wait else "false"}
+    query = update_query(wait, dry_run, if_epoch)
     with carried_out():
         answer = RestClient(url).post("/v1/rollback", body, query, timeout_s=UPDATE_S)
     if json_:

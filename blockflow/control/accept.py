@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from blockflow.batching.registry import policy_problems
@@ -10,12 +11,12 @@ from blockflow.control.engines import engine_check
 from blockflow.control.manager import Manager
 from blockflow.control.policies import policy_misfits, with_stages
 from blockflow.control.profiles import ProfileShelf
-from blockflow.core.errors import Problem, RepositoryError, TopologyError
+from blockflow.core.artifacts import Lookup
+from blockflow.core.errors import Problem, RepositoryError
 from blockflow.core.model import BlockInfo
-from blockflow.core.topology import Lookup, Topology, parse_topology
+from blockflow.core.placement import crowding_problems
+from blockflow.core.topology import Topology, draft_topology, invalid_update
 from blockflow.repository.repository import BlockRepository
-
-_HINT = "nothing was changed; mend all of them and send the update again"
 
 
 class Acceptance:
@@ -61,47 +62,37 @@ class Acceptance:
                 if r.wanted
             }
         )
-        known: dict[str, BlockInfo] = {}
+        known: dict[tuple[str, str | None], BlockInfo] = {}
 
-        def lookup(name: str) -> BlockInfo:
+        def find(name: str, digest: str | None) -> BlockInfo:
             # Once per block: two entries must not see two artifacts if one is stored meanwhile.
-            if name not in known:
-                info = repository.info(name, digest=(digests or {}).get(name))
+            if (name, digest) not in known:
+                info = repository.info(name, digest=digest)
                 if info.digest not in running:
                     # Hash what is about to be loaded now: a missing or altered artifact is then
                     # one of the problems of this update instead of a failure in its middle.
                     info = repository.verify(name, digest=info.digest).to_info()
-                known[name] = info
-            return known[name]
+                known[name, digest] = info
+            return known[name, digest]
 
-        try:
-            check = engine_check(repository, running)
-            cores = manager.brain.realm.settings.cores
-            topology = parse_topology(body, lookup, policy_problems, check, cores)
-        except TopologyError as e:
-            if not problems:
-                raise
-            found = [*problems, *e.problems]
-            text = f"{len(found)} problems in the system update"
-            raise TopologyError(e.code, text, problems=found, hint=e.hint) from None
-        if problems:
-            n = len(problems)
-            raise TopologyError(
-                "INVALID_TOPOLOGY",
-                f"{n} problem{'s' if n > 1 else ''} in the system update",
-                problems=problems,
-                hint=_HINT,
-            )
-        topology = with_stages(self._profiles.with_costs(topology), cores, self._profiles)
-        unfit = policy_misfits(topology, cores, self._profiles)
-        if unfit:
-            raise TopologyError(
-                "INVALID_TOPOLOGY",
-                f"{len(unfit)} batching polic{'ies' if len(unfit) > 1 else 'y'} cannot work",
-                problems=unfit,
-                hint=_HINT,
-            )
-        return topology
+        def lookup(name: str) -> BlockInfo:
+            return find(name, (digests or {}).get(name))
+
+        check = engine_check(repository, running)
+        cores = manager.brain.realm.settings.cores
+        draft = draft_topology(body, lookup, policy_problems, check, cores, find)
+        topology = self._profiles.with_costs(draft.topology)
+        crowded = crowding_problems(topology, cores, draft.index)
+        # With more threads than cores it is judged as if that was meant: nothing better is known.
+        judged = replace(topology, oversubscribe=True) if crowded else topology
+        unfit: list[Problem] = []
+        if draft.whole:  # else the threads that the plan would give are not known
+            judged = with_stages(judged, cores, self._profiles)
+            unfit = policy_misfits(judged, cores, self._profiles)
+        found = [*problems, *draft.problems, *crowded, *unfit]
+        if found:
+            raise invalid_update(found)
+        return judged
 
 
 def stored_lookup(

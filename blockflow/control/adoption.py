@@ -15,6 +15,7 @@ from typing import Any
 from blockflow.control.fleet import Replica, Role
 from blockflow.control.journal import Journal, Lived, Seat
 from blockflow.control.realm import Realm
+from blockflow.core.artifacts import Lookup
 from blockflow.core.errors import SystemError_
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.lifecycle import State
@@ -22,7 +23,7 @@ from blockflow.core.model import BlockInfo
 from blockflow.core.placement import StagePlan, WorkerSpec, desired_workers
 from blockflow.core.plan import Start, free_name
 from blockflow.core.specs import BlockSpec
-from blockflow.core.topology import Lookup, Topology
+from blockflow.core.topology import Topology
 
 _SERVING = frozenset({State.READY, State.DRAINING, State.STOPPING})
 
@@ -136,7 +137,7 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
     realm.topology, realm.posted = topology, inheritance.posted
     realm.stored, realm.notes = inheritance.digests or None, inheritance.notes
     realm.closed = dict(journal.closed)
-    realm.shares.recall(journal.shares)
+    realm.shares.recall(journal.shares, journal.held, journal.version)
     crew.hz = journal.hz
     crew.client_endpoints = journal.clients
     if journal.dispatcher is not None:
@@ -172,7 +173,11 @@ def lost_state(realm: Realm) -> SystemError_ | None:
 
 
 def spec_of(seat: Seat) -> WorkerSpec:
-    """What a worker was started for, from its birth certificate: enough until it has ended."""
+    """What a worker was started for, from its birth certificate: enough until it has ended.
+
+    Its name is the seat's alone: where none was asked for it is its block's, which may have an
+    ``@`` that no topology could ask for.
+    """
     launch = WorkerLaunch.from_dict(seat.launch or {})
     names = {stage: block for block, stage in seat.life.stages.items()}
     stages = tuple(
@@ -186,7 +191,6 @@ def spec_of(seat: Seat) -> WorkerSpec:
                     "batching": dict(s.policy),
                     "timeout_ms": s.timeout_ms,
                     "options": dict(s.options),
-                    "worker": seat.worker,
                 }
             ),
             s.block,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blockflow.control.adoption import Adoption, lost_state
+from blockflow.control.beginning import check_epoch, check_free
 from blockflow.control.crew import ns
 from blockflow.control.events import (
     AllGone,
@@ -32,12 +33,7 @@ from blockflow.control.routes import check_size
 from blockflow.control.runner import UpdateRunner
 from blockflow.control.settings import ControlSettings
 from blockflow.control.update import Kind, Update
-from blockflow.core.errors import (
-    BlockFlowError,
-    RequestError,
-    SystemError_,
-    TopologyError,
-)
+from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.lifecycle import Event as LifeEvent
 from blockflow.core.lifecycle import State
 from blockflow.core.placement import WorkerSpec
@@ -78,8 +74,9 @@ class Brain:
 
     # --- commands -------------------------------------------------------------------------------
 
-    def preview(self, topology: Topology) -> dict[str, Any]:
-        """What :meth:`apply` would do, without doing it."""
+    def preview(self, topology: Topology, if_epoch: int | None = None) -> dict[str, Any]:
+        """What :meth:`apply` would do, without doing it. Raises TopologyError: EPOCH_MISMATCH."""
+        check_epoch(if_epoch, self.realm.epoch)
         plan = self.realm.plan(topology)
         changed = not self.realm.unchanged(topology, plan)
         now = self.realm.epoch
@@ -92,13 +89,17 @@ class Brain:
         posted: Mapping[str, Any],
         now_ns: int,
         kind: Kind = Kind.SYSTEM,
+        if_epoch: int | None = None,
     ) -> Update:
-        """Accept a system update (or rollback). It goes on with the events that follow.
+        """Accept a system update (or rollback). It goes on with the events that follow. With
+        ``if_epoch`` it begins only where that epoch is in force.
 
         Raises:
-            TopologyError: UPDATE_IN_PROGRESS, or INVALID_TOPOLOGY when it does not fit the machine.
+            TopologyError: UPDATE_IN_PROGRESS, EPOCH_MISMATCH, or INVALID_TOPOLOGY when it does not
+                fit the machine.
         """
-        self._free_for_update()
+        check_epoch(if_epoch, self.realm.epoch)
+        check_free(self.stopping, self.runner.current)
         realm = self.realm
         plan = realm.plan(topology)
         check_size(topology)
@@ -184,7 +185,7 @@ class Brain:
 
     def restart(self, block: str, now_ns: int) -> Update:
         """Replace the block's workers by new ones without losing a request."""
-        self._free_for_update()
+        check_free(self.stopping, self.runner.current)
         old = self.realm.hosts(block)
         update = self.runner.begin(Kind.RESTART, self.realm.epoch, now_ns, block)
         update.leaving = {r.name for r in old}
@@ -204,7 +205,7 @@ class Brain:
 
     def close(self, block: str, kind: Kind, now_ns: int) -> Update:
         """Drain, undrain or stop one block (:class:`Kind` says which)."""
-        self._free_for_update()
+        check_free(self.stopping, self.runner.current)
         self.realm.hosts(block)
         held = self.realm.closed.get(block)
         if held == "stop" and kind is not Kind.STOP:
@@ -231,9 +232,7 @@ class Brain:
             return
         self.stopping = True
         self.crew.cancel_restarts()
-        if self.runner.current is not None:
-            error = TopologyError("UPDATE_FAILED", "the system shut down before it was done")
-            self.runner.fail(self.runner.current, error, now_ns)
+        self.runner.cut_short(now_ns)
         dispatcher = self.crew.dispatcher
         if self.crew.dispatcher_ready and dispatcher is not None:
             dispatcher.on(LifeEvent.DRAIN)
@@ -301,18 +300,6 @@ class Brain:
     @property
     def _out(self) -> list[Instruction]:
         return self.crew.out
-
-    def _free_for_update(self) -> None:
-        if self.stopping:
-            raise SystemError_("NOT_RUNNING", "the system is shutting down")
-        busy = self.runner.current
-        if busy is not None:
-            raise TopologyError(
-                "UPDATE_IN_PROGRESS",
-                f"update {busy.update_id} ({busy.kind}) is {busy.phase}",
-                hint=f"wait for it: GET /v1/updates/{busy.update_id}",
-                details={"update": busy.update_id},
-            )
 
     # --- what happens ---------------------------------------------------------------------------
 

@@ -67,13 +67,20 @@ class Commands:
 
     # --- updates --------------------------------------------------------------------------------
 
-    def preview(self, body: Any, problems: Sequence[Problem] = ()) -> dict[str, Any]:
+    def preview(
+        self, body: Any, problems: Sequence[Problem] = (), *, if_epoch: int | None = None
+    ) -> dict[str, Any]:
         """What an update would change: ``{changed, epoch, plan}``. Raises as :meth:`apply`."""
         topology = self._acceptance.parse(body, problems)
-        return self._manager.call(lambda: self._manager.brain.preview(topology))
+        return self._manager.call(lambda: self._manager.brain.preview(topology, if_epoch))
 
     def apply(
-        self, body: Any, *, wait_s: float = WAIT_S, problems: Sequence[Problem] = ()
+        self,
+        body: Any,
+        *,
+        wait_s: float = WAIT_S,
+        problems: Sequence[Problem] = (),
+        if_epoch: int | None = None,
     ) -> dict[str, Any]:
         """Apply a system update.
 
@@ -81,17 +88,20 @@ class Commands:
             body: decoded JSON, either form.
             wait_s: how long to wait for its end; 0 returns as soon as it is accepted.
             problems: what the decoding found already; reported with what is found here.
+            if_epoch: the epoch that must be in force when it begins; None: any.
 
         Returns:
             ``{"epoch": in force, "update": {...}}``; the update's ``state`` tells how far it is.
 
         Raises:
-            TopologyError: INVALID_TOPOLOGY, UPDATE_IN_PROGRESS, UPDATE_FAILED.
+            TopologyError: INVALID_TOPOLOGY, UPDATE_IN_PROGRESS, UPDATE_FAILED, EPOCH_MISMATCH.
             SystemError_: NO_SPACE when the new epoch cannot be stored.
         """
         topology = self._acceptance.parse(body, problems)
         manager = self._manager
-        update = manager.call(lambda: manager.brain.apply(topology, body, time.monotonic_ns()))
+        update = manager.call(
+            lambda: manager.brain.apply(topology, body, time.monotonic_ns(), Kind.SYSTEM, if_epoch)
+        )
         return self._outcome(update, wait_s)
 
     def history(self) -> list[dict[str, Any]]:
@@ -114,7 +124,12 @@ class Commands:
         ]
 
     def rollback(
-        self, to: int | None = None, *, wait_s: float = WAIT_S, dry_run: bool = False
+        self,
+        to: int | None = None,
+        *,
+        wait_s: float = WAIT_S,
+        dry_run: bool = False,
+        if_epoch: int | None = None,
     ) -> dict[str, Any]:
         """Put the topology of an earlier epoch in force again, as a new epoch, with the artifacts
         that it had then.
@@ -123,6 +138,7 @@ class Commands:
             to: the epoch; None = the one before that in force.
             wait_s: as of :meth:`apply`.
             dry_run: only tell what would change, as :meth:`preview`.
+            if_epoch: as of :meth:`apply`.
 
         Raises:
             SystemError_: NOT_FOUND when that epoch is not remembered.
@@ -133,9 +149,11 @@ class Commands:
         past = self._past(to)
         topology = self._acceptance.parse(past.posted, digests=past.digests)
         if dry_run:
-            return manager.call(lambda: manager.brain.preview(topology))
+            return manager.call(lambda: manager.brain.preview(topology, if_epoch))
         update = manager.call(
-            lambda: manager.brain.apply(topology, past.posted, time.monotonic_ns(), Kind.ROLLBACK)
+            lambda: manager.brain.apply(
+                topology, past.posted, time.monotonic_ns(), Kind.ROLLBACK, if_epoch
+            )
         )
         return self._outcome(update, wait_s)
 

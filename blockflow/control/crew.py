@@ -9,7 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from blockflow import __version__
-from blockflow.control.endings import describe_end, judge, lacking, last_words, last_work
+from blockflow.control.endings import (
+    describe_end,
+    ended_outside,
+    judge,
+    lacking,
+    last_words,
+    last_work,
+)
 from blockflow.control.events import Exited, Instruction, Kill, Launch, Prove, Proved, Send
 from blockflow.control.fleet import (
     CRASHES_KEPT,
@@ -235,7 +242,7 @@ class Crew:
         life = self.find(hang.incarnation)
         if life is not None and life.state is not State.STOPPING and not life.condemned:
             life.condemned = hang.cause
-            life.innocent = hang.outside
+            life.innocent = life.outside = hang.outside
             self.out.append(Kill(life.incarnation))
 
     def killed(self, life: Life, claim: Callable[[], Shortage | None]) -> None:
@@ -247,7 +254,7 @@ class Crew:
         if shortage is None:
             return
         when = " while it started" if life.state in STARTING else ""
-        life.condemned = f"killed by SIGKILL{when}: {shortage}"
+        life.condemned, life.outside = f"killed by SIGKILL{when}: {shortage}", True
         if shortage.own:  # who may as well have been killed by hand has crashed like others
             life.error = killed(life.name, shortage, life.condemned)
 
@@ -289,6 +296,7 @@ class Crew:
             or not life.lasting
             or life.error.code == "INTERNAL",  # a defect may be one of that moment
             last_work(life, event.work, now_ns),
+            ended_outside(life, event),
         )
 
     def _tell_gone(self, event: Exited, error: BlockFlowError | None, *, blame: bool) -> None:

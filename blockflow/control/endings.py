@@ -57,6 +57,14 @@ def last_work(life: Life, works: Sequence[Work], now_ns: int) -> tuple[LastWork,
     )
 
 
+def ended_outside(life: Life, event: Exited) -> bool:
+    """Somebody else has ended it: no fault of its own, as far as can be told."""
+    if life.condemned or life.error is not None:
+        return life.outside
+    by_hand = event.status in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+    return by_hand or (event.status == 0 and life.hello)
+
+
 def describe_end(life: Life, event: Exited, starting: bool) -> str:
     """Why a process ended that should not have, in one line."""
     if life.condemned:

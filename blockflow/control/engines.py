@@ -82,4 +82,4 @@ def lost_artifact(repository: BlockRepository, spec: BlockSpec, info: BlockInfo)
 
 def _problem(error: BlockFlowError, path: str) -> Problem:
     field = error.details.get("field", "engine")
-    return Problem(f"{path}.{field}", f"{error.code}: {error.message}", error.hint)
+    return Problem(f"{path}.{field}", f"{error.code}: {error.message}", error.hint, error.code)

@@ -53,7 +53,7 @@ class Crash:
     """Why a life ended that should not have: for status, REST and logs.
 
     ``work`` are the forwards that it died in. ``retryable`` is false when another start would end
-    the same way (a load failure).
+    the same way (a load failure). ``outside``: somebody else has ended it, a user or the kernel.
     """
 
     incarnation: int
@@ -63,11 +63,18 @@ class Crash:
     log_tail: tuple[str, ...]
     retryable: bool
     work: tuple[LastWork, ...] = ()
+    outside: bool = False
 
     @property
     def no_room(self) -> bool:
         """It could not start for want of the machine's: no fault of the block's."""
         return self.error is not None and self.error.code == NO_ROOM
+
+    @property
+    def passing(self) -> bool:
+        """Another start may well succeed, with nothing changed: the machine had no room or was too
+        slow, or somebody has ended it from outside."""
+        return self.outside if self.error is None else self.error.retryable
 
 
 def remember(crashes: deque[Crash], crash: Crash) -> None:
@@ -85,7 +92,8 @@ class Life:
     ``stages`` maps block -> stage number. ``deadline_ns`` is when it must be ready, or gone once it
     was told to stop. ``lasting``: its error, if any, is the block's and not the launch's.
     ``condemned`` says why it is being ended although it runs; ``innocent``: for a reason that has
-    nothing to do with what it was executing. ``probe_ms`` is what its readiness probe took.
+    nothing to do with what it was executing; ``outside``: somebody else has ended it, or keeps it
+    from running. ``probe_ms`` is what its readiness probe took.
     ``started`` tells its process from others that may bear its ``pid``.
     ``threads`` are the intra-op threads that it was told to use, ``lanes`` its forwards at once;
     ``planned`` are the threads that its policies were told to predict for (0: not known, or one of
@@ -114,6 +122,7 @@ class Life:
     error: BlockFlowError | None = None
     lasting: bool = True
     condemned: str = ""
+    outside: bool = False
     innocent: bool = False
     reaped: bool = False
 

@@ -110,6 +110,7 @@ class Journal:
         closed: blocks that an operator drained or stopped.
         clients: where the Dispatcher takes clients, ports resolved.
         shares: index of each task's share in headers.
+        held: indices of tasks that are gone, which requests in flight may carry.
         dispatcher: its latest life, None before the first.
         seats: the replicas.
     """
@@ -120,6 +121,7 @@ class Journal:
     closed: Mapping[str, str]
     clients: tuple[str, ...]
     shares: Mapping[str, int]
+    held: tuple[int, ...]
     dispatcher: Lived | None
     seats: tuple[Seat, ...]
 
@@ -134,6 +136,7 @@ class Journal:
             closed=dict(realm.closed),
             clients=crew.client_endpoints,
             shares=realm.shares.indices(),
+            held=realm.shares.held(),
             dispatcher=None if crew.dispatcher is None else Lived.of(crew.dispatcher),
             seats=tuple(seat_of(realm, r) for r in crew.fleet if seats),
         )
@@ -148,6 +151,7 @@ class Journal:
                 **found,
                 "hz": float(d["hz"]),
                 "clients": tuple(d["clients"]),
+                "held": _numbers(d["held"]),
                 "dispatcher": None if dispatcher is None else Lived.from_dict(dispatcher),
                 "seats": tuple(Seat.from_dict(s) for s in d["seats"]),
             }
@@ -306,6 +310,12 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "bool": bool,
     "float": (int, float),
 }
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if any(type(v) is not int for v in values):
+        raise ValueError("held indices are no numbers")
+    return tuple(values)
 
 
 def _checked(cls: Any, d: Any) -> dict[str, Any]:

@@ -167,8 +167,8 @@ class Realm:
         """Make the routes of the present state known. Without a Dispatcher it waits for one."""
         if self.topology is None:
             return
-        self.shares.follow(self.topology.tasks)
         self.version += 1
+        self.shares.follow(self.topology.tasks, self.version, self.publication.drained)
         dispatcher = self.crew.dispatcher
         if dispatcher is None or not self.crew.dispatcher_ready:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from blockflow.control.beginning import ENDED_EARLY, cut_short, in_force
 from blockflow.control.crew import ns
 from blockflow.control.events import Begun, Commit, Finished, Send
 from blockflow.control.fleet import Crash, Life, Numbers, Replica, Role
@@ -144,6 +145,19 @@ class UpdateRunner:
                 self._crew.stop(replica.life, now_ns)
         self._finish(update)
 
+    def cut_short(self, now_ns: int) -> None:
+        """The system shuts down: nobody waits for the current update any longer. What is in force
+        already is done, whatever still drains: everything ends, and it comes back at a start."""
+        update = self.current
+        if update is None:
+            return
+        if in_force(update):
+            update.notes.append(ENDED_EARLY)
+            update.move(Phase.DONE, now_ns)
+            self._finish(update)
+        else:
+            self.fail(update, cut_short(update, self._realm.epoch), now_ns)
+
     def unchanged(self, update: Update, now_ns: int) -> None:
         """End an update that asks for what is there already."""
         update.move(Phase.UNCHANGED, now_ns)
@@ -158,7 +172,8 @@ class UpdateRunner:
     def _drain(self, update: Update, now_ns: int) -> None:
         deadline = update.drain_deadline_ns
         if deadline is not None:
-            if self._realm.publication.drained < update.version:
+            drained = self._realm.publication.drained >= update.version
+            if not drained and not self._needs_no_drain(update):
                 if now_ns < deadline:
                     return
                 update.notes.append("time was up before the requests on the old routes ended")
@@ -168,6 +183,12 @@ class UpdateRunner:
         if not update.retiring:
             update.move(Phase.DONE, now_ns)
             self._finish(update)
+
+    def _needs_no_drain(self, update: Update) -> bool:
+        """Nothing of it waits for the requests on the old routes, so another update may follow
+        while a long one of them goes on. What that one retires waits for all older routes."""
+        opens = update.kind in (Kind.SYSTEM, Kind.ROLLBACK, Kind.UNDRAIN)
+        return opens and not update.retiring and self._realm.shares.roomy
 
     def _release(self, update: Update, now_ns: int) -> None:
         """Nothing in flight needs the old routes any more."""
@@ -210,14 +231,17 @@ def start_error(replica: Replica, crash: Crash) -> TopologyError:
         details["cause"] = crash.error.to_dict()
     if crash.log_tail:
         details["log"] = list(crash.log_tail)
-    mend, error = "mend the block", crash.error
+    mend, error = "mend the block and send the update again", crash.error
     # Not the block's fault: the machine lacks something, or the block was asked for what it cannot.
     if error is not None and error.hint and (crash.no_room or error.code == "UNSUPPORTED_ENGINE"):
-        mend = error.hint
+        mend = f"{error.hint} and send the update again"
+    elif crash.passing:
+        mend = "the block need not be at fault: send the update again"
     return TopologyError(
         "UPDATE_FAILED",
         f"worker {replica.name} did not start: {crash.cause}",
         where=replica.spec.name,
-        hint=f"the old epoch keeps serving; {mend} and send the update again",
+        hint=f"the old epoch keeps serving; {mend}",
         details=details,
+        retryable=crash.passing,
     )

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from blockflow.control import pending
 from blockflow.control.crashes import FILE as CRASHES
 from blockflow.control.discarded import put_aside
 from blockflow.control.documents import NO_ROOM, seal, take_lock, write_file
@@ -37,12 +38,10 @@ from blockflow.control.generations import (
 from blockflow.control.numbers import KINDS, NONE, NumbersFile, Span
 from blockflow.control.stored import FORMAT, NUMBER_STRIDE, PastEpoch, StoredState
 from blockflow.core.errors import SystemError_
-from blockflow.repository.descriptors import file_of
 from blockflow.tensormq.janitor import same_file
 
 log = logging.getLogger("blockflow.control")
 
-PENDING = "update.pending"
 LOCK = "lock"
 _ALL = (CURRENT, PREVIOUS, CRASHES)
 LOW = NUMBER_STRIDE // 2
@@ -68,7 +67,7 @@ class StateStore:
     """
 
     _lock: int
-    _found = _scarce = ""
+    _epochs = _found = _scarce = ""
     _spans: dict[str, Span]
     _left: dict[str, Span]
     _file: NumbersFile | None
@@ -88,8 +87,9 @@ class StateStore:
 
     @property
     def warning(self) -> str:
-        """What was found at the start, or holds at present, and should be known; "" = nothing."""
-        return "; ".join(filter(None, (self._found, self._scarce)))
+        """What was found at the start, or holds at present, and should be known; "" = nothing. How
+        the epoch in force came about is told until the next one is stored."""
+        return "; ".join(filter(None, (self._epochs, self._found, self._scarce)))
 
     def close(self) -> None:
         """Give the folder free. Idempotent."""
@@ -153,18 +153,15 @@ class StateStore:
         when = datetime.now(UTC).isoformat(timespec="seconds")
         past = PastEpoch(epoch, how, when, posted, dict(digests or {}))
         self.save(self._state.committed(past, topology))
+        self._epochs = ""
 
     def begin(self, epoch: int) -> None:
-        """An update to ``epoch`` is under way. Best effort: it serves a warning, no decision."""
-        try:
-            _write_synced(self.root / PENDING, f"{epoch}\n".encode())
-        except OSError as e:
-            log.warning("%s cannot be written: %s", PENDING, e)
+        """An update to ``epoch`` is under way."""
+        pending.begin(self.root, epoch)
 
     def ended(self) -> None:
         """The update has ended, one way or the other."""
-        with suppress(OSError):
-            os.unlink(self.root / PENDING)
+        pending.ended(self.root)
 
     def warn(self, text: str) -> None:
         """Add something to :attr:`warning`."""
@@ -214,7 +211,7 @@ class StateStore:
         )
         self.save(self._state)
         self.ended()
-        self._found = ""
+        self._epochs = self._found = ""
         self._spans.clear()
 
     @classmethod
@@ -307,15 +304,19 @@ class StateStore:
         except OSError as e:
             raise self._io_error(e) from e
         if state is not None:
+            told: list[str] = []
             if found:
                 state = state.fallen_back()
-                self.warn(
+                told.append(
                     f"{CURRENT} cannot be used ({found[CURRENT]}); "
                     f"the previous generation (epoch {state.epoch}) is in force"
                 )
                 with suppress(OSError):  # a later save tells of it
                     put_aside(self.root, [CURRENT])
-            self._tell_interrupted(state.epoch)
+            told.append(pending.interrupted(self.root, state.epoch))
+            for text in filter(None, told):
+                log.warning("%s: %s", self.root, text)
+            self._epochs = "; ".join(filter(None, told))
             return state
         if set(found.values()) == {MISSING} and self._is_new():
             return StoredState()
@@ -326,23 +327,6 @@ class StateStore:
             where=str(self.root),
             hint=CORRUPT_HINT,
         )
-
-    def _tell_interrupted(self, epoch: int) -> None:
-        """Say what became of an update in whose middle the former control plane ended."""
-        try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            with file_of(os.open(self.root / PENDING, flags)) as f:
-                aim = int(f.read(32) or b"")  # None: of a pipe whose writer is silent
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError):
-            aim = 0  # torn: that there was one is still true
-        self.ended()
-        what = f"the control plane ended during the update to epoch {aim or 'unknown'}"
-        if aim and epoch >= aim:
-            self.warn(f"{what}; it had been stored, and epoch {epoch} is in force")
-        else:
-            self.warn(f"{what}; it had not been stored, and epoch {epoch} is in force again")
 
     def _copy_former(self, spare: Path) -> bool:
         """Make ``spare`` the state before this save; False: there is none, the folder is new.

@@ -48,13 +48,13 @@ P = Phase
 MOVES: Mapping[Phase, frozenset[Phase]] = {
     P.PREPARING: frozenset({P.COMMITTING, P.PUBLISHING, P.UNCHANGED, P.FAILED}),
     P.COMMITTING: frozenset({P.PUBLISHING, P.FAILED}),
-    P.PUBLISHING: frozenset({P.DRAINING, P.FAILED}),
-    P.DRAINING: frozenset({P.DONE, P.FAILED}),
+    P.PUBLISHING: frozenset({P.DRAINING, P.DONE}),
+    P.DRAINING: frozenset({P.DONE}),
     P.DONE: frozenset(),
     P.UNCHANGED: frozenset(),
     P.FAILED: frozenset(),
 }
-"""PUBLISHING and DRAINING fail only by a shutdown of the whole system."""
+"""What is being published is done at once only where the whole system shuts down."""
 
 FINAL = frozenset({P.DONE, P.UNCHANGED, P.FAILED})
 

@@ -93,7 +93,7 @@ class Views:
         topology = self._realm.topology
         return {
             "epoch": self._realm.epoch,
-            "topology": topology.to_dict() if topology is not None else None,
+            "topology": topology.extended() if topology is not None else None,
             "posted": self._realm.posted,
         }
 

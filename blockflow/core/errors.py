@@ -64,8 +64,11 @@ CODES: Mapping[str, CodeInfo] = {
     "UNSUPPORTED_VERSION": _c("wire", _CL, 400, "the peer speaks another protocol version"),
     # A system update.
     "INVALID_TOPOLOGY": _c("topology", _CL, 422, "the update has errors; each has its JSON path"),
-    "UPDATE_FAILED": _c("topology", _SY, 500, "the update failed; the old epoch keeps serving"),
+    "UPDATE_FAILED": _c(
+        "topology", _SY, 500, "the update failed; the old epoch keeps serving", retryable=True
+    ),
     "UPDATE_IN_PROGRESS": _c("topology", _CL, 409, "another update is running", retryable=True),
+    "EPOCH_MISMATCH": _c("topology", _CL, 409, "another epoch is in force than the one named"),
     # The block repository and exports.
     "UNKNOWN_BLOCK": _c("repository", _CL, 404, "no such block"),
     "CORRUPT_MANIFEST": _c("repository", _BL, 422, "the manifest cannot be read or is invalid"),
@@ -244,11 +247,13 @@ class SystemError_(BlockFlowError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding of a validation: ``path`` is the JSON path of the offending value."""
+    """One finding of a validation: ``path`` is the JSON path of the offending value, ``code`` that
+    of the error that it comes from, if there was one."""
 
     path: str
     message: str
     hint: str = ""
+    code: str = ""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" + (f" -- {self.hint}" if self.hint else "")
@@ -257,6 +262,8 @@ class Problem:
         out = {"path": self.path, "message": self.message}
         if self.hint:
             out["hint"] = self.hint
+        if self.code:
+            out["code"] = self.code
         return out
 
 
@@ -322,7 +329,7 @@ def from_dict(data: Mapping[str, Any]) -> BlockFlowError:
     problems = data.get("problems")
     if CODES.get(code, None) is not None and CODES[code].family == "topology":
         kw["problems"] = [
-            Problem(str(p.get("path", "")), str(p.get("message", "")), str(p.get("hint", "")))
+            Problem(*(str(p.get(key, "")) for key in ("path", "message", "hint", "code")))
             for p in (problems if isinstance(problems, list | tuple) else ())
             if isinstance(p, Mapping)
         ]

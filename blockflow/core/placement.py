@@ -32,7 +32,10 @@ _PAGE = 4096
 
 
 _CHANGEABLE = frozenset(
-    {"batching", "replicas", "threads", "lanes", "worker", "replayable", "block", "version"}
+    {
+        *("batching", "replicas", "threads", "lanes", "worker", "replayable"),
+        *("block", "version", "digest"),
+    }
 )
 """Fields of a block that a running process need not have been started with. Which artifact it has
 loaded is said by the digest, whatever it was called."""
@@ -164,29 +167,36 @@ def desired_workers(topology: Topology, cores: Sequence[int]) -> tuple[WorkerSpe
             threads without a core each (the topology may say that this is meant).
     """
     problems: list[Problem] = []
-    groups: dict[str, list[str]] = {}
-    for index, (name, spec) in enumerate(topology.blocks.items()):
-        groups.setdefault(spec.worker or name, []).append(name)
+    for index, spec in enumerate(topology.blocks.values()):
         problems += core_problems(spec, cores, f"$.blocks[{index}]")
-    # Batching policies take a worker's blocks for a chain or tree, from its beginning on.
-    paths = [path for task in topology.tasks.values() for path in task.paths]
-    workers = tuple(
-        _worker(topology, name, along(paths, members), cores) for name, members in groups.items()
-    )
-    if not problems and not topology.oversubscribe:
-        problems += _crowding(topology, workers, cores)
+    if not problems:
+        index_of = {name: i for i, name in enumerate(topology.blocks)}
+        problems += crowding_problems(topology, cores, index_of)
     if problems:
         raise TopologyError(
-            "INVALID_TOPOLOGY", "the update does not fit this machine", problems=problems
+            "INVALID_TOPOLOGY",
+            "the update does not fit this machine",
+            problems=problems,
+            hint="nothing was changed; mend all of them and send the update again",
         )
-    return workers
+    return _workers(topology, cores)
 
 
-def _crowding(
-    topology: Topology, workers: Sequence[WorkerSpec], cores: Sequence[int]
+def crowding_problems(
+    topology: Topology, cores: Sequence[int], index: Mapping[Any, int]
 ) -> list[Problem]:
+    """Threads that were asked for and have no core each, unless that is meant. Whoever lacks one
+    here lacks it among more blocks as well, so a part of an update can be judged.
+
+    Args:
+        topology: an update, or a part of it.
+        cores: that the system may use; every block's are among them.
+        index: block -> where it stands in the update.
+    """
+    if topology.oversubscribe:
+        return []
+    workers = _workers(topology, cores)
     plan = plan_workers(workers, cores)
-    index = {name: i for i, name in enumerate(topology.blocks)}
     return [
         Problem(
             f"$.blocks[{index[spec.blocks[0]]}].{'threads' if spec.threads else 'lanes'}",
@@ -199,6 +209,17 @@ def _crowding(
         )
         if missing
     ]
+
+
+def _workers(topology: Topology, cores: Sequence[int]) -> tuple[WorkerSpec, ...]:
+    groups: dict[str, list[str]] = {}
+    for name, spec in topology.blocks.items():
+        groups.setdefault(spec.worker or name, []).append(name)
+    # Batching policies take a worker's blocks for a chain or tree, from its beginning on.
+    paths = [path for task in topology.tasks.values() for path in task.paths]
+    return tuple(
+        _worker(topology, name, along(paths, members), cores) for name, members in groups.items()
+    )
 
 
 def _worker(

@@ -25,6 +25,7 @@ MAX_THREADS = 1024
 Name = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
 BlockName = Annotated[str, Field(pattern=limits.BLOCK_PATTERN, max_length=limits.MAX_NAME_CHARS)]
 Version = Annotated[str, Field(pattern=rf"^{limits.VERSION_CHARS}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Mode = Literal["tensormq", "zeromq"]
 Transport = Literal["ipc", "tcp"]
 
@@ -82,6 +83,10 @@ class BlockSpec(_Strict):
     version: Annotated[
         Version | None, Field(description="one of its versions, as name@version; null = current")
     ] = None
+    digest: Annotated[
+        Digest | None,
+        Field(description="sha256 of the artifact that is meant; null = what its name means now"),
+    ] = None
     device: Annotated[
         str, Field(pattern=r"^(cpu|cuda:[0-9]{1,2})$", description="cpu or cuda:N")
     ] = "cpu"
@@ -118,7 +123,13 @@ class BlockSpec(_Strict):
         Field(description="rows of the largest batch; null = as the topology says"),
     ] = None
     slots: Annotated[
-        int, Field(ge=1, le=4096, description="tensors that it may have out at once")
+        int,
+        Field(
+            ge=1,
+            le=4096,
+            description="tensors that it may have out at once; its worker has those of its blocks "
+            "together, and two at least",
+        ),
     ] = 16
     arena_mib: Annotated[
         Annotated[int, Field(ge=1, le=1024 * 1024)] | None,

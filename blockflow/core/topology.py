@@ -6,6 +6,7 @@ place of a block name or a task's path.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from blockflow.core import limits
+from blockflow.core.agreement import group_problems
+from blockflow.core.artifacts import Lookup, Pinned, by_name, found_artifacts
 from blockflow.core.entries import from_pydantic, uncarried, usable, wrong_fields
-from blockflow.core.errors import BlockFlowError, Problem, TopologyError
+from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.fitting import arena_problems, core_problems, row_problems, size_problems
 from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo, Contract
@@ -22,6 +25,12 @@ from blockflow.core.paths import path_contract, path_problems
 from blockflow.core.specs import BlockSpec, LimitSpec, Mode, Name, TaskSpec, Transport
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
+_BASIS = frozenset({"blocks", "tasks", "limits"})
+"""What all else is judged by."""
+_ENTRY = re.compile(
+    r"\$\.(blocks\[\d+\]|tasks(\.[A-Za-z_][A-Za-z0-9_]*|\['([^'\\]|\\.)*'\]))", re.DOTALL
+)
+"""A block or a task at the beginning of a JSON path."""
 
 
 class _Frame(BaseModel):
@@ -84,9 +93,13 @@ class Topology:
         return {s.artifact: self.infos[n].digest for n, s in self.blocks.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The extended form with all defaults spelled out."""
+        """What was asked for, with all defaults spelled out. Which artifacts were meant is not in
+        it: whoever stores it keeps :meth:`digests` beside it."""
         return {
-            "blocks": [b.model_dump(mode="json", exclude_none=True) for b in self.blocks.values()],
+            "blocks": [
+                b.model_dump(mode="json", exclude_none=True, exclude={"digest"})
+                for b in self.blocks.values()
+            ],
             "tasks": {
                 n: t.model_dump(mode="json", exclude_none=True) for n, t in self.tasks.items()
             },
@@ -96,8 +109,35 @@ class Topology:
             "oversubscribe": self.oversubscribe,
         }
 
+    def extended(self) -> dict[str, Any]:
+        """:meth:`to_dict` with the digest of each block's artifact: posted again it means these
+        very artifacts, also when a rollback has brought them back under names that mean others."""
+        out = self.to_dict()
+        for block in out["blocks"]:
+            block["digest"] = self.infos[block["name"]].digest
+        return out
 
-Lookup = Callable[[str], BlockInfo]
+
+@dataclass(frozen=True)
+class Draft:
+    """A system update that has been looked at.
+
+    Attributes:
+        topology: what of it can be judged further: blocks with which, and with whose neighbours in
+            their worker, nothing is wrong, and tasks over these. All of it where there are no
+            problems.
+        problems: what was found.
+        index: block -> where it stands in the update.
+        whole: every block and every task of the update is in ``topology``, with the limits that
+            were meant.
+    """
+
+    topology: Topology
+    problems: tuple[Problem, ...]
+    index: Mapping[Any, int]
+    whole: bool
+
+
 PolicyCheck = Callable[[Mapping[str, Any], str], Sequence[Problem]]
 EngineCheck = Callable[[BlockSpec, BlockInfo, str], Sequence[Problem]]
 
@@ -118,8 +158,28 @@ def parse_topology(
     check_policy: PolicyCheck = _any_policy,
     check_engine: EngineCheck = _any_engine,
     cores: Sequence[int] | None = None,
+    pinned: Pinned | None = None,
 ) -> Topology:
-    """Check a system update as a whole.
+    """Check a system update as a whole; the arguments are those of :func:`draft_topology`.
+
+    Raises:
+        TopologyError: INVALID_TOPOLOGY with every problem and its JSON path.
+    """
+    draft = draft_topology(data, lookup, check_policy, check_engine, cores, pinned)
+    if draft.problems:
+        raise invalid_update(draft.problems)
+    return draft.topology
+
+
+def draft_topology(
+    data: Any,
+    lookup: Lookup,
+    check_policy: PolicyCheck = _any_policy,
+    check_engine: EngineCheck = _any_engine,
+    cores: Sequence[int] | None = None,
+    pinned: Pinned | None = None,
+) -> Draft:
+    """Look at a system update; whoever has more to judge does so with what is sound.
 
     Args:
         data: the decoded JSON body.
@@ -130,15 +190,13 @@ def parse_topology(
             given the block's facts and the block's JSON path.
         cores: that the system may use. None for what was accepted before: whether it still fits
             is not asked.
-
-    Raises:
-        TopologyError: INVALID_TOPOLOGY with every problem and its JSON path.
+        pinned: as ``lookup``, for blocks whose digest is given; None: only what ``lookup`` gives.
     """
     problems: list[Problem] = []
     if not isinstance(data, dict):
-        raise _invalid([Problem("$", f"expected a JSON object, got {type(data).__name__}")])
-    frame = _frame(data, problems)
-    sound = not problems
+        wrong = Problem("$", f"expected a JSON object, got {type(data).__name__}")
+        return Draft(Topology({}, {}, {}), (wrong,), {}, False)
+    frame, unsound = _frame(data, problems)
     blocks = _blocks(frame.blocks, problems)
     tasks = _tasks(frame.tasks, problems)
     index = _positions(frame.blocks)
@@ -147,28 +205,42 @@ def parse_topology(
         problems += check_policy(spec.batching.model_dump(mode="json"), path)
         if cores is not None:
             problems += core_problems(spec, cores, f"$.blocks[{index[name]}]")
-    infos = _infos(blocks, index, lookup, problems)
+    infos = found_artifacts(blocks, index, lookup, pinned or by_name(lookup), problems)
     for name, info in infos.items():
         problems += check_engine(blocks[name], info, f"$.blocks[{index[name]}]")
-    if sound and cores is not None:  # unsound: the limits are not those that were meant
-        problems += _room_problems(blocks, tasks, index, infos, frame.limits.max_rows)
+    room: list[Problem] = []
+    if cores is not None and "limits" not in unsound:  # else they are not those that were meant
+        room = _room_problems(blocks, tasks, index, infos, frame.limits.max_rows)
     short = {t for t, entry in frame.tasks.items() if isinstance(entry, list)}
-    problems += path_problems(tasks, short, index, infos)
-    _groups(blocks, index, problems)
-    if problems:
-        raise _invalid(problems)
-    return Topology(
-        blocks,
-        tasks,
-        infos,
+    ways = path_problems(tasks, short, index, infos)
+    shared = group_problems(blocks, index)
+    wrong_at = {_entry_of(p.path) for p in (*problems, *ways, *shared)}
+    lone = {n: s for n, s in blocks.items() if f"$.blocks[{index[n]}]" not in wrong_at}
+    apart = {s.worker or n for n, s in blocks.items() if n not in lone}
+    sound = {n: s for n, s in lone.items() if (s.worker or n) not in apart}
+    over = {
+        n: t
+        for n, t in tasks.items()
+        if member("$.tasks", n) not in wrong_at and all(sound.keys() >= set(w) for w in t.paths)
+    }
+    topology = Topology(
+        sound,
+        over,
+        {n: infos[n] for n in sound},
         frame.mode,
         frame.transport,
         frame.limits.max_rows,
-        frame.oversubscribe,
+        frame.oversubscribe or "oversubscribe" in unsound,
     )
+    whole = not unsound & _BASIS and (len(sound), len(over)) == (
+        len(frame.blocks),
+        len(frame.tasks),
+    )
+    return Draft(topology, (*problems, *room, *ways, *shared), index, whole)
 
 
-def _invalid(problems: Sequence[Problem]) -> TopologyError:
+def invalid_update(problems: Sequence[Problem]) -> TopologyError:
+    """INVALID_TOPOLOGY with all that was found."""
     n = len(problems)
     return TopologyError(
         "INVALID_TOPOLOGY",
@@ -178,19 +250,22 @@ def _invalid(problems: Sequence[Problem]) -> TopologyError:
     )
 
 
-def _frame(data: dict[str, Any], problems: list[Problem]) -> _Frame:
+def _entry_of(path: str) -> str:
+    """JSON path of the block or task that a finding is in; other paths stay as they are."""
+    found = _ENTRY.match(path)
+    return found[0] if found else path
+
+
+def _frame(data: dict[str, Any], problems: list[Problem]) -> tuple[_Frame, set[str]]:
+    """The frame without what is wrong with it, and the names of its fields that were wrong: the
+    findings inside blocks and tasks are reported as well."""
     try:
-        return _Frame.model_validate(data)
+        return _Frame.model_validate(data), set()
     except ValidationError as exc:
         problems += from_pydantic(exc, "$", _Frame)
-    # Go on with what is usable, so that the findings inside blocks and tasks are reported as well.
-    blocks, tasks = data.get("blocks"), data.get("tasks")
-    return _Frame(
-        blocks=blocks if isinstance(blocks, list) else [],
-        tasks={k: v for k, v in tasks.items() if isinstance(k, str)}
-        if isinstance(tasks, dict)
-        else {},
-    )
+        unsound = wrong_fields(exc)
+    left = {k: v for k, v in data.items() if k not in unsound}
+    return _Frame.model_validate({"blocks": [], "tasks": {}, **left}), unsound
 
 
 def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
@@ -277,23 +352,6 @@ def _positions(raw: list[Any]) -> dict[Any, int]:
     }
 
 
-def _infos(
-    blocks: Mapping[str, BlockSpec],
-    where: Mapping[Any, int],
-    lookup: Lookup,
-    problems: list[Problem],
-) -> dict[str, BlockInfo]:
-    out: dict[str, BlockInfo] = {}
-    for name, spec in blocks.items():
-        try:
-            out[name] = lookup(spec.artifact)
-        except BlockFlowError as exc:
-            problems.append(
-                Problem(f"$.blocks[{where[name]}]", f"{exc.code}: {exc.message}", exc.hint)
-            )
-    return out
-
-
 def _room_problems(
     blocks: Mapping[str, BlockSpec],
     tasks: Mapping[str, TaskSpec],
@@ -309,45 +367,3 @@ def _room_problems(
     for name, task in tasks.items():
         found += row_problems(task, rows, member("$.tasks", name))
     return found
-
-
-def _groups(
-    blocks: Mapping[str, BlockSpec], index: Mapping[Any, int], problems: list[Problem]
-) -> None:
-    groups: dict[str, list[BlockSpec]] = {}
-    for spec in blocks.values():
-        groups.setdefault(spec.worker or spec.name, []).append(spec)
-    for worker, members in groups.items():
-        first = members[0]
-        problems += _lane_problems(first, len(members), f"$.blocks[{index[first.name]}].lanes")
-        for spec in members[1:]:
-            for key in ("device", "replicas", "threads", "lanes", "cores", "mode"):
-                if getattr(spec, key) != getattr(first, key):
-                    problems.append(
-                        Problem(
-                            f"$.blocks[{index[spec.name]}].{key}",
-                            f"blocks of worker {worker!r} must agree: {first.name} has "
-                            f"{getattr(first, key)!r}, {spec.name} has {getattr(spec, key)!r}",
-                        )
-                    )
-
-
-def _lane_problems(spec: BlockSpec, blocks: int, path: str) -> list[Problem]:
-    """What is wrong with the lanes of a worker with so many blocks."""
-    lanes = spec.asked_lanes or 1
-    if lanes > 1 and spec.device != "cpu":
-        return [
-            Problem(
-                path, f"{lanes} lanes on {spec.device}", "on a GPU a worker has one: leave it out"
-            )
-        ]
-    if lanes > blocks:
-        return [
-            Problem(
-                path,
-                f"{lanes} lanes for {blocks} block{'s' if blocks > 1 else ''}: a block runs one "
-                "batch at a time",
-                "at most one lane per block of the worker; replicas run one block several times",
-            )
-        ]
-    return []

@@ -31,6 +31,9 @@ URL_VARIABLE = "BLOCKFLOW_URL"
 CA_VARIABLE = "BLOCKFLOW_CA_FILE"
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 
+_BROKEN_OFF = (ConnectionError, http.client.IncompleteRead, ssl.SSLEOFError)
+"""Of a peer that took a request. What says something else than HTTP is another matter."""
+
 
 class RestClient:
     """One control plane. A connection per call: commands make few.
@@ -84,7 +87,7 @@ class RestClient:
 
         Raises:
             BlockFlowError: the service's own error; NOT_RUNNING when nothing answers, or what does
-                is no BlockFlow; TIMEOUT.
+                is no BlockFlow; CONNECTION_LOST when the answer broke off; TIMEOUT.
         """
         return self._call("GET", path, query, None, self._timeout_s)
 
@@ -118,8 +121,10 @@ class RestClient:
         with self._dial(end) as sock:
             connection = self._connection()
             connection.sock = _Timed(sock, end)
+            sent = False
             try:
                 connection.request(method, target, body, headers)
+                sent = True
                 answer = connection.getresponse()
                 raw = answer.read(MAX_ANSWER_BYTES + 1)
             except TimeoutError as exc:
@@ -127,10 +132,19 @@ class RestClient:
                     "TIMEOUT", f"no answer within {timeout_s:g} s", where=f"{self.url}{path}"
                 ) from exc
             except (OSError, http.client.HTTPException) as exc:
+                # What takes requests and never answers one may as well speak HTTPS. Who only looks
+                # is told so; who wanted something done is told that it may have been.
+                unheard = method == "GET" and isinstance(exc, ConnectionError)
+                if sent and isinstance(exc, _BROKEN_OFF) and not unheard:
+                    raise self._lost(method, path) from exc
                 why = f"the answer broke off: {exc!r}"
                 if self._tls is None:
                     why += "; if it serves HTTPS, its address begins with https://"
                 raise self._not_running(why) from exc
+        known = answer.getheader(API_HEADER) is not None
+        # Less came than was announced, or not even all of the head.
+        if known and (not raw or answer.length) and len(raw) <= MAX_ANSWER_BYTES:
+            raise self._lost(method, path)
         return self._read(answer, raw, path)
 
     def _connection(self) -> Any:
@@ -174,6 +188,20 @@ class RestClient:
         if not isinstance(error, dict):
             raise make_error("INTERNAL", f"HTTP {status} without a reason", where=self.url + path)
         raise from_dict(error)
+
+    def _lost(self, method: str, path: str) -> BlockFlowError:
+        """The request went out whole, and may have been carried out."""
+        message, hint = "the answer broke off", "ask again"
+        if method != "GET":
+            message += "; whether it took effect is not known"
+            hint = "`blockflow status` and `blockflow history` tell what is in force"
+        return make_error(
+            "CONNECTION_LOST",
+            message,
+            where=self.url,
+            hint=hint,
+            retryable=path != "/v1/rollback",  # twice back may be forth again
+        )
 
     def _not_running(self, why: str) -> BlockFlowError:
         return make_error(

@@ -21,7 +21,7 @@ from up_rig import family, gone, up
 from warm_rig import Warm
 
 from blockflow.client.sync import Client
-from blockflow.control.store import PENDING
+from blockflow.control.pending import PENDING
 from blockflow.core.errors import BlockFlowError
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository

@@ -16,7 +16,7 @@ from blockflow.control.adoption import (
 )
 from blockflow.control.brain import Brain
 from blockflow.control.fleet import Role
-from blockflow.control.update import Kind
+from blockflow.control.update import Kind, Phase
 from blockflow.core.placement import desired_workers
 
 DESIRED = desired_workers(topology(*AB), (0, 1))
@@ -115,3 +115,24 @@ def test_a_birth_certificate_says_all_that_concerns_the_end_of_a_worker(world: W
 def test_a_block_that_is_named_with_its_version_is_found_where_it_runs(world: World) -> None:
     lookup = running_lookup(world.journal(), {"a@1": "a-digest"}, pytest.fail)
     assert lookup("a@1").name == "a"
+
+
+def test_a_worker_named_after_a_version_is_ended_with_the_update_that_was_not_committed(
+    world: World,
+) -> None:
+    world.apply(["a", "b@1"], {"t": ["a", "b@1"]})
+    world.hold_ready.add("b@2#0")
+    assert world.apply(["a", "b@2"], {"t": ["a", "b@2"]}).phase is Phase.PREPARING
+    world.succeed()
+    assert world.names() == ["a#0", "b@1#0", "dispatcher"]
+    assert world.admitted_blocks() == {"a": 1, "b@1": 1}
+
+
+def test_a_worker_named_after_a_version_retires_in_order(world: World) -> None:
+    world.apply(["a", "b@1"], {"t": ["a", "b@1"]})
+    world.busy = True
+    assert world.apply(["a", "b@2"], {"t": ["a", "b@2"]}).phase is Phase.DRAINING
+    update = world.succeed()
+    assert world.names() == ["a#0", "b@1#0", "b@2#0", "dispatcher"]
+    world.let_drain()
+    assert update.phase is Phase.DONE and world.names() == ["a#0", "b@2#0", "dispatcher"]

@@ -262,3 +262,16 @@ def test_what_a_users_code_prints_is_no_answer(capfd: pytest.CaptureFixture[str]
 
 def test_lists_with_commas() -> None:
     assert commas(" a, b ,,c,") == ["a", "b", "c"] and commas(" , ") == []
+
+
+def test_an_update_may_be_of_an_epoch(rest: FakeRest, tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    file.write_text("{}")
+    rest.answers |= {f"POST /v1/{way}": (200, OUTCOME) for way in ("system-update", "rollback")}
+    assert main(["apply", str(file), "--if-epoch", "0"]) == 0
+    assert main(["rollback", "--dry-run", "--if-epoch", "4"]) == 0
+    assert [path.partition("?")[2] for _, path, _ in rest.asked] == [
+        "wait=true&if_epoch=0",
+        "dry_run=true&if_epoch=4",
+    ]
+    assert exit_code(make_error("EPOCH_MISMATCH", "x")) == ExitCode.FAILED

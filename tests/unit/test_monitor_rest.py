@@ -78,9 +78,28 @@ def test_an_answer_that_ends_the_connection_is_read_whole() -> None:
 def test_an_answer_that_breaks_off_is_no_other_service() -> None:
     with (
         dripping(ANSWER[:-1], len(ANSWER)) as url,
-        pytest.raises(BlockFlowError, match="12 bytes") as e,
+        pytest.raises(BlockFlowError, match="broke off") as e,
     ):
         RestClient(url).get("/v1/health/live")
+    assert (e.value.code, e.value.hint) == ("CONNECTION_LOST", "ask again")
+
+
+@pytest.mark.parametrize("said", ["", ANSWER[:40], ANSWER[:-13]])
+def test_who_hears_no_answer_is_not_told_that_nothing_was_done(said: str) -> None:
+    with dripping(said, len(said)) as url, pytest.raises(BlockFlowError) as e:
+        RestClient(url).post("/v1/system-update", {})
+    assert (e.value.code, e.value.where, e.value.retryable) == ("CONNECTION_LOST", url, True)
+    assert "whether it took effect is not known" in e.value.message
+    assert "https" not in e.value.message and "blockflow history" in e.value.hint
+    with dripping(said, len(said)) as url, pytest.raises(BlockFlowError) as e:
+        RestClient(url).post("/v1/rollback", {})
+    assert (e.value.code, e.value.retryable) == ("CONNECTION_LOST", False)  # that would go forth
+
+
+def test_what_speaks_no_http_is_no_control_plane() -> None:
+    said = "\x15\x03\x01\x00\x02\x02"  # a TLS alert
+    with dripping(said, len(said)) as url, pytest.raises(BlockFlowError, match="https://") as e:
+        RestClient(url).post("/v1/system-update", {})
     assert e.value.code == "NOT_RUNNING"
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from blockflow.batching.shares import TaskShare
 from blockflow.control.shares import ShareBook
+from blockflow.core import limits
 from blockflow.core.errors import RequestError
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
@@ -39,6 +40,36 @@ def test_a_deployed_task_keeps_its_index() -> None:
     assert book.table()[first[0]] == {} if first[0] < len(book.table()) else True
     book.follow(tasks(y={}, z={}, new={}))
     assert book.index("new") == first[0]  # by now nobody speaks of x
+
+
+def test_an_index_is_held_until_nobody_speaks_of_it() -> None:
+    book = ShareBook()
+    book.follow(tasks(x={}, y={}), version=1)
+    gone = book.index("x")
+    book.follow(tasks(y={}), version=2)
+    assert book.held() == (gone,)
+    book.follow(tasks(y={}, z={}), version=3, drained=1)
+    assert book.index("z") != gone
+    heir = ShareBook()
+    heir.recall(book.indices(), book.held(), version=3)
+    heir.follow(tasks(y={}, z={}, new={}), version=4)
+    book.follow(tasks(y={}, z={}, new={}), version=4, drained=2)
+    assert book.index("new") == gone and book.held() == ()
+    assert heir.index("new") != gone == heir.held()[0]
+    heir.follow(tasks(y={}, z={}, new={}, late={}), version=5, drained=4)
+    assert heir.index("late") == gone
+
+
+def test_there_is_always_room_for_another_update() -> None:
+    book = ShareBook()
+    many = [tasks(**{f"{c}{i}": {} for i in range(limits.MAX_TASKS // 2)}) for c in "abc"]
+    book.follow(many[0], version=1)
+    book.follow(many[1], version=2)
+    assert book.roomy
+    book.follow(many[2], version=3)
+    assert not book.roomy  # with as many tasks as there may be it would have too many indices
+    book.follow(many[2], version=4, drained=3)
+    assert book.roomy and book.held() == ()
 
 
 @given(st.lists(st.sets(st.sampled_from("abcdefgh")), max_size=12))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from store_rig import TOPOLOGY, filled
 
-from blockflow.control.store import CURRENT, LOCK, PENDING, PREVIOUS, StateStore
+from blockflow.control.pending import PENDING
+from blockflow.control.store import CURRENT, LOCK, PREVIOUS, StateStore
 from blockflow.control.stored import HISTORY, HISTORY_BYTES, PastEpoch, StoredState
 
 
@@ -113,3 +114,15 @@ def test_a_full_disk_does_not_refuse_an_update_for_its_note(
     with StateStore(tmp_path) as store:
         monkeypatch.setattr(os, "write", full)
         store.begin(1)
+
+
+def test_how_an_epoch_came_about_is_told_until_the_next_one(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / PENDING).write_bytes(b"3\n")
+    with StateStore(tmp_path) as store:
+        store.warn("something that lasts")
+        assert "epoch 2 is in force again" in store.warning
+        store.take_incarnation()  # which saves, and puts no epoch in force
+        assert "epoch 2 is in force again" in store.warning
+        store.commit(3, {}, {"x": 3})
+        assert store.warning == "something that lasts"

@@ -11,7 +11,8 @@ import pytest
 from store_rig import TOPOLOGY, filled
 
 from blockflow.control import generations
-from blockflow.control.store import CURRENT, PENDING, StateStore
+from blockflow.control.pending import PENDING
+from blockflow.control.store import CURRENT, StateStore
 from blockflow.core.errors import SystemError_
 
 

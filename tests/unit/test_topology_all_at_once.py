@@ -9,7 +9,7 @@ import pytest
 from blockflow.batching.registry import policy_problems
 from blockflow.core.entries import uncarried
 from blockflow.core.errors import TopologyError
-from blockflow.core.topology import parse_topology
+from blockflow.core.topology import draft_topology, parse_topology
 from tests.unit.test_topology import lookup, problems
 
 PATH = ["block1"]
@@ -95,3 +95,54 @@ def test_a_field_that_cannot_be_carried_is_not_called_missing_as_well(name: Any)
     with pytest.raises(TopologyError) as caught:
         parse_topology({"blocks": [{"name": name}], "tasks": {}}, lookup)
     assert [p.path for p in caught.value.problems].count("$.blocks[0].name") == 1
+
+
+def test_a_mistake_in_the_frame_hides_no_lack_of_room() -> None:
+    """Neither the rows of a task, nor threads: those limits are meant that are told."""
+    blocks = ["block1", {"name": "block2", "max_rows": 4}]
+    task = {"path": ["block1", "block2"], "max_rows": 8}
+    body = {"blocks": blocks, "tasks": {"t": task}, "mode": 3, "foo": 1}
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(body, lookup, cores=(0,))
+    assert {p.path for p in caught.value.problems} == {"$.foo", "$.mode", "$.tasks.t.max_rows"}
+
+
+def test_what_is_sound_of_a_draft_can_be_judged_further() -> None:
+    pair = {"worker": "w"}
+    body = {
+        "blocks": [
+            "nowhere",
+            "block1",
+            {"name": "block2", **pair},
+            {"name": "block3", "replicas": 0, **pair},
+        ],
+        "tasks": {"t": ["block1"], "u": ["block1", "nowhere"], "v": {"path": ["block1"], "x": 1}},
+    }
+    draft = draft_topology(body, lookup, cores=(0, 1))
+    assert list(draft.topology.blocks) == ["block1"] and list(draft.topology.tasks) == ["t"]
+    assert not draft.whole and draft.index["block1"] == 1
+    assert {p.code for p in draft.problems} == {"UNKNOWN_BLOCK", ""}
+
+
+def test_findings_of_room_leave_a_draft_whole() -> None:
+    task = {"path": PATH, "max_rows": 64}
+    draft = draft_topology({"blocks": PATH, "tasks": {"t": task}, "foo": 1}, lookup, cores=(0,))
+    assert draft.whole and list(draft.topology.tasks) == ["t"]
+    assert draft.topology.mode == "tensormq" and len(draft.problems) == 2
+
+
+def test_a_draft_with_other_limits_than_were_meant_is_not_whole() -> None:
+    body = {"blocks": PATH, "tasks": {"t": PATH}, "limits": {"max_row": 3}}
+    draft = draft_topology(body, lookup, cores=(0,))
+    assert not draft.whole and list(draft.topology.tasks) == ["t"]
+
+
+def test_a_block_that_stands_twice_is_no_whole_draft() -> None:
+    draft = draft_topology({"blocks": PATH * 2, "tasks": {}}, lookup)
+    assert not draft.whole and [p.path for p in draft.problems] == ["$.blocks[1]"]
+
+
+@pytest.mark.parametrize("body", [[], {"blocks": 1, "tasks": {}}, {"tasks": {"t": PATH}}])
+def test_a_draft_of_nonsense_is_empty(body: Any) -> None:
+    draft = draft_topology(body, lookup, cores=(0,))
+    assert draft.problems and not draft.whole and not draft.topology.blocks

@@ -309,10 +309,13 @@ def test_updates_latest_first_and_epochs(told: Told) -> None:
     world.flip()
     assert told.views.epoch()["routes_in_force"] == epoch["routes"]
     world.busy = True
-    world.apply(["a", "b"], {"t": ["a"]})  # requests on the former ones are still in flight
+    digests = {"a": "a" * 64, "b": "b" * 64}
+    # requests on the former ones are still in flight
+    world.apply(["a", "b"], {"t": ["a"]}, digests=digests)
     assert told.views.epoch()["routes_in_force"] == epoch["routes"] + 1
     found = fits("Topology", told.views.topology())
-    assert found["posted"] == {"posted": 1} and found["topology"]["blocks"]
+    assert found["posted"] == {"posted": 1}
+    assert [b["digest"] for b in found["topology"]["blocks"]] == list(digests.values())
 
 
 def test_a_canarys_blocks_are_visited_too(told: Told) -> None:

@@ -263,7 +263,10 @@ def topology_system(
         body = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
         raise nonsense(f"no topology can be read: {e}", str(file)) from e
-    topology = parse_topology(body, BlockRepository(root).info, policy_problems)
+    stored = BlockRepository(root)
+    topology = parse_topology(
+        body, stored.info, policy_problems, pinned=lambda n, d: stored.info(n, digest=d)
+    )
     known = {n: tuple(t.path) for n, t in topology.tasks.items()}
     for task in chosen:
         if task.path or task.name not in known:

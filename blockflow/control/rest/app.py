@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl
 
 import cherrypy
 from cheroot.errors import FatalSSLAlert
@@ -24,6 +23,7 @@ from blockflow.control.rest.body import (
 )
 from blockflow.control.rest.defects import Defects
 from blockflow.control.rest.origin import SAFE_METHODS, SCHEMES, check_origin
+from blockflow.control.rest.query import read_query
 from blockflow.control.rest.refusals import error_text
 from blockflow.control.rest.request import refusal
 from blockflow.control.rest.resources import Answer, Call, Resource
@@ -35,8 +35,6 @@ from blockflow.core.jsonpath import shortened
 log = logging.getLogger("blockflow.rest")
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
-_MAX_FLAGS = 32
 _MOST_SEGMENT = 200
 """Characters of a name in a path; no block and no worker has a longer one."""
 
@@ -150,7 +148,7 @@ class RestApp:
         if self._auth is not None:
             self._auth.check(headers.get("Authorization"))
         resource, path = self._route(request.method, request.path_info)
-        query = _flags(resource, request.query_string)
+        query, numbers = read_query(request.query_string, resource.flags, resource.numbers)
         body: Any = None
         duplicates: list[Problem] = []
         if resource.method == "POST":
@@ -162,7 +160,7 @@ class RestApp:
                 body, duplicates = parse_json(raw)
             if not resource.body and body not in (None, {}):
                 raise SystemError_("BAD_BODY", "this resource takes no body", where="$")
-        return resource, Call(path, query, body, duplicates)
+        return resource, Call(path, query, body, duplicates, numbers)
 
     def _body(self, request: Any) -> bytes:
         headers = request.headers
@@ -216,33 +214,6 @@ class RestApp:
 def _encoded(answer: Answer) -> tuple[int, bytes]:
     document = json.dumps(answer.document, separators=(",", ":"), allow_nan=False)
     return answer.status, document.encode("utf-8")
-
-
-def _flags(resource: Resource, text: str) -> dict[str, bool]:
-    """The boolean query parameters. Raises RequestError: INVALID_REQUEST."""
-    flags = {f.name: f.default for f in resource.flags}
-    try:
-        given = parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FLAGS)
-    except ValueError as e:
-        many = f"more than {_MAX_FLAGS} query parameters"
-        raise RequestError("INVALID_REQUEST", many, where="query") from e
-    seen: set[str] = set()
-    for name, value in given:
-        word = value.lower()
-        if name in seen:  # which of the two was meant? A dry run is no update
-            what = f"query parameter {name[:40]} stands twice"
-            raise RequestError("INVALID_REQUEST", what, where="query")
-        seen.add(name)
-        if name not in flags or word not in _TRUE | _FALSE:
-            known = ", ".join(f"{n}=true|false" for n in flags) or "none"
-            raise RequestError(
-                "INVALID_REQUEST",
-                f"query parameter {name[:40]}={value[:40]}",
-                where="query",
-                hint=f"this resource takes: {known}",
-            )
-        flags[name] = word in _TRUE
-    return flags
 
 
 def _one_handler(handler: Any) -> Any:

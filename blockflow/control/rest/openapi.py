@@ -76,6 +76,16 @@ def _operation(resource: Resource) -> dict[str, Any]:
         }
         for flag in resource.flags
     ]
+    parameters += [
+        {
+            "name": number.name,
+            "in": "query",
+            "required": False,
+            "description": number.meaning,
+            "schema": {"type": "integer", "minimum": 0},
+        }
+        for number in resource.numbers
+    ]
     out: dict[str, Any] = {
         "operationId": resource.operation,
         "summary": resource.summary,

@@ -9,18 +9,21 @@ from typing import Any
 
 from blockflow.control.commands import MAX_HZ, WAIT_S, Commands
 from blockflow.control.rest.body import fields
+from blockflow.control.rest.query import DRY_RUN, IF_EPOCH, WAIT, Flag, Number
 from blockflow.control.update import FINAL, Kind
 from blockflow.core.errors import Problem, RequestError, SystemError_, make_error
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, decoded. ``duplicates`` are the names that stood twice in the body."""
+    """One request, decoded. ``duplicates`` are the names that stood twice in the body, ``numbers``
+    those query parameters that are numbers and were given."""
 
     path: Mapping[str, str]
     query: Mapping[str, bool]
     body: Any = None
     duplicates: Sequence[Problem] = ()
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +33,6 @@ class Answer:
     document: Any
     status: int = 200
     after: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A boolean query parameter."""
-
-    name: str
-    default: bool
-    meaning: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,7 @@ class Resource:
         handler: does it.
         answers: status -> (schema name, when).
         body: schema of the request body, '' = none is taken (an empty object is tolerated).
-        flags: query parameters; others are refused.
+        flags, numbers: query parameters; others are refused.
         errors: codes it may answer besides those that every resource may.
     """
 
@@ -64,12 +58,9 @@ class Resource:
     answers: Mapping[int, tuple[str, str]]
     body: str = ""
     flags: tuple[Flag, ...] = ()
+    numbers: tuple[Number, ...] = ()
     errors: tuple[str, ...] = ()
     tag: str = "system"
-
-
-WAIT = Flag("wait", True, "return when it is done instead of as soon as it is accepted")
-DRY_RUN = Flag("dry_run", False, "only tell the plan, change nothing")
 
 
 @dataclass(frozen=True)
@@ -82,18 +73,19 @@ class Handlers:
     document: Callable[[], Mapping[str, Any]] = field(default=dict)
 
     def system_update(self, call: Call) -> Answer:
+        body, twice = call.body, call.duplicates
         if call.query["dry_run"]:
-            return Answer(self.commands.preview(call.body, call.duplicates))
+            return Answer(self.commands.preview(body, twice, **call.numbers))
         wait_s = WAIT_S if call.query["wait"] else 0.0
-        outcome = self.commands.apply(call.body, wait_s=wait_s, problems=call.duplicates)
-        return _outcome(outcome)
+        apply = self.commands.apply
+        return _outcome(apply(body, wait_s=wait_s, problems=twice, **call.numbers))
 
     def rollback(self, call: Call) -> Answer:
         to = fields(call.body, call.duplicates, {}, {"to": (int,)}).get("to")
         if call.query["dry_run"]:
-            return Answer(self.commands.rollback(to, dry_run=True))
+            return Answer(self.commands.rollback(to, dry_run=True, **call.numbers))
         wait_s = WAIT_S if call.query["wait"] else 0.0
-        return _outcome(self.commands.rollback(to, wait_s=wait_s))
+        return _outcome(self.commands.rollback(to, wait_s=wait_s, **call.numbers))
 
     def history(self, call: Call) -> Answer:
         return Answer({"epochs": self.commands.history()})
@@ -197,6 +189,7 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
         "INVALID_TOPOLOGY",
         "UPDATE_IN_PROGRESS",
         "UPDATE_FAILED",
+        "EPOCH_MISMATCH",
         "NO_SPACE",
         "STATE_UNUSABLE",
         "NOT_RUNNING",
@@ -239,6 +232,7 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             updated,
             body="SystemUpdate",
             flags=(WAIT, DRY_RUN),
+            numbers=(IF_EPOCH,),
             errors=update_errors,
             tag="updates",
         ),
@@ -251,6 +245,7 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             updated,
             body="RollbackOrder",
             flags=(WAIT, DRY_RUN),
+            numbers=(IF_EPOCH,),
             errors=update_errors,
             tag="updates",
         ),

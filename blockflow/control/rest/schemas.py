@@ -48,7 +48,10 @@ def _errors() -> dict[str, Schema]:
             "path": text("JSON path of the offending value"),
             "message": text("what is wrong with it"),
         },
-        {"hint": text("what to do")},
+        {
+            "hint": text("what to do"),
+            "code": one_of("of the error that it comes from, where there was one", CODES),
+        },
     )
     error = obj(
         {
@@ -117,7 +120,7 @@ def _updates() -> dict[str, Schema]:
             {
                 "epoch": count("the epoch in force"),
                 "topology": maybe(
-                    ref("SystemUpdate", "with all defaults spelled out; null before the first one")
+                    ref("SystemUpdate", "with all defaults and digests; null before the first one")
                 ),
                 "posted": maybe(said("as it was posted; null before the first one", FREE)),
             }

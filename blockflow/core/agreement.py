@@ -1,0 +1,57 @@
+"""Agreement: what blocks that share a worker must have in common. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockflow.core.errors import Problem
+from blockflow.core.specs import BlockSpec
+
+
+def group_problems(blocks: Mapping[str, BlockSpec], index: Mapping[Any, int]) -> list[Problem]:
+    """Where the blocks of one worker differ in what a process has once.
+
+    Args:
+        blocks: by name.
+        index: where each stands in the update, for the JSON paths.
+    """
+    problems: list[Problem] = []
+    groups: dict[str, list[BlockSpec]] = {}
+    for spec in blocks.values():
+        groups.setdefault(spec.worker or spec.name, []).append(spec)
+    for worker, members in groups.items():
+        first = members[0]
+        problems += _lane_problems(first, len(members), f"$.blocks[{index[first.name]}].lanes")
+        for spec in members[1:]:
+            for key in ("device", "replicas", "threads", "lanes", "cores", "mode"):
+                if getattr(spec, key) != getattr(first, key):
+                    problems.append(
+                        Problem(
+                            f"$.blocks[{index[spec.name]}].{key}",
+                            f"blocks of worker {worker!r} must agree: {first.name} has "
+                            f"{getattr(first, key)!r}, {spec.name} has {getattr(spec, key)!r}",
+                        )
+                    )
+    return problems
+
+
+def _lane_problems(spec: BlockSpec, blocks: int, path: str) -> list[Problem]:
+    """What is wrong with the lanes of a worker with so many blocks."""
+    lanes = spec.asked_lanes or 1
+    if lanes > 1 and spec.device != "cpu":
+        return [
+            Problem(
+                path, f"{lanes} lanes on {spec.device}", "on a GPU a worker has one: leave it out"
+            )
+        ]
+    if lanes > blocks:
+        return [
+            Problem(
+                path,
+                f"{lanes} lanes for {blocks} block{'s' if blocks > 1 else ''}: a block runs one "
+                "batch at a time",
+                "at most one lane per block of the worker; replicas run one block several times",
+            )
+        ]
+    return []

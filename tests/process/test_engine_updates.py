@@ -1,0 +1,92 @@
+"""Updates as a program makes them: it reads what is in force, changes a part, and posts that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from control_rig import SPEC
+
+from blockflow.client import Client
+from blockflow.control.system import System
+from blockflow.launch.base import Launcher
+from blockflow.repository.echo import save_echo
+from blockflow.repository.repository import BlockRepository
+from tests import plain_http
+
+X = np.zeros((1, 4), np.float32)
+BODY = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
+
+
+def save(repository: BlockRepository, name: str, add: int, version: str) -> None:
+    save_echo(repository, name, SPEC, settings={"add": add}, version=version)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> BlockRepository:
+    made = BlockRepository(tmp_path / "blocks")
+    save(made, "a", 1, "1")
+    save(made, "b", 10, "1")
+    return made
+
+
+@pytest.fixture
+def system(repository: BlockRepository, tmp_path: Path, launcher: Launcher) -> Iterator[System]:
+    with System(
+        repository=repository.root,
+        state_dir=tmp_path / "state",
+        rest_port=0,
+        client_port=0,
+        launcher=launcher,
+    ) as made:
+        made.apply(BODY)
+        yield made
+
+
+def post(system: System, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    answer = plain_http.post(f"{system.rest_url}/v1/{path}", json=body, timeout=60)
+    return answer.status_code, answer.json()
+
+
+def read(system: System) -> dict[str, Any]:
+    found: dict[str, Any] = plain_http.get(f"{system.rest_url}/v1/topology", timeout=30).json()
+    return found
+
+
+def test_what_a_rollback_brought_back_stays_when_another_task_is_added(
+    system: System, repository: BlockRepository
+) -> None:
+    save(repository, "b", 20, "2")
+    system.apply(BODY)
+    system.commands.rollback()
+    there = read(system)["topology"]
+    assert post(system, "system-update?dry_run=true", there)[1]["changed"] is False
+    assert post(system, "system-update", there)[1]["update"]["state"] == "unchanged"
+    there["tasks"]["u"] = ["b"]
+    status, answer = post(system, "system-update", there)
+    assert (status, answer["update"]["plan"]["start"]) == (200, [])
+    with Client(system.client_endpoint) as client:
+        assert client.infer("u", X).value[0, 0] == 10.0
+    # Version 1 is overwritten: what runs is stored no more, and cannot be meant.
+    save(repository, "b", 99, "1")
+    status, answer = post(system, "system-update", there)
+    (problem,) = answer["error"]["problems"]
+    assert (status, problem["path"]) == (422, "$.blocks[1].digest")
+    assert problem["code"] == "ARTIFACT_MISSING"
+
+
+def test_of_two_updates_of_one_epoch_the_second_is_refused(system: System) -> None:
+    there = read(system)
+    epoch = there["epoch"]
+    mine = {**BODY, "tasks": {**BODY["tasks"], "mine": ["a"]}}
+    yours = {**BODY, "tasks": {**BODY["tasks"], "yours": ["b"]}}
+    assert post(system, f"system-update?if_epoch={epoch}", mine)[0] == 200
+    for path in ("system-update", "rollback"):
+        status, answer = post(system, f"{path}?if_epoch={epoch}", yours if "up" in path else {})
+        error = answer["error"]
+        assert (status, error["code"]) == (409, "EPOCH_MISMATCH")
+        assert error["details"] == {"epoch": epoch + 1}
+    assert set(read(system)["topology"]["tasks"]) == {"t", "mine"}

@@ -1,0 +1,71 @@
+"""What is wrong with an update is told at once, also what is judged by the plan of its threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from control_rig import World, echo_repository
+
+from blockflow.control.accept import Acceptance
+from blockflow.control.manager import Manager
+from blockflow.control.profiles import ProfileShelf
+from blockflow.core.errors import Problem, TopologyError
+from blockflow.core.topology import Topology
+
+CHAIN = {"policy": "dvabatch", "stages": "auto"}
+CROWDED = [{"name": "b", "threads": 2}, {"name": "c", "threads": 2}]
+TASKS = {"t": ["a", "b"], "u": {"path": ["b", "d"], "max_rows": 8}}
+
+
+@pytest.fixture
+def acceptance(tmp_path: Path) -> Acceptance:
+    """On two cores; nothing runs."""
+    brain = World(cores=2).up().brain
+    manager = SimpleNamespace(brain=brain, call=lambda look: look())
+    repository = echo_repository(tmp_path)
+    return Acceptance(cast(Manager, manager), repository, ProfileShelf(tmp_path))
+
+
+def body(*blocks: Any, **more: Any) -> dict[str, Any]:
+    return {"blocks": list(blocks), "tasks": TASKS, **more}
+
+
+def refused(acceptance: Acceptance, update: Any, *told: Problem) -> dict[str, str]:
+    with pytest.raises(TopologyError) as e:
+        acceptance.parse(update, told)
+    assert e.value.message.startswith(f"{len(e.value.problems)} problem")
+    assert "nothing was changed" in e.value.hint
+    return {p.path: p.message for p in e.value.problems}
+
+
+def test_rows_threads_policies_and_a_name_too_many_are_one_list(acceptance: Acceptance) -> None:
+    update = body({"name": "a", "batching": CHAIN}, *CROWDED, {"name": "d", "max_rows": 4}, foo=1)
+    found = refused(acceptance, update, Problem("$.tasks.t", "stands twice"))
+    assert found.keys() == {
+        *("$.foo", "$.tasks.t", "$.tasks.u.max_rows", "$.blocks[0].batching"),
+        *("$.blocks[1].threads", "$.blocks[2].threads"),
+    }
+
+
+def test_threads_are_judged_beside_a_block_that_is_not_stored(acceptance: Acceptance) -> None:
+    found = refused(acceptance, body("nowhere", "a", *CROWDED, {"name": "d", "batching": CHAIN}))
+    assert "$.blocks[0]" in found and any(p.endswith(".threads") for p in found)
+    assert all(p.startswith(("$.blocks[2]", "$.blocks[3]")) for p in found if "threads" in p)
+    assert "$.blocks[4].batching" not in found  # the plan of threads is not known
+
+
+def test_threads_beyond_the_cores_may_be_meant(acceptance: Acceptance) -> None:
+    topology = acceptance.parse(body("a", *CROWDED, "d", oversubscribe=True))
+    assert isinstance(topology, Topology) and topology.oversubscribe
+    found = refused(acceptance, body("a", *CROWDED, "d", oversubscribe="yes"))
+    assert found.keys() == {"$.oversubscribe"}  # perhaps it was to be allowed
+
+
+def test_what_is_right_is_taken_as_it_is(acceptance: Acceptance) -> None:
+    topology = acceptance.parse(body("a", "b", "c", "d"))
+    assert not topology.oversubscribe and list(topology.blocks) == list("abcd")
+    again = acceptance.parse(topology.extended())
+    assert again.digests() == topology.digests() and again.to_dict() == topology.to_dict()
