@@ -42,8 +42,7 @@ from blockflow.launch.ward import CLIENTS, REST, Ward
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.curve import make_link_key
 from blockflow.tensormq.janitor import RunDir, sweep_stale
-from blockflow.tensormq.ports import hold
-from blockflow.tensormq.sockets import is_v6
+from blockflow.tensormq.ports import hold, is_v6
 
 log = logging.getLogger("blockflow.control")
 

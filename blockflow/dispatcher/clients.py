@@ -4,7 +4,7 @@ ZeroMQ tells neither how many bytes it holds for a peer nor when a peer has gone
 ROUTER's peer off. What is needed is found out beside it: a large frame is sent from our memory, and
 a tracker says when ZeroMQ has written it; small ones are bounded by the socket's HWM. Every message
 says on which file descriptor it came: shutting that down ends the connection, and what ZeroMQ held
-for it is freed. Whose the descriptor is meanwhile, :class:`Connections` knows.
+for it is freed. Whose the descriptor is meanwhile, :class:`Peers` knows.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from enum import Enum
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
-from blockflow.dispatcher.connections import Connection, Connections, takes_over
+from blockflow.dispatcher.connections import Connection
 from blockflow.dispatcher.debt import Debt
-from blockflow.dispatcher.descriptors import Doors, bytes_taken, last_descriptor, mark
+from blockflow.dispatcher.descriptors import Doors, bytes_taken
 from blockflow.dispatcher.heap import LARGE_BYTES, is_large
-from blockflow.dispatcher.past import Past, is_given
+from blockflow.dispatcher.peers import Peers
 from blockflow.dispatcher.reading import FrameReader
-from blockflow.dispatcher.unread import wire_bytes
 from blockflow.dispatcher.watch import Watch
 
 _LOG = logging.getLogger("blockflow.dispatcher")
@@ -45,6 +43,10 @@ _MOST_FRAMES = 3
 _LONGEST_NAME = 255
 """Bytes of the identity that a peer may give itself, by ZMTP. libzmq takes more, and copies them
 for each message."""
+
+_THROWN_AWAY_AT_ONCE = 256
+"""Messages of who has gone: were it one, each would cost a whole round of the loop, and without a
+bound others would wait for all of them."""
 
 _RETRY_MS = 5
 _LOOK_MS = 100
@@ -85,7 +87,7 @@ class ClientPort:
         departures: becomes readable when a connection has begun or ended; then call
             :meth:`on_departures`.
         evicted: clients that were cut off.
-        turned_away: connections that were ended at once, because of their number.
+        peers: which connection each client has.
         watch: over what is unread, and what large messages leave.
     """
 
@@ -93,49 +95,40 @@ class ClientPort:
         self, socket: zmq.Socket[bytes], endpoints: Sequence[str], *, encrypted: bool = False
     ) -> None:
         self.socket = socket
-        self.departures: zmq.Socket[bytes] = socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED
-        )
         self.evicted = 0
-        self.turned_away = 0
-        self._encrypted = encrypted
-        self._doors = Doors(endpoints)
-        self.watch = Watch(self._doors)
+        doors = Doors(endpoints)
+        self.watch = Watch(doors)
+        self.peers = Peers(socket, doors, self.watch, encrypted=encrypted)
+        self.departures = self.peers.departures
         self._reader = FrameReader(socket, _MOST_FRAMES)
         self._debts: dict[bytes, Debt] = {}
         self._owed = 0
-        self._book = Connections()
-        self._links: dict[bytes, Connection] = {}
-        self._gone: set[bytes] = set()
-        self._past = Past()
-        self._last_fd = last_descriptor()
 
     def receive(self, now_ns: int) -> tuple[bytes, list[zmq.Frame]] | None:
         """(client, its frames) of the next message, or None when there is none now.
 
-        Of more than two frames, the third stands for all others.
+        What those who have gone had sent is thrown away. Of more than two frames, the third stands
+        for all others.
         """
-        frames = self._reader.read()
-        if not frames:
-            if not self._reader.skipping:
-                self._book.all_read()
-            return None
-        if is_large(frames):  # whatever becomes of it
-            self.watch.large(now_ns)
-        client = frames[0].bytes
-        if self._past.cut_off(client):
-            return None
-        self._learn(client, frames, now_ns)
-        if self._reader.skipping or len(client) > _LONGEST_NAME:
-            if self._reader.skipping:  # a thousand frames and more are no mistake
-                self.watch.freed(now_ns)
-            elif not self.socket.poll(0):  # nobody else will come to see that
-                self._book.all_read()
-            link = self._links.get(client)
-            if link is not None and link.certain:  # else it may be of an earlier connection
-                self._end(client, link)
-            return None
-        return client, frames[1:]
+        for _ in range(_THROWN_AWAY_AT_ONCE):
+            frames = self._reader.read()
+            if not frames:
+                if not self._reader.skipping:
+                    self.peers.book.all_read()
+                return None
+            if is_large(frames):  # whatever becomes of it
+                self.watch.large(now_ns)
+            client = frames[0].bytes
+            counts = self.peers.hear(client, frames, now_ns)
+            if self._reader.skipping or len(client) > _LONGEST_NAME:
+                self._refuse(client, now_ns)
+                return None
+            if counts:
+                return client, frames[1:]
+            self.watch.large(now_ns)  # it leaves room behind, and so does its connection
+            if len(frames) > _MOST_FRAMES:  # it had up to a thousand
+                return None
+        return None
 
     def send(self, client: bytes, frames: Sequence[Any], now_ns: int) -> Sent:
         """Send ``frames`` to ``client``; never waits, keeps the order per client."""
@@ -179,28 +172,23 @@ class ClientPort:
 
     def on_departures(self, now_ns: int) -> None:
         """Connections have come, or ended: :meth:`flush` will say which clients are gone."""
-        self._note_events(now_ns)
-        if self._book.unclear and not self.socket.poll(0):
-            self._book.all_read()
+        self.peers.note(now_ns)
+        self.peers.note_if_all_read()
 
     def forget(self, client: bytes) -> None:
-        """Throw away what waits for ``client``, and all that is known of it."""
+        """Throw away what waits for ``client``, what it sends, and all that is known of it."""
         debt = self._debts.pop(client, None)
         if debt is not None:
             self._owed -= debt.owed
-        self._gone.discard(client)
-        link = self._links.pop(client, None)
-        if link is not None:
-            self._past.add(client, cut_off=False)
-            link.leave(client)
+        self.peers.forget(client)
 
     def waiting(self) -> int:
         """Clients that :meth:`flush` has something to do for."""
-        return len(self._debts) + len(self._gone)
+        return len(self._debts) + len(self.peers.gone)
 
     def next_look_ms(self) -> int | None:
         """How soon :meth:`flush` or :meth:`look` is due; None = at any event."""
-        if self._gone or any(d.waiting for d in self._debts.values()):
+        if self.peers.gone or any(d.waiting for d in self._debts.values()):
             return _RETRY_MS
         watch_ms = self.watch.next_ms()
         return watch_ms if watch_ms is not None or not self._debts else _LOOK_MS
@@ -208,14 +196,14 @@ class ClientPort:
     def look(self, now_ns: int, held: int) -> None:
         """Cut off who left too much unread. ``held``: bytes of inputs that are kept elsewhere."""
         if self.watch.due(now_ns):
-            self._note_events(now_ns)
+            self.peers.note(now_ns)
             drained = not self.socket.poll(0)
             self.watch.look(now_ns, held + self._owed, drained=drained)
 
     @property
     def present(self) -> tuple[bytes, ...]:
         """Whoever has sent something by a connection that has not ended."""
-        return tuple(self._links)
+        return tuple(self.peers.links)
 
     def backlog_bytes(self) -> int:
         """Bytes that clients have not taken yet, here and in ZeroMQ (there, of large frames)."""
@@ -223,9 +211,7 @@ class ClientPort:
 
     def close(self) -> None:
         self._debts.clear()
-        self.watch.close()
-        self.socket.disable_monitor()
-        self.departures.close(0)
+        self.peers.close()
         self.socket.close()
 
     # --- debts -----------------------------------------------------------------------------------
@@ -246,7 +232,7 @@ class ClientPort:
         debt = self._debts.get(client)
         if debt is None:
             return True
-        link = self._links.get(client)
+        link = self.peers.links.get(client)
         pressed = self._owed > OWED_BYTES
         counted = link is not None and (debt.crowded or pressed)
         taken = bytes_taken(link.fd) if link is not None and counted else None
@@ -300,82 +286,36 @@ class ClientPort:
 
     # --- connections -----------------------------------------------------------------------------
 
-    def _note_events(self, now_ns: int) -> None:
-        """ZeroMQ tells of an end just before it closes the descriptor."""
-        while self.departures.poll(0):
-            event = parse_monitor_message(self.departures.recv_multipart(zmq.NOBLOCK))
-            fd = int(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                # The workers', on unix sockets, must find some: without any libzmq ends this
-                # process.
-                if fd > self._last_fd and self._doors.turn_away(fd):
-                    self.turned_away += 1
-                self._began(fd, now_ns)
-                continue
-            self.watch.gone(fd)
-            ended = self._book.ended(fd)
-            if ended is not None and ended.client:
-                self._gone.add(ended.client)
-
-    def _began(self, fd: int, now_ns: int) -> None:
-        name = mark(fd)
-        if name is not None:  # else it has ended already, and ZeroMQ will say so
-            self._book.began(fd, name, now_ns)
-            self.watch.began(fd, name)
-
-    def _learn(self, client: bytes, frames: Sequence[zmq.Frame], now_ns: int) -> None:
-        """Remember which connection ``client`` has.
-
-        What is left of a connection that has ended names a descriptor that is closed by now, or is
-        another connection's, which must not be taken for this client's.
-        """
-        if self._past.is_over(client):
-            return
-        try:
-            fd = int(frames[0].get(zmq.SRCFD))
-        except zmq.ZMQError:  # a transport without descriptors
-            return
-        sizes = map(len, frames[1:])  # the first one says who it was, and was made here
-        self.watch.delivered(fd, wire_bytes(sizes, encrypted=self._encrypted))
-        known = self._links.get(client)
-        if known is not None and known.certain and is_given(client):
-            return
-        self._note_events(now_ns)
-        if not self._book.heard_of(fd):  # it came between the socket's binding and its monitor
-            self._began(fd, now_ns)
-        connection = self._book.at(fd)
-        if connection is None or not takes_over(client, connection):
-            return
-        # Whoever chooses its identity itself may be back, even with the same descriptor.
-        self._gone.discard(client)
-        if known is not None and known is not connection:
-            known.leave(client)
-        if connection.client not in (b"", client):
-            self._gone.add(connection.client)  # its descriptor has been given to this one
-        connection.belongs_to(client)
-        self._links[client] = connection
+    def _refuse(self, client: bytes, now_ns: int) -> None:
+        """Its name, or the number of its frames, is no mistake."""
+        if self._reader.skipping:
+            self.watch.freed(now_ns)
+        elif not self.socket.poll(0):  # nobody else will come to see that
+            self.peers.book.all_read()
+        link = self.peers.links.get(client)
+        # Else it may be of an earlier connection, or is ended already.
+        if link is not None and link.certain and not link.ending:
+            self._end(link)
 
     def _departed(self) -> list[tuple[bytes, Sent]]:
         """Clients whose connection is no more."""
-        lost = [(client, Sent.GONE) for client in self._gone]
+        lost = [(client, Sent.GONE) for client in self.peers.gone]
         for client, _ in lost:
             self.forget(client)
         return lost
 
     def _cut_off(self, client: bytes, now_ns: int) -> None:
         """End the client's connection and forget it."""
-        link = self._links.get(client)
+        link = self.peers.links.get(client)
         if link is None or link.doubtful(now_ns):
             self.evicted += 1
         else:
-            self._end(client, link)
+            self._end(link)
         self.forget(client)
 
-    def _end(self, client: bytes, link: Connection) -> None:
-        """End the client's connection; when ZeroMQ says that it has ended, the client is lost."""
+    def _end(self, link: Connection) -> None:
         self.evicted += 1
-        self._past.add(client, cut_off=True)
-        self._doors.shut(link.fd, link.mark)
+        self.peers.end(link)
 
 
 def _size(frame: Any) -> int:

@@ -20,6 +20,9 @@ from blockflow.dispatcher.past import came_after
 SURE_NS = 1_000_000_000
 """After an end ZeroMQ takes a round of its own loop to refuse what is sent there."""
 
+SPEAKS_NS = 250_000_000
+"""So long a new connection may take to its first message before it counts as silent."""
+
 
 @dataclass(slots=True, eq=False)
 class Connection:
@@ -32,6 +35,8 @@ class Connection:
         clear: what comes by its descriptor from now on is its own.
         client: who has it, as far as is known.
         certain: ... without any doubt.
+        spoken: a message has come by it, as far as is known.
+        ending: it was shut down, and ZeroMQ has not said yet that it has ended.
     """
 
     fd: int
@@ -40,11 +45,14 @@ class Connection:
     clear: bool
     client: bytes = b""
     certain: bool = False
+    spoken: bool = False
+    ending: bool = False
 
     def belongs_to(self, client: bytes) -> None:
         """A message of ``client`` has come by it, as far as is known."""
         self.client = client
         self.certain = self.clear
+        self.spoken = True
 
     def leave(self, client: bytes) -> None:
         """``client`` has it no more."""
@@ -63,11 +71,14 @@ class Connections:
         self._present: dict[int, Connection] = {}
         self._used: set[int] = set()
         self._unclear: set[Connection] = set()
+        self._silent: dict[Connection, None] = {}  # the oldest first
+        self._ending = 0
 
     def began(self, fd: int, mark: int, now_ns: int) -> Connection:
         """ZeroMQ has accepted one."""
         connection = Connection(fd, mark, now_ns, clear=fd not in self._used)
         self._present[fd] = connection
+        self._silent[connection] = None
         self._used.add(fd)
         if not connection.clear:
             self._unclear.add(connection)
@@ -79,7 +90,35 @@ class Connections:
         connection = self._present.pop(fd, None)
         if connection is not None:
             self._unclear.discard(connection)
+            self._silent.pop(connection, None)
+            self._ending -= connection.ending
         return connection
+
+    def shut(self, connection: Connection) -> None:
+        """It was shut down: soon it is no more."""
+        self._ending += not connection.ending
+        connection.ending = True
+
+    def __len__(self) -> int:
+        """Those that have a descriptor."""
+        return len(self._present)
+
+    @property
+    def standing(self) -> int:
+        """... and keep it."""
+        return len(self._present) - self._ending
+
+    def silent_for_longest(self, now_ns: int) -> Connection | None:
+        """The oldest one by which nothing has come yet; the next call tells the next. None when
+        there is none but new ones, whose handshake may be under way."""
+        while self._silent:
+            connection = next(iter(self._silent))
+            if not connection.spoken and now_ns - connection.since_ns < SPEAKS_NS:
+                return None
+            del self._silent[connection]
+            if not connection.spoken:
+                return connection
+        return None
 
     def at(self, fd: int) -> Connection | None:
         """The present one with this descriptor."""

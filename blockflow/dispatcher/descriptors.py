@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
-import resource
 import socket
-import struct
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
-_SPARE_DESCRIPTORS = 256
-"""So many are not for clients' connections; of a small limit, a quarter."""
+from blockflow.tensormq.tcp_peers import INFO_BYTES, NO_LINGER, RECEIVED, SO_COOKIE
 
-_INFO_BYTES = 136
-_ACKED, _RECEIVED = slice(120, 128), slice(128, 136)
-"""``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of ``struct tcp_info`` (linux/tcp.h), since
-Linux 4.1."""
-
-_NO_LINGER = struct.pack("ii", 1, 0)
-_SO_COOKIE = 57
-"""Of ``getsockopt`` (asm-generic/socket.h), since Linux 4.6; Python has no name for it."""
+_ACKED = slice(120, 128)
+"""``tcpi_bytes_acked`` of ``struct tcp_info`` (linux/tcp.h), since Linux 4.1."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LIBC = ctypes.CDLL(None)
-
-
-def last_descriptor() -> float:
-    """The highest descriptor that a client's connection may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return math.inf
-    return soft - min(_SPARE_DESCRIPTORS, soft // 4)
 
 
 def mark(fd: int) -> int | None:
@@ -42,14 +24,14 @@ def mark(fd: int) -> int | None:
     cookie = ctypes.c_uint64()
     size = ctypes.c_uint(ctypes.sizeof(cookie))
     at = ctypes.byref(cookie)
-    if _LIBC.getsockopt(fd, socket.SOL_SOCKET, _SO_COOKIE, at, ctypes.byref(size)) != 0:
+    if _LIBC.getsockopt(fd, socket.SOL_SOCKET, SO_COOKIE, at, ctypes.byref(size)) != 0:
         return None
     return cookie.value
 
 
 def bytes_received(fd: int) -> int | None:
     """What a TCP connection has brought so far; None when it is none, or the kernel is too old."""
-    return _counted(fd, _RECEIVED)
+    return _counted(fd, RECEIVED)
 
 
 def bytes_taken(fd: int) -> int | None:
@@ -60,11 +42,11 @@ def bytes_taken(fd: int) -> int | None:
 def _counted(fd: int, field: slice) -> int | None:
     # By the C library: a socket object would ask the kernel four times more, and close the
     # descriptor when it is collected.
-    info = ctypes.create_string_buffer(_INFO_BYTES)
-    size = ctypes.c_uint(_INFO_BYTES)
+    info = ctypes.create_string_buffer(INFO_BYTES)
+    size = ctypes.c_uint(INFO_BYTES)
     if _LIBC.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size)) != 0:
         return None
-    return int.from_bytes(info.raw[field], sys.byteorder) if size.value == _INFO_BYTES else None
+    return int.from_bytes(info.raw[field], sys.byteorder) if size.value == INFO_BYTES else None
 
 
 class Doors:
@@ -103,13 +85,11 @@ class Doors:
         finally:
             os.close(copy)
 
-    def turn_away(self, fd: int) -> bool:
-        """Shut down a connection that has just been accepted, if it came by TCP.
-
-        Returns:
-            Whether it did.
-        """
-        return self._shut(fd, tcp_only=True)  # no copy: there may be no descriptor for one
+    def turn_away(self, fd: int, expected: int) -> bool:
+        """As :meth:`shut`, when descriptors are short, and only if it came by TCP."""
+        # There may be no descriptor for a copy. Should it become another client's connection right
+        # now, that one has just begun and connects again.
+        return mark(fd) == expected and self._shut(fd, tcp_only=True)
 
     def _shut(self, fd: int, *, tcp_only: bool) -> bool:
         try:
@@ -121,9 +101,7 @@ class Doors:
             if (local and tcp_only) or not self._leads_to(theirs):
                 return False
             with suppress(OSError):  # it may have ended itself
-                # When ZeroMQ closes it, it is reset: a peer that does not read, or writes on, would
-                # keep the kernel's half of it for minutes.
-                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
                 theirs.shutdown(socket.SHUT_RDWR)
             return True
         finally:

@@ -26,6 +26,7 @@ from blockflow.dispatcher.feedback import learn
 from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.inflight import InFlightTable
 from blockflow.dispatcher.plan import Planner
+from blockflow.dispatcher.questions import Questions
 from blockflow.dispatcher.recovery import Death
 from blockflow.dispatcher.repeats import ResultMemory, find_known, request_digest
 from blockflow.dispatcher.replies import Descriptions, make_refusal, make_reply
@@ -84,7 +85,10 @@ class Exchange:
         self._results = Returns(desk, self.table, self.defect)
         self.withdrawals = Withdrawals(incarnation, push)
         self.stats = DispatcherStats()
-        self._descriptions = Descriptions(admission.bounds)
+        descriptions = Descriptions(admission.bounds)
+        self._questions = Questions(
+            lambda question: descriptions.answer(question, self.planner.table), self._send_frames
+        )
         self.closed_because = ""
 
     # --- from the clients ---
@@ -119,7 +123,7 @@ class Exchange:
         elif isinstance(msg, wire.Invite):
             self._invite(client, msg, is_local(frames[0]), received)
         else:
-            self._describe(msg.request_id, client)
+            self._questions.ask(msg.request_id, client)
 
     def _admit(
         self, client: bytes, request: wire.Request, frame: memoryview | None, received: int
@@ -220,11 +224,6 @@ class Exchange:
         result = wire.TaskResult(ANY_TASK, None, error)
         self._send(client, wire.Reply(rid, self.planner.epoch, (result,)), [])
 
-    def _describe(self, question: bytes, *clients: bytes) -> None:
-        frame = self._descriptions.answer(question, self.planner.table)
-        for client in clients:
-            self._send_frames(client, [frame])
-
     def _invite(self, client: bytes, ask: wire.Invite, local: bool, received: int) -> None:
         if local:
             path, token, reason = self._grants.invite(client, received)
@@ -295,7 +294,7 @@ class Exchange:
         self.stats.publish(routes.tasks, canaries)
         self.carry_out(self.table.published())
         if before is not None and before.tasks != routes.tasks:  # with deadlines that clients keep
-            self._describe(wire.UNASKED, *self._clients.present)
+            self._questions.ask(wire.UNASKED, *self._clients.present)
 
     def peer_gone(
         self, incarnation: int, at_work: Sequence[bytes] = (), unsent: Sequence[Unsent] = ()
@@ -327,6 +326,7 @@ class Exchange:
         if self._clients.waiting():
             for client, why in self._clients.flush(now):
                 self._client_lost(client, why)
+        self._questions.go_on()
 
     def abort_all(self, error: BlockFlowError) -> None:
         """The Dispatcher ends: everything in flight is answered."""
@@ -394,5 +394,6 @@ class Exchange:
         elif self.table.of_client(client):
             self.stats.events["client_gone"] += 1
         self._clients.forget(client)
+        self._questions.forget(client)
         self._grants.client_gone(client)
         self.carry_out(self.table.client_gone(client))

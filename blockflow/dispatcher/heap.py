@@ -25,6 +25,10 @@ LONGEST_NS = 30_000_000_000
 SPACING_NS = 10_000_000_000
 """Between two trims: who sends a large message every other second would pay for each."""
 
+AGAIN = 3
+"""So often a trim that has left much is repeated: ZeroMQ keeps what was under way to a peer that
+has gone until all that this one had sent is read."""
+
 
 def is_large(frames: Iterable[Sized]) -> bool:
     """Whether a message of these frames is to be told to :meth:`Heap.passed`."""
@@ -43,11 +47,13 @@ class Heap:
         self._since_ns: int | None = None
         self._last_ns = 0
         self._trimmed_ns: int | None = None
+        self._again = 0
 
     @property
     def stirred(self) -> bool:
-        """Large messages have passed since the last decision: :meth:`look` is wanted."""
-        return self._since_ns is not None
+        """Large messages have passed since the last decision, or the last trim may have come too
+        early: :meth:`look` is wanted."""
+        return self._since_ns is not None or self._again > 0
 
     def passed(self, now_ns: int) -> None:
         """A large message has come or gone."""
@@ -64,18 +70,27 @@ class Heap:
         """
         spare = private - held
         self._least = min(self._least, spare)
+        kept = spare - self._least > KEPT_BYTES
+        if not kept:
+            self._again = 0
+        trimmed = self._trimmed_ns
+        spaced = trimmed is None or now_ns - trimmed >= SPACING_NS
         if self._since_ns is None:
-            return False
+            if self._again == 0 or not spaced:
+                return False
+            self._again -= 1
+            self._trimmed_ns = now_ns
+            return True
         if held > KEPT_BYTES:  # they are under way yet
             self._last_ns = now_ns
         quiet = now_ns - self._last_ns >= QUIET_NS
         if not quiet and now_ns - self._since_ns < LONGEST_NS:
             return False
-        if self._trimmed_ns is not None and now_ns - self._trimmed_ns < SPACING_NS:
+        if not spaced:
             return False
-        # What a trim does not get back is in use: no further one before the next large message.
         self._since_ns = None if quiet else now_ns
-        if spare - self._least <= KEPT_BYTES:
+        if not kept:
             return False
+        self._again = AGAIN if quiet else 0
         self._trimmed_ns = now_ns
         return True

@@ -1,4 +1,4 @@
-"""Past: clients that were lost or cut off. Pure.
+"""Past: clients that nobody waits for any more. Pure.
 
 ZeroMQ delivers what a connection had sent also after its end. Such a message names the descriptor
 that the connection had, which may belong to another one by then.
@@ -28,27 +28,20 @@ def came_after(client: bytes, other: bytes) -> bool:
 
 
 class Past:
-    """The last clients that were lost, of those that ZeroMQ has named. Who has named itself may be
-    back, so that nothing follows from its end; and its name may be as long as a frame."""
+    """The last clients that have gone or were cut off, of those that ZeroMQ has named: no answer
+    can reach them, so what they had sent is thrown away. Who has named itself may be back, so that
+    nothing follows from its end; and its name may be as long as a frame."""
 
     def __init__(self) -> None:
-        self._cut_off: dict[bytes, bool] = {}
+        self._clients: dict[bytes, None] = {}
 
-    def add(self, client: bytes, *, cut_off: bool) -> None:
+    def add(self, client: bytes) -> None:
         if not is_given(client):
             return
-        past = self._cut_off
-        past[client] = past.pop(client, False) or cut_off  # the latest come last
-        if len(past) > REMEMBERED:
-            del past[next(iter(past))]
+        self._clients.pop(client, None)
+        self._clients[client] = None  # the latest come last
+        if len(self._clients) > REMEMBERED:
+            del self._clients[next(iter(self._clients))]
 
     def __contains__(self, client: bytes) -> bool:
-        return client in self._cut_off
-
-    def is_over(self, client: bytes) -> bool:
-        """Its connection is not, and will never be, the one that a descriptor stands for."""
-        return is_given(client) and client in self._cut_off
-
-    def cut_off(self, client: bytes) -> bool:
-        """Nobody waits for an answer to what it had sent."""
-        return is_given(client) and self._cut_off.get(client, False)
+        return client in self._clients

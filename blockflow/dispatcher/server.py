@@ -333,7 +333,7 @@ class DispatcherServer:
             "result_memory": exchange.memory.gauges(),
             "backlog_bytes": self._clients.backlog_bytes(),
             "evicted": self._clients.evicted,
-            "turned_away": self._clients.turned_away,
+            "turned_away": self._clients.peers.turned_away,
             "unread": self._clients.watch.ended,
             "admission": exchange.admission.figures(),
             "withdrawn": exchange.withdrawals.sent,

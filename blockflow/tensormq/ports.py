@@ -16,6 +16,30 @@ _TRIES = 8
 """A free port may be somebody else's by the time it is taken."""
 
 
+def is_v6(endpoint: str) -> bool:
+    """Whether its host is an IPv6 address, or a name that has no other: then a socket must be made
+    ready for it (``zmq.IPV6``).
+
+    A name is looked up, which may wait for a name server. One that is not known (yet) counts as one
+    with IPv4 addresses; libzmq goes on looking it up.
+    """
+    if not is_tcp(endpoint):
+        return False
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if host.startswith("["):
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(family == socket.AF_INET6 for family, *_ in found)
+
+
+def is_tcp(endpoint: str) -> bool:
+    """Else it is a unix socket's."""
+    return endpoint.startswith("tcp://")
+
+
 def hold(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
     """Take a tcp port, 0 = any free one. It is given back when the socket is closed everywhere.
 

@@ -24,7 +24,7 @@ from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.entrance import HANDSHAKE_MS, watch_entrance
 from blockflow.tensormq.janitor import data_socket_path
 from blockflow.tensormq.listening import clear_stale, full, in_use
-from blockflow.tensormq.ports import listen_beside
+from blockflow.tensormq.ports import is_tcp, is_v6, listen_beside
 
 OLDEST_LIBZMQ = (4, 3, 3)
 """Older ones have a remote stack overflow in their handshake (CVE-2019-13132) and others."""
@@ -42,6 +42,7 @@ CURVE_BYTES = 33
 
 SLOWEST_NS_PER_BYTE = 250
 """A large frame may take a second for every 4 MB: slow links are given so long."""
+
 
 _UNACKNOWLEDGED_MS = 5000
 _HEARTBEAT_MS = 1000
@@ -149,10 +150,11 @@ def bind_router(
     sock = _socket(ctx, zmq.ROUTER, max_bytes, hwm)
     sock.set(zmq.ROUTER_MANDATORY, 1)
     sock.set(zmq.BACKLOG, _BACKLOG)
+    sock.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     bound: dict[str, str] = {}
     try:
         # A bound address keeps the settings of that moment: those without CURVE come first.
-        for endpoint in sorted(endpoints, key=_is_tcp):
+        for endpoint in sorted(endpoints, key=is_tcp):
             bound[endpoint] = _bind(sock, endpoint, protect)
     except BlockFlowError:
         remove_socket_files(bound)
@@ -196,7 +198,7 @@ def connect_push(
     """
     sock = _socket(ctx, zmq.PUSH, limits.MAX_MESSAGE_BYTES, hwm)
     sock.set(zmq.IMMEDIATE, 1)
-    if protect is not None and _is_tcp(endpoint):
+    if protect is not None and is_tcp(endpoint):
         protect(sock)
     _connect(sock, endpoint)
     return sock
@@ -253,7 +255,7 @@ def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
     The kernel tells of the end of a unix socket's peer, unless a child that the peer has forked
     holds it open.
     """
-    if _is_tcp(endpoint):
+    if is_tcp(endpoint):
         port = endpoint.rpartition(":")[2]
         if port.isdecimal() and int(port) > _MAX_PORT:  # libzmq would take it modulo 65536
             sock.close(0)
@@ -282,43 +284,20 @@ def _connect(sock: zmq.Socket[bytes], endpoint: str) -> None:
         ) from exc
 
 
-def is_v6(endpoint: str) -> bool:
-    """Whether its host is an IPv6 address, or a name that has no other: then a socket must be made
-    ready for it (``zmq.IPV6``).
-
-    A name is looked up, which may wait for a name server. One that is not known (yet) counts as one
-    with IPv4 addresses; libzmq goes on looking it up.
-    """
-    if not _is_tcp(endpoint):
-        return False
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
-    if host.startswith("["):
-        return True
-    try:
-        found = std_socket.getaddrinfo(host, None, type=std_socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    return all(family == std_socket.AF_INET6 for family, *_ in found)
-
-
-def _is_tcp(endpoint: str) -> bool:
-    return endpoint.startswith("tcp://")
-
-
 def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None) -> str:
     """Bind and return the actual endpoint; the socket is closed when that fails."""
     _prepare(sock, endpoint)
     try:
-        if protect is not None and _is_tcp(endpoint):
+        if protect is not None and is_tcp(endpoint):
             protect(sock)
         if endpoint.startswith("ipc://"):
             clear_stale(endpoint)
-        elif _is_tcp(endpoint) and endpoint.endswith(":0"):
+        elif is_tcp(endpoint) and endpoint.endswith(":0"):
             endpoint = endpoint[:-1] + "*"
         try:
             sock.bind(endpoint)
         except zmq.ZMQError as exc:
-            if exc.errno != zmq.EADDRINUSE or not _is_tcp(endpoint) or endpoint.endswith("*"):
+            if exc.errno != zmq.EADDRINUSE or not is_tcp(endpoint) or endpoint.endswith("*"):
                 raise
             _bind_held(sock, endpoint)
     except zmq.ZMQError as exc:

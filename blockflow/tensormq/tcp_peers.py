@@ -18,14 +18,16 @@ from contextlib import contextmanager, suppress
 SPARE_DESCRIPTORS = 256
 """So many are not for connections that others make; of a small limit, a quarter."""
 
-_SO_COOKIE = 57
+SO_COOKIE = 57
 """Of ``getsockopt`` (asm-generic/socket.h), since Linux 4.6; Python has no name for it."""
 
-_INFO_BYTES = 136
-_RECEIVED = slice(128, 136)
+INFO_BYTES = 136
+RECEIVED = slice(128, 136)
 """``tcpi_bytes_received`` of ``struct tcp_info`` (linux/tcp.h), since Linux 4.1."""
 
-_NO_LINGER = struct.pack("ii", 1, 0)
+NO_LINGER = struct.pack("ii", 1, 0)
+"""When ZeroMQ closes it, it is reset: a peer that does not read, or writes on, would keep the
+kernel's half of it for minutes."""
 
 
 def last_descriptor() -> float:
@@ -57,8 +59,8 @@ class TcpPeers:
             if sock is None or _mark(sock) != mark:
                 return None
             with suppress(OSError):
-                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-                return int.from_bytes(info[_RECEIVED], sys.byteorder)
+                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+                return int.from_bytes(info[RECEIVED], sys.byteorder)
             return 0
 
     def shut(self, fd: int, mark: int) -> bool:
@@ -67,8 +69,7 @@ class TcpPeers:
             if sock is None or _mark(sock) != mark:
                 return False
             with suppress(OSError):  # it may have ended itself
-                # When ZeroMQ closes it, it is reset: nothing stays of it in the kernel.
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
                 sock.shutdown(socket.SHUT_RDWR)
             return True
 
@@ -107,4 +108,4 @@ class TcpPeers:
 
 
 def _mark(sock: socket.socket) -> int:
-    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8), sys.byteorder)
+    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), sys.byteorder)

@@ -182,7 +182,7 @@ def test_connections_that_come_and_go_leave_nothing(up: Rig) -> None:
         np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
         client.close()
     port = up.server._clients
-    wait_until(lambda: not port._links and not port._book._present)
+    wait_until(lambda: not port.peers.links and not port.peers.book._present)
     assert up.exchange.stats.events["client_gone"] == 0  # they were owed nothing
 
 

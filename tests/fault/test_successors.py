@@ -107,7 +107,7 @@ def test_who_gets_the_descriptor_of_one_that_was_cut_off_stays(door: Door, told:
     time.sleep(0.1)  # both are there
     assert door.read(1) == {}
     assert door.port.evicted == 1
-    (client,) = door.port._links
+    (client,) = door.port.peers.links
     door.gone()
     if told:  # the exchange hears of it
         assert door.flush() == [(client, Sent.GONE)]
@@ -130,7 +130,7 @@ def test_late_messages_of_one_that_is_gone_do_no_harm_to_the_next(door: Door) ->
     assert door.socket.poll(5000)
     time.sleep(0.1)
     assert door.read(8) == {b"a": 8}
-    (client,) = door.port._links
+    (client,) = door.port.peers.links
     first.shutdown(std_socket.SHUT_RDWR)
     door.gone()
     assert door.flush() == [(client, Sent.GONE)]
@@ -143,8 +143,8 @@ def test_late_messages_of_one_that_is_gone_do_no_harm_to_the_next(door: Door) ->
             found[body] += count
         assert door.flush() == []
         time.sleep(0.001)
-    assert found == {b"a": 52, b"b": 3}
-    assert client not in door.port._links
+    assert found == {b"a": 0, b"b": 3}, "nobody waits for what the dead one had asked"
+    assert client not in door.port.peers.links
 
 
 def test_late_first_messages_neither(door: Door) -> None:
@@ -159,10 +159,12 @@ def test_late_first_messages_neither(door: Door) -> None:
     assert door.fds[0] == door.fds[1]
     second.sendall(zmtp.frame(b"b", more=False) * 4)
     time.sleep(0.1)
-    assert door.read(8) == {b"a": 4, b"b": 4}
+    found = door.read(8)
+    # What comes before its successor's first word may be its successor's.
+    assert found.pop(b"a", 0) < 4 and found == {b"b": 4}
     lost = door.flush()
     assert len(lost) <= 1
-    (client,) = door.port._links
+    (client,) = door.port.peers.links
     assert (client, Sent.GONE) not in lost
     assert door.port.send(client, [b"answer"], time.monotonic_ns()) is Sent.YES
     assert door.flush() == []
@@ -195,12 +197,12 @@ def test_who_takes_nothing_is_cut_off_when_it_must_be_the_one(door: Door, certai
     first.shutdown(std_socket.SHUT_RDWR)
     door.gone()
     if certain:
-        assert door.read(2) == {b"a": 1}
+        assert door.read(2) == {}
     second = door.connect()
     second.sendall(zmtp.frame(b"b", more=False))
     found: dict[bytes, int] = {}
     wait_until(lambda: found.update(door.read(1)) or b"b" in found)
-    link = door.port._book.at(door.fds[1])
+    link = door.port.peers.book.at(door.fds[1])
     assert link is not None and link.certain is certain
     client, body = link.client, bytes(1 << 20)
     now = link.since_ns + 1
@@ -240,7 +242,7 @@ def test_a_connection_from_before_the_monitor_is_known(door: Door) -> None:
             door.port.departures.recv_multipart()  # nobody has heard of it
         peer.sendall(zmtp.frame(b"a", more=False))
         wait_until(lambda: door.read(1) == {b"a": 1})
-        (link,) = door.port._links.values()
+        (link,) = door.port.peers.links.values()
         assert link.certain
         peer.sendall(LONG)
         wait_until(lambda: door.read(1) == {} and door.port.evicted == 1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from dispatcher_rig import Rig, X, swallow, task, wait_until
 
+from blockflow.dispatcher.clients import TRACKED_BYTES
 from blockflow.wire import client as wire
 from blockflow.wire.control import Drain, Drained, Monitor, Routes, Stats, Undrain
 
@@ -149,3 +150,28 @@ def test_changed_tasks_are_described_once_for_all_clients(
         told, _ = client.answer()
         assert told.request_id == rid and told.tasks[0]["deadline_ms"] == 500
     assert len(written) == 1
+
+
+def test_one_description_at_a_time_is_under_way_to_each_client(up: Rig) -> None:
+    """A question is two dozen bytes, and what answers it may be a megabyte."""
+    many = [task(f"task-{n}", ["e"]) for n in range(2000)]
+    up.publish(*many)
+    port, client = up.server._clients, up.client(1, hwm=1)
+    asked = [client.new_id() for _ in range(40)]
+    for rid in asked:
+        client.send(wire.encode_to_dispatcher(wire.Describe(rid)))
+    most = 0
+
+    def answered() -> int:
+        nonlocal most
+        most = max(most, port.backlog_bytes())
+        return client.socket.poll(10)
+
+    told = []
+    for _ in asked:
+        wait_until(answered)
+        header = client.socket.recv()
+        assert len(header) > TRACKED_BYTES
+        assert most <= len(header), "of all forty, one waits to be taken"
+        told.append(wire.decode_to_client(header).request_id)
+    assert told == asked, "each has its answer"

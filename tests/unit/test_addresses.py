@@ -18,7 +18,7 @@ from blockflow.control.fleet import Place
 from blockflow.control.settings import ControlSettings, is_address, is_loopback, with_port
 from blockflow.control.system import hold_address
 from blockflow.core.errors import BlockFlowError
-from blockflow.tensormq.sockets import is_v6
+from blockflow.tensormq.ports import is_v6
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from blockflow.client import names
 from blockflow.client.address import dispatcher_address
 from blockflow.client.names import Whereabouts, names_a_host, resolve
 from blockflow.core.errors import RequestError
-from blockflow.tensormq.sockets import is_v6
+from blockflow.tensormq.ports import is_v6
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.dispatcher.connections import SURE_NS, Connections, takes_over
+from blockflow.dispatcher.connections import SPEAKS_NS, SURE_NS, Connections, takes_over
 from blockflow.dispatcher.descriptors import Doors, mark
 
 FD = 7
@@ -82,6 +82,32 @@ def test_who_leaves_leaves_nothing_behind() -> None:
     assert connection.client == b"" and not connection.certain
 
 
+def test_the_oldest_that_never_spoke_is_told_first() -> None:
+    book = Connections()
+    links = [book.began(fd, 100 + fd, fd) for fd in range(6)]
+    links[1].belongs_to(name(1))
+    links[1].leave(name(1))
+    book.ended(2)
+    late = 3 + SPEAKS_NS
+    assert book.silent_for_longest(SPEAKS_NS - 1) is None, "its handshake may be under way"
+    assert [book.silent_for_longest(late) for _ in range(3)] == [links[0], links[3], None]
+    links[4].belongs_to(name(4))
+    assert book.silent_for_longest(late + 9) is links[5]
+    assert book.silent_for_longest(late + 9) is None, "nobody is told twice"
+
+
+def test_those_that_were_shut_keep_their_descriptor_for_a_moment() -> None:
+    book = Connections()
+    links = [book.began(fd, 100 + fd, 0) for fd in range(3)]
+    for _ in range(2):
+        book.shut(links[1])
+    assert (len(book), book.standing, links[1].ending) == (3, 2, True)
+    book.ended(1)
+    assert (len(book), book.standing) == (2, 2)
+    book.ended(0)
+    assert (len(book), book.standing) == (1, 1)
+
+
 # --- what may be shut
 
 
@@ -111,11 +137,11 @@ def test_what_is_no_socket_has_no_mark_and_stays_open() -> None:
     for fd in (os.eventfd(0), os.open(os.devnull, os.O_RDONLY)):
         assert mark(fd) is None
         assert not door.shut(fd, os.fstat(fd).st_ino)
-        assert not door.turn_away(fd)
+        assert not door.turn_away(fd, os.fstat(fd).st_ino)
         os.fstat(fd)
         os.close(fd)
         assert mark(fd) is None
-        assert not door.shut(fd, 1) and not door.turn_away(fd)
+        assert not door.shut(fd, 1) and not door.turn_away(fd, 1)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -146,7 +172,8 @@ def test_no_other_socket_of_this_process_is(files: ExitStack, tmp_path: Path) ->
         for end in (far, near):
             own = mark(end.fileno())
             assert own is not None
-            assert not door.shut(end.fileno(), own) and not door.turn_away(end.fileno())
+            assert not door.shut(end.fileno(), own)
+            assert not door.turn_away(end.fileno(), own)
         far.send(b"x")
         assert near.recv(1) == b"x"
 
@@ -159,8 +186,10 @@ def test_turned_away_is_who_came_by_tcp(files: ExitStack, tmp_path: Path) -> Non
     unix.listen()
     door = Doors([endpoint, f"ipc://{path}"])
     far, near = pair(files, listener)
-    assert door.turn_away(near.fileno()) and far.recv(1) == b""
-    far, near = pair(files, unix)
-    assert not door.turn_away(near.fileno())
     own = mark(near.fileno())
-    assert own is not None and door.shut(near.fileno(), own) and far.recv(1) == b""
+    assert own is not None and not door.turn_away(near.fileno(), own + 1)
+    assert door.turn_away(near.fileno(), own) and far.recv(1) == b""
+    far, near = pair(files, unix)
+    own = mark(near.fileno())
+    assert own is not None and not door.turn_away(near.fileno(), own)
+    assert door.shut(near.fileno(), own) and far.recv(1) == b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 from collections.abc import Callable
 from typing import Any
@@ -186,6 +187,22 @@ def test_what_happens_is_told_at_the_next_sample(told: Sampled) -> None:
     told.usage = Usage(0, 0, 0, 0, 0, 0, 1, 0)
     assert told.after(0.25) == 6
     assert told.after(0.25) == 6
+
+
+def test_without_a_descriptor_to_look_with_it_is_told_later(
+    told: Sampled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once this ended the thread, and the figures stood still for ever."""
+
+    def sample(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(told.sampler, "sample", sample)
+        told._stats.events["defects"] += 1
+        assert [told.after(0.25) for _ in range(3)] == [1, 1, 1]
+    assert told.after(0.25) == 2
+    assert told.sent[-1].extra["events"]["defects"] == 1
 
 
 def test_the_largest_sample_fits_a_message() -> None:

@@ -45,6 +45,7 @@ def test_a_burst_is_given_back_once_it_is_over() -> None:
     assert not world.trims
     world.wait(module.QUIET_NS)
     assert len(world.trims) == 1 and world.private == START
+    world.wait(LOOK)
     assert not world.heap.stirred, "there is nothing more to look at"
     world.wait(100 * SECOND)
     assert len(world.trims) == 1
@@ -86,12 +87,27 @@ def test_what_is_held_is_no_waste_and_not_the_end_of_a_burst() -> None:
     assert len(world.trims) == 1
 
 
-def test_a_trim_that_gets_nothing_back_is_not_repeated_before_the_next_message() -> None:
+def test_what_a_trim_leaves_is_looked_for_again() -> None:
+    """Memory of a peer that has gone is free only when all that it had sent is read."""
+    world = World()
+    world.used = START + 500 * MIB
+    world.message(MIB)
+    world.wait(5 * SECOND)
+    assert len(world.trims) == 1 and world.heap.stirred
+    world.used = START
+    world.wait(module.SPACING_NS)
+    assert len(world.trims) == 2 and world.private == START and not world.heap.stirred
+    world.wait(60 * SECOND)
+    assert len(world.trims) == 2
+
+
+def test_trims_that_get_nothing_back_come_to_an_end() -> None:
     world = World()
     world.used = world.private = START + 500 * MIB  # routes, say
     world.message(MIB)
-    world.wait(60 * SECOND)
-    assert len(world.trims) == 1 and not world.heap.stirred
+    world.wait(100 * SECOND)
+    assert len(world.trims) == 1 + module.AGAIN and not world.heap.stirred
+    assert all(b - a >= module.SPACING_NS for a, b in pairwise(world.trims))
 
 
 def test_what_is_large() -> None:

@@ -17,21 +17,19 @@ def test_the_later_name_has_the_connection() -> None:
     assert not came_after(b"alice", b"bob")
 
 
-def test_who_was_cut_off_stays_so_and_who_named_itself_may_be_back() -> None:
+def test_who_is_over_stays_so_and_who_named_itself_may_be_back() -> None:
     book = Past()
     for client in (name(7), b"alice"):
-        book.add(client, cut_off=True)
-        book.add(client, cut_off=False)
-    assert book.cut_off(name(7)) and book.is_over(name(7))
-    assert not book.cut_off(b"alice") and not book.is_over(b"alice")
+        book.add(client)
+    assert name(7) in book
     assert b"alice" not in book, "nothing follows from it, and its name may be as long as a frame"
 
 
 def test_it_is_bounded() -> None:
     book = Past()
     for count in range(past.REMEMBERED + 1):
-        book.add(name(count), cut_off=False)
+        book.add(name(count))
     assert name(0) not in book and name(1) in book and name(past.REMEMBERED) in book
-    book.add(name(1), cut_off=False)  # again: the latest now
-    book.add(name(past.REMEMBERED + 1), cut_off=False)
+    book.add(name(1))  # again: the latest now
+    book.add(name(past.REMEMBERED + 1))
     assert name(1) in book and name(2) not in book

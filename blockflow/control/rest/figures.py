@@ -184,7 +184,7 @@ def _dispatcher() -> Schema:
             "result_memory": said("results kept for requests that are sent again", _memory()),
             "backlog_bytes": count("bytes of replies that clients have not taken yet"),
             "evicted": count("clients that were cut off because they did not read"),
-            "turned_away": count("connections ended at once because there were too many"),
+            "turned_away": count("connections ended because there were too many"),
             "unread": count("connections ended because what they sent had no end"),
             "admission": said(
                 "who is let in",
