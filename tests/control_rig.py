@@ -212,10 +212,14 @@ class World:
 
     def let_drain(self) -> None:
         self.busy = False
-        dispatcher = self.incarnation("dispatcher")
         owed, self.owed = self.owed, []
         for version in owed:
-            self.tell(Received(dispatcher, Drained(dispatcher, version)))
+            self.drained_below(version)
+
+    def drained_below(self, version: int) -> None:
+        """No request of older routes is in flight."""
+        dispatcher = self.incarnation("dispatcher")
+        self.tell(Received(dispatcher, Drained(dispatcher, version)))
 
     def journal(self) -> Journal:
         """What the Manager would have written down by now, read again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockflow.control.update import Phase, Update
+from blockflow.control.update import Kind, Phase, Update
 from blockflow.core.errors import SystemError_, TopologyError
 
 RETRY_MS = 250
@@ -55,6 +55,14 @@ def check_free(stopping: bool, busy: Update | None) -> None:
 def in_force(update: Update) -> bool:
     """What it asks for is in force, and stored if it is to be: it can only be done."""
     return update.phase in (Phase.PUBLISHING, Phase.DRAINING)
+
+
+def may_be_set_aside(update: Update) -> bool:
+    """All that is left of it is to stop whom it replaced, once the requests on the old routes have
+    ended: another update may begin meanwhile. What waits to close a block is not of that sort: the
+    next update may open it again."""
+    replaces = update.kind in (Kind.SYSTEM, Kind.ROLLBACK, Kind.RESTART)
+    return replaces and update.phase is Phase.DRAINING
 
 
 def cut_short(update: Update, epoch: int) -> TopologyError:

@@ -99,7 +99,7 @@ class Brain:
                 fit the machine.
         """
         check_epoch(if_epoch, self.realm.epoch)
-        check_free(self.stopping, self.runner.current)
+        check_free(self.stopping, self.runner.in_the_way)
         realm = self.realm
         plan = realm.plan(topology)
         check_size(topology)
@@ -185,7 +185,7 @@ class Brain:
 
     def restart(self, block: str, now_ns: int) -> Update:
         """Replace the block's workers by new ones without losing a request."""
-        check_free(self.stopping, self.runner.current)
+        check_free(self.stopping, self.runner.in_the_way)
         old = self.realm.hosts(block)
         update = self.runner.begin(Kind.RESTART, self.realm.epoch, now_ns, block)
         update.leaving = {r.name for r in old}
@@ -205,7 +205,7 @@ class Brain:
 
     def close(self, block: str, kind: Kind, now_ns: int) -> Update:
         """Drain, undrain or stop one block (:class:`Kind` says which)."""
-        check_free(self.stopping, self.runner.current)
+        check_free(self.stopping, self.runner.in_the_way)
         self.realm.hosts(block)
         held = self.realm.closed.get(block)
         if held == "stop" and kind is not Kind.STOP:
@@ -280,9 +280,8 @@ class Brain:
 
     def deadline(self) -> int | None:
         """When :meth:`tick` is due at the latest; None = not before the next event."""
-        times = [self.crew.deadline(), self.realm.publication.deadline(), self._grace_ns]
-        if self.runner.current is not None:
-            times.append(self.runner.current.drain_deadline_ns)
+        rooms = (self.crew, self.realm.publication, self.runner)
+        times = [self._grace_ns, *(room.deadline() for room in rooms)]
         return min((t for t in times if t is not None), default=None)
 
     def take(self) -> list[Instruction]:
@@ -380,7 +379,7 @@ class Brain:
 
     def _go_on(self, now_ns: int) -> None:
         self.runner.progress(now_ns)
-        self.realm.threads.tell(settled=self.runner.current is None)
+        self.realm.threads.tell(settled=self.runner.settled)
         if self._stops_sent and not any(True for _ in self.crew.lives()):
             self._stops_sent = False
             self._out.append(AllGone())

@@ -294,7 +294,7 @@ class Commands:
 
         def look() -> dict[str, Any]:
             views = manager.views()
-            current = manager.brain.runner.current
+            current = manager.brain.runner.under_way
             updates = views.updates()
             counters = manager.controller.counters
             return {

@@ -373,7 +373,7 @@ class Manager:
             update = self.brain.runner.updates.get(instruction.update_id)
             if update is not None:
                 if update.stores:
-                    self.store.ended()
+                    self.store.ended(update.epoch)
                 cause = f": {update.error}" if update.error is not None else ""
                 log.info("update %d (%s) %s%s", update.update_id, update.kind, update.phase, cause)
         elif isinstance(instruction, AllGone):

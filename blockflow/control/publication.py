@@ -40,7 +40,7 @@ class Publication:
     _waiting: set[int] = field(default_factory=set)
     _admission: RouteTable | None = None
     _dispatcher: int | None = None
-    _sent: bool = False
+    _sent: int = 0  # the latest version that the Dispatcher was sent
     _deadline_ns: int | None = None
 
     def publish(
@@ -64,7 +64,6 @@ class Publication:
         self._admission = admission
         self._dispatcher = dispatcher
         self._waiting = set(workers)
-        self._sent = False
         self._deadline_ns = now_ns + self.ack_ns
         message = Routes(transit.to_dict())
         out: list[Instruction] = [Send(w, message) for w in sorted(self._waiting)]
@@ -75,7 +74,7 @@ class Publication:
         if version != self.version:
             return []
         if incarnation == self._dispatcher:
-            if self._sent:
+            if self._sent == version:
                 self.flipped, self.in_force = version, self._admission
                 self._deadline_ns = None
             return []
@@ -83,8 +82,8 @@ class Publication:
         return self._flip_if_known(now_ns)
 
     def drained_below(self, incarnation: int, version: int) -> None:
-        """Drained came from the Dispatcher."""
-        if incarnation == self._dispatcher and self._sent and version <= self.version:
+        """Drained came from the Dispatcher. It may be of routes before those under way."""
+        if incarnation == self._dispatcher and version <= self._sent:
             self.drained = max(self.drained, version)
 
     def gone(self, incarnation: int, now_ns: int) -> list[Instruction]:
@@ -104,7 +103,7 @@ class Publication:
         hung and is replaced."""
         if self._deadline_ns is None or now_ns < self._deadline_ns:
             return []
-        if self._sent:
+        if self._sent == self.version:
             self._deadline_ns = None
             return [] if self._dispatcher is None else [Kill(self._dispatcher)]
         self.late += len(self._waiting)
@@ -115,8 +114,9 @@ class Publication:
         return self._deadline_ns
 
     def _flip_if_known(self, now_ns: int) -> list[Instruction]:
-        if self._waiting or self._sent or self._dispatcher is None or self._admission is None:
+        known = self._sent == self.version
+        if self._waiting or known or self._dispatcher is None or self._admission is None:
             return []
-        self._sent = True
+        self._sent = self.version
         self._deadline_ns = now_ns + self.flip_ns
         return [Send(self._dispatcher, Routes(self._admission.to_dict()))]

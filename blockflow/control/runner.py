@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from blockflow.control.beginning import ENDED_EARLY, cut_short, in_force
+from blockflow.control.beginning import ENDED_EARLY, cut_short, in_force, may_be_set_aside
 from blockflow.control.crew import ns
 from blockflow.control.events import Begun, Commit, Finished, Send
 from blockflow.control.fleet import Crash, Life, Numbers, Replica, Role
@@ -24,12 +24,15 @@ class UpdateRunner:
     """The current update and the past ones.
 
     Attributes:
-        current: the update under way, None when at rest.
+        current: the update under way, None when none is.
+        aside: one that was under way when the current one, or one before it, began: it is in force
+            long since, and only waits for old requests to end, and then for who served these.
         updates: the latest updates by id; the oldest are forgotten.
     """
 
     def __init__(self, realm: Realm, numbers: Numbers) -> None:
         self.current: Update | None = None
+        self.aside: Update | None = None
         self.updates: dict[int, Update] = {}
         self._realm = realm
         self._crew = realm.crew
@@ -37,7 +40,8 @@ class UpdateRunner:
         self._numbers = numbers
 
     def begin(self, kind: Kind, epoch: int, now_ns: int, block: str = "") -> Update:
-        """A new current update; the caller has made sure that there is none.
+        """A new current update; the caller has made sure that none is :attr:`in_the_way`. One that
+        still drains is set aside.
 
         Raises:
             SystemError_: NO_SPACE, STATE_UNUSABLE: no number is left for it.
@@ -49,8 +53,38 @@ class UpdateRunner:
         self.updates[update.update_id] = update
         if len(self.updates) > _HISTORY:
             del self.updates[min(self.updates)]
+        if self.current is not None:
+            self.aside = self.current
         self.current = update
         return update
+
+    @property
+    def in_the_way(self) -> Update | None:
+        """The update that another one has to wait for, None where one may begin.
+
+        One that only drains is in nobody's way: a long request must not keep an operator from
+        going back. Only one at a time is set aside, as each keeps its old workers alive.
+        """
+        update = self.current
+        if update is None or (self.aside is None and may_be_set_aside(update) and self._roomy):
+            return None
+        return update
+
+    @property
+    def under_way(self) -> Update | None:
+        """What people are told of: the current update, or else what is left of an earlier one."""
+        return self.current or self.aside
+
+    @property
+    def settled(self) -> bool:
+        """Nothing of any update is left to do."""
+        return self.under_way is None
+
+    def deadline(self) -> int | None:
+        """When :meth:`progress` is due at the latest, None = not before the next event."""
+        updates = (self.current, self.aside)
+        due = (u.drain_deadline_ns for u in updates if u is not None)
+        return min((t for t in due if t is not None), default=None)
 
     def start_candidates(
         self, update: Update, starts: list[tuple[WorkerSpec, str]], now_ns: int
@@ -81,7 +115,9 @@ class UpdateRunner:
             update.waiting.add(replica.life.incarnation)
 
     def progress(self, now_ns: int) -> None:
-        """Move the current update on. Called after every event: it acts on facts, not on events."""
+        """Move on what is under way. Called after every event: it acts on facts, not on events."""
+        if self.aside is not None:
+            self._drain(self.aside, now_ns)
         update = self.current
         if update is None:
             return
@@ -111,6 +147,7 @@ class UpdateRunner:
     def adopt(self, update: Update, now_ns: int) -> None:
         """The point of no return: what was prepared becomes what is in force."""
         realm, block = self._realm, update.block
+        others = self.aside.retiring if self.aside is not None else set()
         if update.stores and update.target is not None:
             realm.take(update.target, update.epoch, update.posted, update.leaving)
         elif update.kind is Kind.DRAIN:
@@ -128,8 +165,8 @@ class UpdateRunner:
                 update.retiring.add(incarnation)
                 if replica.life.reaped:  # it may have been about to be started again
                     self._crew.fleet.remove(replica)
-            elif replica.role is Role.RETIRING:  # it outlived a re-adoption that knew no topology
-                update.retiring.add(incarnation)
+            elif replica.role is Role.RETIRING and incarnation not in others:
+                update.retiring.add(incarnation)  # it outlived a re-adoption that knew no topology
         update.move(Phase.PUBLISHING, now_ns)
         # Before the routes: who must compute with less does so when the new ones get work.
         realm.threads.tell(settled=False)
@@ -146,17 +183,17 @@ class UpdateRunner:
         self._finish(update)
 
     def cut_short(self, now_ns: int) -> None:
-        """The system shuts down: nobody waits for the current update any longer. What is in force
-        already is done, whatever still drains: everything ends, and it comes back at a start."""
-        update = self.current
-        if update is None:
-            return
-        if in_force(update):
-            update.notes.append(ENDED_EARLY)
-            update.move(Phase.DONE, now_ns)
-            self._finish(update)
-        else:
-            self.fail(update, cut_short(update, self._realm.epoch), now_ns)
+        """The system shuts down: nobody waits for an update any longer. What is in force already
+        is done, whatever still drains: everything ends, and it comes back at a start."""
+        for update in (self.aside, self.current):
+            if update is None:
+                continue
+            if in_force(update):
+                update.notes.append(ENDED_EARLY)
+                update.move(Phase.DONE, now_ns)
+                self._finish(update)
+            else:
+                self.fail(update, cut_short(update, self._realm.epoch), now_ns)
 
     def unchanged(self, update: Update, now_ns: int) -> None:
         """End an update that asks for what is there already."""
@@ -188,7 +225,12 @@ class UpdateRunner:
         """Nothing of it waits for the requests on the old routes, so another update may follow
         while a long one of them goes on. What that one retires waits for all older routes."""
         opens = update.kind in (Kind.SYSTEM, Kind.ROLLBACK, Kind.UNDRAIN)
-        return opens and not update.retiring and self._realm.shares.roomy
+        return opens and not update.retiring and self._roomy
+
+    @property
+    def _roomy(self) -> bool:
+        """Another update may take its tasks' indices beside those of the requests in flight."""
+        return self._realm.shares.roomy
 
     def _release(self, update: Update, now_ns: int) -> None:
         """Nothing in flight needs the old routes any more."""
@@ -220,7 +262,10 @@ class UpdateRunner:
             self._crew.out.append(Send(life.incarnation, Drain()))
 
     def _finish(self, update: Update) -> None:
-        self.current = None
+        if update is self.aside:
+            self.aside = None
+        else:
+            self.current = None
         self._crew.out.append(Finished(update.update_id))
 
 

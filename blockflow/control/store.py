@@ -157,11 +157,14 @@ class StateStore:
 
     def begin(self, epoch: int) -> None:
         """An update to ``epoch`` is under way."""
+        self._pending = epoch
         pending.begin(self.root, epoch)
 
-    def ended(self) -> None:
-        """The update has ended, one way or the other."""
-        pending.ended(self.root)
+    def ended(self, epoch: int) -> None:
+        """The update to ``epoch`` has ended, one way or the other. Where another one has begun in
+        the meantime, that is the one to be told of."""
+        if epoch == self._pending:
+            pending.ended(self.root)
 
     def warn(self, text: str) -> None:
         """Add something to :attr:`warning`."""
@@ -210,7 +213,7 @@ class StateStore:
             next_incarnation=self._state.next_incarnation, next_stage=self._state.next_stage
         )
         self.save(self._state)
-        self.ended()
+        pending.ended(self.root)
         self._epochs = self._found = ""
         self._spans.clear()
 
@@ -237,6 +240,7 @@ class StateStore:
     def _open(self, root: Path | str) -> None:
         self.root = Path(root)
         self._spans, self._left, self._file = {}, {}, None
+        self._pending = 0
         self._lock = self._acquire()
 
     def _take(self, kind: str) -> int:

@@ -77,11 +77,12 @@ class ThreadBook:
         return self._known[1]
 
     def _groups(self, but: Role | None = None) -> list[list[Replica]]:
-        """The replicas of each worker and role, which have one number of threads."""
-        groups: dict[tuple[str, Role], list[Replica]] = {}
+        """The replicas of each worker and role, which have one number of threads. Those that retire
+        may be of two epochs that ask for different ones."""
+        groups: dict[tuple[Demand, Role], list[Replica]] = {}
         for replica in self._crew.fleet:
             if replica.role is not but:
-                groups.setdefault((replica.spec.name, replica.role), []).append(replica)
+                groups.setdefault((replica.spec.demand(1), replica.role), []).append(replica)
         return list(groups.values())
 
 

@@ -104,7 +104,7 @@ class DispatcherServer:
         self._heard = heard
         self._poller = zmq.Poller()
         self._hosts: dict[int, str] = {}
-        self._drained_due: int | None = None
+        self._drained = 0
         self._empty_due = False
         self.state: State = "running"
         run_dir = Path(launch.run_dir)
@@ -292,7 +292,6 @@ class DispatcherServer:
         for route in table.stages.values():
             self._hosts[route.incarnation] = route.endpoint
         self._tell(RoutesApplied(self._incarnation, table.version))
-        self._drained_due = table.version
 
     def _on_peer_gone(self, note: PeerGone) -> None:
         endpoint = self._hosts.pop(note.incarnation, None)
@@ -301,12 +300,16 @@ class DispatcherServer:
 
     def _report_drained(self) -> None:
         table = self.exchange.table
-        if self._drained_due is not None:
+        latest = self.exchange.planner.version
+        if self._drained < latest:
             oldest = table.oldest_version()
-            if oldest is None or oldest >= self._drained_due:
-                self._tell(Drained(self._incarnation, self._drained_due))
-                self._drained_due = None
-                self._forget_retired()
+            version = latest if oldest is None else min(oldest, latest)
+            if version > self._drained:
+                # Of each of several that drain: what an earlier update has replaced can go.
+                self._drained = version
+                self._tell(Drained(self._incarnation, version))
+                if version == latest:
+                    self._forget_retired()
         if self._empty_due and not len(table):
             self._tell(Drained(self._incarnation))
             self._empty_due = False

@@ -42,6 +42,30 @@ def test_new_routes_take_over_and_the_old_ones_are_reported_drained(
     assert r.told.count(Drained(1, 2)) == 1
 
 
+def test_each_of_several_routes_is_said_to_have_drained_in_its_time(
+    make: Callable[..., Rig],
+) -> None:
+    """What an update has replaced need not wait for the requests of the next ones."""
+    r = make()
+    client = r.client()
+    held = []
+    for version in (1, 2):
+        worker = r.worker(10 + version, {version: "e"})
+        worker.behave["e"] = swallow
+        r.publish(task("t", ["e"]), workers=[worker])
+        held.append(client.ask("t", X))
+        wait_until(lambda w=worker: w.seen)
+    r.publish(task("t", ["e"]), workers=[r.worker(13, {3: "e"})])
+    client.send(wire.encode_to_dispatcher(wire.Cancel(held[0])))
+    client.answer()
+    wait_until(lambda: r.drained(2))
+    assert not r.drained(3)
+    client.send(wire.encode_to_dispatcher(wire.Cancel(held[1])))
+    client.answer()
+    wait_until(lambda: r.drained(3))
+    assert [m.version for m in r.told if isinstance(m, Drained)] == [1, 2, 3]
+
+
 def test_a_task_that_went_away_is_unknown(up: Rig) -> None:
     client = up.client()
     client.infer("ta", X)

@@ -12,6 +12,7 @@ from control_rig import SPEC
 
 from blockflow.client import Client
 from blockflow.control.system import System
+from blockflow.control.update import Phase
 from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -90,3 +91,35 @@ def test_of_two_updates_of_one_epoch_the_second_is_refused(system: System) -> No
         assert (status, error["code"]) == (409, "EPOCH_MISMATCH")
         assert error["details"] == {"epoch": epoch + 1}
     assert set(read(system)["topology"]["tasks"]) == {"t", "mine"}
+
+
+def test_the_way_back_from_a_bad_update_does_not_wait_for_a_long_request(
+    system: System, repository: BlockRepository
+) -> None:
+    save_echo(repository, "long", SPEC, settings={"delay_ms": 8000})
+    system.apply({"blocks": ["a", "b", "long"], "tasks": {**BODY["tasks"], "l": ["long"]}})
+    save(repository, "b", 90, "2")
+    bad = {**read(system)["posted"], "blocks": ["a", {"name": "b", "block": "b@2"}, "long"]}
+    updates = system.manager.brain.runner.updates
+
+    def begun(path: str, body: Any) -> int:
+        """Its routes are in force; it may wait for the requests on the old ones."""
+        status, answer = post(system, f"{path}?wait=false", body)
+        assert status == 202, answer
+        number = int(answer["update"]["id"])
+        assert system.manager.wait(lambda: updates[number].phase is Phase.DRAINING or None, 60)
+        return number
+
+    with Client(system.client_endpoint) as client:
+        long = client.submit("l", X)
+        first = begun("system-update", bad)
+        assert client.infer("t", X).value[0, 0] == 91.0
+        back = begun("rollback", {})
+        found = client.infer("t", X)
+        assert (found.value[0, 0], found.epoch, long.done()) == (11.0, 4, False)
+        assert updates[first].phase is Phase.DRAINING
+        assert long.result().epoch == 2
+    for update in (first, back):
+        done = system.manager.wait_update(update, 30)
+        assert done is not None and (done.phase, done.notes) == (Phase.DONE, [])
+    assert len(system.status()["workers"]) == 3

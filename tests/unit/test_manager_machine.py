@@ -135,7 +135,7 @@ class BrainMachine(RuleBasedStateMachine):
     def threads_are_told_as_soon_as_they_may_be(self) -> None:
         """Who forgets what it saw last finds nothing to tell."""
         brain = self.world.brain
-        ThreadBook(brain.crew, CORES).tell(settled=brain.runner.current is None)
+        ThreadBook(brain.crew, CORES).tell(settled=brain.runner.settled)
         assert brain.crew.out == []
 
     def teardown(self) -> None:
@@ -148,7 +148,7 @@ class BrainMachine(RuleBasedStateMachine):
         world.busy = False
         world.pass_time(300)
         brain = world.brain
-        assert brain.runner.current is None
+        assert brain.runner.settled
         assert brain.crew.dispatcher_ready
         realm = brain.realm
         if realm.topology is None:

@@ -95,6 +95,14 @@ class TestPublication:
         p.drained_below(99, 4)
         assert p.drained == 5
 
+    def test_what_drained_before_newer_routes_are_known_counts(self) -> None:
+        p, _ = self.begin()
+        p.publish(RouteTable(1, 6), RouteTable(1, 6), (1,), 99, S)
+        p.drained_below(99, 6)
+        assert p.drained == 0
+        p.drained_below(99, 5)
+        assert p.drained == 5
+
     def test_a_newer_publication_waits_for_none_of_the_older_ones_workers(self) -> None:
         p, _ = self.begin(1, 2)
         p.publish(RouteTable(1, 6), RouteTable(1, 6), (1,), 99, S)

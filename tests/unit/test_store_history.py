@@ -90,10 +90,22 @@ def test_an_update_that_ended_is_not_told(tmp_path: Path) -> None:
     filled(tmp_path)
     with StateStore(tmp_path) as store:
         store.begin(3)
-        store.ended()
-        store.ended()
+        store.ended(3)
+        store.ended(3)
     with StateStore(tmp_path) as store:
         assert store.warning == ""
+
+
+def test_one_that_ends_while_the_next_is_under_way_takes_nothing_of_it_along(
+    tmp_path: Path,
+) -> None:
+    filled(tmp_path)
+    with StateStore(tmp_path) as store:
+        store.begin(3)
+        store.begin(4)
+        store.ended(3)
+    with StateStore(tmp_path) as store:
+        assert "during the update to epoch 4" in store.warning
 
 
 @pytest.mark.parametrize("wreck", [b"", b"x", b"\xff", b"9" * 100])

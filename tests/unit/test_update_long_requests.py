@@ -8,8 +8,9 @@ import control_rig
 import pytest
 from control_rig import AB, World
 
+from blockflow.control.threads import ThreadBook
 from blockflow.control.update import Kind, Phase
-from blockflow.core.errors import TopologyError
+from blockflow.core.errors import BlockError, TopologyError
 
 world = control_rig.world
 BLOCKS = AB[0]
@@ -21,6 +22,9 @@ def long(world: World) -> World:
     world.apply(*AB)
     world.busy = True
     return world
+
+
+AC = ["a", "c"], {"t": ["a", "c"]}
 
 
 def index(world: World, task: str) -> int:
@@ -39,8 +43,6 @@ def test_what_retires_waits_for_the_requests_of_all_older_routes(long: World) ->
     long.apply(BLOCKS, {"t": ["a", "b"], "u": ["a"]})
     update = long.apply(["a", "c"], {"t": ["a", "c"]})
     assert update.phase is Phase.DRAINING and "b#0" in long.names()
-    with pytest.raises(TopologyError, match="UPDATE_IN_PROGRESS"):
-        long.apply(*AB)
     long.let_drain()
     assert str(update.phase) == Phase.DONE and "b#0" not in long.names()
 
@@ -86,3 +88,114 @@ def test_with_too_few_indices_left_the_next_update_waits(
     assert update.phase is Phase.DRAINING
     long.let_drain()
     assert str(update.phase) == Phase.DONE
+
+
+# --- one that drains is set aside -----------------------------------------------------------------
+
+
+def test_the_way_back_does_not_wait_for_requests_of_the_epoch_before(long: World) -> None:
+    bad = long.apply(*AC)
+    back = long.apply(*AB)
+    runner = long.brain.runner
+    assert (runner.aside, runner.current) == (bad, back)
+    assert long.brain.realm.epoch == back.epoch == 3
+    assert long.admitted_blocks() == {"a": 1, "b": 1}
+    assert {bad.phase, back.phase} == {Phase.DRAINING}
+    assert len(long.names()) == 5  # the Dispatcher, a, b of old, c, and another b
+    long.let_drain()
+    assert {str(bad.phase), str(back.phase)} == {Phase.DONE} and runner.settled
+    assert len(long.names()) == 3
+    assert not [*bad.notes, *back.notes]
+
+
+def test_what_an_update_has_replaced_goes_while_the_next_ones_requests_go_on(long: World) -> None:
+    bad = long.apply(*AC)
+    back = long.apply(*AB)
+    long.drained_below(bad.version)
+    assert bad.phase is Phase.DONE and "b#0" not in long.names()
+    assert back.phase is Phase.DRAINING and "c#0" in long.names()
+    long.drained_below(back.version)
+    assert str(back.phase) == Phase.DONE and "c#0" not in long.names()
+
+
+def test_it_is_drained_also_while_the_next_one_is_prepared(long: World) -> None:
+    bad = long.apply(*AC)
+    long.hold_ready.add("b#1")
+    back = long.apply(*AB)
+    assert back.phase is Phase.PREPARING
+    long.drained_below(bad.version)
+    assert bad.phase is Phase.DONE and back.phase is Phase.PREPARING
+    assert long.brain.runner.aside is None
+
+
+def test_only_one_is_set_aside(long: World) -> None:
+    first = long.apply(*AC)
+    second = long.apply(*AB)
+    with pytest.raises(TopologyError, match="UPDATE_IN_PROGRESS") as e:
+        long.apply(*AC)
+    assert e.value.details == {"update": second.update_id}
+    long.drained_below(first.version)
+    third = long.apply(*AC)  # the second takes the place of the first
+    assert long.brain.runner.aside is second and third.epoch == 4
+
+
+def test_it_outlives_one_that_fails_and_one_that_changes_nothing(long: World) -> None:
+    first = long.apply(*AC)
+    long.start_fails["d#0"] = BlockError("LOAD_FAILED", "no")
+    failed = long.apply(["a", "d"], {"t": ["a", "d"]})
+    assert failed.phase is Phase.FAILED and first.phase is Phase.DRAINING
+    assert long.apply(*AC).phase is Phase.UNCHANGED
+    assert long.brain.runner.under_way is first
+    long.let_drain()
+    assert str(first.phase) == Phase.DONE and long.brain.runner.settled
+
+
+def test_its_time_is_limited_all_the_same(long: World) -> None:
+    first, second = long.apply(*AC), long.apply(*AB)
+    long.pass_time(3600)
+    assert {first.phase, second.phase} == {Phase.DONE}
+    assert all("time was up" in u.notes[-1] for u in (first, second))
+
+
+def test_one_that_waits_to_close_a_block_is_waited_for(long: World) -> None:
+    stop = long.do(lambda now: long.brain.close("b", Kind.STOP, now))
+    assert stop.phase is Phase.DRAINING
+    with pytest.raises(TopologyError, match="UPDATE_IN_PROGRESS"):
+        long.apply(*AC)
+
+
+def test_a_block_that_is_restarted_with_a_long_request_on_it_keeps_nobody_waiting(
+    long: World,
+) -> None:
+    restart = long.do(lambda now: long.brain.restart("b", now))
+    assert restart.phase is Phase.DRAINING
+    again = long.do(lambda now: long.brain.restart("b", now))
+    assert again.phase is Phase.DRAINING and long.admitted_blocks() == {"a": 1, "b": 1}
+    long.let_drain()
+    assert {str(restart.phase), str(again.phase)} == {Phase.DONE} and len(long.names()) == 3
+
+
+def test_a_shutdown_ends_both(long: World) -> None:
+    first, second = long.apply(*AC), long.apply(*AB)
+    long.brain.shutdown(long.now)
+    assert {first.phase, second.phase} == {Phase.DONE}
+    assert all("shut down" in u.notes[-1] for u in (first, second))
+
+
+def test_a_successor_stops_what_both_have_left(long: World) -> None:
+    long.apply(*AC)
+    long.apply(*AB)
+    update = long.succeed()
+    assert len(long.names()) == 5
+    long.let_drain()
+    assert update.phase is Phase.DONE and len(long.names()) == 3
+
+
+def test_threads_of_what_retires_are_planned_by_what_each_epoch_asked_for(world: World) -> None:
+    wide = [{"name": "a", "threads": 2}], {"t": ["a"]}
+    world.apply([{"name": "a", "threads": 1}], {"t": ["a"]})
+    world.busy = True
+    world.apply(*wide, digests={"a": "y"})
+    world.apply([{"name": "a", "threads": 1}], {"t": ["a"]}, digests={"a": "z"})
+    demands = [group[0].spec.threads for group in ThreadBook(world.brain.crew, 2)._groups()]
+    assert sorted(demands) == [1, 1, 2]
