@@ -11,7 +11,7 @@ from batching_rig import SPEC, profile
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.registry import policy_problems
-from blockflow.bench.batching import diversity, lbci, shared
+from blockflow.bench.batching import diversity, homes, lbci
 from blockflow.bench.batching.blocks import folder_of, recipes_of
 from blockflow.bench.batching.plan import (
     ALEXNET,
@@ -129,7 +129,7 @@ def test_there_are_no_more_workers_of_a_shared_trunk_than_cores(
     one, two, three, head = TRUNK.blocks
     for cores, wanted in ((1, [1, 1, 1, 1]), (2, [1, 1, 2, 2]), (16, [1, 2, 3, 4])):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
-        found = shared.parts(FULL)
+        found = homes.parts(FULL)
         assert [found[b] for b in (one, two, three, head)] == [f"part{n}" for n in wanted]
 
 
@@ -139,36 +139,39 @@ def test_tasks_share_the_trunk_and_no_full_model(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     names = (*TRUNK.blocks, *FULL.whole.blocks)
-    body = shared.topology(FULL, {"policy": "none"}, shared.KINDS)
+    body = homes.topology(FULL, {"policy": "none"}, homes.KINDS)
     found = parse_topology(body, infos(names).__getitem__)
-    assert len(found.tasks) == 32
+    assert len(found.tasks) == 40
     paths = {
         home: [[found.blocks[b] for b in found.tasks[f"{kind}{i}"].path] for i in range(8)]
-        for home, kind in shared.KINDS.items()
+        for home, kind in homes.KINDS.items()
     }
     workers = {home: {b.worker for way in ways for b in way} for home, ways in paths.items()}
     assert {home: len(those) for home, those in workers.items()} == {
-        shared.SHARED_HOME: 1,
-        shared.PARTS_HOME: min(cores, 4),
-        shared.OWN_HOME: 1,
-        shared.FULL_HOME: 8,
+        homes.SHARED_HOME: 1,
+        homes.REPLICAS_HOME: 1,
+        homes.PARTS_HOME: min(cores, 4),
+        homes.OWN_HOME: 1,
+        homes.FULL_HOME: 8,
     }
     assert len(set().union(*workers.values())) == sum(map(len, workers.values()))
     for home, ways in paths.items():
-        whole = home == shared.FULL_HOME
+        whole = home == homes.FULL_HOME
         of_model = list(FULL.whole.blocks if whole else TRUNK.blocks)
         assert all([b.artifact for b in way] == of_model for way in ways)
         # A name is a queue: the trunk has one for all tasks, or one for each of them.
-        together = home in (shared.SHARED_HOME, shared.PARTS_HOME)
+        together = home in (homes.SHARED_HOME, homes.REPLICAS_HOME, homes.PARTS_HOME)
         assert len({tuple(b.name for b in way[:3]) for way in ways}) == (1 if together else 8)
         assert len({way[-1].name for way in ways}) == 8
-        wide = home in (shared.SHARED_HOME, shared.OWN_HOME)
+        wide = home in (homes.SHARED_HOME, homes.OWN_HOME)
         assert {b.lanes for way in ways for b in way} == {lanes if wide else 1}
+        replicas = cores if home == homes.REPLICAS_HOME else 1
+        assert {b.replicas for way in ways for b in way} == {replicas}
     # What the arms differ by is the shared blocks' policy alone.
-    windows = shared.topology(FULL, shared.window(FULL), shared.KINDS)
+    windows = homes.topology(FULL, homes.window(FULL), homes.KINDS)
     other = parse_topology(windows, infos(names).__getitem__)
     changed = [b for b in found.blocks if found.blocks[b].batching != other.blocks[b].batching]
-    assert len(changed) == 2 * 11
+    assert len(changed) == 3 * 11
 
 
 def test_a_probe_outlasts_what_a_short_one_would_not_see() -> None:

@@ -1,29 +1,23 @@
-"""The shared trunk: several tasks whose blocks but the last are the same, deployed in five ways;
-or, where they part at the classifier (``heads``), in the first and the last of them.
+"""The shared trunk: several tasks whose blocks but the last are the same, in all their homes
+(:mod:`.homes`); or, where they part at the classifier (``heads``), in three.
 
-``batched``: one worker with all blocks and as many lanes as there are cores to compute; what waits
-at a block runs together, whatever its task, and a core takes whatever block has work. ``a worker
-per core``: the same, but the path is cut into as many workers as there are cores, all heads in the
-last one. ``batched within tasks``: one worker with as many lanes again, but each task has a copy of
-the trunk's blocks in it, so that only requests of one task share a batch. ``none``: the shared
-trunk, each request by itself. ``full models``: each task has a worker with a whole model of its
-own, and batches there. The bound is computing alone: in as many processes as there are cores, the
-trunk over what all tasks have under way, then each head over its task's. Where larger batches are
-no faster, that bounds nothing: beside it the trunk is computed over what one task has under way.
+``batched`` and ``a replica per core`` are batches over the tasks, ``batched within tasks`` of one
+task's requests alone; ``none`` is each request by itself. The bound is computing alone: in as many
+processes as there are cores, the trunk over what all tasks have under way, then each head over its
+task's. Where larger batches are no faster, that bounds nothing: beside it the trunk is computed
+over what one task has under way.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.bench.batching.blocks import ENGINE, PRECISION
 from blockflow.bench.batching.figures import (
-    MEMORY,
-    MEMORY_RATIO,
     OF_BOUND,
     PEAK_OF_BOUND,
     SATURATED,
@@ -32,105 +26,54 @@ from blockflow.bench.batching.figures import (
     note,
     ratio_figure,
 )
+from blockflow.bench.batching.homes import (
+    FULL_HOME,
+    KINDS,
+    OWN_HOME,
+    PARTS_HOME,
+    REPLICAS_HOME,
+    SHARED_HOME,
+    block_names,
+    memory_figures,
+    topology,
+    window,
+)
 from blockflow.bench.batching.peaks import Search, peak_figures, search_peaks
 from blockflow.bench.batching.plan import HEADS, PER_TASK, SHARED, SHARED_BOUND_ROWS, Plan
-from blockflow.bench.batching.rig import Further, Policy, Rig, block_spec
-from blockflow.bench.batching.sharing import Counts, batch_line, counts, weight_lines
+from blockflow.bench.batching.rig import Further, Rig
+from blockflow.bench.batching.sharing import Counts, batch_line, counts
 from blockflow.bench.batching.traffic import Cell, inputs_for, poisson, saturate
-from blockflow.bench.demo.measure import measure_memory
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.simulation.arrivals import Mix
 from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.statistics import Interval, median_interval, percentile, ratio_interval
-from blockflow.core import limits
-from blockflow.repository.repository import BlockRepository
 
-BATCHED, PER_CORE, WITHIN = "batched", "a worker per core", "batched within tasks"
+BATCHED, REPLICAS, PER_CORE = "batched", "a replica per core", "a worker per core"
+WITHIN = "batched within tasks"
 UNBATCHED, FULL_MODELS = "none", "full models"
 IN_PROCESS, IN_PROCESS_WITHIN = "in process", f"in process, {PER_TASK} rows"
-SHARED_HOME, PARTS_HOME = "shared trunk", "shared trunk, a worker per core"
-OWN_HOME, FULL_HOME = "a trunk per task", "full models"
 HOMES = {
     BATCHED: SHARED_HOME,
+    REPLICAS: REPLICAS_HOME,
     PER_CORE: PARTS_HOME,
     UNBATCHED: SHARED_HOME,
     WITHIN: OWN_HOME,
     FULL_MODELS: FULL_HOME,
 }
 """Who lives where: two of the arms are the same processes."""
-ARMS = {SHARED: tuple(HOMES), HEADS: (BATCHED, FULL_MODELS)}
-KINDS = {SHARED_HOME: "shared", PARTS_HOME: "parts", OWN_HOME: "own", FULL_HOME: "full"}
-"""What the tasks of a home are called."""
+ARMS = {SHARED: tuple(HOMES), HEADS: (BATCHED, REPLICAS, FULL_MODELS)}
+OVER_TASKS = (BATCHED, REPLICAS)
+"""What is held to the aims."""
 
-OF_BOUND_GOAL, MEMORY_GOAL = 0.9, 0.25
+OF_BOUND_GOAL = 0.9
 _VISITS = 2
 _START = 0.8
 """Of the saturated throughput: where the search for a peak begins."""
 _ABOVE = 1.05
 """Nobody is faster than computing alone. Who seems to be by more than this was not laid beside a
 bound, but beside processes that something else held up."""
-_OWN = "heads"
 _ALONE = 9
-
-
-def parts(plan: Plan) -> dict[str, str]:
-    """Block of the path -> its worker where there is one per core: neighbours together.
-
-    More of them would begin batches while others compute: of fewer rows, and each slower.
-    """
-    path = plan.trunk.blocks
-    count = min(len(os.sched_getaffinity(0)), len(path))
-    return {block: f"part{1 + i * count // len(path)}" for i, block in enumerate(path)}
-
-
-def topology(plan: Plan, policy: Policy, homes: Collection[str]) -> dict[str, Any]:
-    """These deployments side by side; ``policy`` is that of the shared blocks.
-
-    Idle workers cost no time, and so nothing has to be started anew between the visits. A copy of
-    a block under another name is another stage, with a queue of its own.
-    """
-    *trunk, head = plan.trunk.blocks
-    part = parts(plan)
-    lanes = min(len(os.sched_getaffinity(0)), len(trunk) + plan.tasks, limits.MAX_LANES)
-    blocks: dict[str, dict[str, Any]] = {}
-    tasks: dict[str, Any] = {}
-
-    def path(home: str, i: int, names: Mapping[str, str]) -> None:
-        """Task ``i`` of a home visits these blocks: name -> block, in order."""
-        if home not in homes:
-            return
-        tasks[f"{KINDS[home]}{i}"] = {"path": list(names), "deadline_ms": limits.MAX_DEADLINE_MS}
-        for name, block in names.items():
-            if home == PARTS_HOME:
-                blocks[name] = block_spec(name, part[block], policy, block)
-            elif home == FULL_HOME:
-                blocks[name] = block_spec(name, name, window(plan), block)
-            else:
-                own = policy if home == SHARED_HOME else window(plan)
-                spec = block_spec(name, KINDS[home], own, block)
-                blocks[name] = {**spec, "lanes": lanes}
-
-    for i in range(plan.tasks):
-        path(SHARED_HOME, i, {**{b: b for b in trunk}, f"{head}.{i}": head})
-        path(PARTS_HOME, i, {**{f"{b}.part": b for b in trunk}, f"{head}.part{i}": head})
-        path(OWN_HOME, i, {own_block(block, i): block for block in plan.trunk.blocks})
-        path(FULL_HOME, i, {f"{plan.whole.name}.{i}": plan.whole.blocks[0]})
-    return {
-        "blocks": list(blocks.values()),
-        "tasks": tasks,
-        "limits": {"max_rows": plan.trunk_rows},
-        "oversubscribe": True,  # by deployments that rest while another one works
-    }
-
-
-def own_block(block: str, task: int) -> str:
-    """A task's copy of a block of the path."""
-    return f"{block}.own{task}"
-
-
-def window(plan: Plan) -> dict[str, Any]:
-    return {"policy": "window", "max_rows": plan.trunk_rows}
 
 
 def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
@@ -153,7 +96,9 @@ def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
         bound = Bound(plan, rig, stack)
         found, rates = _saturated(plan, rig, experiment, topologies, bound)
         alone_ms = bound.alone_ms()
-    found += _memory(plan, rig, experiment)
+    found += memory_figures(
+        plan, rig, experiment, dict.fromkeys(HOMES[arm] for arm in ARMS[experiment])
+    )
     bound_ms = SHARED_BOUND_ROWS * alone_ms
     searches = {
         arm: Search(min(_START * median_interval(rates[arm]).value, plan.rate_limit), plan.probes)
@@ -168,11 +113,12 @@ def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
 
     search_peaks(rig, f"{experiment}: peaks", topologies, searches, probe, bound_ms)
     bases = [arm for arm in (FULL_MODELS, WITHIN) if arm in searches]
-    found += peak_figures(experiment, searches, bound_ms, bases, {BATCHED: 1.0})
-    mine = searches[BATCHED]
-    share = mine.beside(median_interval(rates[IN_PROCESS]))
-    last = _of_bound(PEAK_OF_BOUND, experiment, BATCHED, share, _most(rates), sure=mine.sure)
-    return [*found, last]
+    found += peak_figures(experiment, searches, bound_ms, bases, dict.fromkeys(OVER_TASKS, 1.0))
+    for arm in OVER_TASKS:
+        share = searches[arm].beside(median_interval(rates[IN_PROCESS]))
+        sure = searches[arm].sure
+        found.append(_of_bound(PEAK_OF_BOUND, experiment, arm, share, _most(rates), sure=sure))
+    return found
 
 
 class Bound:
@@ -235,7 +181,7 @@ def _saturated(
     under_way = PER_TASK * plan.tasks * bound.width
     drawn = {arm: poisson(_mix(plan, arm), 1.0, 1.0, 0, 8 * plan.tasks) for arm in topologies}
     inputs = _inputs(plan)
-    names = {arm: _block_names(plan, HOMES[arm]) for arm in topologies}
+    names = {arm: block_names(plan, HOMES[arm]) for arm in topologies}
 
     def visit(arm: str, _turn: int) -> Visit:
         if arm == IN_PROCESS:
@@ -298,10 +244,10 @@ def shares(experiment: str, rates: Mapping[str, Sequence[float]]) -> list[Figure
         if arm != IN_PROCESS
     ]
     for base in (WITHIN, FULL_MODELS):
-        if base in rates:
-            gain = ratio_interval(rates[base], rates[BATCHED])
+        for arm in (a for a in OVER_TASKS if a in rates and base in rates):
+            gain = ratio_interval(rates[base], rates[arm])
             labels = {"experiment": experiment}
-            out.append(ratio_figure(SATURATED_RATIO, BATCHED, base, gain, labels))
+            out.append(ratio_figure(SATURATED_RATIO, arm, base, gain, labels))
     return out
 
 
@@ -322,71 +268,10 @@ def _of_bound(
         IN_PROCESS,
         share,
         {"experiment": experiment},
-        goal=OF_BOUND_GOAL if arm == BATCHED else None,
+        goal=OF_BOUND_GOAL if arm in OVER_TASKS else None,
         at_least=True,
         sure=sure and share.low <= most,
     )
-
-
-def _block_names(plan: Plan, home: str) -> dict[str, str]:
-    """What the blocks of a home are called in the counts: heads alike, copies as their original.
-
-    Counts come with the workers' heartbeats, a little late: those of another home stay out.
-    """
-    *trunk, head = plan.trunk.blocks
-    found: dict[str, str] = {}
-    for i in range(plan.tasks):
-        if home == SHARED_HOME:
-            found |= {**{block: block for block in trunk}, f"{head}.{i}": _OWN}
-        elif home == PARTS_HOME:
-            found |= {**{f"{b}.part": b for b in trunk}, f"{head}.part{i}": _OWN}
-        elif home == OWN_HOME:
-            found |= {own_block(block, i): block for block in trunk}
-            found[own_block(head, i)] = _OWN
-    return found
-
-
-def _memory(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
-    """Of the worker processes of all deployments, after they have worked."""
-    *trunk, head = plan.trunk.blocks
-    whole = plan.whole.blocks[0]
-    repository = BlockRepository(rig.folder)
-    shared = [*trunk, *(head for _ in range(plan.tasks))]
-    inhabitants = {
-        SHARED_HOME: ({KINDS[SHARED_HOME]}, shared),
-        PARTS_HOME: (set(parts(plan).values()), shared),
-        OWN_HOME: ({KINDS[OWN_HOME]}, list(plan.trunk.blocks) * plan.tasks),
-        FULL_HOME: (
-            {f"{plan.whole.name}.{i}" for i in range(plan.tasks)},
-            [whole for _ in range(plan.tasks)],
-        ),
-    }
-    workers = rig.system.status()["workers"]
-    out: list[Figure] = []
-    pss: dict[str, float] = {}
-    weights: dict[str, float] = {}
-    for home in dict.fromkeys(HOMES[arm] for arm in ARMS[experiment]):
-        names, stored = inhabitants[home]
-        pids = [w["pid"] for w in workers if w["worker"] in names and w["pid"] is not None]
-        state = sum(repository.info(b).state_bytes for b in stored)
-        found = measure_memory(pids, state)
-        sizes = {"weights": found.state, "uss": found.uss, "pss": found.pss}
-        for kind, size in sizes.items():
-            labels = {"experiment": experiment, "kind": kind}
-            mib = size / 2**20
-            out.append(Figure(MEMORY, home, None, None, None, mib, "MiB", len(pids), labels=labels))
-        pss[home], weights[home] = float(found.pss), float(found.state)
-    value = pss[SHARED_HOME] / pss[FULL_HOME]
-    ratio = Interval(value, value, value, 1)
-    labels = {"experiment": experiment}
-    out.append(ratio_figure(MEMORY_RATIO, SHARED_HOME, FULL_HOME, ratio, labels, goal=MEMORY_GOAL))
-    floor = weights[SHARED_HOME] / weights[FULL_HOME]
-    text = (
-        f"each task's own last block alone is {repository.info(head).state_bytes / 2**20:.0f} of "
-        f"the model's {repository.info(whole).state_bytes / 2**20:.0f} MiB of weights, so the "
-        f"weights of the shared deployment are {floor:.2f} of the full models'"
-    )
-    return [*out, *(note(experiment, line) for line in (text, *weight_lines(plan)))]
 
 
 def _mix(plan: Plan, arm: str) -> Mix:
