@@ -21,6 +21,7 @@ from typing import Any, cast
 import pytest
 import torch
 import zmq
+from lanes_rig import LATE, Bench
 
 from blockflow.core.routing import merge_paths
 from blockflow.tensormq.agent import Mailbox
@@ -34,7 +35,6 @@ from blockflow.worker.parts import Wake
 from blockflow.worker.ticket import Batch, Source, Ticket
 from blockflow.worker.turns import NEVER_NS, Turns, WatchedSockets
 from blockflow.worker.worker import Worker
-from tests.unit.test_worker_lanes import LATE, Bench
 
 WAIT_S = 20.0
 SPIN = 200
@@ -198,6 +198,7 @@ class Rig(Bench):
             compute=lambda batch: self._compute(batch, at_home=True),
             compute_beside=lambda batch: self._compute(batch, at_home=False),
             set_threads=lambda n: None,
+            widen=lambda n: None,
             threads=1,
             concurrent=True,
         )

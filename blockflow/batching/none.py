@@ -25,6 +25,7 @@ class NonePolicy(Policy):
     """
 
     NAME: ClassVar[str] = "none"
+    SIDE_BY_SIDE: ClassVar[bool] = True
 
     def __init__(
         self,

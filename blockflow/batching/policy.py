@@ -91,7 +91,8 @@ class Policy(ABC):
     The caller's side of the bargain: a key is waiting from :meth:`arrive` until a ``Run`` names
     it or :meth:`drop` takes it away; each ``Run`` is answered by one :meth:`done`. A worker with
     several lanes asks again before that: it runs batches of different stages side by side, and
-    tells which stages are busy. Their ``done`` may come in any order.
+    tells which stages are busy. Their ``done`` may come in any order. A policy that is made for it
+    (:attr:`SIDE_BY_SIDE`) may find a stage free that runs a batch: its engine computes several.
 
     The policy's side: it runs nothing at a busy stage. With a free one it answers as it would with
     an idle worker, for what waits there; or with less than that, if its definition says so.
@@ -106,6 +107,7 @@ class Policy(ABC):
 
     Attributes:
         NAME: as a topology says it.
+        SIDE_BY_SIDE: it may run batches of one stage side by side.
         lanes: how many batches the worker runs side by side at most; its owner sets it, also while
             batches run.
         costs_of_rows: what tasks are charged for their rows; its owner measures them.
@@ -116,6 +118,7 @@ class Policy(ABC):
     """
 
     NAME: ClassVar[str]
+    SIDE_BY_SIDE: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -207,8 +210,9 @@ class Policy(ABC):
 
         Args:
             now: the time.
-            busy: stages that run a batch at this moment, whoever has asked for it; no ``Run`` may
-                name one of them.
+            busy: stages that run a batch at this moment, whoever has asked for it; with
+                :attr:`SIDE_BY_SIDE` those that can run no further one. No ``Run`` may name one of
+                them.
         """
 
     @abstractmethod

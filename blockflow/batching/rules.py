@@ -39,13 +39,13 @@ def broken_rule(
     Args:
         policy: that has decided.
         run: what it asks for.
-        busy: stages that run a batch.
+        busy: stages that may run no further batch.
         waiting: by key.
         alone: keys of those that no policy was told of.
     """
     if run.stage in busy:
-        # Two forwards of one block at once would share what its engine keeps between them.
-        return LANES, f"runs a second batch at stage {run.stage}"
+        # One forward more than the block has engines would share what one of them keeps.
+        return LANES, f"runs another batch at stage {run.stage}, which is busy"
     if run.stage not in policy.stages:
         return WAITS, f"runs stage {run.stage}, which is not one of its own: {list(policy.stages)}"
     if not run.keys or len(set(run.keys)) != len(run.keys):

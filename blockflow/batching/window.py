@@ -32,13 +32,14 @@ _FADES = 0.9
 
 
 class _Batch(Convoy):
-    """A batch under way, or a part of one; ``number`` counts the batches as they began."""
+    """A batch under way, or a part of one; ``number`` counts the batches as they began, ``since``
+    is when its latest run has begun."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "since")
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.number = number
+        self.number, self.since = number, 0
 
 
 class WindowPolicy(QueueingPolicy):
@@ -51,6 +52,7 @@ class WindowPolicy(QueueingPolicy):
     """
 
     NAME: ClassVar[str] = "window"
+    SIDE_BY_SIDE: ClassVar[bool] = True
     ROWS_OPTION: ClassVar[str] = "max_rows"
 
     def __init__(
@@ -62,7 +64,6 @@ class WindowPolicy(QueueingPolicy):
     ) -> None:
         super().__init__(stages, options, facts, shares)
         self._delay = round(options.get("max_delay_ms", 0) * MS)
-        self._started = dict.fromkeys(self.stages, 0)
         self._spent = dict.fromkeys(self.stages, 0)
         self._under_way: list[_Batch] = []
         self._begun = 0
@@ -72,9 +73,9 @@ class WindowPolicy(QueueingPolicy):
         return option_problems(f"policy {cls.NAME!r}", options, _KINDS, path)
 
     def done(self, stage: int, keys: Sequence[int], now: int) -> None:
-        super().done(stage, keys, now)
-        if stage in self._spent and self._started[stage]:
-            spent = now - self._started[stage]
+        batch = self._convoys.done(stage, keys)
+        if isinstance(batch, _Batch):
+            spent = now - batch.since
             self._spent[stage] = max(spent, round(_FADES * self._spent[stage]))
 
     def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
@@ -104,7 +105,7 @@ class WindowPolicy(QueueingPolicy):
         else:
             self._under_way.remove(convoy)
         self._convoys.start(convoy, queries)
-        self._started[stage] = now
+        convoy.since = now
         return self._run(queries)
 
     def _begin(self, now: int, busy: Collection[int]) -> Decision:
@@ -128,7 +129,7 @@ class WindowPolicy(QueueingPolicy):
         convoy = _Batch(self._begun)
         self._convoys.join(convoy, queries)
         self._convoys.start(convoy, queries)
-        self._started[group_due[0]] = now
+        convoy.since = now
         return self._run(queries)
 
     def _start_of(self, group: Group) -> int:

@@ -49,8 +49,7 @@ def _lane_problems(spec: BlockSpec, blocks: int, path: str) -> list[Problem]:
         return [
             Problem(
                 path,
-                f"{lanes} lanes for {blocks} block{'s' if blocks > 1 else ''}: a block runs one "
-                "batch at a time",
+                f"{lanes} lanes for {blocks} block{'s' if blocks > 1 else ''}",
                 "at most one lane per block of the worker; replicas run one block several times",
             )
         ]

@@ -44,12 +44,14 @@ class EngineKind:
         devices: kinds of device.
         extra: the optional dependency that it needs, '' = none; also the name of the package.
         options: its options and their allowed values.
+        side_by_side: several forwards of one loaded block may go on at once, on a CPU.
     """
 
     files: Mapping[str, tuple[str, ...]]
     devices: tuple[str, ...] = ("cpu",)
     extra: str = ""
     options: Mapping[str, Rule] = field(default_factory=dict)
+    side_by_side: bool = False
 
 
 FIXED_ROWS = "rows"
@@ -74,6 +76,7 @@ ENGINES: Mapping[str, EngineKind] = {
             "cuda_graph": _FLAG,
             "compile": _FLAG,
         },
+        side_by_side=True,
     ),
     "torchscript": EngineKind(
         {"fp32": _SCRIPT, "bf16": _SCRIPT, "fp16": _SCRIPT},
@@ -103,6 +106,7 @@ ENGINES: Mapping[str, EngineKind] = {
             "fail_on_load": float,
             "crash_on_load": float,
         },
+        side_by_side=True,
     ),
 }
 """By name, as a topology's ``engine`` says it."""

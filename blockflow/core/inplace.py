@@ -1,6 +1,7 @@
-"""Inplace: whether a block's graph may write into the block's input.
+"""Inplace: whether a block's graph may write into the block's input, or into its own state.
 
-That is a view of a slot, which others read. A run shows what a block does with one input, and a
+The input is a view of a slot, which others read; the state is that of all runs, also of those that
+go on beside this one. A run shows what a block does with one input, and a
 branch by a value may go another way for the next; so the graph is asked, of TorchScript's or of
 torch.export's kind, by its own methods. Two rules:
 
@@ -14,7 +15,7 @@ Wrong in one direction only: a block may get a copy that it did not need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -68,10 +69,21 @@ def exported_may_write(module: Any, source: str = "") -> bool:
         module: ``torch.fx.GraphModule``.
         source: name of the placeholder that the input is; '': all are.
     """
+    return _writes_into(module, lambda node: node.op == "placeholder" and source in ("", node.name))
+
+
+def exported_may_keep(module: Any) -> bool:
+    """Whether a run of an exported program may write into what the module keeps, its weights and
+    buffers: :class:`torch.fx.GraphModule`, asked as above."""
+    return _writes_into(module, lambda node: node.op == "get_attr")
+
+
+def _writes_into(module: Any, begins: Callable[[Any], bool]) -> bool:
+    """Whether an operator may write what lies in the memory of a node that ``begins``."""
     reached: set[Any] = set()
     for node in module.graph.nodes:
-        if node.op == "placeholder":
-            if source in ("", node.name):
+        if node.op in ("placeholder", "get_attr"):
+            if begins(node):
                 reached.add(node)
         elif node.op != "output" and not reached.isdisjoint(node.all_input_nodes):
             if node.op != "call_function":

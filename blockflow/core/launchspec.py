@@ -74,7 +74,7 @@ class WorkerLaunch:
         slots: how many tensors may be out at once.
         monitor_hz: KPI samples per second, 0 = off.
         log_path: file that gets stderr and the log, '' = inherited.
-        lanes: forwards that it may compute at once, of different stages.
+        lanes: forwards that it may compute at once.
         modules: what its blocks' loaders import beside what every worker does.
         shared_weights: its replicas hold their weights once, where their engines can.
     """

@@ -151,7 +151,11 @@ class StageKpi:
     failures: Annotated[int, "requests that ended with an error here"]
     expired: Annotated[int, "requests dropped because their deadline had passed"]
     lam: Annotated[float, "arrival rate, rows per second (thesis, eq. 4.2)"]
-    mu: Annotated[float, "service rate while computing, rows per second; 0 = nothing computed yet"]
+    mu: Annotated[
+        float,
+        "service rate while computing, in all lanes that it may take, rows per second; "
+        "0 = nothing computed yet",
+    ]
     rho: Annotated[float, "load: lam / mu; 0 where mu is 0"]
     rows_per_s: Annotated[float, "rows computed per second"]
     mean_batch_rows: Annotated[float, "rows per batch, with those that failed"]

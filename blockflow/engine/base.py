@@ -1,7 +1,8 @@
 """Engine: loads an artifact and runs ``forward(tensor) -> tensor``.
 
 One thread at a time calls an engine, though not always the same one; implementations need no locks
-and release the interpreter lock while they compute. Where to add one: docs/engines.md.
+and release the interpreter lock while they compute. Where several lanes compute one block at once,
+each has a twin of its engine. Where to add one: docs/engines.md.
 """
 
 from __future__ import annotations
@@ -109,6 +110,17 @@ class Engine(ABC):
         """Whether :meth:`run` may go on beside that of other engines in the same process, each in a
         thread of its own. On a device they would share its stream and the pool of its memory."""
         return self.options.device == "cpu"
+
+    def twin(self) -> Engine | None:
+        """Another one of the same loaded block, weights and all, for a thread beside this one's.
+
+        It takes no memory but what a run of its own needs. What is changed at this one
+        (:meth:`set_threads`) holds for both; each is closed by itself. None: what this engine keeps
+        between two runs is not for two threads, so the block runs one batch at a time. Engines that
+        are ``side_by_side`` in :data:`blockflow.core.engines.ENGINES` have twins on a CPU, but for
+        blocks that :meth:`run` has to treat in another way.
+        """
+        return None
 
     def set_threads(self, threads: int) -> None:
         """Change the number of intra-op threads of a loaded engine, between two batches.

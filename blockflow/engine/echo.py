@@ -21,6 +21,7 @@ import json
 import os
 import signal
 import time
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import numpy as np
 from blockflow.core.errors import BlockError
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.copies import RunCopies
 
 _NUMBERS = frozenset({"add", "delay_ms", "row_ms", "touch_mib", "fail_on_value", "crash_on_value"})
 _FLAGS = frozenset({"still", "fail_on_load", "crash_on_load"})
@@ -104,6 +106,11 @@ class EchoEngine(Engine):
     @property
     def copies_out(self) -> int:
         return 0 if self._settings is not None and self._settings.get("still") else 1
+
+    def twin(self) -> EchoEngine:
+        made = copy(self)
+        made.copied, made._touched = RunCopies(), np.zeros_like(self._touched)
+        return made
 
     def close(self) -> None:
         self._settings = None

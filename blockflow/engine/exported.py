@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from torch import fx, nn
 
 from blockflow.core.engines import OWN_WEIGHTS, WEIGHTS
 from blockflow.core.errors import BlockFlowError
-from blockflow.core.inplace import exported_may_write
+from blockflow.core.inplace import exported_may_keep, exported_may_write
+from blockflow.engine.copies import RunCopies
 from blockflow.engine.lean import forget, lean, writer
 from blockflow.engine.mixed import fit, widened
 from blockflow.engine.program import UnknownProgram, read_program, refuse_pickles
@@ -35,6 +37,9 @@ class ExportedEngine(TorchEngine):
     goes to ``torch.export.load``, with everything refused that it would unpickle; it still
     evaluates shape expressions, so it is for artifacts that one trusts.
     """
+
+    _pure = False
+    """A run is a function of its input."""
 
     def _load_module(self, artifact: Path) -> nn.Module:
         # a file object: the verified artifact's path need not end in .pt2
@@ -66,6 +71,9 @@ class ExportedEngine(TorchEngine):
             self._fit(module, self._cast)
         # what this version exports copies by itself and is not found here
         writes = isinstance(module, fx.GraphModule) and exported_may_write(module)
+        self._pure = (
+            not writes and isinstance(module, fx.GraphModule) and not exported_may_keep(module)
+        )
         if use.get("cuda_graph") or use.get("compile"):
             if not self.options.device.startswith("cuda"):
                 raise ValueError("cuda_graph and compile need a CUDA device")
@@ -79,6 +87,14 @@ class ExportedEngine(TorchEngine):
         for made in (module, into):
             forget(made)
         return module, into
+
+    def twin(self) -> ExportedEngine | None:
+        # What writes into its state would find what another run has left there.
+        if not (self._pure and self.concurrent):
+            return None
+        made = copy(self)
+        made.copied = RunCopies()
+        return made
 
     def _fit(self, module: fx.GraphModule, dtype: torch.dtype) -> None:
         try:

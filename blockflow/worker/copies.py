@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 
 @dataclass(slots=True)
 class InputCopies:
     """Copies of one stage's inputs since the start.
 
-    Counted by the lane that computes the stage (one at a time does) and read by the monitor.
+    Counted by the lanes that compute the stage and read by the monitor.
 
     Attributes:
         copies: whole tensors, one for each batch that had to be put together or straightened.
@@ -18,8 +19,11 @@ class InputCopies:
 
     copies: int = 0
     nbytes: int = 0
+    _lock: Lock = field(default_factory=Lock, compare=False, repr=False)
 
     def add(self, copies: int, nbytes: int) -> None:
         """``copies`` of a tensor of ``nbytes`` each."""
-        self.copies += copies
-        self.nbytes += copies * nbytes
+        if copies:
+            with self._lock:
+                self.copies += copies
+                self.nbytes += copies * nbytes

@@ -90,6 +90,7 @@ def open_parts(
     scheduler = Scheduler(
         {s.stage: s.policy for s in launch.stages},
         {s.stage: StageFacts.of(s, s.threads or launch.threads) for s in launch.stages},
+        widths=lambda stage: stages[stage].width,
     )
     memory = open_memory(
         run_dir,

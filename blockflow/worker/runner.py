@@ -18,8 +18,9 @@ import torch
 
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError, make_error
 from blockflow.core.scarcity import named, no_room
+from blockflow.engine.base import Engine
 from blockflow.launch.environment import give_memory_back
-from blockflow.repository.padding import blank, cut, padded
+from blockflow.repository.padding import blank
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.atwork import NO_LANE, AtWork
 from blockflow.tensormq.cuda_completions import DeviceQueue
@@ -27,6 +28,7 @@ from blockflow.tensormq.memory import TensorMemory
 from blockflow.worker.buffer_pool import BufferPool
 from blockflow.worker.copies import InputCopies
 from blockflow.worker.failpoints import FailPoints
+from blockflow.worker.gathering import gathered, joined
 from blockflow.worker.parting import targets
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import FILL, Batch, Ticket
@@ -176,20 +178,23 @@ class Runner:
 
     def _compute(self, batch: Batch, lane: int) -> None:
         stage = self._stages[batch.stage]
+        engine = stage.take()
         try:
             whole = None if batch.out is None else batch.out.tensor()
             try:
-                self._forward(stage, batch, batch.tickets, whole)
+                self._forward(stage, engine, batch, batch.tickets, whole)
                 if not batch.probe:
                     self._failpoints.hit("after_forward", stage.name)
             except Exception as exc:
-                self._failed(stage, batch, exc, whole, lane)
+                self._failed(stage, engine, batch, exc, whole, lane)
             if batch.cuts and batch.result is not None:
                 self._blank(batch)
         except Exception as exc:  # no memory for the output itself: the worker goes on without it
             batch.result = None
             for ticket in batch.tickets:
                 batch.errors.setdefault(ticket.key, _as_error(stage, exc))
+        finally:
+            stage.give_back(engine)
         if not batch.compute_to_ns:
             batch.compute_to_ns = time.monotonic_ns()
             batch.compute_from_ns = batch.compute_from_ns or batch.compute_to_ns
@@ -213,18 +218,28 @@ class Runner:
         for stage in changed:  # what is said of this worker's threads is said of all its blocks
             _threads_set(stage, self.threads)
 
+    def widen(self, lanes: int) -> None:
+        """Make ready for so many forwards of one block at once, where its engine can."""
+        for stage in self._stages.values():
+            stage.widen(lanes)
+
     def close(self) -> None:
         """Free the engines."""
         for stage in self._stages.values():
-            stage.engine.close()
+            for engine in stage.engines:
+                engine.close()
 
     def _forward(
-        self, stage: Stage, batch: Batch, tickets: Sequence[Ticket], out: torch.Tensor | None
+        self,
+        stage: Stage,
+        engine: Engine,
+        batch: Batch,
+        tickets: Sequence[Ticket],
+        out: torch.Tensor | None,
     ) -> None:
         """One forward of ``tickets``; the result is in ``out``, or in ``batch.result`` without."""
         value = 0 if stage.padding is None else stage.padding.value
-        x, joined = _input(tickets, batch.pad_to, value, self._pool)
-        engine = stage.engine
+        x, joined = gathered(tickets, batch.pad_to, value, self._pool)
         if not batch.probe:
             self.copied[stage.number].add(joined, x.nbytes)
             self._failpoints.hit("before_forward", stage.name)
@@ -258,7 +273,13 @@ class Runner:
         batch.copies += 1
 
     def _failed(
-        self, stage: Stage, batch: Batch, exc: Exception, whole: torch.Tensor | None, lane: int
+        self,
+        stage: Stage,
+        engine: Engine,
+        batch: Batch,
+        exc: Exception,
+        whole: torch.Tensor | None,
+        lane: int,
     ) -> None:
         """Blame the guilty only: with batch mates, each ticket is run again by itself. Where
         nothing may run twice, nobody can be told from the guilty."""
@@ -289,14 +310,14 @@ class Runner:
                 else:
                     self._at_work.restart(lane, batch.stage, [ticket.item])
             try:
-                self._forward(stage, batch, (ticket,), part)
+                self._forward(stage, engine, batch, (ticket,), part)
                 results.append(batch.result)
             except Exception as again:
                 batch.errors[ticket.key] = _as_error(stage, again)
                 results.append(None)
         batch.result = whole
         if whole is None and any(r is not None for r in results):
-            batch.result = _joined(batch.tickets, results)
+            batch.result = joined(batch.tickets, results)
             batch.copies += 1
 
     def _blank(self, batch: Batch) -> None:
@@ -309,53 +330,6 @@ class Runner:
             own = batch.result[row : row + ticket.rows]
             blank(own, batch.cuts[ticket.key], FILL)
             row += ticket.rows
-
-
-def _joined(tickets: Sequence[Ticket], results: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """One tensor with every ticket's rows at its place; those of failed ones are zeros.
-
-    At least one has a result.
-    """
-    good = next(r for r in results if r is not None)
-    return torch.cat(
-        [
-            good.new_zeros((t.rows, *good.shape[1:])) if r is None else r
-            for t, r in zip(tickets, results, strict=True)
-        ]
-    )
-
-
-def _input(
-    tickets: Sequence[Ticket], pad_to: tuple[int, ...], value: float, pool: BufferPool
-) -> tuple[torch.Tensor, int]:
-    """The tickets' rows as one contiguous tensor, and how often they were copied for that: 0 or 1.
-
-    Rows that lie side by side are a view. So is a batch that was padded for the stage before and
-    stays together.
-    """
-    filled = pad_to if value == FILL else None
-    parts: list[torch.Tensor] = []
-    i = 0
-    while i < len(tickets):
-        source, start, cut_to = tickets[i].source, tickets[i].start, tickets[i].cut
-        as_it_is = cut_to is None or source.shape == filled
-        stop = start
-        while i < len(tickets) and tickets[i].source is source and tickets[i].start == stop:
-            if not as_it_is and tickets[i].cut != cut_to:
-                break
-            stop += tickets[i].rows
-            i += 1
-        x: torch.Tensor = source.tensor()
-        part = x if stop - start == x.shape[0] else x[start:stop]
-        parts.append(part if as_it_is or cut_to is None else cut(part, cut_to))
-    fill = bool(pad_to) and any(part.shape[1:] != pad_to for part in parts)
-    if fill or len(parts) > 1:
-        like = parts[0]
-        dims = (sum(len(p) for p in parts), *(pad_to if fill else like.shape[1:]))
-        place = None if like.is_cuda else pool.take(dims, like.dtype)
-        return (padded(parts, pad_to, value, place) if fill else torch.cat(parts, out=place)), 1
-    (x,) = parts
-    return (x, 0) if x.is_contiguous() else (x.contiguous(), 1)
 
 
 def _not_loaded(exc: Exception) -> BlockFlowError:

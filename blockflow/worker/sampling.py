@@ -47,7 +47,9 @@ class StageSampler:
         stages = {}
         for number in (*news, *others):
             waiting = queue.queued(number), queue.queued_rows(number)
-            stages[number] = found = self._stages[number].meter.snapshot(now, *waiting)
+            width = queue.width(number)
+            found = self._stages[number].meter.snapshot(now, *waiting, width)
+            stages[number] = found
             arriving, _, served = found.rates
             if arriving or served:
                 self._roster.fades(number)

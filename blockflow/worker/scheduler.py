@@ -2,13 +2,14 @@
 
 Events come in with ``now``; batches to run and tickets that have expired come out. All stages of a
 worker share its lanes, so the scheduler asks its policies in turn. It knows which stages run a
-batch at the moment, whichever policy has asked for it, and gives out no other one for them.
+batch at the moment, whichever policy has asked for it, and gives out no other one for them; where
+engine and policy are made for it, as many as there are lanes.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from blockflow.batching.facts import StageFacts
@@ -48,6 +49,7 @@ class Scheduler:
         facts: what the policies may know of the stages (limits, profiles).
         shares: of the tasks, by the index that tickets carry.
         lanes: as of the attribute.
+        widths: stage -> batches that its engines can compute at once; 1 by default.
 
     Attributes:
         lanes: how many batches the worker computes at once, which policies may want to know.
@@ -62,8 +64,10 @@ class Scheduler:
         facts: Mapping[int, StageFacts] | None = None,
         shares: Sequence[TaskShare] = (),
         lanes: int = 1,
+        widths: Callable[[int], int] = lambda _: 1,
     ) -> None:
         self.lanes = lanes
+        self._widths = widths
         self._facts = dict(facts or {})
         self._shares = tuple(shares)
         self._ahead: dict[tuple[bytes, int], tuple[int, ...]] = {}
@@ -73,7 +77,7 @@ class Scheduler:
         self._turn = 0
         self._spent: list[int] = []
         self._reached = 0
-        self._busy: set[int] = set()
+        self._running: dict[int, int] = {}  # stage -> batches
         self._alone: dict[int, int] = {}  # key -> stage, in order of arrival
         self._tickets: dict[int, Ticket] = {}
         self._deadlines: list[tuple[int, int]] = []
@@ -92,8 +96,14 @@ class Scheduler:
 
     @property
     def busy(self) -> Set[int]:
-        """Stages with a batch that was given out and is not done."""
-        return self._busy
+        """Stages with as many batches that were given out and are not done as may be."""
+        return {s for s, count in self._running.items() if count >= self.width(s)}
+
+    def width(self, stage: int) -> int:
+        """How many batches of ``stage`` may run at once."""
+        if self.lanes == 1 or not self._by_stage[stage].SIDE_BY_SIDE:
+            return 1
+        return min(self.lanes, self._widths(stage))
 
     def queued(self, stage: int) -> int:
         return self._queued[stage]
@@ -165,25 +175,27 @@ class Scheduler:
     def decide(self, now: int) -> Batch | WaitUntil | None:
         """The next batch, or when to ask again at the latest (None: once something happened).
 
-        Its stage is busy until :meth:`done`.
+        Its stage computes it until :meth:`done`.
         """
         for key, stage in self._alone.items():
-            if stage not in self._busy:
+            if stage not in self._running:
                 batch = self._take(Run(stage, (key,)))
                 batch.alone = True
                 return batch
         soonest: int | None = None
+        full, running = self.busy, self._running.keys()
         for i in self._order():
             policy = self._policies[i]
             policy.lanes = self.lanes
+            busy = full if policy.SIDE_BY_SIDE else running
             try:
-                decision: object = policy.decide(now, self._busy)
+                decision: object = policy.decide(now, busy)
             except Exception as exc:
                 raise _raised(policy, exc) from exc
             if isinstance(decision, Run):
                 self._turn = (i + 1) % len(self._policies)
                 self._reached = max(self._reached, self._spent[i])
-                self._check(policy, decision)
+                self._check(policy, decision, busy)
                 return self._take(decision)
             if decision is None:
                 continue
@@ -204,7 +216,9 @@ class Scheduler:
 
     def done(self, batch: Batch, now: int) -> None:
         """``batch`` has run (or was given up). Local successors arrive after this."""
-        self._busy.discard(batch.stage)
+        others = self._running.pop(batch.stage, 1) - 1
+        if others:
+            self._running[batch.stage] = others
         if batch.alone:
             return
         keys = [t.key for t in batch.tickets if t.key not in batch.errors]
@@ -285,13 +299,13 @@ class Scheduler:
         self._turn = self._reached = 0
         self._spent = [0] * len(policies)
 
-    def _check(self, policy: Policy, run: Run) -> None:
+    def _check(self, policy: Policy, run: Run, busy: Set[int]) -> None:
         """What a policy asks for must be its own to give.
 
         Raises:
             PolicyDefect: it is not.
         """
-        broken = broken_rule(policy, run, self._busy, self._tickets, self._alone)
+        broken = broken_rule(policy, run, busy, self._tickets, self._alone)
         if broken is not None:
             raise PolicyDefect(policy, *broken)
 
@@ -299,7 +313,7 @@ class Scheduler:
         tickets = [self._tickets[key] for key in run.keys]
         for ticket in tickets:
             self._remove(ticket)
-        self._busy.add(run.stage)
+        self._running[run.stage] = self._running.get(run.stage, 0) + 1
         if len(tickets) > 1:
             # Rows that go the same way next lie side by side in the output: one message for them.
             # So do those of one length in a padded batch.

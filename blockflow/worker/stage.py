@@ -87,8 +87,14 @@ class StageMeter:
         """Requests, rows, batches, failures, expired; if they stay, nothing has happened."""
         return self.requests, self.rows, self.batches, self.failures, self.expired
 
-    def snapshot(self, now: int, queued: int, queued_rows: int) -> StageSnapshot:
-        """A copy that another thread may turn into KPIs; cheap: it interrupts the data thread."""
+    def snapshot(self, now: int, queued: int, queued_rows: int, width: int) -> StageSnapshot:
+        """A copy that another thread may turn into KPIs; cheap: it interrupts the data thread.
+
+        Args:
+            now: monotonic clock, ns.
+            queued, queued_rows: what waits.
+            width: forwards that may go on at once.
+        """
         served, busy = self.served.rate(now), self.busy.rate(now)
         if busy > 0:
             mu = (served + self.failed.rate(now)) * 1e9 / busy
@@ -99,7 +105,7 @@ class StageMeter:
             queued,
             queued_rows,
             self.counts,
-            (self.arrived.rate(now), mu, served),
+            (self.arrived.rate(now), width * mu, served),
             (self.wait.copy(), self.overhead.copy(), self.compute.copy()),
             (self.bytes_out, self.copies_out),
             (self.elements_in, self.elements_padded),
@@ -153,12 +159,19 @@ class StageSnapshot:
 
 
 class Stage:
-    """One block of this worker."""
+    """One block of this worker.
+
+    Attributes:
+        engine: that was made for it.
+        engines: that one and its twins.
+    """
 
     __slots__ = (
         "_fits",
+        "_free",
         "contract",
         "engine",
+        "engines",
         "meter",
         "name",
         "number",
@@ -170,6 +183,8 @@ class Stage:
     def __init__(self, spec: StageSpec, engine: Engine) -> None:
         self.spec = spec
         self.engine = engine
+        self.engines = [engine]
+        self._free = [engine]
         self.number = spec.stage
         self.name = spec.block.name
         self.contract = spec.block.contract
@@ -177,6 +192,25 @@ class Stage:
         self.timeout_ns = spec.timeout_ms * 1_000_000
         self.meter = StageMeter()
         self._fits: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+
+    @property
+    def width(self) -> int:
+        """Batches that may be computed at once."""
+        return len(self.engines)
+
+    def widen(self, lanes: int) -> None:
+        """Have a twin of the loaded engine for each further lane, where there can be one."""
+        while len(self.engines) < lanes and (twin := self.engine.twin()) is not None:
+            self._free.append(twin)
+            self.engines.append(twin)
+
+    def take(self) -> Engine:
+        """An engine for one forward; there is one for each batch that :attr:`width` allows."""
+        return self._free.pop()
+
+    def give_back(self, engine: Engine) -> None:
+        """The forward is done."""
+        self._free.append(engine)
 
     def output_dims(self, dtype: str, dims: tuple[int, ...]) -> tuple[int, ...]:
         """Dims of the output for an input; the same few shapes come again and again.

@@ -185,6 +185,7 @@ class Worker:
                 _LOG.warning("no thread for a further lane (%s): %d from now on", exc, lanes)
                 return
             self._lanes.append(thread)
+            parts.runner.widen(len(self._lanes) + 1)
 
     def _lane_life(self, parts: Parts) -> None:
         """The thread of a further lane."""

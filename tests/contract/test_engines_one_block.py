@@ -136,6 +136,34 @@ def test_engines_of_one_process_run_side_by_side(stored: Stored) -> None:
         engine.close()
 
 
+def test_a_twin_runs_beside_the_engine_it_is_of(stored: Stored, engine: Engine) -> None:
+    twin = engine.twin()
+    assert (twin is not None) is ENGINES[stored.case.engine].side_by_side
+    if twin is None:
+        return
+    batches = [torch.randn(1 + n % 3, 3, 8, 8) for n in range(24)]
+    alone = [expected(engine, x) for x in batches]
+    meet = Barrier(2, timeout=60)
+
+    def runs(one: Engine) -> list[Tensor]:
+        out = []
+        with torch.inference_mode():
+            meet.wait()
+            for x in batches:
+                out.append(one.run(x, torch.empty_like(x)))
+                assert one.copied == RunCopies(0, one.copies_out + stored.case.inside)
+        return out
+
+    with ThreadPoolExecutor(2) as lanes:
+        for found in lanes.map(runs, (engine, twin)):
+            for y, want in zip(found, alone, strict=True):
+                torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-5)
+    engine.set_threads(2)
+    engine.set_threads(1)
+    twin.close()
+    engine.run(batches[0])
+
+
 @pytest.mark.parametrize(
     ("x", "code"),
     [

@@ -34,6 +34,7 @@ from tests.worker_rig import WAIT_S, Rig, at_work, echo
 ROW_MS = 100
 LONG = 1000
 """Rows; nobody waits for the end."""
+BAD = 13.0
 
 
 rig = worker_rig.rig
@@ -43,11 +44,17 @@ def rows_of(value: float, rows: int = 1) -> np.ndarray[Any, Any]:
     return np.full((rows, 4), value, np.float32)
 
 
-def start(rig: Rig, slow: Sequence[int], quick: Sequence[int] = (), lanes: int = 2) -> None:
+def start(
+    rig: Rig,
+    slow: Sequence[int],
+    quick: Sequence[int] = (),
+    lanes: int = 2,
+    policy: str = "none",
+) -> None:
     """One worker with an echo block per stage number."""
     blocks = {n: echo(rig, f"b{n}", row_ms=ROW_MS) for n in slow}
     blocks |= {n: echo(rig, f"b{n}") for n in quick}
-    rig.start(11, blocks, lanes=lanes)
+    rig.start(11, blocks, lanes=lanes, stage={"policy": {"policy": policy}})
     rig.publish()
 
 
@@ -82,6 +89,21 @@ def answers(rig: Rig, expected: Mapping[bytes, float]) -> None:
             row += item.rows
 
 
+def outcomes(rig: Rig, sent: dict[bytes, float]) -> None:
+    """Each request's own result comes once, but of those whose value is :data:`BAD` a failure."""
+    while sent:
+        message, frame, _ = rig.receive_full()
+        if isinstance(message, Failure):
+            assert message.error.code == "BLOCK_FAILED"
+            assert {sent.pop(i.request_id) for i in message.items} == {BAD}
+            continue
+        value = rig.read(message.tensor, frame)
+        row = 0
+        for item in message.items:
+            assert (value[row : row + item.rows] == sent.pop(item.request_id)).all()
+            row += item.rows
+
+
 def test_two_blocks_compute_at_once(rig: Rig) -> None:
     start(rig, slow=(1, 2, 3))
     for stage in (1, 2):
@@ -95,10 +117,39 @@ def test_two_blocks_compute_at_once(rig: Rig) -> None:
     assert rig.expect(Pong, 11).seq == 7
 
 
-@pytest.mark.parametrize(("lanes", "second"), [(1, 2), (2, 1)], ids=["one-lane", "one-block"])
-def test_what_may_not_overlap_waits(rig: Rig, lanes: int, second: int) -> None:
-    """With one lane another block waits; with two the same block does."""
-    start(rig, slow=(1, 2), lanes=lanes)
+@pytest.mark.parametrize("policy", ["none", "window"])
+def test_one_block_computes_in_two_lanes_at_once(rig: Rig, policy: str) -> None:
+    start(rig, slow=(1, 2), policy=policy)
+    for value in (1, 2):
+        rig.send(rows_of(value, LONG), [1])
+        at_work(rig, *[1] * value)
+    rig.send(rows_of(3), [1])
+    queued(rig, 1, 1)
+
+
+def test_results_of_batches_side_by_side_are_their_own(rig: Rig) -> None:
+    """One block in three lanes under load, bad items among them, while the lanes change."""
+    blocks = {n: echo(rig, f"b{n}", delay_ms=2, fail_on_value=BAD) for n in (1, 2, 3)}
+    rig.start(11, blocks, lanes=3, stage={"policy": {"policy": "window", "max_rows": 4}})
+    rig.publish()
+    for wave, lanes in enumerate((3, 1, 2, 3)):
+        sent: dict[bytes, float] = {}
+        for k in range(20):
+            value = BAD if k % 10 == 3 else 100.0 * wave + k
+            sent[rig.send(rows_of(value, 1 + k % 3), [1 + k % 2])[0]] = value
+            if k == 7:
+                rig.tell(11, SetThreads(1, lanes))
+        outcomes(rig, sent)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "second", "policy"),
+    [(1, 2, "none"), (2, 1, "dvabatch")],
+    ids=["one lane", "not made for it"],
+)
+def test_what_may_not_overlap_waits(rig: Rig, lanes: int, second: int, policy: str) -> None:
+    """With one lane another block waits; under a policy that counts on it the same block does."""
+    start(rig, slow=(1, 2), lanes=lanes, policy=policy)
     rig.send(rows_of(1, LONG), [1])
     at_work(rig, 1)
     rig.send(rows_of(2), [second])
@@ -118,31 +169,21 @@ def test_the_other_lane_goes_on_during_a_long_forward(rig: Rig) -> None:
 
 def test_results_are_right_whatever_changes_meanwhile(rig: Rig) -> None:
     """Three blocks in two lanes under load: policies, lanes and bad items in between."""
-    blocks = {n: echo(rig, f"b{n}", delay_ms=1, fail_on_value=13) for n in (1, 2, 3)}
+    blocks = {n: echo(rig, f"b{n}", delay_ms=1, fail_on_value=BAD) for n in (1, 2, 3)}
     rig.start(11, blocks, lanes=2, slots=3, stage={"policy": {"policy": "dvabatch"}})
     rig.publish()
     waves = [(1, 1, "window"), (2, 2, "none"), (1, 3, "dvabatch"), (1, 2, "window")]
     for wave, (threads, lanes, policy) in enumerate(waves):
         sent: dict[bytes, float] = {}
         for k in range(20):
-            value = 13.0 if k % 10 == 3 else 100.0 * wave + k
+            value = BAD if k % 10 == 3 else 100.0 * wave + k
             sent[rig.send(rows_of(value, 1 + k % 3), [1, 2, 3])[0]] = value
             if k == 7:
                 rig.tell(11, SetThreads(threads, lanes))
             if k == 13:
                 for stage in blocks:
                     rig.tell(11, SetPolicy(stage, {"policy": policy}))
-        while sent:
-            message, frame, _ = rig.receive_full()
-            if isinstance(message, Failure):
-                assert message.error.code == "BLOCK_FAILED"
-                assert {sent.pop(i.request_id) for i in message.items} == {13.0}
-                continue
-            value = rig.read(message.tensor, frame)
-            row = 0
-            for item in message.items:
-                assert (value[row : row + item.rows] == sent.pop(item.request_id)).all()
-                row += item.rows
+        outcomes(rig, sent)
     shares(rig, 1, 2)
     assert rig.stop(11) == 0
     assert rig.leavings(11) == []

@@ -81,7 +81,7 @@ def test_every_way_has_as_many_answers_under_way(monkeypatch: pytest.MonkeyPatch
     found = several.measure(plan, rig)
     asked: list[Any] = [tasks for tasks, _ in rig.client.sent]  # type: ignore[attr-defined]
     assert {count * max(1, tasks) for count, tasks in under_way} == {2 * PER_TASK * plan.tasks}
-    shared = [f"replicas{i}" for i in range(plan.tasks)]
+    shared = [f"shared{i}" for i in range(plan.tasks)]
     full = [f"full{i}" for i in range(plan.tasks)]
     together = [tuple(tasks) for tasks in asked if not isinstance(tasks, str)]
     assert set(together) == {tuple(shared)}, "the two places where they part have the same names"

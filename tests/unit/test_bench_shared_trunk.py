@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +49,12 @@ def test_the_shared_trunk_is_weighed_against_full_models(monkeypatch: pytest.Mon
     found = shared.measure(BRIEF, rig_of(FakeSystem()), SHARED)
     rates = {g.mode: g for g in found if g.name == f.SATURATED}
     assert set(rates) == {*shared.HOMES, shared.IN_PROCESS, shared.IN_PROCESS_WITHIN}
-    assert {g.mode for g in found if g.name == f.PEAK} == {*shared.HOMES} - {shared.PER_CORE}
+    assert {g.mode for g in found if g.name == f.PEAK} == (
+        {*shared.HOMES} - {shared.REPLICAS, shared.PER_CORE}
+    )
     share = {g.mode: g for g in found if g.name == f.OF_BOUND}
     assert share[shared.BATCHED].value == pytest.approx(rates[shared.BATCHED].value / 1000)
-    assert {share[arm].labels["goal"] for arm in shared.OVER_TASKS} == {0.9}
+    assert share[shared.BATCHED].labels["goal"] == 0.9
     assert "verdict" not in share[shared.UNBATCHED].labels
     # At the same bound: beside the full models, and beside batches within the tasks alone.
     peaks = {
@@ -63,21 +64,18 @@ def test_the_shared_trunk_is_weighed_against_full_models(monkeypatch: pytest.Mon
     }
     assert set(peaks) == {shared.FULL_MODELS, shared.WITHIN}
     assert all(labels["goal"] == 1.0 and labels["at_least"] for labels in peaks.values())
-    of_bound = [g for g in found if g.name == f.PEAK_OF_BOUND]
-    assert [(g.mode, g.labels["goal"]) for g in of_bound] == [(a, 0.9) for a in shared.OVER_TASKS]
-    gains = {(g.labels["base"], g.mode) for g in found if g.name == f.SATURATED_RATIO}
-    assert gains == set(product((shared.WITHIN, shared.FULL_MODELS), shared.OVER_TASKS))
+    (of_bound,) = [g for g in found if g.name == f.PEAK_OF_BOUND]
+    assert of_bound.labels["goal"] == 0.9
+    gains = [g.labels["base"] for g in found if g.name == f.SATURATED_RATIO]
+    assert gains == [shared.WITHIN, shared.FULL_MODELS]
     sizes = {(g.mode, g.labels["kind"]): g.value for g in found if g.name == f.MEMORY}
     trunk = 20 * (len(BRIEF.trunk.blocks) - 1)
     for home in (homes.SHARED_HOME, homes.REPLICAS_HOME, homes.PARTS_HOME):
         assert sizes[home, "weights"] == trunk + 60 * BRIEF.tasks
     assert sizes[homes.OWN_HOME, "weights"] == (trunk + 60) * BRIEF.tasks
     assert sizes[homes.FULL_HOME, "weights"] == 100 * BRIEF.tasks
-    ratios = [g for g in found if g.name == f.MEMORY_RATIO]
-    assert [(g.mode, g.labels["goal"]) for g in ratios] == [
-        (homes.SHARED_HOME, 0.25),
-        (homes.REPLICAS_HOME, 0.25),
-    ]
+    (ratio,) = [g for g in found if g.name == f.MEMORY_RATIO]
+    assert ratio.labels["goal"] == 0.25
     assert grids.shared_grid(found).rows
 
 
@@ -90,15 +88,15 @@ def test_tasks_that_part_at_the_classifier_are_weighed_too(
     system = FakeSystem()
     found = shared.measure(plan, rig_of(system), HEADS)
     assert {g.labels["experiment"] for g in found} == {HEADS}
-    arms = {shared.BATCHED, shared.REPLICAS, shared.FULL_MODELS}
+    arms = {shared.BATCHED, shared.FULL_MODELS}
     assert {g.mode for g in found if g.name == f.PEAK} == arms
     sizes = {(g.mode, g.labels["kind"]): g.value for g in found if g.name == f.MEMORY}
     assert {home for home, _ in sizes} == {shared.HOMES[arm] for arm in arms}
     assert sizes[homes.SHARED_HOME, "weights"] == 20 * (len(plan.late.blocks) - 1 + plan.tasks)
     assert {row[0] for row in grids.heads_grid(found).rows} >= arms
     assert not grids.shared_grid(found).rows
-    ratios = [(g.mode, g.labels["base"]) for g in found if g.name == f.SATURATED_RATIO]
-    assert ratios == [(arm, shared.FULL_MODELS) for arm in shared.OVER_TASKS]
+    (ratio,) = [g for g in found if g.name == f.SATURATED_RATIO]
+    assert (ratio.mode, ratio.labels["base"]) == (shared.BATCHED, shared.FULL_MODELS)
 
 
 @pytest.mark.parametrize(

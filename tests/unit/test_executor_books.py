@@ -7,13 +7,13 @@ from typing import cast
 
 import pytest
 import torch
+from lanes_rig import LATE, MS, Bench
 
 from blockflow.core.errors import BlockError, RequestError
 from blockflow.core.routing import merge_paths
 from blockflow.tensormq.channel import InBuffer
 from blockflow.wire.data import Item, Withdraw, encode_withdraw
 from blockflow.worker.ticket import Batch, Source, Ticket
-from tests.unit.test_worker_lanes import LATE, MS, Bench
 
 
 def waiting(bench: Bench) -> list[Ticket]:

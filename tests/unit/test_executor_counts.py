@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from lanes_rig import LATE, MS, SPEC, Bench
 
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.model import Contract, TensorSpec
@@ -16,7 +17,6 @@ from blockflow.core.routing import merge_paths
 from blockflow.wire.data import PROBE_EPOCH, Item
 from blockflow.worker.intake import Arrival
 from blockflow.worker.ticket import Batch, Source, Ticket
-from tests.unit.test_worker_lanes import LATE, MS, SPEC, Bench
 
 
 def ticket(

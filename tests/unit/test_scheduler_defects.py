@@ -29,19 +29,16 @@ from tests.scheduler_rig import ticket
     ],
 )
 def test_what_no_policy_may_decide_is_told_as_its_own(decides: Any, words: str) -> None:
-    s = Scheduler({1: {}, 2: {}})
+    s = Scheduler({1: {}, 2: {}}, lanes=2, widths=lambda _: 2)
     for key in (1, 2):
         s.arrive(ticket(key), 0)
     s.arrive(ticket(3, ((2,),)), 0)
     s.arrive(ticket(5, alone=True), 0)
-    s._busy.add(1)  # who runs alone waits for its stage
-    busy = isinstance(decides, Run)
+    s._running[1] = 1  # who runs alone has its stage for itself
 
     def decide(*_: Any) -> Any:
         if isinstance(decides, Exception):
             raise decides
-        if busy:
-            s._busy.discard(1)
         return decides
 
     s._policies[0].decide = decide  # type: ignore[method-assign]

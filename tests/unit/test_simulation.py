@@ -64,9 +64,14 @@ def test_lanes_run_different_stages_at_once() -> None:
     # Without a core for each lane they share one.
     shared = chain([steady("a", 10.0), steady("b", 10.0)], cores=1, lanes=2)
     assert totals(run(shared, at(0.0, 0.0))) == [pytest.approx(30.0), pytest.approx(40.0)]
-    # One block runs one batch at a time, however many lanes there are.
+    # One block runs one batch at a time, however many lanes there are,
     alone = chain([steady("a", 10.0)], cores=2, lanes=2)
     assert totals(run(alone, at(0.0, 0.0))) == [pytest.approx(10.0), pytest.approx(20.0)]
+    # but for engines and policies that are made for more.
+    able = replace(steady("a", 10.0), engine="exported")
+    twins = chain([able], cores=2, lanes=2)
+    assert totals(run(twins, at(0.0, 0.0))) == [pytest.approx(10.0), pytest.approx(10.0)]
+    assert capacity(twins, ONE, None) == 2 * capacity(alone, ONE, None) == pytest.approx(200.0)
 
 
 @pytest.mark.parametrize(("lanes", "cores", "able"), [(1, 2, 100 / 3), (2, 2, 50), (2, 1, 100 / 3)])

@@ -213,7 +213,7 @@ def test_a_second_batch_at_a_stage_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(registry.POLICIES, "broken", Pushy)  # type: ignore[arg-type]
     simulate({"policy": "broken"}, load=2.0)  # in one lane nothing is busy when it is asked
     with pytest.raises(
-        InvariantBroken, match="lanes bounded: worker1#0: policy 'Pushy' runs a second batch"
+        InvariantBroken, match="lanes bounded: worker1#0: policy 'Pushy' runs another batch"
     ):
         simulate({"policy": "broken"}, load=2.0, lanes=2)
 

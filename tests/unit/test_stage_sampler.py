@@ -26,7 +26,11 @@ class Many:
         self.meters = {number: StageMeter() for number in range(1, n + 1)}
         self.queued = dict.fromkeys(self.meters, 0)
         stages = {number: SimpleNamespace(meter=meter) for number, meter in self.meters.items()}
-        queue = SimpleNamespace(queued=self.queued.get, queued_rows=lambda n: 2 * self.queued[n])
+        queue = SimpleNamespace(
+            queued=self.queued.get,
+            queued_rows=lambda n: 2 * self.queued[n],
+            width=lambda _: 1,
+        )
         self.sampler = StageSampler(cast(Any, stages), cast(Any, queue))
         while self.sampler.sample(0).news:
             pass

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from lanes_rig import MS, Bench
 
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
@@ -31,7 +32,6 @@ from blockflow.worker.parting import timing
 from blockflow.worker.runner import Runner
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Batch, Source, Ticket
-from tests.unit.test_worker_lanes import MS, Bench
 
 SPEC = TensorSpec("float32", ("rows", 2))
 INFO = BlockInfo("b", "1", "0" * 64, "test", Contract(SPEC, SPEC), 0, 0)

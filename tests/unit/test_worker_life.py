@@ -30,7 +30,9 @@ def test_without_a_thread_for_a_further_lane_the_others_serve(
     monkeypatch.setattr(threading.Thread, "start", start)
     worker = Worker.__new__(Worker)
     worker._lanes = []
-    parts = cast(Any, SimpleNamespace(executor=SimpleNamespace(lanes=3)))
+    wide: list[int] = []
+    runner = SimpleNamespace(widen=wide.append)
+    parts = cast(Any, SimpleNamespace(executor=SimpleNamespace(lanes=3), runner=runner))
     worker._open_lanes(parts)
     assert parts.executor.lanes == 2 and worker._lanes == started and len(started) == 1
     worker._open_lanes(parts)  # it does not ask again by itself
@@ -38,6 +40,7 @@ def test_without_a_thread_for_a_further_lane_the_others_serve(
     parts.executor.lanes, room = 3, 9  # told anew
     worker._open_lanes(parts)
     assert parts.executor.lanes == 3 and worker._lanes == started and len(started) == 2
+    assert wide == [2, 3], "as many engines as there are lanes"
 
 
 def test_a_defect_in_a_further_lane_is_not_taken_for_want_of_room(

@@ -129,7 +129,7 @@ USAGE = Usage(
 def snapshot(requests: int = 0, news: bool = False, threads: int = 1) -> Snapshot:
     stage = StageMeter()
     stage.requests, stage.rows = requests, 2 * requests
-    sample = StageSample({1: stage.snapshot(0, 0, 0)}, news, rows=5 * requests)
+    sample = StageSample({1: stage.snapshot(0, 0, 0, 1)}, news, rows=5 * requests)
     return Snapshot(sample, {"threads": threads})
 
 

@@ -186,7 +186,7 @@ def test_what_an_engine_copies_itself_is_counted() -> None:
         def close(self) -> None: ...
 
     bench = Bench(True)
-    bench.stages[1].engine = Copying(INFO, EngineOptions())
+    bench.stages[1] = Stage(StageSpec(1, INFO), Copying(INFO, EngineOptions()))
     batch = bench.compute([[1, 2]], slot=True)
     assert (batch.copies, bench.runner.copied[1]) == (2, InputCopies(1, 8))
 
@@ -318,7 +318,7 @@ def test_without_memory_to_join_what_was_run_alone_all_fail(
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(runner, "_joined", no_memory)
+    monkeypatch.setattr(runner, "joined", no_memory)
     batch = bench.compute([[1, 2]], [[13, 0]], slot=False)
     texts = {key: error.message for key, error in batch.errors.items()}
     assert texts == {0: "OutOfMemoryError: no memory", 1: "thirteen"}

@@ -133,7 +133,7 @@ def test_a_policy_that_runs_a_busy_stage_is_stopped() -> None:
         s.arrive(ticket(key), 0)
     assert isinstance(s.decide(0), Batch)
     s._policies[0].decide = lambda *_: Run(1, (2,))  # type: ignore[method-assign]
-    with pytest.raises(PolicyDefect, match="second batch at stage 1"):
+    with pytest.raises(PolicyDefect, match="another batch at stage 1, which is busy"):
         s.decide(0)
 
 

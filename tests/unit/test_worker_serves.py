@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from lanes_rig import MS
+
 from blockflow.batching.facts import StageFacts
 from blockflow.wire import control
 from blockflow.worker.parts import Wake
 from blockflow.worker.worker import EXIT_OK, EXIT_STUCK
 from tests.turns_rig import serving
-from tests.unit.test_worker_lanes import MS
 
 S = 1000 * MS
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from lanes_rig import LATE, MS
 
 from blockflow.wire import control
 from blockflow.worker.parts import Wake
 from tests.turns_rig import Rig, serving
-from tests.unit.test_worker_lanes import LATE, MS
 
 
 def at(rig: Rig) -> list[str]:

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from lanes_rig import LATE, MS
 
 from blockflow.batching.facts import StageFacts
 from blockflow.wire import control
 from blockflow.worker.ticket import Batch
 from blockflow.worker.turns import NEVER_NS
 from tests.turns_rig import Rig, serving
-from tests.unit.test_worker_lanes import LATE, MS
 
 SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "150"))
 ONLY = os.environ.get("BLOCKFLOW_SEED")

@@ -1,12 +1,11 @@
 """Homes: the deployments of tasks on a shared trunk that the benchmark lays beside each other.
 
 ``shared trunk``: one worker with all blocks and as many lanes as there are cores; what waits at a
-block runs together, whatever its task, and a core takes whatever block has work, but each block
-runs one batch at a time. ``a replica per core``: the same worker with one lane, once per core; a
-batch runs on its core to the end. ``a worker per core``: the path is cut into as many workers as
-there are cores, all heads in the last one. ``a trunk per task``: one worker with as many lanes
-again, in which each task has a copy of the trunk's blocks. ``full models``: each task has a worker
-with a whole model of its own.
+block runs together, whatever its task, and a core takes whatever block has work. ``a replica per
+core``: the same worker with one lane, once per core; a batch runs on its core to the end.
+``a worker per core``: the path is cut into as many workers as there are cores, all heads in the
+last one. ``a trunk per task``: one worker with as many lanes again, in which each task has a copy
+of the trunk's blocks. ``full models``: each task has a worker with a whole model of its own.
 """
 
 from __future__ import annotations
@@ -156,10 +155,9 @@ def memory_figures(plan: Plan, rig: Rig, experiment: str, homes: Collection[str]
             out.append(Figure(MEMORY, home, None, None, None, mib, "MiB", len(pids), labels=labels))
         pss[home], weights[home] = float(found.pss), float(found.state)
     labels = {"experiment": experiment}
-    for home in (h for h in (SHARED_HOME, REPLICAS_HOME) if h in pss):
-        value = pss[home] / pss[FULL_HOME]
-        ratio = Interval(value, value, value, 1)
-        out.append(ratio_figure(MEMORY_RATIO, home, FULL_HOME, ratio, labels, goal=MEMORY_GOAL))
+    value = pss[SHARED_HOME] / pss[FULL_HOME]
+    ratio = Interval(value, value, value, 1)
+    out.append(ratio_figure(MEMORY_RATIO, SHARED_HOME, FULL_HOME, ratio, labels, goal=MEMORY_GOAL))
     floor = weights[SHARED_HOME] / weights[FULL_HOME]
     text = (
         f"each task's own last block alone is {repository.info(head).state_bytes / 2**20:.0f} of "

@@ -1,6 +1,6 @@
 """Several tasks on one input: what a shared trunk is for.
 
-Every input is for all tasks, whose blocks are all in one worker with a replica per core. ``one
+Every input is for all tasks, whose blocks are all in one worker with a lane per core. ``one
 request for all`` names them together, so the trunk computes the
 input once; ``a request per task`` sends it to the same blocks once per task; ``full models`` sends
 it to a whole model per task. As many answers are under way in each. The bound is computing alone:
@@ -14,7 +14,7 @@ from concurrent.futures import wait
 from contextlib import ExitStack
 
 from blockflow.bench.batching.figures import decided
-from blockflow.bench.batching.homes import FULL_HOME, KINDS, REPLICAS_HOME, topology, window
+from blockflow.bench.batching.homes import FULL_HOME, KINDS, SHARED_HOME, topology, window
 from blockflow.bench.batching.plan import PER_TASK, SEVERAL, Plan
 from blockflow.bench.batching.rig import Further, Rig
 from blockflow.bench.batching.several_figures import (
@@ -32,7 +32,7 @@ from blockflow.bench.results import Figure
 from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.bench.statistics import percentile
 
-HOMES = {ALL: REPLICAS_HOME, EACH: REPLICAS_HOME, FULL_MODELS: FULL_HOME}
+HOMES = {ALL: SHARED_HOME, EACH: SHARED_HOME, FULL_MODELS: FULL_HOME}
 _VISITS = 2
 _ALONE = 5
 

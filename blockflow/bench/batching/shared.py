@@ -1,5 +1,5 @@
 """The shared trunk: several tasks whose blocks but the last are the same, in all their homes
-(:mod:`.homes`); or, where they part at the classifier (``heads``), in three.
+(:mod:`.homes`); or, where they part at the classifier (``heads``), in the first and the last.
 
 ``batched`` and ``a replica per core`` are batches over the tasks, ``batched within tasks`` of one
 task's requests alone; ``none`` is each request by itself. The bound is computing alone: in as many
@@ -62,10 +62,7 @@ HOMES = {
     FULL_MODELS: FULL_HOME,
 }
 """Who lives where: two of the arms are the same processes."""
-ARMS = {SHARED: tuple(HOMES), HEADS: (BATCHED, REPLICAS, FULL_MODELS)}
-OVER_TASKS = (BATCHED, REPLICAS)
-"""What is held to the aims."""
-
+ARMS = {SHARED: tuple(HOMES), HEADS: (BATCHED, FULL_MODELS)}
 OF_BOUND_GOAL = 0.9
 _VISITS = 2
 _START = 0.8
@@ -103,7 +100,7 @@ def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
     searches = {
         arm: Search(min(_START * median_interval(rates[arm]).value, plan.rate_limit), plan.probes)
         for arm in topologies
-        if arm != PER_CORE
+        if arm not in (REPLICAS, PER_CORE)
     }
     seconds, inputs = plan.probe_seconds(bound_ms), _inputs(plan)
 
@@ -113,12 +110,11 @@ def measure(plan: Plan, rig: Rig, experiment: str) -> list[Figure]:
 
     search_peaks(rig, f"{experiment}: peaks", topologies, searches, probe, bound_ms)
     bases = [arm for arm in (FULL_MODELS, WITHIN) if arm in searches]
-    found += peak_figures(experiment, searches, bound_ms, bases, dict.fromkeys(OVER_TASKS, 1.0))
-    for arm in OVER_TASKS:
-        share = searches[arm].beside(median_interval(rates[IN_PROCESS]))
-        sure = searches[arm].sure
-        found.append(_of_bound(PEAK_OF_BOUND, experiment, arm, share, _most(rates), sure=sure))
-    return found
+    found += peak_figures(experiment, searches, bound_ms, bases, {BATCHED: 1.0})
+    mine = searches[BATCHED]
+    share = mine.beside(median_interval(rates[IN_PROCESS]))
+    last = _of_bound(PEAK_OF_BOUND, experiment, BATCHED, share, _most(rates), sure=mine.sure)
+    return [*found, last]
 
 
 class Bound:
@@ -244,10 +240,10 @@ def shares(experiment: str, rates: Mapping[str, Sequence[float]]) -> list[Figure
         if arm != IN_PROCESS
     ]
     for base in (WITHIN, FULL_MODELS):
-        for arm in (a for a in OVER_TASKS if a in rates and base in rates):
-            gain = ratio_interval(rates[base], rates[arm])
+        if base in rates:
+            gain = ratio_interval(rates[base], rates[BATCHED])
             labels = {"experiment": experiment}
-            out.append(ratio_figure(SATURATED_RATIO, arm, base, gain, labels))
+            out.append(ratio_figure(SATURATED_RATIO, BATCHED, base, gain, labels))
     return out
 
 
@@ -268,7 +264,7 @@ def _of_bound(
         IN_PROCESS,
         share,
         {"experiment": experiment},
-        goal=OF_BOUND_GOAL if arm in OVER_TASKS else None,
+        goal=OF_BOUND_GOAL if arm == BATCHED else None,
         at_least=True,
         sure=sure and share.low <= most,
     )

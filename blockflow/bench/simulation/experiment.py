@@ -165,7 +165,8 @@ def capacity(
 
     The smaller of what its busiest worker and what its cores can do. A forward counts with its
     mean, which is its median where none is ``noisy``. A worker of several lanes is as busy as its
-    busiest stage at least. What is between two forwards (``turn_ms``) keeps a worker, and no core.
+    busiest stage at least, unless that runs in all of them at once. What is between two forwards
+    (``turn_ms``) keeps a worker, and no core.
 
     Args:
         rows, lengths: what queries are like.
@@ -189,7 +190,8 @@ def capacity(
             part = share * (ms + system.turn_ms)
             work[worker.name] = work.get(worker.name, 0.0) + part
             by_block[block] = by_block.get(block, 0.0) + part
-            slowest[worker.name] = max(slowest.get(worker.name, 0.0), by_block[block])
+            width = worker.lanes if stage.side_by_side else 1
+            slowest[worker.name] = max(slowest.get(worker.name, 0.0), by_block[block] / width)
     models = {w.name: w for w in system.workers}
     alone = min(
         1000.0 * models[name].replicas / max(ms / models[name].lanes, slowest[name])

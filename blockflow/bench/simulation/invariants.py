@@ -123,7 +123,8 @@ class OneBatchAtATime(Watch):
 
 
 class LanesBounded(Watch):
-    """No worker computes more batches at once than it has lanes, and no stage more than one.
+    """No worker computes more batches at once than it has lanes, and no stage more than its engine
+    and its policy are made for.
 
     (A policy that runs a batch at a busy stage is stopped by the scheduler, which breaks this rule
     as well.)
@@ -135,9 +136,10 @@ class LanesBounded(Watch):
             raise InvariantBroken(
                 "lanes bounded", now, f"{worker.name}: {count} at once in {worker.model.lanes}"
             )
-        if sum(b.stage == batch.stage for b in worker.running) > 1:
+        same = sum(b.stage == batch.stage for b in worker.running)
+        if same > worker.scheduler.width(batch.stage):
             raise InvariantBroken(
-                "lanes bounded", now, f"{worker.name}: two batches at stage {batch.stage}"
+                "lanes bounded", now, f"{worker.name}: {same} batches at stage {batch.stage}"
             )
 
 

@@ -362,7 +362,7 @@ def _checked(
             count = len(worker.stages)
             blocks = f"{count} blocks" if count > 1 else "one block"
             what = f"{worker.lanes} lanes for the {blocks} of worker {worker.name!r}"
-            raise nonsense(what, "--lanes", "a block runs one batch at a time: a lane per block")
+            raise nonsense(what, "--lanes", "at most a lane per block")
     _refuse_unmeasured(workers)
     return SystemModel(workers, tasks, costs.cores, costs.hop_ms, costs.turn_ms, costs.credits)
 

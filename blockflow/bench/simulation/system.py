@@ -18,6 +18,7 @@ from blockflow.batching.shares import TaskShare
 from blockflow.control.stages import is_open, resolved
 from blockflow.core import limits
 from blockflow.core.dims import Dim, substituted
+from blockflow.core.engines import ENGINES
 from blockflow.core.model import ROWS, Contract, TensorSpec
 from blockflow.core.profile import StageProfile
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
@@ -48,6 +49,12 @@ class StageModel:
     carries: Dim = LENGTH
     pads: bool = True
 
+    @property
+    def side_by_side(self) -> bool:
+        """Its engine computes several batches at once."""
+        kind = ENGINES.get(self.profile.engine)
+        return kind is not None and kind.side_by_side
+
     def lengths(self, threads: int) -> tuple[int, ...]:
         """Lengths that its profile has, ascending; none where its dims are fixed."""
         return self.profile.lengths_measured(threads)
@@ -77,7 +84,7 @@ class WorkerModel:
         threads: cores that one forward of it uses.
         slots: tensors that it may have out at once; without a free one it stalls.
         replicas: processes of it.
-        lanes: forwards of different stages that it computes at once.
+        lanes: forwards that it computes at once.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """SimWorker: a worker process under virtual time, around the real Scheduler and its policies.
 
 It does what :class:`blockflow.worker.executor.Executor` does, in the same order: as many forwards
-at once as it has lanes, of different stages, a slot for every output that leaves, a stall without
-one, expiry before every decision. What comes at one instant is taken in before the next decision.
+at once as it has lanes, a slot for every output that leaves, a stall without one, expiry before
+every decision. What comes at one instant is taken in before the next decision.
 Parting an output by next hop is the worker's own code.
 """
 
@@ -81,6 +81,7 @@ class SimWorker:
             {n: s.facts(model.threads) for n, s in self.stages.items()},
             simulator.shares,
             model.lanes,
+            lambda n: model.lanes if self.stages[n].side_by_side else 1,
         )
         self.slots_out = 0
         self.most_slots = 0

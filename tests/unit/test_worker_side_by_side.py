@@ -1,0 +1,80 @@
+"""Batches of one block side by side: in as many lanes as its engine has twins."""
+
+from __future__ import annotations
+
+import pytest
+from lanes_rig import Bench
+
+
+@pytest.mark.parametrize("policy", ["none", "window"])
+def test_a_stage_with_twins_runs_a_batch_per_lane(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    bench = Bench(monkeypatch, policy=policy, twins=True)
+    batches = []
+    for key in (1, 2):
+        bench.arrive(key, 1)
+        batches.append(bench.expect(1))
+    bench.arrive(3, 1)
+    assert bench.start() is None, "two lanes"
+    assert bench.scheduler.busy == {1}
+    for batch in reversed(batches):
+        bench.compute(batch)
+    bench.compute(bench.expect(1))
+    assert bench.sink.sent == [[2], [1], [3]] and bench.executor.idle
+    assert bench.scheduler.busy == set()
+
+
+def test_whoever_runs_alone_has_the_stage_for_himself(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, twins=True)
+    bench.arrive(1, 1)
+    one = bench.expect(1)
+    bench.arrive(2, 1)
+    waits = bench.scheduler._tickets[2]
+    waits.apart = True
+    bench.scheduler._alone[2] = 1
+    bench.scheduler._policies[0].drop(2, 0)
+    assert bench.start() is None
+    bench.compute(one)
+    assert bench.expect(1).alone
+
+
+def test_a_policy_that_is_not_made_for_it_runs_one_batch_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, policy="dvabatch", twins=True)
+    for key in (1, 2):
+        bench.arrive(key, 1)
+        if key == 1:
+            one = bench.expect(1)
+    assert bench.scheduler.busy == {1} and bench.start() is None
+    bench.compute(one)
+    # Its successor may, while that one runs.
+    bench.expect(1)
+    bench.scheduler.set_policy(1, {"policy": "window"}, 0)
+    bench.arrive(3, 1)
+    bench.expect(1)
+
+
+def test_another_policy_is_told_of_all_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It predicts by the lanes that are left."""
+    bench = Bench(monkeypatch, twins=True, lanes=3)
+    bench.scheduler.set_policy(2, {"policy": "dvabatch"}, 0)
+    told: list[set[int]] = []
+    policy = bench.scheduler._by_stage[2]
+    monkeypatch.setattr(policy, "decide", lambda _now, busy: told.append(set(busy)))
+    bench.arrive(1, 1)
+    bench.expect(1)
+    assert bench.start() is None
+    assert told[-1] == {1} and bench.scheduler.busy == set()
+
+
+def test_with_fewer_lanes_there_is_no_second_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, twins=True)
+    assert [bench.scheduler.width(1), bench.stages[1].width] == [1, 2]  # before its first step
+    bench.arrive(1, 1)
+    bench.expect(1)
+    assert bench.scheduler.width(1) == 2
+    bench.executor.lanes = 1
+    bench.arrive(2, 1)
+    assert bench.start() is None
