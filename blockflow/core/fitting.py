@@ -15,12 +15,9 @@ from blockflow.core.specs import BlockSpec, TaskSpec
 
 MIB = 1024 * 1024
 
-GAPS = 2
-"""First fit may leave a gap beside each tensor that is just too small for the next one: where n
-are out, room for 2 n + 1 of the largest is surely room for one more."""
 LEAST_SLOTS = 2
 """With one for what goes back on opposed paths, one is left for what goes forward."""
-LEAST_OUTPUTS = GAPS * LEAST_SLOTS - 1
+LEAST_OUTPUTS = limits.ARENA_GAPS * LEAST_SLOTS - 1
 """Largest outputs for which an arena has room at least."""
 
 

@@ -22,6 +22,10 @@ MAX_UNANSWERED_BYTES = 128 * 1024 * 1024
 """Of tensors that a client has sent in messages on one connection and that were not answered yet; a
 larger one is sent when there is no other."""
 
+ARENA_GAPS = 2
+"""First fit may leave a gap beside each tensor that is just too small for the next one: where n
+are out, room for 2 n + 1 of the largest is surely room for one more."""
+
 MAX_RANK = 8
 MAX_NESTING = 4
 MAX_DIM = 2**31 - 1

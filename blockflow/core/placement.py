@@ -17,7 +17,7 @@ from blockflow.core import limits
 from blockflow.core.cores import at_once
 from blockflow.core.engines import pins
 from blockflow.core.errors import Problem, TopologyError
-from blockflow.core.fitting import GAPS, LEAST_OUTPUTS, LEAST_SLOTS, MIB, core_problems
+from blockflow.core.fitting import LEAST_OUTPUTS, LEAST_SLOTS, MIB, core_problems
 from blockflow.core.model import BlockInfo
 from blockflow.core.ordering import along
 from blockflow.core.specs import BlockSpec
@@ -83,7 +83,7 @@ class WorkerSpec:
         """Slots that it has for sure: with every one as large as its contracts allow, or as they
         are taken to allow where nothing bounds them, the arena may end before the slots do."""
         whole = self.arena_bytes // (_largest(self.stages) + _PAGE)
-        return min(self.slots, max(1, (whole + 1) // GAPS))
+        return min(self.slots, max(1, (whole + 1) // limits.ARENA_GAPS))
 
     def identity(self) -> str:
         """Digest of all that cannot change in a running process.
@@ -237,12 +237,12 @@ def _worker(
         arena = max(asked) * MIB
     else:
         # Memory of the host is taken as it is needed; a device's slab is taken whole.
-        whole = slots if first.device != "cpu" else GAPS * slots - 1
+        whole = slots if first.device != "cpu" else limits.ARENA_GAPS * slots - 1
         wanted = whole * largest if bounded else SOFT_ARENA_BYTES
         arena = max(MIN_ARENA_BYTES, LEAST_OUTPUTS * largest, min(wanted, SOFT_ARENA_BYTES))
     costs = [topology.costs[b] for b in members if b in topology.costs]
     # Slots lie on page boundaries: leave room for the rounding.
-    arena = -(-arena // _PAGE) * _PAGE + GAPS * slots * _PAGE
+    arena = -(-arena // _PAGE) * _PAGE + limits.ARENA_GAPS * slots * _PAGE
     return WorkerSpec(
         name=name,
         stages=stages,

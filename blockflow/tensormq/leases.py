@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
+from blockflow.core import limits
 from blockflow.tensormq.extents import Extents
 
 MAX_GENERATION = 2**32 - 1
@@ -136,7 +137,8 @@ class LeaseTable:
         Gaps may leave the last half of the bytes to nobody."""
         extents = self.extents
         return max(
-            self.outstanding, min(self.slots, 2 * self.slots * extents.used // extents.capacity)
+            self.outstanding,
+            min(self.slots, limits.ARENA_GAPS * self.slots * extents.used // extents.capacity),
         )
 
     def fits(self, nbytes: int) -> bool:

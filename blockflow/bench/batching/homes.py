@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from blockflow.bench.batching.figures import MEMORY, MEMORY_RATIO, note, ratio_figure
-from blockflow.bench.batching.plan import Plan
+from blockflow.bench.batching.plan import PER_TASK, Plan
 from blockflow.bench.batching.rig import Policy, Rig, block_spec
 from blockflow.bench.batching.sharing import weight_lines
 from blockflow.bench.demo.measure import measure_memory
@@ -74,9 +74,10 @@ def topology(plan: Plan, policy: Policy, homes: Collection[str]) -> dict[str, An
             elif home == FULL_HOME:
                 blocks[name] = block_spec(name, name, window(plan), block)
             elif home == REPLICAS_HOME:
-                blocks[name] = {**block_spec(name, KINDS[home], policy, block), "replicas": cores}
+                own = parted(policy, cores)
+                blocks[name] = {**block_spec(name, KINDS[home], own, block), "replicas": cores}
             else:
-                own = policy if home == SHARED_HOME else window(plan)
+                own = parted(policy, lanes) if home == SHARED_HOME else window(plan)
                 spec = block_spec(name, KINDS[home], own, block)
                 blocks[name] = {**spec, "lanes": lanes}
 
@@ -97,6 +98,14 @@ def topology(plan: Plan, policy: Policy, homes: Collection[str]) -> dict[str, An
 def own_block(block: str, task: int) -> str:
     """A task's copy of a block of the path."""
     return f"{block}.own{task}"
+
+
+def parted(policy: Policy, count: int) -> dict[str, Any]:
+    """The same for so many batches of a block at once: they have the rows of one of these together,
+    and so the memory of its activations."""
+    rows = policy.get("max_rows")
+    more = {} if rows is None else {"max_rows": max(PER_TASK, rows // count)}
+    return {**policy, **more}
 
 
 def window(plan: Plan) -> dict[str, Any]:
