@@ -2,8 +2,8 @@
 
 Events come in with ``now``; batches to run and tickets that have expired come out. All stages of a
 worker share its lanes, so the scheduler asks its policies in turn. It knows which stages run a
-batch at the moment, whichever policy has asked for it, and gives out no other one for them; where
-engine and policy are made for it, as many as there are lanes.
+batch at the moment, whichever policy has asked for it, and gives out no other one for them; of the
+:class:`Trunk`, where engine and policy are made for it, as many as there are lanes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from blockflow.batching.shares import TaskShare
 from blockflow.core.routing import PathTree
 from blockflow.wire.data import Item
 from blockflow.worker.ticket import Batch, Ticket
+from blockflow.worker.trunk import Trunk
 
 _PATHS_KEPT = 4096
 _WORDS = "policies decide and do not raise"
@@ -78,6 +79,7 @@ class Scheduler:
         self._spent: list[int] = []
         self._reached = 0
         self._running: dict[int, int] = {}  # stage -> batches
+        self._trunk = Trunk(policies)
         self._alone: dict[int, int] = {}  # key -> stage, in order of arrival
         self._tickets: dict[int, Ticket] = {}
         self._deadlines: list[tuple[int, int]] = []
@@ -101,7 +103,9 @@ class Scheduler:
 
     def width(self, stage: int) -> int:
         """How many batches of ``stage`` may run at once."""
-        if self.lanes == 1 or not self._by_stage[stage].SIDE_BY_SIDE:
+        if self.lanes == 1 or stage not in self._trunk:
+            return 1
+        if not self._by_stage[stage].SIDE_BY_SIDE:
             return 1
         return min(self.lanes, self._widths(stage))
 
@@ -121,6 +125,8 @@ class Scheduler:
         self._tickets[ticket.key] = ticket
         heapq.heappush(self._deadlines, (ticket.deadline_ns, ticket.key))
         self._count(ticket, 1)
+        if ticket.arrival_ns == ticket.received_ns:
+            self._trunk.note(ticket.item.path, ticket.item.hop)
         self._tell_policy(ticket, now)
 
     def _tell_policy(self, ticket: Ticket, now: int) -> None:
@@ -275,6 +281,7 @@ class Scheduler:
         if tuple(shares) == self._shares:
             return
         self._shares = tuple(shares)
+        self._trunk.forget()
         self._regroup(self._specs, self._facts)
         self._hand_over(now)
 

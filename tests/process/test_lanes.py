@@ -136,7 +136,7 @@ def test_results_of_batches_side_by_side_are_their_own(rig: Rig) -> None:
         sent: dict[bytes, float] = {}
         for k in range(20):
             value = BAD if k % 10 == 3 else 100.0 * wave + k
-            sent[rig.send(rows_of(value, 1 + k % 3), [1 + k % 2])[0]] = value
+            sent[rig.send(rows_of(value, 1 + k % 3), [1, 2 + k % 2])[0]] = value
             if k == 7:
                 rig.tell(11, SetThreads(1, lanes))
         outcomes(rig, sent)
@@ -144,12 +144,16 @@ def test_results_of_batches_side_by_side_are_their_own(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     ("lanes", "second", "policy"),
-    [(1, 2, "none"), (2, 1, "dvabatch")],
-    ids=["one lane", "not made for it"],
+    [(1, 2, "none"), (2, 1, "dvabatch"), (2, 1, "none")],
+    ids=["one lane", "not made for it", "not everybody's"],
 )
 def test_what_may_not_overlap_waits(rig: Rig, lanes: int, second: int, policy: str) -> None:
-    """With one lane another block waits; under a policy that counts on it the same block does."""
-    start(rig, slow=(1, 2), lanes=lanes, policy=policy)
+    """With one lane another block waits; under a policy that counts on it the same block does, and
+    so does one that others do not visit: they must find a lane."""
+    start(rig, slow=(1, 2), quick=[3], lanes=lanes, policy=policy)
+    if policy == "none" and lanes == 2:
+        rig.send(rows_of(0), [3])
+        rig.result()
     rig.send(rows_of(1, LONG), [1])
     at_work(rig, 1)
     rig.send(rows_of(2), [second])

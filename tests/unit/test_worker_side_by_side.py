@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from lanes_rig import Bench
 
+from blockflow.batching.shares import TaskShare
+
 
 @pytest.mark.parametrize("policy", ["none", "window"])
 def test_a_stage_with_twins_runs_a_batch_per_lane(
@@ -78,3 +80,32 @@ def test_with_fewer_lanes_there_is_no_second_batch(monkeypatch: pytest.MonkeyPat
     bench.executor.lanes = 1
     bench.arrive(2, 1)
     assert bench.start() is None
+
+
+def test_a_block_of_one_task_leaves_lanes_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trunk is everybody's; each head is one task's."""
+    bench = Bench(monkeypatch, twins=True)
+    for key, path in ((1, (1, 2)), (2, (1, 3))):
+        bench.arrive(key, *path)
+        bench.expect(1)
+    assert [bench.scheduler.width(n) for n in (1, 2, 3)] == [2, 1, 1]
+    # One request for both is on no way that leaves the trunk out.
+    bench.arrive(3, 1, 2, 3)
+    assert [bench.scheduler.width(n) for n in (1, 2, 3)] == [2, 1, 1]
+    bench.arrive(4, 3)
+    assert [bench.scheduler.width(n) for n in (1, 2, 3)] == [1, 1, 1]
+    # With other tasks it is found out anew.
+    bench.scheduler.set_shares([TaskShare(), TaskShare(2.0)], 0)
+    bench.arrive(5, 3)
+    assert [bench.scheduler.width(n) for n in (1, 2, 3)] == [1, 1, 2]
+
+
+def test_who_comes_on_from_another_stage_here_is_no_newcomer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, twins=True)
+    bench.arrive(1, 1, 2)
+    one = bench.expect(1)
+    bench.clock.now += 5
+    bench.compute(one)
+    assert [bench.scheduler.width(n) for n in (1, 2)] == [2, 2]
