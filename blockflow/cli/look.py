@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.options import Json, Url, print_json, print_line
+from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.monitor.rest import RestClient
 from blockflow.monitor.view import is_ready, listing
 
@@ -69,6 +71,16 @@ def tasks(url: Url = "", json_: Json = False) -> None:
     show(render(contract_grid(listing(document, "tasks")), console.width), console)
 
 
+def _none_in_force(document: Mapping[str, Any]) -> BlockFlowError:
+    hint = "apply one (blockflow apply)"
+    if document.get("posted") is not None:
+        hint = (
+            f"epoch {document.get('epoch')} could not be deployed (blockflow status says why); "
+            "blockflow topology --posted shows what was posted for it"
+        )
+    return SystemError_("NOT_READY", "no topology is in force", hint=hint)
+
+
 def topology(
     posted: Annotated[
         bool, typer.Option("--posted", help="The body as it was posted, not the complete form.")
@@ -76,10 +88,15 @@ def topology(
     url: Url = "",
     json_: Json = False,
 ) -> None:
-    """Show the topology in force as JSON that `blockflow apply` takes."""
+    """Show the topology in force as JSON that `blockflow apply` takes.
+
+    With --posted also one that is stored and could not be deployed. Exit status 4: there is none.
+    """
     document = RestClient(url).get("/v1/topology")
     if json_:
         print_json(document)
         return
     shown = document.get("posted" if posted else "topology")
+    if shown is None:
+        raise _none_in_force(document)
     print_line(json.dumps(shown, indent=2, ensure_ascii=False))

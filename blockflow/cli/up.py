@@ -109,6 +109,7 @@ def up(
     from blockflow.control.settings import ControlSettings, default_state_dir
     from blockflow.launch.outlet import wait_for_nobody
     from blockflow.launch.process import ending_signals, raise_descriptor_limit
+    from blockflow.launch.whereabouts import settle
 
     everywhere = {"0.0.0.0", "::"} & {host, client_host}
     if port and port == client_port and (host == client_host or everywhere):
@@ -138,7 +139,8 @@ def up(
         max_inflight=max_inflight,
         max_inflight_per_client=max_inflight,
         adaptive_limit=adaptive_limit,
-    )
+    ).lasting()
+    settle()
     if not os.path.isdir(settings.repository):  # or it cannot be looked at
         sys.stderr.write(
             f"blockflow: there is no folder {str(settings.repository)!r} yet: export blocks into "
@@ -182,6 +184,8 @@ def _ending_at_once(ward: Ward) -> Iterator[None]:
     try:
         yield
     except Exception as e:
+        if isinstance(e, BlockFlowError):
+            ward.line.failing(e.code)
         if not ward.adopt:
             raise
         complain(e if isinstance(e, BlockFlowError) else repr(e))
@@ -197,7 +201,8 @@ def _announce(facts: dict[str, Any], json_: bool) -> None:
     for address in facts["clients"]:
         _say(f"clients  {address}")
     _say(f"state    {facts['state_dir']} (epoch {facts['epoch']})")
-    _say("ready; Ctrl-C stops it")
+    well = facts["state"] != "degraded"
+    _say(f"{'ready' if well else 'degraded (blockflow status says why)'}; Ctrl-C stops it")
 
 
 def _say(line: str) -> None:

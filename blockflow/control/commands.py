@@ -107,7 +107,8 @@ class Commands:
     def history(self) -> list[dict[str, Any]]:
         """The epochs that are remembered, newest first; ``missing`` names the blocks whose artifact
         of then is not stored any more."""
-        state = self._manager.call(lambda: self._manager.store.state)
+        manager = self._manager
+        state, serves = manager.call(lambda: (manager.store.state, manager.brain.realm.topology))
         pinned = {pair for p in state.history for pair in p.digests.items()}
         gone = {pair for pair in pinned if not self._stored(*pair)}
         return [
@@ -115,7 +116,7 @@ class Commands:
                 "epoch": p.epoch,
                 "how": p.how,
                 "when": p.when,
-                "in_force": p.epoch == state.epoch,
+                "in_force": p.epoch == state.epoch and serves is not None,
                 "posted": p.posted,
                 "digests": dict(p.digests),
                 "missing": [b for b, d in p.digests.items() if (b, d) in gone],
@@ -228,7 +229,11 @@ class Commands:
     # --- looking --------------------------------------------------------------------------------
 
     def topology(self) -> dict[str, Any]:
-        return self._manager.call(lambda: self._manager.views().topology())
+        """What is in force; where the stored topology could not be deployed, what was posted for
+        that."""
+        manager = self._manager
+        found, stored = manager.call(lambda: (manager.views().topology(), manager.store.state))
+        return found if found["topology"] else {**found, "posted": stored.posted}
 
     def epoch(self) -> dict[str, Any]:
         return self._manager.call(lambda: self._manager.views().epoch())
@@ -309,7 +314,7 @@ class Commands:
                 "monitor_hz": manager.brain.crew.hz,
                 "updating": current.to_dict(time.monotonic_ns()) if current is not None else None,
                 "last_update": updates[0] if updates else None,
-                "warnings": views.warnings(replaced, manager.store.warning, *lost),
+                "warnings": views.warnings(replaced, *manager.warnings(), *lost),
                 "controller": {
                     "received": counters.received,
                     "malformed": counters.malformed,

@@ -16,6 +16,7 @@ from blockflow.core.launchspec import DispatcherLaunch, StageSpec, WorkerLaunch
 from blockflow.core.lifecycle import Event, State, advance
 from blockflow.core.placement import StagePlan, WorkerSpec
 from blockflow.core.plan import Running
+from blockflow.core.scarcity import is_away
 from blockflow.launch.preload import modules_of
 
 WORKER_ENTRY = "blockflow.worker.main:run"
@@ -67,14 +68,15 @@ class Crash:
 
     @property
     def no_room(self) -> bool:
-        """It could not start for want of the machine's: no fault of the block's."""
-        return self.error is not None and self.error.code == NO_ROOM
+        """It could not start for want of the machine's, or because the repository was away: no
+        fault of the block's."""
+        return self.error is not None and (self.error.code == NO_ROOM or is_away(self.error))
 
     @property
     def passing(self) -> bool:
         """Another start may well succeed, with nothing changed: the machine had no room or was too
-        slow, or somebody has ended it from outside."""
-        return self.outside if self.error is None else self.error.retryable
+        slow, the repository was away, or somebody has ended it from outside."""
+        return self.outside if self.error is None else self.error.retryable or self.no_room
 
 
 def remember(crashes: deque[Crash], crash: Crash) -> None:

@@ -39,6 +39,7 @@ from blockflow.launch.process import (
 )
 from blockflow.launch.vitals import read_vitals
 from blockflow.launch.ward import LASTING, REST, TEMPLATE, Kept, Line, Ward
+from blockflow.launch.whereabouts import leave_what_is_gone
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
 log = logging.getLogger("blockflow.guardian")
@@ -75,6 +76,7 @@ class Guardian:
         self._anew = ""
         self._hung = ""
         self._client_port = 0
+        self._no_room = False  # a Manager has failed for want of room since the last one served
         self._stop_ns: int | None = None
 
     def run(self) -> Ward | int:
@@ -84,7 +86,8 @@ class Guardian:
             In a Manager's process what it is given, in the guardian's the exit status at the end.
 
         Raises:
-            SystemError_: INTERNAL when Managers die too often, or the first one at its start.
+            SystemError_: INTERNAL when Managers die too often, or the first one at its start;
+                NO_SPACE where they cannot start for want of room.
             BlockFlowError: the run directory cannot be made.
         """
         become_subreaper()  # whom a dead template or Manager leaves is still below this process
@@ -136,6 +139,7 @@ class Guardian:
         set_process_name("bf:manager")
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        leave_what_is_gone()
         mine.close()
         os.close(self._wake)
         os.environ[INSTANCE_ENV] = str(self._run_dir.path)
@@ -202,12 +206,14 @@ class Guardian:
                     self._kept[name] = Kept(fds.pop(), pid, started)
                 case ["serving", int(port)]:
                     self._served = self._took_over = True
-                    self._client_port = port
+                    self._client_port, self._no_room = port, False
                 case ["alive"]:
                     self._vigil.heard(time.monotonic_ns())
                 case ["stopping"]:
                     self._stop()
                     self._drop(REST)  # nobody shall wait at a door that nobody opens
+                case ["failing", "NO_SPACE"]:
+                    self._no_room = True
                 case ["anew", str(reason)]:
                     self._anew = reason
             for fd in fds:
@@ -239,7 +245,7 @@ class Guardian:
         verdict = self._ledger.crashed(now_ns, chance=spread(self._ledger.total))
         if isinstance(verdict, GiveUp):
             raise SystemError_(
-                "INTERNAL",
+                "NO_SPACE" if self._no_room else "INTERNAL",
                 f"the control plane is given up: {verdict.reason}; everything is ended",
                 hint="its last words are above; `blockflow up` starts from the stored state",
             )

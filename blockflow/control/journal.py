@@ -5,8 +5,9 @@ which replica, how far it is, and how far the routes are. It lies in the run dir
 and is as old as that: it need outlive the Manager's process, not the machine. It is written before
 what it tells of is done, so that a successor may find less there than it was told, never more.
 
-A written journal is a whole one: temporary file and rename. The checksum is for what others do to
-it; a journal that cannot be read is a reason to begin anew, never one to guess.
+A written journal is a whole one: another file and a rename, with room of their own, so that a full
+file system does not stop it. The checksum is for what others do to it; a journal that cannot be
+read is a reason to begin anew, never one to guess.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import stat
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from blockflow.control.fleet import Life, Replica, Role, worker_launch
 from blockflow.control.realm import Realm
+from blockflow.control.roomy import RoomyFile
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.lifecycle import State
 
@@ -187,36 +186,28 @@ class JournalFile:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / NAME
-        self._temp = run_dir / f".{NAME}.new"
+        self._file = RoomyFile(run_dir / NAME)
+
+    @property
+    def given_up(self) -> bool:
+        """There is none because it could not be written."""
+        return self._file.given_up
 
     def write(self, body: str) -> None:
         """Replace it by this JSON text of one. Raises OSError; then there is none, which is better
         than an old one."""
         packed = body.encode()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            with open(os.open(self._temp, flags, 0o600), "wb") as f:
-                f.write(_head(packed) + packed + b"}")
-            os.replace(self._temp, self._path)
-        except OSError:
-            self._path.unlink(missing_ok=True)
-            with suppress(OSError):
-                self._temp.unlink()
-            raise
+        self._file.write(_head(packed) + packed + b"}")
 
     def read(self) -> Journal:
         """The journal as it was written. Raises ValueError, which says what is wrong with it."""
         try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            with open(os.open(self._path, flags), "rb") as f:
-                if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-                    raise ValueError("the journal is no regular file")
-                raw = f.read(MAX_BYTES + 1)
+            raw = self._file.read(MAX_BYTES)
         except OSError as e:
-            raise ValueError(f"there is no journal: {e.strerror}") from None
-        if len(raw) > MAX_BYTES:
-            raise ValueError("the journal is too large")
+            why = "it could not be written" if self.given_up else e.strerror
+            raise ValueError(f"there is no journal: {why}") from None
+        except ValueError as e:
+            raise ValueError(f"the journal is {e}") from None
         body = raw[len(_head(b"")) : -1]
         if raw != _head(body) + body + b"}":
             raise ValueError("the journal is torn or altered: its checksum does not fit")
@@ -234,9 +225,13 @@ class Recorder:
 
     Args:
         run_dir: of the instance.
+
+    Attributes:
+        warning: why a successor would find no journal, "" where it would.
     """
 
     def __init__(self, run_dir: Path) -> None:
+        self.warning = ""
         self._file = JournalFile(run_dir)
         self._written: tuple[object, ...] = ()
         self._seats: dict[int, tuple[tuple[object, ...], str]] = {}
@@ -252,9 +247,23 @@ class Recorder:
             return
         try:
             self._file.write(self._text(realm, seats))
-            self._written = now
         except OSError as e:
-            log.error("the journal cannot be written: %s; a successor would begin anew", e)
+            self._failed(e)
+            return
+        self._written = now
+        if self.warning:
+            self.warning = ""
+            log.warning("the journal can be written again")
+
+    def _failed(self, error: OSError) -> None:
+        # Events go on, many a second: it is said once.
+        told = (
+            f"the journal cannot be written: {error.strerror}; should the control plane's process "
+            "die, all is ended and begun anew"
+        )
+        if told != self.warning:
+            self.warning = told
+            log.error("%s", told)
 
     def _text(self, realm: Realm, keys: Sequence[tuple[object, ...]]) -> str:
         known, self._seats = self._seats, {}

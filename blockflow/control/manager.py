@@ -184,6 +184,10 @@ class Manager:
         now = time.monotonic_ns()
         return Views(self.brain, self.kpis, self._health.ping_ms, now, self._crashes)
 
+    def warnings(self) -> tuple[str, ...]:
+        """Of the state and the journal; call it in the Manager's thread."""
+        return self.store.warning, self._tenure.warning
+
     def ping(self, names: set[str] | None = None) -> list[dict[str, Any]]:
         """Ping the workers with these names (None = all, with the Dispatcher) and collect the
         answers; a process that does not answer in time has ``ok`` false."""
@@ -277,6 +281,7 @@ class Manager:
             self._carry_out()
         self._children.tend(now)
         self._tenure.attend(now)
+        self.store.tend(now)
         self._kills.look(now)
         for event in self._children.go_on():
             self.brain.handle(self._begun(event), now)

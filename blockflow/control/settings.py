@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from blockflow.core.errors import SystemError_
 from blockflow.launch.cgroup import available_cores
+from blockflow.launch.whereabouts import lasting
 from blockflow.tensormq.janitor import run_root
 
 DEFAULT_HOST = "127.0.0.1"
@@ -142,6 +144,17 @@ class ControlSettings:
     rest_plain: bool = False
     plain_links: bool = False
     timing: Timing = Timing()
+
+    def lasting(self) -> ControlSettings:
+        """The same with all paths from the root: other processes get these, and what becomes of the
+        working directory must not matter.
+
+        Raises:
+            FileNotFoundError: one is relative, and the working directory is gone.
+        """
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        paths: dict[str, Any] = {n: lasting(p) for n, p in known.items() if isinstance(p, Path)}
+        return replace(self, **paths)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host", bare(self.host))

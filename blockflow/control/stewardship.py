@@ -30,11 +30,12 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
     gives no number that the journal holds, however old the state is that could be read.
 
     Raises:
-        SystemError_: INTERNAL when nothing can be taken over; the guardian is told, and begins
-            anew from the stored state.
+        SystemError_: INTERNAL when nothing can be taken over (NO_SPACE: there was no room for the
+            journal); the guardian is told, and begins anew from the stored state.
     """
+    file = JournalFile(ward.run_dir)
     try:
-        journal = JournalFile(ward.run_dir).read()
+        journal = file.read()
         store.skip(**journal.highest())
         state = store.state
         topology, notes = None, list[str]()
@@ -53,7 +54,8 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
                 log.warning("%s", note)
     except (ValueError, BlockFlowError) as e:
         ward.line.anew(str(e))
-        raise SystemError_("INTERNAL", f"what runs cannot be taken over: {e}") from e
+        code = "NO_SPACE" if file.given_up else "INTERNAL"
+        raise SystemError_(code, f"what runs cannot be taken over: {e}") from e
     return Inheritance(journal, state.epoch, topology, state.posted, state.digests, tuple(notes))
 
 

@@ -47,6 +47,8 @@ _ALL = (CURRENT, PREVIOUS, CRASHES)
 LOW = NUMBER_STRIDE // 2
 """So few numbers left: others are reserved. A disk that fills up leaves as many for successors."""
 
+_RETRY_NS = 5_000_000_000
+
 CORRUPT_HINT = (
     "restore one of the files from a backup, or start with --fresh and post the topology again "
     "(the broken files are kept)"
@@ -71,6 +73,7 @@ class StateStore:
     _spans: dict[str, Span]
     _left: dict[str, Span]
     _file: NumbersFile | None
+    _retry_ns = 0
 
     def __init__(self, root: Path | str, *, succeeds: bool = False) -> None:
         self._succeeds = succeeds
@@ -132,6 +135,14 @@ class StateStore:
                     os.unlink(path)
             raise self._io_error(e) from e
         self._state, self._scarce = state, ""
+
+    def tend(self, now_ns: int) -> None:
+        """Where nothing could be stored, try again now and then: the warning shall go when its
+        cause does. Call it often."""
+        if self._scarce and now_ns >= self._retry_ns:
+            self._retry_ns = now_ns + _RETRY_NS
+            with suppress(SystemError_):
+                self.save(self._state)
 
     def commit(
         self,

@@ -17,23 +17,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from blockflow.batching.registry import policy_problems
-from blockflow.control.accept import stored_lookup
 from blockflow.control.asked import Asked
 from blockflow.control.commands import WAIT_S, Commands
 from blockflow.control.exposure import check_exposure, check_state_dir, check_tls
 from blockflow.control.kept_secrets import KeptSecrets
 from blockflow.control.manager import Manager
-from blockflow.control.policies import with_fitting
-from blockflow.control.profiles import ProfileShelf
 from blockflow.control.rest.server import RestServer
+from blockflow.control.restoration import Restoration
 from blockflow.control.settings import ControlSettings, with_port
 from blockflow.control.stewardship import inherit
 from blockflow.control.store import StateStore
 from blockflow.control.update import Update
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.lifecycle import State
-from blockflow.core.topology import parse_topology
 from blockflow.launch.base import Launcher
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import REHEARSAL
@@ -92,14 +88,7 @@ class System:
             chosen = replace(chosen, client_port=client_port)
         if ward is not None and ward.client_port:
             chosen = replace(chosen, client_port=ward.client_port)
-        # Absolute: other processes get these, and a later change of directory must not matter.
-        self.settings = replace(
-            chosen,
-            repository=chosen.repository.absolute(),
-            state_dir=chosen.state_dir.absolute(),
-            keys=chosen.keys.absolute() if chosen.keys is not None else None,
-            token_file=chosen.token_file.absolute() if chosen.token_file is not None else None,
-        )
+        self.settings = chosen.lasting()
         self._fresh = fresh
         self._launcher = launcher
         self._ward = ward
@@ -282,6 +271,7 @@ class System:
         """What ``blockflow up --json`` prints when it is ready."""
         return {
             "event": "ready",
+            "state": self.manager.call(lambda: self.manager.views().state()),
             "rest": self.rest_url,
             "clients": self.client_endpoints,
             "run_dir": str(self.run_dir),
@@ -307,30 +297,11 @@ class System:
 
     def _restore(self, store: StateStore) -> Update | None:
         """Deploy the stored topology again."""
-        state = store.state
-        if state.topology is None:
+        if store.state.topology is None:
             return None
-        brain = self.manager.brain
-        notes: list[str] = []
-        repository = BlockRepository(self.settings.repository)
-        lookup = stored_lookup(repository, state.digests, notes)
-        shelf = ProfileShelf(self.settings.repository)
-
-        def deploy() -> Update:
-            now = time.monotonic_ns()
-            try:
-                topology = parse_topology(state.topology, lookup, policy_problems)
-                topology = shelf.with_costs(topology)
-                topology, unfit = with_fitting(topology, self.settings.cores, shelf)
-                told = (*notes, *unfit)
-                for note in told:
-                    log.warning("%s", note)
-                return brain.restore(topology, state.epoch, state.posted, now, state.digests, told)
-            except BlockFlowError as e:
-                log.error("the stored topology (epoch %d) cannot be deployed: %s", state.epoch, e)
-                return brain.restore_failed(state.epoch, e, now)
-
-        return self.manager.call(deploy)
+        restoration = Restoration(self.manager, store.state)
+        self._undo.append(restoration.close)
+        return restoration.begin()
 
     def _wait_dispatcher(self) -> None:
         crew = self.manager.brain.crew

@@ -37,6 +37,11 @@ class Tenure:
         self._recorder = None if ward is None else Recorder(run_dir)
         self._look_ns = 0
 
+    @property
+    def warning(self) -> str:
+        """What a successor would lack, "" = nothing."""
+        return self._recorder.warning if self._recorder is not None else ""
+
     def record(self, realm: Realm) -> None:
         """Write down what a successor must know, before it is done."""
         if self._recorder is not None:

@@ -37,6 +37,15 @@ _SAID = (
 """In lower case. EFBIG's text is not among them: a file may be "too large" for good."""
 
 
+AWAY = "away"
+"""Marks, in an error's details, that a whole repository is not there: a mount may be late, say."""
+
+
+def is_away(error: BlockFlowError | None) -> bool:
+    """Whether ``error`` says that the repository is away. It may come back, as room may."""
+    return error is not None and error.details.get(AWAY) is True
+
+
 def is_scarcity(error: BaseException) -> bool:
     """Whether ``error``, or what it was raised for, is for want of memory, disk, descriptors or
     threads."""

@@ -28,6 +28,7 @@ from blockflow.launch.process import (
     give_up_privileges,
     set_process_name,
 )
+from blockflow.launch.whereabouts import leave_what_is_gone
 from blockflow.wire.codec import decode, encode
 
 CRASH_STATUS = 1
@@ -82,6 +83,7 @@ def end(status: int) -> NoReturn:
 
 def _prepare(order: Order, lifeline_fd: int) -> None:
     os.environ[LIFELINE_ENV] = str(lifeline_fd)
+    leave_what_is_gone()
     close_descriptors(frozenset({lifeline_fd}))
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(sig, signal.SIG_IGN if sig == signal.SIGPIPE else signal.SIG_DFL)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from blockflow.core.caches import private_compiler_cache
+from blockflow.launch.whereabouts import ROOT, lasting_imports, working_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def child_environment(
     for key in _ONE_THREAD:
         env[key] = "1"
     # '' stands for the current folder; the child gets it by name.
-    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path))
+    env["PYTHONPATH"] = os.pathsep.join(lasting_imports(sys.path))
     env["PYTHONUNBUFFERED"] = "1"
     # torch.cuda.is_available() would otherwise initialise the driver, which no fork survives.
     env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -110,6 +111,7 @@ def spawn(
     return subprocess.Popen(
         child_command(module, *args),
         env=child_environment(malloc),
+        cwd=None if working_directory() else ROOT,
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -99,6 +99,10 @@ class Line:
         """What runs cannot be taken over: end it, and start from the stored state."""
         self._tell(["anew", reason])
 
+    def failing(self, code: str) -> None:
+        """This Manager ends with an error of that code before it has served."""
+        self._tell(["failing", code])
+
     def pump(self) -> None:
         """Take what has come, without waiting."""
         while readable(self._end.fileno(), 0):

@@ -18,6 +18,7 @@ from pathlib import Path
 from blockflow.core.errors import ExportError, RepositoryError
 from blockflow.core.guess import Guesses
 from blockflow.core.model import BlockInfo, Variant
+from blockflow.core.scarcity import AWAY
 from blockflow.repository.folder import (
     OPEN_FOLDER,
     OPEN_ROOT,
@@ -28,7 +29,7 @@ from blockflow.repository.folder import (
     having,
     kept_file,
     kept_versions,
-    make_folder,
+    made_folder,
     place,
     put_manifest,
     read_manifest,
@@ -162,7 +163,7 @@ class BlockRepository:
         with ExitStack() as stack:
             folders: dict[str, int] = {}
             for name in sorted(m.name for m, _ in blocks):  # lest two writers wait for each other
-                make_folder(self.root / name)
+                stack.enter_context(made_folder(self.root / name))
                 folders[name] = stack.enter_context(self._locked(name))
             for manifest, _ in () if replace_stored else blocks:
                 self.refuse_stored([manifest.name], manifest.version)
@@ -268,6 +269,7 @@ class BlockRepository:
                 f"no block {name!r}: the repository cannot be opened: {e.strerror}",
                 where=str(self.root),
                 hint="export a block first, or name another repository",
+                details={AWAY: True},
             ) from None
         try:
             folder = os.open(name, OPEN_FOLDER, dir_fd=root)
@@ -290,7 +292,8 @@ class BlockRepository:
             f"no block {name!r}",
             where=str(self.root),
             hint=hint if known else "the repository is empty: export a block first",
-            details={"near": guesses.near(name)},
+            # A mount that is not there leaves an empty folder.
+            details={"near": guesses.near(name)} | ({} if known else {AWAY: True}),
         )
 
     def _choose(

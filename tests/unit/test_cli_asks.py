@@ -70,6 +70,20 @@ def test_topology_in_either_form(rest: FakeRest, capsys: pytest.CaptureFixture[s
     assert document(capsys) == {"blocks": ["short"]}
 
 
+@pytest.mark.parametrize("stored", [None, {"blocks": ["short"]}])
+def test_a_topology_that_is_not_in_force_is_none(
+    rest: FakeRest, capsys: pytest.CaptureFixture[str], stored: Any
+) -> None:
+    rest.answers["GET /v1/topology"] = (200, {"epoch": 3, "topology": None, "posted": stored})
+    assert main(["topology"]) == ExitCode.NOT_READY
+    told = capsys.readouterr()
+    assert told.out == "" and "NOT_READY: no topology is in force" in told.err
+    assert ("epoch 3 could not be deployed" in told.err) == (stored is not None)
+    assert main(["topology", "--posted"]) == (ExitCode.OK if stored else ExitCode.NOT_READY)
+    if stored:
+        assert document(capsys) == stored
+
+
 def test_updates_are_waited_for_longer_than_the_control_plane_does(
     rest: FakeRest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -87,7 +87,7 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"state_dir": replace(STATE, writable=False)}, "state", Level.ERROR, "written"),
     ({"state_dir": replace(STATE, ours=False)}, "state", Level.ERROR, "written"),
     ({"state_dir": replace(STATE, exists=False, writable=False)}, "state", Level.ERROR, "made by"),
-    ({"state_dir": replace(STATE, free=MIB)}, "state", Level.ERROR, "1 MiB"),
+    ({"state_dir": replace(STATE, free=MIB - 1)}, "state", Level.ERROR, "1 MiB"),
     ({"state_dir": replace(STATE, mode=0o770)}, "state", Level.ERROR, "others"),
     ({"state_dir": replace(STATE, loose=("s/state.json",))}, "state", Level.ERROR, "others"),
     ({"state_dir": replace(STATE, foreign=("s/lock",))}, "state", Level.ERROR, "others"),
@@ -295,6 +295,7 @@ def test_a_state_that_is_torn(machine: Path) -> None:
             state.commit(epoch, {"posted": epoch}, {})
     sound = found(machine, state_dir=folder)
     assert (sound.stored, sound.stored_usable) == ("", True)
+    assert sound.stored_bytes == (folder / CURRENT).stat().st_size > 0
     before = sorted(p.name for p in folder.iterdir())
     (folder / CURRENT).write_bytes(b"{")
     torn = found(machine, state_dir=folder)

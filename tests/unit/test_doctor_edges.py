@@ -11,7 +11,14 @@ import pytest
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
 from blockflow.monitor.doctor import gather as gathering
-from blockflow.monitor.doctor.checks import GOOD_FDS, LEAST_DISK, LEAST_FDS, OLDEST_ZMQ, examine
+from blockflow.monitor.doctor.checks import (
+    GOOD_DISK,
+    GOOD_FDS,
+    LEAST_DISK,
+    LEAST_FDS,
+    OLDEST_ZMQ,
+    examine,
+)
 from blockflow.monitor.doctor.facts import (
     GIB,
     MIB,
@@ -46,7 +53,7 @@ def wrong(**fault: Any) -> list[Finding]:
         {"year": 2025},
         {"run_root": replace(RUN, path="/r" * 35)},
         {"run_root": replace(RUN, exists=False, ours=False, mode=0o777)},
-        {"state_dir": replace(STATE, free=LEAST_DISK)},
+        {"state_dir": replace(STATE, free=GOOD_DISK)},
         {"state_dir": replace(STATE, exists=False, ours=False, mode=0o777)},
         {"state_dir": replace(STATE, mode=0o755)},
         {"repository": replace(BLOCKS, mode=0o775)},
@@ -68,6 +75,10 @@ def test_just_well(fault: dict[str, Any]) -> None:
         ({"run_root": replace(RUN, mode=0o720)}, Level.ERROR),
         ({"run_root": replace(RUN, mode=0o710)}, Level.WARNING),
         ({"state_dir": replace(STATE, exists=False, free=LEAST_DISK - 1)}, Level.ERROR),
+        ({"state_dir": replace(STATE, free=LEAST_DISK)}, Level.WARNING),
+        ({"state_dir": replace(STATE, free=GOOD_DISK - 1)}, Level.WARNING),
+        ({"state_dir": replace(STATE, free=4 * MIB), "stored_bytes": 2 * MIB}, Level.WARNING),
+        ({"state_dir": replace(STATE, free=4 * MIB), "stored_bytes": 2 * MIB + 1}, Level.ERROR),
         ({"state_dir": replace(STATE, mode=0o720)}, Level.ERROR),
     ],
 )

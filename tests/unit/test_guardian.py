@@ -15,6 +15,7 @@ import pytest
 from blockflow.control import guardian
 from blockflow.control.guardian import ADOPTIONS, Guardian
 from blockflow.control.numbers import NumbersFile, Span
+from blockflow.control.supervision import RestartLedger, RestartPolicy
 from blockflow.control.vigil import Vigil
 from blockflow.core.errors import SystemError_
 from blockflow.launch.ward import CERTIFICATE, CLIENTS, KEY, REST, TEMPLATE, TOKEN, Line
@@ -107,6 +108,22 @@ def test_after_so_many_that_did_not_come_to_take_over_it_is_begun_anew() -> None
     adopted = [adopt for adopt, _ in it.forks]
     assert adopted == [False, True, True, True, True, False, True, False]
     assert it.begun == 2
+
+
+def test_for_want_of_room_it_gives_up_with_that_name(it: Any) -> None:
+    def given_up() -> str:
+        it._ledger = RestartLedger(RestartPolicy(crashes=1))
+        with pytest.raises(SystemError_, match="is given up: 1 crashes") as e:
+            it._pause(0)
+        return e.value.code
+
+    assert given_up() == "INTERNAL"
+    it.theirs.failing("UPDATE_FAILED")
+    assert it._hear() and given_up() == "INTERNAL"
+    it.theirs.failing("NO_SPACE")
+    assert it._hear() and given_up() == "NO_SPACE"
+    it.theirs.serving(4711)
+    assert it._hear() and given_up() == "INTERNAL"
 
 
 def test_one_that_dies_before_anything_served_ends_it() -> None:

@@ -25,6 +25,11 @@ def written(tmp_path: Path) -> bytes:
     return (tmp_path / NAME).read_bytes()
 
 
+def places(written: bytes) -> list[int]:
+    """Every place in what it says, and some in the blanks behind it."""
+    return [*range(len(written.rstrip(b" ")) + 1), *range(0, len(written), 4096), len(written) - 1]
+
+
 def test_it_says_which_numbers_are_in_use(world: World) -> None:
     journal = world.journal()
     (seat,) = journal.seats
@@ -50,7 +55,7 @@ def test_what_is_written_is_read(world: World, tmp_path: Path) -> None:
     ]
     assert [x.name for x in read.lives()] == ["dispatcher", "a#0", "b#0"]
     assert (tmp_path / NAME).stat().st_mode & 0o077 == 0
-    assert [p.name for p in tmp_path.iterdir()] == [NAME]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f".{NAME}.new", NAME]
 
 
 def test_a_life_is_the_same_in_other_hands(world: World) -> None:
@@ -61,14 +66,14 @@ def test_a_life_is_the_same_in_other_hands(world: World) -> None:
 
 
 def test_torn_anywhere_it_is_refused(written: bytes, tmp_path: Path) -> None:
-    for length in range(len(written)):
+    for length in places(written):
         (tmp_path / NAME).write_bytes(written[:length])
         with pytest.raises(ValueError, match="journal"):
             JournalFile(tmp_path).read()
 
 
 def test_altered_anywhere_it_is_refused(written: bytes, tmp_path: Path) -> None:
-    for at in range(len(written)):
+    for at in places(written):
         damaged = bytearray(written)
         damaged[at] ^= 1 + at % 255
         (tmp_path / NAME).write_bytes(damaged)
@@ -100,13 +105,21 @@ def test_a_journal_that_cannot_be_written_is_none(
     """An old one would be worse: it says what is not true any more."""
     recorder = Recorder(tmp_path)
     recorder.record(world.brain.realm)
+    assert recorder.warning == ""
+    (tmp_path / f".{NAME}.new").unlink()
     (tmp_path / f".{NAME}.new").mkdir()
-    world.brain.monitor(2.0)
-    recorder.record(world.brain.realm)
-    assert not (tmp_path / NAME).exists() and "cannot be written" in caplog.text
+    for hz in (1.0, 2.0):
+        world.brain.monitor(hz)
+        recorder.record(world.brain.realm)
+    assert not (tmp_path / NAME).exists() and JournalFile(tmp_path).given_up
+    with pytest.raises(ValueError, match="there is no journal: it could not be written"):
+        JournalFile(tmp_path).read()
+    assert caplog.text.count("cannot be written") == 1, "it is said once"
+    assert "the journal cannot be written" in recorder.warning
     (tmp_path / f".{NAME}.new").rmdir()
     recorder.record(world.brain.realm)  # as soon as it can be
     assert JournalFile(tmp_path).read().hz == 2.0
+    assert recorder.warning == "" and not JournalFile(tmp_path).given_up
 
 
 @pytest.mark.parametrize(

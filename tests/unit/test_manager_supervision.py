@@ -16,7 +16,14 @@ from blockflow.control.heartbeat import Hang
 from blockflow.control.kpis import KpiBook
 from blockflow.control.update import Phase
 from blockflow.control.views import Views
-from blockflow.core.errors import BlockError, RequestError, SystemError_, TopologyError
+from blockflow.core.errors import (
+    BlockError,
+    RepositoryError,
+    RequestError,
+    SystemError_,
+    TopologyError,
+)
+from blockflow.core.scarcity import AWAY
 from blockflow.tensormq.atwork import Work
 from blockflow.wire.control import PeerGone
 
@@ -227,6 +234,28 @@ def test_who_finds_no_room_is_tried_again_until_there_is_some(world: World) -> N
     del world.start_fails["a#0"]
     world.pass_time(6)
     assert world.admitted_blocks() == {"a": 1, "b": 1}
+
+
+def test_who_finds_the_repository_away_is_tried_again_until_it_is_there(world: World) -> None:
+    world.apply(*AB)
+    away = RepositoryError("UNKNOWN_BLOCK", "no block 'a'", details={AWAY: True})
+    world.start_fails["a#0"] = away
+    world.die("a#0", status=101)
+    world.pass_time(120)
+    shown = view(world, "a#0")
+    assert shown["given_up"] is None and shown["restarts"] > 20
+    assert shown["crash"]["cause"] == "UNKNOWN_BLOCK: no block 'a'"
+    del world.start_fails["a#0"]
+    world.pass_time(6)
+    assert world.admitted_blocks() == {"a": 1, "b": 1}
+
+
+def test_who_finds_his_block_gone_is_given_up(world: World) -> None:
+    world.apply(*AB)
+    world.start_fails["a#0"] = RepositoryError("UNKNOWN_BLOCK", "no block 'a'")
+    world.die("a#0", status=101)
+    world.pass_time(60)
+    assert view(world, "a#0")["given_up"]
 
 
 def test_an_update_without_room_says_what_to_make_room_in(world: World) -> None:

@@ -196,6 +196,19 @@ def test_a_save_that_fails_leaves_the_old_block(
     assert len(list((repo.root / "echo1").iterdir())) == 2
 
 
+def test_a_full_disk_leaves_no_folder_of_a_block_that_was_none(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_args: object, **_kw: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = sorted(repo.root.iterdir())
+    monkeypatch.setattr(module.os, "replace", no_space)
+    with pytest.raises(SystemError_, match="NO_SPACE"):
+        save_echo(repo, "new", SPEC)
+    assert sorted(repo.root.iterdir()) == before
+
+
 def test_a_version_that_no_descriptor_is_left_for_is_not_lost(
     repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

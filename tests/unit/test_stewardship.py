@@ -15,7 +15,7 @@ from control_rig import World, echo_repository
 
 from blockflow.control import stewardship
 from blockflow.control.adoption import Adoption
-from blockflow.control.journal import Journal, JournalFile
+from blockflow.control.journal import NAME, Journal, JournalFile
 from blockflow.control.settings import ControlSettings
 from blockflow.control.stewardship import Biography, inherit
 from blockflow.control.store import StateStore
@@ -75,7 +75,9 @@ def test_a_policy_that_gave_way_does_so_until_it_is_applied_again(
 DIGESTS = {n: f"{n}-digest" for n in "ab"}
 
 
-@pytest.mark.parametrize("lost", ["nothing", "the files of what runs", "the journal", "a block"])
+@pytest.mark.parametrize(
+    "lost", ["nothing", "the files of what runs", "the journal", "room for the journal", "a block"]
+)
 def test_what_cannot_be_taken_over_is_told_to_the_guardian(tmp_path: Path, lost: str) -> None:
     """What has become of the file of an artifact that runs is no reason."""
     echo_repository(tmp_path / "blocks")
@@ -86,15 +88,21 @@ def test_what_cannot_be_taken_over_is_told_to_the_guardian(tmp_path: Path, lost:
         shutil.rmtree(tmp_path / "blocks" / "a")
     if lost != "the journal":
         JournalFile(tmp_path).write(json.dumps(asdict(in_force(LBCI))))
+    if lost == "room for the journal":
+        (tmp_path / f".{NAME}.new").unlink()
+        (tmp_path / f".{NAME}.new").mkdir()
+        with pytest.raises(OSError, match="directory"):
+            JournalFile(tmp_path).write("{}")
     body = {"blocks": ["gone"], "tasks": {"t": ["gone"]}} if lost == "a block" else BODY
     told: list[str] = []
     ward = SimpleNamespace(run_dir=tmp_path, line=SimpleNamespace(anew=told.append))
     with StateStore(settings.state_dir) as store:
         store.commit(1, body, body, DIGESTS)
-        if lost in ("the journal", "a block"):
+        if lost in ("the journal", "room for the journal", "a block"):
             with pytest.raises(SystemError_) as e:
                 inherit(settings, store, cast(Ward, ward))
-            assert e.value.code == "INTERNAL" and len(told) == 1
+            code = "NO_SPACE" if lost == "room for the journal" else "INTERNAL"
+            assert e.value.code == code and len(told) == 1
         else:
             found = inherit(settings, store, cast(Ward, ward))
             assert told == [] and found.topology is not None

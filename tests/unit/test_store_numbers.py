@@ -142,7 +142,11 @@ def test_a_full_disk_is_told_of_for_as_long_as_it_is_full(root: Path, run_dir: P
             store.take_incarnation()
             assert store.warning.startswith("something else; ")
             assert "numbers that were reserved" in store.warning
-        store.save(store.state)
+            store.tend(1)
+            assert "numbers that were reserved" in store.warning
+        store.tend(2)  # not yet again
+        assert "numbers that were reserved" in store.warning
+        store.tend(10_000_000_000)
         assert store.warning == "something else"
 
 

@@ -120,9 +120,15 @@ def _updates() -> dict[str, Schema]:
             {
                 "epoch": count("the epoch in force"),
                 "topology": maybe(
-                    ref("SystemUpdate", "with all defaults and digests; null before the first one")
+                    ref("SystemUpdate", "with all defaults and digests; null: none is in force")
                 ),
-                "posted": maybe(said("as it was posted; null before the first one", FREE)),
+                "posted": maybe(
+                    said(
+                        "as it was posted, also of a stored one that could not be deployed, where "
+                        "`topology` is null; null before the first one",
+                        FREE,
+                    )
+                ),
             }
         ),
     }

@@ -23,7 +23,10 @@ LEAST_SHM = 32 * MIB
 GOOD_SHM = GIB
 GOOD_FDS = 1024
 LEAST_FDS = 128
-LEAST_DISK = 100 * MIB
+GOOD_DISK = 100 * MIB
+LEAST_DISK = MIB
+"""Of a state that is small; a save writes the whole of it once or twice beside the old one."""
+_MORE_DISK = "free some space, or choose another --state-dir"
 _SHOWN = 5
 SLOW_CLOCKS = ("acpi_pm", "hpet", "jiffies", "refined-jiffies")
 
@@ -239,15 +242,21 @@ def state(f: Facts) -> Iterator[Finding]:
     elif not folder.exists and not folder.writable:
         remedy = "choose a place that this user may write to: --state-dir, XDG_STATE_HOME or HOME"
         yield Finding(name, Level.ERROR, f"{folder.path} cannot be made by this user", remedy)
-    elif folder.free < LEAST_DISK:
+    elif folder.free < max(LEAST_DISK, 2 * f.stored_bytes):
         text = f"{folder.path}: {_size(folder.free)} left on its disk; updates could not be stored"
-        yield Finding(name, Level.ERROR, text, "free some space, or choose another --state-dir")
+        yield Finding(name, Level.ERROR, text, _MORE_DISK)
     elif folder.exists and (folder.mode & 0o022 or folder.loose or folder.foreign):
         text = f"others can write to {folder.path}: they decide what is deployed next time"
         remedy = f"chmod -R go-w {folder.path}; chown -R what is not this user's"
         yield Finding(name, Level.ERROR, text, remedy)
     elif not f.stored_usable:
         yield Finding(name, Level.ERROR, f"no stored state can be read: {f.stored}", CORRUPT_HINT)
+    elif folder.free < GOOD_DISK:
+        text = (
+            f"{folder.path}: {_size(folder.free)} left on its disk; "
+            "when logs have taken that, no update can be stored"
+        )
+        yield Finding(name, Level.WARNING, text, _MORE_DISK)
     elif f.stored:
         text = f"the previous generation of the state would be in force: {f.stored}"
         remedy = "see after the start what runs (blockflow history), and post the topology again"

@@ -94,6 +94,7 @@ class Facts:
         keys: why the folder of keys cannot be used, '' = it can, or there is none.
         stored: what is wrong with the stored state, '' = nothing, or nothing was stored.
         stored_usable: whether a start has a generation of it to go on with.
+        stored_bytes: its size, which a save needs again.
     """
 
     python: tuple[int, int] = (3, 11)
@@ -130,3 +131,4 @@ class Facts:
     keys: str = ""
     stored: str = ""
     stored_usable: bool = True
+    stored_bytes: int = 0

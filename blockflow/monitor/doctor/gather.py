@@ -21,7 +21,7 @@ import psutil
 import zmq
 
 from blockflow.control.auth import read_token
-from blockflow.control.generations import MISSING, latest_generation
+from blockflow.control.generations import CURRENT, MISSING, latest_generation
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.settings import (
     DEFAULT_CLIENT_PORT,
@@ -108,6 +108,7 @@ def gather(
         keys=_keys(keys),
         stored=stored,
         stored_usable=usable,
+        stored_bytes=_nbytes((state_dir or default_state_dir()) / CURRENT),
     )
 
 
