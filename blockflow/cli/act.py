@@ -120,6 +120,9 @@ def kpis(
     file: Annotated[
         str, typer.Argument(help="store: a file name like run1.jsonl, kept by the control plane.")
     ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="store: replace a file of that name.")
+    ] = False,
     url: Url = "",
     json_: Json = False,
 ) -> None:
@@ -128,13 +131,15 @@ def kpis(
     if action is KpiAction.SHOW:
         if file:
             raise RequestError("INVALID_REQUEST", "show takes no file", where=file)
+        if force:
+            raise RequestError("INVALID_REQUEST", "show takes no --force", where="--force")
         print_json(client.get("/v1/kpis"))
         return
     if not file:
         raise RequestError(
             "INVALID_REQUEST", "no file name", hint="blockflow kpis store run1.jsonl"
         )
-    answer = client.post("/v1/kpis/store", {"file": file})
+    answer = client.post("/v1/kpis/store", {"file": file} | ({"force": True} if force else {}))
     _show(answer, json_, [f"{answer.get('path', file)}: {answer.get('count', '?')} records"])
 
 

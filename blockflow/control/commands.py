@@ -16,7 +16,7 @@ from blockflow.control.engines import lost_artifact
 from blockflow.control.manager import Manager
 from blockflow.control.own import OwnFigures
 from blockflow.control.profiles import ProfileShelf
-from blockflow.control.samples import store_samples
+from blockflow.control.samples import Former, store_samples
 from blockflow.control.stewardship import Biography
 from blockflow.control.stored import PastEpoch
 from blockflow.control.update import Kind, Update
@@ -59,7 +59,6 @@ class Commands:
         self._repository = repository
         self._profiles = ProfileShelf(repository.root)
         self._acceptance = Acceptance(manager, repository, self._profiles)
-        self._started_ns = time.monotonic_ns()
         self._own = OwnFigures()
         self.biography = Biography(ward)
         self.addresses: dict[str, Any] = {}
@@ -331,7 +330,7 @@ class Commands:
             "release": __version__,
             "pid": self.biography.pid,
             "manager": self.biography.to_dict(manager.outcome),
-            "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
+            "uptime_s": self.biography.uptime_s(),
             **self.addresses,
             "run_dir": str(manager.run_dir.path),
             "state_dir": str(settings.state_dir),
@@ -377,8 +376,9 @@ class Commands:
         self._manager.call(lambda: self._manager.brain.monitor(rate))
         return {"on": rate > 0, "hz": rate}
 
-    def store_kpis(self, name: str) -> dict[str, Any]:
-        """Write the recent samples below the state directory, one JSON object per line.
+    def store_kpis(self, name: str, former: Former = Former.KEPT) -> dict[str, Any]:
+        """Write the recent samples below the state directory, one JSON object per line; ``former``
+        says what becomes of a file of that name.
 
         Raises as :func:`store_samples`, and INVALID_REQUEST where there are none: a former file of
         that name is not given up for nothing.
@@ -390,7 +390,7 @@ class Commands:
                 "there are no figures to store: none have been taken yet",
                 hint="POST /v1/monitor (blockflow monitor on) has them taken",
             )
-        path = store_samples(self._manager.settings.state_dir / "kpis", name, lines)
+        path = store_samples(self._manager.settings.state_dir / "kpis", name, lines, former)
         return {"path": str(path), "count": len(lines)}
 
 

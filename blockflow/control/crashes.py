@@ -38,6 +38,8 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 Record = dict[str, Any]
+Entry = tuple[int | None, Record]
+"""When it was by the monotonic clock (None: under an earlier control plane), and what is stored."""
 
 
 def crash_record(crash: Crash) -> Record:
@@ -60,7 +62,8 @@ def crash_record(crash: Crash) -> Record:
 
 
 class CrashBook:
-    """The crashes of this control plane and of those before it.
+    """The latest crashes by name, of this control plane and of those before it. Replicas come and
+    go under one name, and so do control planes: what is told is the same.
 
     Args:
         folder: the state directory, which must be locked.
@@ -70,8 +73,7 @@ class CrashBook:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = folder / FILE
         self._clock = clock
-        self._earlier: dict[str, list[Record]] = self._load()
-        self._seen: dict[str, deque[Record]] = {}
+        self._found: dict[str, deque[Entry]] = self._load()
 
     def take(self, crew: Crew, incarnation: int, now_ns: int) -> None:
         """The death of ``incarnation`` was judged: if ``crew`` calls it a crash, keep it.
@@ -90,29 +92,32 @@ class CrashBook:
                 if why := given_up.get(name):
                     log.warning("%s is not restarted: %s", name, why)
                 at = self._clock() - (now_ns - crash.at_ns) / 1e9
-                found = self._seen.setdefault(name, deque(maxlen=CRASHES_KEPT))
-                if crash.no_room and found and (found[0]["error"] or {}).get("code") == NO_ROOM:
+                found = self._found.setdefault(name, deque(maxlen=CRASHES_KEPT))
+                if crash.no_room and found and (found[0][1]["error"] or {}).get("code") == NO_ROOM:
                     found.popleft()  # as :func:`~blockflow.control.fleet.remember`
-                found.appendleft({"at": at, **crash_record(crash)})
+                found.appendleft((crash.at_ns, {"at": at, **crash_record(crash)}))
                 self._save()
 
-    def earlier(self, name: str, most: int) -> list[Record]:
-        """Crashes of ``name`` under control planes before this one, newest first, as they are
-        shown."""
-        now = self._clock()
-        found = self._earlier.get(name, ())[: max(0, most)]
-        return [
-            {"age_s": round(max(0.0, now - r["at"]), 3)} | {k: r[k] for k in r if k != "at"}
-            for r in found
-        ]
+    def latest(self, name: str, now_ns: int) -> list[Record]:
+        """The latest crashes of all that had this name, under whichever control plane, newest
+        first, as they are shown. Of one before this control plane ``age_s`` is None where the
+        clock has been set back behind it since: nobody knows how long ago it was.
+
+        Args:
+            name: of a replica, or of the Dispatcher.
+            now_ns: monotonic clock.
+        """
+        now, shown = self._clock(), []
+        for at_ns, record in self._found.get(name, ()):
+            age = now - record["at"] if at_ns is None else (now_ns - at_ns) / 1e9
+            told = {k: value for k, value in record.items() if k != "at"}
+            shown.append({"age_s": round(age, 3) if age >= 0 else None} | told)
+        return shown
 
     def _save(self) -> None:
         """Best effort, and without waiting for the disk: a file that a power failure tears is
         known by its checksum."""
-        names = {*self._earlier, *self._seen}
-        whole = {
-            n: [*self._seen.get(n, ()), *self._earlier.get(n, ())][:CRASHES_KEPT] for n in names
-        }
+        whole = {name: [record for _, record in found] for name, found in self._found.items()}
         temp = self._path.with_name(f".{FILE}.new")
         try:
             write_file(temp, _bounded(whole), sync=False)
@@ -122,10 +127,13 @@ class CrashBook:
                 temp.unlink()
             log.warning("%s cannot be written: %s", self._path, e.strerror or e)
 
-    def _load(self) -> dict[str, list[Record]]:
+    def _load(self) -> dict[str, deque[Entry]]:
         try:
             _, body = read_sealed(self._path, MAX_BYTES, (FORMAT,))
-            return {name: _records(found) for name, found in body.items()}
+            return {
+                name: deque(((None, r) for r in _records(found)), maxlen=CRASHES_KEPT)
+                for name, found in body.items()
+            }
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as e:

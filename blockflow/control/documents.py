@@ -20,10 +20,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def seal(body: Mapping[str, Any], fmt: int) -> bytes:
-    """The file's content: ``body`` with its format and checksum."""
+    """The file's content: ``body`` with its format and checksum. What is in it keeps its order,
+    which people see again (the tasks of a topology); the checksum is the same in any."""
     digest = hashlib.sha256(_canonical(body)).hexdigest()
     document = {"format": fmt, "sha256": digest, "body": body}
-    return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(document, indent=1).encode() + b"\n"
 
 
 def read_sealed(path: Path, most: int, formats: Collection[int]) -> tuple[int, dict[str, Any]]:

@@ -23,7 +23,7 @@ from typing import Any
 from blockflow.control.numbers import NumbersFile
 from blockflow.control.release import replaced_by
 from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, spread
-from blockflow.control.vigil import Vigil
+from blockflow.control.vigil import Vigil, gone_since
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Lifeline
 from blockflow.launch.process import (
@@ -77,6 +77,8 @@ class Guardian:
         self._hung = ""
         self._client_port = 0
         self._no_room = False  # a Manager has failed for want of room since the last one served
+        self._spoke_ns = 0  # the present one, for the last time
+        self._began_ns = 0
         self._stop_ns: int | None = None
 
     def run(self) -> Ward | int:
@@ -103,13 +105,15 @@ class Guardian:
                 if ward is not None:
                     return ward
                 status = self._watch()
-                died_ns = time.monotonic_ns()
+                now_ns = time.monotonic_ns()
+                if self._took_over:  # else nobody has been there since the one before it
+                    died_ns = gone_since(self._spoke_ns, now_ns)
                 cause = self._anew or self._hung or describe_exit(status)
                 if status == 0 or self._stopping() or not self._served:
                     return self._outcome(status)
                 log.warning("the control plane ended: %s", cause)
                 self._refuse_mixture(cause)
-                self._pause(died_ns)
+                self._pause(now_ns)
                 if self._stopping():
                     return 0
                 self._failed = 0 if self._took_over else self._failed + 1
@@ -127,7 +131,7 @@ class Guardian:
 
     def _fork(self, adopt: bool, died_ns: int, cause: str) -> Ward | None:
         """Start a Manager; the result is None in the guardian."""
-        self._anew, self._hung, self._took_over = "", "", False
+        self._anew, self._hung, self._took_over, self._spoke_ns = "", "", False, 0
         mine, theirs = Line.pair()
         pid = os.fork()
         if pid:
@@ -153,6 +157,7 @@ class Guardian:
             deaths=self._ledger.total,
             adopt=adopt,
             died_ns=died_ns,
+            began_ns=self._began_ns,
             client_port=self._client_port,
             cause=cause,
             stop_asked=self._stopping,
@@ -207,7 +212,8 @@ class Guardian:
                 case ["serving", int(port)]:
                     self._served = self._took_over = True
                     self._client_port, self._no_room = port, False
-                case ["alive"]:
+                case ["alive", int(when)]:
+                    self._spoke_ns = when
                     self._vigil.heard(time.monotonic_ns())
                 case ["stopping"]:
                     self._stop()
@@ -319,6 +325,7 @@ class Guardian:
     def _begin(self) -> None:
         self._run_dir = RunDir.create(self._run_root)
         self._lifeline = Lifeline()
+        self._began_ns = time.monotonic_ns()
 
     def _begin_anew(self) -> None:
         numbers = NumbersFile(self._run_dir.path).read()

@@ -40,6 +40,19 @@ SUMS = (
 TIMES = ("wait", "overhead", "compute")
 NOW = frozenset({"queue", "queue_rows", "lam", "mu", "rho", "rows_per_s", "per_s"})
 """Of a stage and a task: what is of the moment of the sample, or of the seconds before it."""
+PROCESS_NOW = frozenset(
+    {
+        "cpu_percent",
+        "cpu_mhz",
+        "gpu_util_percent",
+        "gpu_clock_mhz",
+        "gpu_temperature_c",
+        "gpu_memory_clock_mhz",
+        "gpu_power_w",
+    }
+)
+"""Of a process: what is of the seconds before the sample. Its memory, threads and descriptors stay,
+as they are of ``kpi_age_s`` ago: what an idle process has hardly changes."""
 PROCESS_SUMS = (
     "cpu_percent",
     "rss",
@@ -166,9 +179,10 @@ class KpiBook:
             self._stages[sample.incarnation] = told
 
 
-def without_now(kpi: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of a sample that is too old to tell of the present: counts and times stay."""
-    return {name: value for name, value in kpi.items() if name not in NOW}
+def without_now(kpi: Mapping[str, Any], now: Collection[str] = NOW) -> dict[str, Any]:
+    """Figures of a sample that is too old to tell of the present, without those of ``now``: counts
+    and times stay."""
+    return {name: value for name, value in kpi.items() if name not in now}
 
 
 def aggregate(kpis: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -195,10 +209,15 @@ def aggregate(kpis: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def totals(samples: Iterable[Sample]) -> dict[str, float]:
-    """System totals over processes: cpu in percent of one core, memory in bytes."""
-    found = list(samples)
-    return {n: sum(_number(s.process.get(n)) for s in found) for n in PROCESS_SUMS}
+def totals(processes: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """System totals over processes: cpu in percent of one core, memory in bytes. A rate that none
+    of them has is left out: nobody tells of the present."""
+    found = list(processes)
+    return {
+        n: sum(_number(p.get(n)) for p in found)
+        for n in PROCESS_SUMS
+        if n not in PROCESS_NOW or any(n in p for p in found)
+    }
 
 
 def _merge(parts: list[dict[str, Any]]) -> dict[str, float]:

@@ -327,6 +327,8 @@ class Manager:
         return out
 
     def _died(self, death: Exited) -> None:
+        if self._tenure.ordered(death.status):
+            return  # no crash, and nothing is to be done about it: all of this ends
         incarnation = death.incarnation
         life = self.brain.crew.find(incarnation)
         told = life is not None and str(life.state) == "stopping"

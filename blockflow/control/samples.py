@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from tempfile import mkstemp
 
@@ -21,11 +22,21 @@ _ONE_AT_A_TIME = threading.Lock()
 """A state folder is one process's: whoever has this finds only what killed ones have left."""
 
 
-def store_samples(folder: Path, name: str, lines: Iterable[str]) -> Path:
+class Former(StrEnum):
+    """What becomes of a file that is there already."""
+
+    KEPT = "kept"
+    REPLACED = "replaced"
+
+
+def store_samples(
+    folder: Path, name: str, lines: Iterable[str], former: Former = Former.KEPT
+) -> Path:
     """Write ``lines`` to a private file ``name``, which is the former one or whole at any moment.
 
     Raises:
-        RequestError: INVALID_REQUEST when ``name`` is not a plain ``*.jsonl`` file name.
+        RequestError: INVALID_REQUEST when ``name`` is not a plain ``*.jsonl`` file name,
+            FILE_EXISTS when there is such a file, which is to be kept.
         SystemError_: NO_SPACE; STATE_UNUSABLE when it cannot be written for another reason.
     """
     if not _FILE_NAME.fullmatch(name):
@@ -43,6 +54,13 @@ def store_samples(folder: Path, name: str, lines: Iterable[str]) -> Path:
             for left in folder.glob(f".*{_UNFINISHED}"):
                 with suppress(OSError):
                     left.unlink()
+            if former is Former.KEPT and os.path.lexists(path):
+                raise RequestError(
+                    "FILE_EXISTS",
+                    f"{name} is there already",
+                    where=str(path),
+                    hint='take another name, or replace it: --force, or "force": true',
+                )
             fd, temp = mkstemp(prefix=".", suffix=_UNFINISHED, dir=folder)
             with os.fdopen(fd, "w", encoding="utf-8") as f:
                 f.writelines(f"{line}\n" for line in lines)

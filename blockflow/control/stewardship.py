@@ -74,6 +74,8 @@ class Biography:
         self._deaths = 0 if ward is None else ward.deaths
         self._died_ns = 0 if ward is None else ward.died_ns
         self._cause = "" if ward is None else ward.cause
+        self._started_ns = time.monotonic_ns()
+        self._began_ns = self._started_ns if ward is None else ward.began_ns
         self._since = datetime.now(UTC).isoformat(timespec="seconds")
         self._away_ms: float | None = None
 
@@ -82,9 +84,13 @@ class Biography:
         if self._deaths:
             self._away_ms = round((time.monotonic_ns() - self._died_ns) / 1e6, 3)
 
+    def uptime_s(self) -> float:
+        """Of the system, whichever Manager it has."""
+        return round((time.monotonic_ns() - self._began_ns) / 1e9, 3)
+
     def to_dict(self, outcome: Outcome | None) -> dict[str, Any]:
-        """Plain JSON form: this Manager's process, since when it runs, how many died before it and
-        how the last one did, for how long nobody was there, and who was taken over.
+        """Plain JSON form: this Manager's process, since when and how long it runs, how many died
+        before it and how the last one did, for how long nobody was there, and who was taken over.
 
         Args:
             outcome: of the succession, None when nothing was taken over.
@@ -92,6 +98,7 @@ class Biography:
         return {
             "pid": os.getpid(),
             "since": self._since,
+            "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
             "restarts": self._deaths,
             "cause": self._cause,
             "away_ms": self._away_ms,

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from blockflow.control.journal import Recorder
 from blockflow.control.realm import Realm
+from blockflow.launch.process import readable
 from blockflow.launch.ward import Ward
+from blockflow.tensormq.agent import ORPHAN_STATUS
 from blockflow.tensormq.janitor import LOCK_NAME
 
 log = logging.getLogger("blockflow.control")
@@ -46,6 +48,13 @@ class Tenure:
         """Write down what a successor must know, before it is done."""
         if self._recorder is not None:
             self._recorder.record(realm)
+
+    def ordered(self, status: int) -> bool:
+        """Whether a process with this exit status has ended in order: its lifeline was cut, since
+        the guardian is dead. That ends the whole instance, this process too in the same moment."""
+        if status != ORPHAN_STATUS or self._ward is None:
+            return False
+        return readable(self._ward.lifeline_fd, 0)  # nobody writes there
 
     def attend(self, now_ns: int) -> None:
         """Say that the Manager turns, and see whether the run directory is there: without it no

@@ -9,8 +9,15 @@ from typing import Any
 
 from blockflow.control.brain import Brain
 from blockflow.control.crashes import CrashBook, crash_record
-from blockflow.control.fleet import CRASHES_KEPT, Crash, Life, Replica
-from blockflow.control.kpis import KpiBook, Sample, aggregate, totals, without_now
+from blockflow.control.fleet import Crash, Life, Replica
+from blockflow.control.kpis import (
+    PROCESS_NOW,
+    KpiBook,
+    Sample,
+    aggregate,
+    totals,
+    without_now,
+)
 from blockflow.control.routes import served_contract
 from blockflow.core.lifecycle import State
 from blockflow.core.topology import Topology
@@ -26,7 +33,7 @@ class Views:
         brain, kpis: what is shown.
         pings: incarnation -> last round trip in ms.
         now_ns: monotonic clock.
-        crashes: those under earlier control planes; None = nothing is known of them.
+        crashes: the book of them; None = there is none, and what replicas know of is shown.
     """
 
     def __init__(
@@ -110,7 +117,8 @@ class Views:
 
     def totals(self) -> dict[str, float]:
         """cpu, memory and slots over workers and Dispatcher."""
-        return totals(self._samples())
+        found = (self._process(life) for life in self._crew.lives())
+        return totals(p for p in found if p is not None)
 
     # --- tasks ----------------------------------------------------------------------------------
 
@@ -314,8 +322,16 @@ class Views:
             "uptime_s": self._age_s(life.ready_ns) if ready and not life.reaped else None,
             "ping_ms": self._pings.get(life.incarnation),
             "kpi_age_s": self._age_s(sample.time_ns) if sample is not None else None,
-            "process": sample.process if sample is not None else None,
+            "process": self._process(life),
         }
+
+    def _process(self, life: Life) -> dict[str, Any] | None:
+        """Its resources, without what an old sample does not tell of the present."""
+        sample = self._sample(life)
+        if sample is None:
+            return None
+        process: dict[str, Any] = sample.process
+        return process if self._fresh(sample) else without_now(process, PROCESS_NOW)
 
     def _crash(self, crash: Crash | None) -> dict[str, Any] | None:
         if crash is None:
@@ -323,11 +339,10 @@ class Views:
         return {"age_s": self._age_s(crash.at_ns), **crash_record(crash)}
 
     def _crashes(self, name: str, mine: Collection[Crash]) -> list[dict[str, Any]]:
-        """The latest, newest first; after this control plane's those of the ones before it."""
-        shown = [{"age_s": self._age_s(c.at_ns), **crash_record(c)} for c in reversed([*mine])]
+        """The latest of all that had this name, newest first: the same whoever tells of them."""
         if self._book is not None:
-            shown += self._book.earlier(name, CRASHES_KEPT - len(shown))
-        return shown
+            return self._book.latest(name, self._now_ns)
+        return [{"age_s": self._age_s(c.at_ns), **crash_record(c)} for c in reversed([*mine])]
 
     def _age_s(self, time_ns: int) -> float:
         return round((self._now_ns - time_ns) / 1e9, 3)
@@ -340,14 +355,13 @@ class Views:
         off, or the process says nothing."""
         if not isinstance(kpi, dict):
             return {}
-        sample, hz = self._sample(life), self._crew.hz
+        sample = self._sample(life)
+        return kpi if sample is not None and self._fresh(sample) else without_now(kpi)
+
+    def _fresh(self, sample: Sample) -> bool:
+        hz = self._crew.hz
         old = max(_OLD_S, 3 / hz) if hz else _OLD_S
-        fresh = sample is not None and self._age_s(sample.time_ns) <= old
-        return kpi if fresh else without_now(kpi)
+        return self._age_s(sample.time_ns) <= old
 
     def _sample(self, life: Life | None) -> Sample | None:
         return self._kpis.latest(life.incarnation) if life is not None else None
-
-    def _samples(self) -> list[Sample]:
-        found = (self._sample(life) for life in self._crew.lives())
-        return [s for s in found if s is not None]

@@ -15,6 +15,20 @@ from dataclasses import dataclass
 from blockflow.launch.vitals import Vitals
 
 _IDLE_SHARE = 0.05
+_PROMPT_NS = 2_000_000_000
+"""A Manager says once a second that it turns."""
+
+
+def gone_since(spoke_ns: int, noticed_ns: int) -> int:
+    """Since when a dead Manager has done nothing (monotonic clock). Its end is noticed at once; but
+    one that had been silent for longer than any is (it hung, or nobody could look) was gone before.
+
+    Args:
+        spoke_ns: when it said for the last time that it turns; 0 = it never did.
+        noticed_ns: when its end was noticed.
+    """
+    silent = noticed_ns - spoke_ns > _PROMPT_NS
+    return spoke_ns if spoke_ns and silent else noticed_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ CODES: Mapping[str, CodeInfo] = {
     "POISON": _c("request", _CL, 422, "two workers died while they executed this request"),
     "CONNECTION_LOST": _c("request", _SY, 503, "the connection was lost", retryable=True),
     "INVALID_REQUEST": _c("request", _CL, 400, "a value of the call is out of its range"),
+    "FILE_EXISTS": _c("request", _CL, 409, "there is a file of that name already"),
     # A frame on a socket.
     "MALFORMED_MESSAGE": _c("wire", _CL, 400, "the bytes are not a message of this protocol"),
     "UNSUPPORTED_VERSION": _c("wire", _CL, 400, "the peer speaks another protocol version"),

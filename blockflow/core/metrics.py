@@ -148,7 +148,9 @@ class StageKpi:
     requests: Annotated[int, "requests computed"]
     rows: Annotated[int, "rows computed, without those that failed"]
     batches: Annotated[int, "batches computed"]
-    failures: Annotated[int, "requests that ended with an error here"]
+    failures: Annotated[
+        int, "requests that ended with an error here, those that expired in its queue among them"
+    ]
     expired: Annotated[int, "requests dropped because their deadline had passed"]
     lam: Annotated[float, "arrival rate, rows per second (thesis, eq. 4.2)"]
     mu: Annotated[
@@ -177,7 +179,11 @@ class StageKpi:
     copies_in: Annotated[int, "whole inputs that were copied"] = 0
     elements_in: Annotated[int, "elements that the engine was given, padding among them"] = 0
     elements_padded: Annotated[int, "of these, elements that only made inputs equally long"] = 0
-    failed_rows: Annotated[int, "rows of the requests that ended with an error here"] = 0
+    failed_rows: Annotated[
+        int,
+        "rows that failed in batches that were computed; of the failures before that, and of a "
+        "batch that ran out of its time, no rows are counted",
+    ] = 0
     engine: Annotated[str, "the engine that really runs"] = ""
     precision: Annotated[str, "the precision that it computes in"] = ""
 

@@ -6,8 +6,8 @@ socket, one that holds the clients' port, the secrets of REST). The guardian in 
 dead template has orphaned, and says how they ended.
 
 Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid, started]`` with a
-descriptor, ``["serving", client port]``, ``["alive"]``, ``["stopping"]``, ``["anew", reason]``.
-Down: ``["reaped", pid, status]``.
+descriptor, ``["serving", client port]``, ``["alive", when]``, ``["stopping"]``,
+``["anew", reason]``. Down: ``["reaped", pid, status]``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Line:
         """The Manager's thread turns. Told once a second, however often it is said."""
         if now_ns >= self._alive_ns:
             self._alive_ns = now_ns + _ALIVE_NS
-            self._tell(["alive"])
+            self._tell(["alive", now_ns])
 
     def stopping(self) -> None:
         """The system ends because it was told to: nobody shall start it again."""
@@ -174,7 +174,8 @@ class Ward:
         kept: what former Managers handed up, by name.
         deaths: Managers that died before this one.
         adopt: a Manager has died, and what it had started may be taken over.
-        died_ns: when (monotonic clock).
+        died_ns: since when nobody was there (monotonic clock); 0 = this is the first one.
+        began_ns: when all that runs was begun (monotonic clock).
         client_port: where clients were served; 0 = not yet.
         cause: how the last one ended, or why nothing could be taken over from it; '' = the first.
         stop_asked: a signal came before this process could hear it.
@@ -188,6 +189,7 @@ class Ward:
     deaths: int
     adopt: bool
     died_ns: int
+    began_ns: int
     client_port: int
     cause: str
     stop_asked: Callable[[], bool]

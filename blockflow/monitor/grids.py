@@ -370,9 +370,12 @@ def _if_any(summary: Doc, name: str) -> Any:
 
 
 def _sum(by_code: Any) -> str:
-    """A count per error code, with the most frequent code named."""
+    """A count per error code, with the most frequent code named, and how many of them it has where
+    there are others: ``11, 9 DEADLINE_EXCEEDED``."""
     if not isinstance(by_code, Mapping) or not by_code:
         return "0" if isinstance(by_code, Mapping) else NONE
     total = sum(n for n in by_code.values() if is_number(n))
     worst = max(by_code, key=lambda code: by_code[code] if is_number(by_code[code]) else 0)
+    if len([n for n in by_code.values() if n]) > 1:
+        return f"{amount(total)}, {amount(by_code[worst])} {worst}"
     return f"{amount(total)} {worst}"

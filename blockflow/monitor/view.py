@@ -175,12 +175,23 @@ def is_ready(status: Doc) -> bool:
 
 
 def processes(status: Doc) -> list[Doc]:
-    """Control plane, template, Dispatcher, workers, in this order."""
+    """Guardian, control plane, template, Dispatcher, workers, in this order."""
     control = part(status, "control")
     out: list[Doc] = []
     if control:
-        own = {"name": "control", "state": status.get("state"), "pid": status.get("pid")}
-        out.append({**own, "process": control.get("process"), "uptime_s": status.get("uptime_s")})
+        own, manager = part(control, "process"), part(status, "manager")
+        pid = manager.get("pid") or own.get("pid") or status.get("pid")
+        if pid != status.get("pid"):  # the process to signal is another one, of no figures
+            out.append({"name": "guardian", "state": "running", "pid": status.get("pid")})
+        out.append(
+            {
+                "name": "control",
+                "state": status.get("state"),
+                "pid": pid,
+                "process": own,
+                "uptime_s": manager.get("uptime_s", status.get("uptime_s")),
+            }
+        )
     template = part(control, "template")
     if template.get("pid"):
         out.append(

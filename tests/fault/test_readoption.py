@@ -71,6 +71,9 @@ def test_a_manager_that_hangs_has_a_successor_too(relay: Relay) -> None:
     assert members(after) == members(before)
     assert after["manager"]["cause"].startswith("hung: silent for 1")
     assert "stopped" in after["manager"]["cause"]
+    # Nobody was there from when it was stopped; the system has been up all the time.
+    assert after["manager"]["away_ms"] > 9_000
+    assert after["uptime_s"] > before["uptime_s"] + 9 > after["manager"]["uptime_s"]
 
 
 def test_who_was_to_be_launched_is_launched_by_the_successor(relay: Relay, gate: Gate) -> None:

@@ -210,11 +210,16 @@ def test_the_monitor_and_stored_figures(
     lines = path.read_text().splitlines()
     assert len(lines) == told["count"] > 0
     assert {"time", "worker", "stages", "process"} <= set(json.loads(lines[-1]))
+    order = {"file": "run1.jsonl", "force": False}
+    again = error_of(http.post("/v1/kpis/store", json=order))
+    assert (again["code"], again["where"]) == ("FILE_EXISTS", str(path))
+    answer = http.post("/v1/kpis/store", json={**order, "force": True})
+    assert fits(document, answer, "post", "/v1/kpis/store")["path"] == str(path)
     assert http.post("/v1/monitor", json={"on": False}).json() == {"on": False, "hz": 0.0}
     for name in ("../x.jsonl", "/etc/x.jsonl", "x", "", ".jsonl", "a/b.jsonl", "a.jsonl\n"):
         assert error_of(http.post("/v1/kpis/store", json={"file": name}))["where"] == "file"
-    for order in ({"on": True, "hz": 1000}, {"on": True, "hz": 0}, {"on": False, "hz": -1}):
-        assert error_of(http.post("/v1/monitor", json=order))["where"] == "hz", order
+    for rate in ({"on": True, "hz": 1000}, {"on": True, "hz": 0}, {"on": False, "hz": -1}):
+        assert error_of(http.post("/v1/monitor", json=rate))["where"] == "hz", rate
 
 
 @pytest.mark.parametrize(

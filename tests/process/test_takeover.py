@@ -66,7 +66,9 @@ def test_that_a_manager_turns_goes_up_once_a_second(lines: tuple[Line, Line]) ->
     for now_ns in (0, second - 1, second, second + 1, 2 * second):
         manager.alive(now_ns)
     manager.stopping()
-    assert list(iter(lambda: guardian.take()[0], ["stopping"])) == [["alive"]] * 3
+    assert list(iter(lambda: guardian.take()[0], ["stopping"])) == [
+        ["alive", now_ns] for now_ns in (0, second, 2 * second)
+    ]
 
 
 def test_how_orphans_ended_comes_down(lines: tuple[Line, Line]) -> None:
@@ -188,6 +190,7 @@ def ward_of(manager: Line, lifeline: Lifeline, run_dir: Path) -> Ward:
         deaths=0,
         adopt=False,
         died_ns=0,
+        began_ns=0,
         client_port=0,
         cause="",
         stop_asked=lambda: False,

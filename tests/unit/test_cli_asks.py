@@ -184,6 +184,9 @@ def test_what_was_stored_where(rest: FakeRest, capsys: pytest.CaptureFixture[str
     assert main(["kpis", "store", "k.jsonl"]) == 0
     assert capsys.readouterr().out == "/var/k.jsonl: 7 records\n"
     assert json.loads(rest.asked[0][2]) == {"file": "k.jsonl"}
+    assert main(["kpis", "store", "k.jsonl", "--force"]) == 0
+    assert json.loads(rest.asked[1][2]) == {"file": "k.jsonl", "force": True}
+    assert main(["kpis", "--force"]) == ExitCode.BAD_INPUT
 
 
 def test_the_monitor_says_what_it_does(rest: FakeRest, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,9 +65,9 @@ def test_starts_without_room_do_not_push_out_what_they_began_with(tmp_path: Path
         times.crew.fleet[0].crash = Crash(incarnation, 0, "full", error, (), True)
         times.book.take(times.crew, incarnation, 0)
     later = CrashBook(tmp_path, lambda: times.now)
-    assert [c["incarnation"] for c in later.earlier("a#0", 5)] == [11, 1]
+    assert [c["incarnation"] for c in later.latest("a#0", 9 * SECOND)] == [11, 1]
     times.crash(12)
-    assert [c["incarnation"] for c in Times(tmp_path).book.earlier("a#0", 5)] == [12, 11, 1]
+    assert [c["incarnation"] for c in Times(tmp_path).book.latest("a#0", 9 * SECOND)] == [12, 11, 1]
 
 
 def test_the_log_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -82,9 +82,10 @@ def test_the_next_control_plane_knows_them(tmp_path: Path) -> None:
     first.crash(12, "again")
     first.crash(13, which=1)
     first.crash(14, which=-1)
-    assert first.book.earlier("a#0", 5) == []  # its own are the crew's to tell
+    own = first.book.latest("a#0", 12 * SECOND)
+    assert [(c["incarnation"], c["age_s"]) for c in own] == [(12, 5.0), (11, 5.0)]
     second = Times(tmp_path, start=1060.0)
-    newest, oldest = second.book.earlier("a#0", 5)
+    newest, oldest = second.book.latest("a#0", 9 * SECOND)
     assert (newest["incarnation"], newest["cause"]) == (12, "again")
     assert oldest["incarnation"] == 11
     assert newest["age_s"] == 62.0
@@ -93,10 +94,9 @@ def test_the_next_control_plane_knows_them(tmp_path: Path) -> None:
     assert newest["work"] == [
         {"block": "a", "took_ms": 1.5, "requests": 3, "tickets": ["01", "02"]}
     ]
-    assert [r["incarnation"] for r in second.book.earlier("b#0", 5)] == [13]
-    assert [r["incarnation"] for r in second.book.earlier("dispatcher", 5)] == [14]
-    assert second.book.earlier("a#0", 1) == [newest]
-    assert second.book.earlier("a#0", -1) == second.book.earlier("c#0", 5) == []
+    assert [r["incarnation"] for r in second.book.latest("b#0", 9 * SECOND)] == [13]
+    assert [r["incarnation"] for r in second.book.latest("dispatcher", 9 * SECOND)] == [14]
+    assert second.book.latest("c#0", 9 * SECOND) == []
 
 
 def test_the_last_five_of_all_control_planes_are_kept(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_last_five_of_all_control_planes_are_kept(tmp_path: Path) -> None:
         times = Times(tmp_path)
         for n in range(start, start + 3):
             times.crash(n + 1)
-    found = Times(tmp_path).book.earlier("a#0", 9)
+    found = Times(tmp_path).book.latest("a#0", 9 * SECOND)
     assert [r["incarnation"] for r in found] == [9, 8, 7, 6, 5]
     assert len(found) == CRASHES_KEPT
 
@@ -120,9 +120,26 @@ def test_deaths_that_are_no_crashes_change_nothing(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [FILE]
 
 
-def test_a_clock_that_was_set_back_shows_no_future(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_tells_no_age_of_what_was_before_it(tmp_path: Path) -> None:
+    """Those under the present control plane have the clock that nobody sets."""
     Times(tmp_path, start=5000.0).crash(1)
-    assert Times(tmp_path, start=10.0).book.earlier("a#0", 1)[0]["age_s"] == 0.0
+    later = Times(tmp_path, start=10.0)
+    later.crash(2)
+    later.now = 5.0
+    assert [c["age_s"] for c in later.book.latest("a#0", 9 * SECOND)] == [2.0, None]
+
+
+def test_all_that_had_a_name_are_told_of_before_a_take_over_and_after_it(tmp_path: Path) -> None:
+    """A restart, or an update to and fro, puts another replica under the same name."""
+    times = Times(tmp_path)
+    times.crash(1, "killed")
+    times.crew.fleet[0] = Replica("a#0")  # restarted
+    told = times.book.latest("a#0", 9 * SECOND)
+    assert [c["incarnation"] for c in told] == [1]
+    times.crash(2, "again")
+    told = times.book.latest("a#0", 9 * SECOND)
+    assert [c["incarnation"] for c in told] == [2, 1]
+    assert Times(tmp_path).book.latest("a#0", 9 * SECOND) == told
 
 
 def broken_files() -> list[bytes]:
@@ -154,10 +171,10 @@ def test_what_cannot_be_read_is_left_out_with_a_word(
 ) -> None:
     (tmp_path / FILE).write_bytes(content)
     times = Times(tmp_path)
-    assert times.book.earlier("a#0", 5) == []
+    assert times.book.latest("a#0", 9 * SECOND) == []
     assert "earlier crashes are forgotten" in caplog.text
     times.crash(3)
-    assert [r["incarnation"] for r in Times(tmp_path).book.earlier("a#0", 5)] == [3]
+    assert [r["incarnation"] for r in Times(tmp_path).book.latest("a#0", 9 * SECOND)] == [3]
 
 
 def test_a_file_torn_anywhere_stops_no_start(tmp_path: Path) -> None:
@@ -165,9 +182,9 @@ def test_a_file_torn_anywhere_stops_no_start(tmp_path: Path) -> None:
     whole = (tmp_path / FILE).read_bytes()
     for length in range(0, len(whole) - 1, 7):
         (tmp_path / FILE).write_bytes(whole[:length])
-        assert Times(tmp_path).book.earlier("a#0", 5) == []
+        assert Times(tmp_path).book.latest("a#0", 9 * SECOND) == []
     (tmp_path / FILE).write_bytes(whole)
-    assert len(Times(tmp_path).book.earlier("a#0", 5)) == 1
+    assert len(Times(tmp_path).book.latest("a#0", 9 * SECOND)) == 1
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
@@ -181,7 +198,7 @@ def test_only_a_file_is_read(kind: str, tmp_path: Path) -> None:
         (tmp_path / FILE).mkdir()
     else:
         os.mkfifo(tmp_path / FILE)
-    assert Times(tmp_path).book.earlier("a#0", 5) == []
+    assert Times(tmp_path).book.latest("a#0", 9 * SECOND) == []
 
 
 def test_a_full_disk_costs_the_history_and_nothing_else(
@@ -198,10 +215,10 @@ def test_a_full_disk_costs_the_history_and_nothing_else(
     times.crash(2)
     assert "No space left" in caplog.text
     assert sorted(p.name for p in tmp_path.iterdir()) == [FILE]
-    assert [r["incarnation"] for r in Times(tmp_path).book.earlier("a#0", 5)] == [1]
+    assert [r["incarnation"] for r in Times(tmp_path).book.latest("a#0", 9 * SECOND)] == [1]
     monkeypatch.undo()
     times.crash(3)
-    found = Times(tmp_path).book.earlier("a#0", 5)
+    found = Times(tmp_path).book.latest("a#0", 9 * SECOND)
     assert [r["incarnation"] for r in found] == [3, 2, 1]
 
 
@@ -236,5 +253,5 @@ def test_a_fresh_start_keeps_them_aside(tmp_path: Path) -> None:
     StateStore(tmp_path).close()
     Times(tmp_path).crash(1)
     StateStore.open_fresh(tmp_path).close()
-    assert Times(tmp_path).book.earlier("a#0", 5) == []
+    assert Times(tmp_path).book.latest("a#0", 9 * SECOND) == []
     assert (tmp_path / f"discarded-1-{FILE}").exists()

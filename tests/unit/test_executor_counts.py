@@ -11,7 +11,9 @@ import pytest
 import torch
 from lanes_rig import LATE, MS, SPEC, Bench
 
+from blockflow.control.rest.shapes import properties
 from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.metrics import StageKpi
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import merge_paths
 from blockflow.wire.data import PROBE_EPOCH, Item
@@ -109,6 +111,10 @@ def test_who_is_late_has_failed_and_expired(monkeypatch: pytest.MonkeyPatch) -> 
     assert bench.start() is None
     meter = bench.stages[1].meter
     assert (meter.expired, meter.failures, meter.requests) == (1, 1, 0)
+    assert meter.failed_rows == 0  # as its description says: rows are of batches that were computed
+    meaning = properties(StageKpi, {})
+    assert "expired" in meaning["failures"]["description"]
+    assert "in batches that were computed" in meaning["failed_rows"]["description"]
 
 
 def test_only_who_is_too_large_together_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:

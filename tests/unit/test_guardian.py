@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ class Life:
     serves: bool = True
     anew: str = ""
     hung: str = ""
+    spoke_ns: int = 0
     stopping: bool = False
 
 
@@ -43,17 +45,19 @@ class Scripted(Guardian):
         super().__init__(Path("/nowhere"))
         self._lives = list(lives)
         self.forks: list[tuple[bool, str]] = []
+        self.deaths: list[int] = []
         self.pauses = self.begun = self.ended = 0
 
     def _fork(self, adopt: bool, died_ns: int, cause: str) -> None:
         self._anew, self._hung, self._took_over = "", "", False
         self.forks.append((adopt, cause))
+        self.deaths.append(died_ns)
 
     def _watch(self) -> int:
         life = self._lives.pop(0)
         self._served |= life.serves
         self._took_over = life.serves
-        self._anew, self._hung = life.anew, life.hung
+        self._anew, self._hung, self._spoke_ns = life.anew, life.hung, life.spoke_ns
         if life.stopping:
             self._stop()
         return life.status
@@ -92,6 +96,17 @@ def test_a_successor_takes_over_and_learns_why() -> None:
     killed, hung = "killed by SIGKILL", "hung: asleep"
     assert it.forks == [(False, ""), (True, killed), (True, "exit status 1"), (True, hung)]
     assert (it.pauses, it.begun, it.ended) == (3, 0, 1)
+
+
+def test_nobody_was_there_from_the_last_sign_of_life_of_one_that_hung() -> None:
+    now = time.monotonic_ns()
+    hung = now - 10 * S
+    it = Scripted(Life(spoke_ns=hung), EARLY, Life(spoke_ns=now), Life(), END)
+    assert it.run() == 0
+    first, one, other, promptly, last = it.deaths
+    assert first == 0 and one == hung
+    assert other == hung  # who never served was not there either
+    assert now <= promptly <= last <= time.monotonic_ns()
 
 
 def test_what_cannot_be_taken_over_is_begun_anew() -> None:

@@ -280,7 +280,7 @@ class TestFigures:
         assert told["extra"] == {"deep": deep, "tasks": {"1": None, "b'k'": 2}, "lists": lists}
         sample = book.latest(1)
         assert sample is not None
-        assert totals([sample])["rss"] == 10
+        assert totals([sample.process])["rss"] == 10
         assert book.stage(1, 1) == {"stage": 1, "lam": None}
         book.forget(1)
         assert book.latest(1) is None and len(book.lines()) == 1

@@ -197,15 +197,18 @@ def test_crashes_under_an_earlier_control_plane_come_after_its_own(
     after = World().up()
     after.apply(*AB)
 
+    book = CrashBook(tmp_path)
+
     def shown() -> dict[str, Any]:
-        book = CrashBook(tmp_path)
         found = Views(after.brain, KpiBook(), {}, after.now, book).worker("a#0")
         assert found is not None
         return found
 
     assert shown()["crash"] is None  # what is told unasked is of this control plane
     assert [c["cause"] for c in shown()["crashes"]] == ["exit status 102", "exit status 101"]
+    dead = after.incarnation("a#0")
     after.die("a#0", status=103)
+    book.take(after.brain.crew, dead, after.now)
     assert shown()["crash"] == shown()["crashes"][0]
     assert [c["cause"][-3:] for c in shown()["crashes"]] == ["103", "102", "101"]
     assert {frozenset(c) for c in shown()["crashes"]} == {frozenset(shown()["crash"])}

@@ -25,6 +25,7 @@ from blockflow.monitor.screen import show, top_screen
 from blockflow.monitor.top import Top
 from blockflow.monitor.view import (
     endpoints,
+    headline,
     is_ready,
     legs,
     notices,
@@ -128,6 +129,12 @@ def test_the_control_plane_and_its_template_are_processes_too() -> None:
     }
     assert (template["name"], template["state"], template["pid"]) == ("template", "warm", 8)
     assert template["process"]["pss"] == 2
+    manager = {"pid": 9, "uptime_s": 1.0}
+    apart = {**status, "manager": manager, "control": {"process": {"pid": 9, "pss": 1}}}
+    guardian, own = processes(apart)  # figures stand beside the pid whose they are
+    assert (guardian["name"], guardian["pid"], guardian.get("process")) == ("guardian", 7, None)
+    assert (own["name"], own["pid"], own["process"]["pss"], own["uptime_s"]) == ("control", 9, 1, 1)
+    assert "up 9 s" in headline(apart)
     control["template"] = {"pid": None, "uss": 0, "pss": 0}
     assert [p["name"] for p in processes(status)] == ["control"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.control.samples import store_samples
+from blockflow.control.samples import Former, store_samples
 from blockflow.core.errors import RequestError, SystemError_
 
 
@@ -19,7 +19,20 @@ def test_a_file_is_private_and_whole(tmp_path: Path) -> None:
     assert path == tmp_path / "kpis" / "run1.jsonl"
     assert path.read_text() == "{}\n[]\n"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert store_samples(tmp_path / "kpis", "run1.jsonl", []).read_text() == ""
+    assert store_samples(tmp_path / "kpis", "run2.jsonl", []).read_text() == ""
+
+
+def test_an_earlier_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = store_samples(tmp_path, "run1.jsonl", ["old"])
+    with pytest.raises(RequestError, match="FILE_EXISTS") as e:
+        store_samples(tmp_path, "run1.jsonl", ["new"])
+    assert path.read_text() == "old\n" and "force" in e.value.hint
+    store_samples(tmp_path, "run1.jsonl", ["new"], Former.REPLACED)
+    assert path.read_text() == "new\n"
+    (tmp_path / "run2.jsonl").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RequestError, match="FILE_EXISTS"):
+        store_samples(tmp_path, "run2.jsonl", ["new"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run1.jsonl", "run2.jsonl"]
 
 
 def test_a_full_disk_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
@@ -29,7 +42,7 @@ def test_a_full_disk_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> 
 
     store_samples(tmp_path, "run1.jsonl", ["old"])
     with pytest.raises(SystemError_, match="NO_SPACE"):
-        store_samples(tmp_path, "run1.jsonl", lines())
+        store_samples(tmp_path, "run1.jsonl", lines(), Former.REPLACED)
     assert [p.name for p in tmp_path.iterdir()] == ["run1.jsonl"]
     assert (tmp_path / "run1.jsonl").read_text() == "old\n"
 
@@ -37,7 +50,7 @@ def test_a_full_disk_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> 
 def test_what_is_no_file_is_not_called_a_full_disk(tmp_path: Path) -> None:
     (tmp_path / "run1.jsonl").mkdir()
     with pytest.raises(SystemError_, match="STATE_UNUSABLE: the figures cannot be written: Is a"):
-        store_samples(tmp_path, "run1.jsonl", ["new"])
+        store_samples(tmp_path, "run1.jsonl", ["new"], Former.REPLACED)
     assert [p.name for p in tmp_path.iterdir()] == ["run1.jsonl"]
 
 
@@ -45,7 +58,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("kept")
     (tmp_path / "run1.jsonl").symlink_to(other)
-    store_samples(tmp_path, "run1.jsonl", ["new"])
+    store_samples(tmp_path, "run1.jsonl", ["new"], Former.REPLACED)
     assert other.read_text() == "kept"
     assert not (tmp_path / "run1.jsonl").is_symlink()
 

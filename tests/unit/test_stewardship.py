@@ -116,10 +116,14 @@ def test_what_status_tells_of_the_managers(monkeypatch: pytest.MonkeyPatch) -> N
     assert first.pid == alone["pid"] == os.getpid()
     assert (alone["restarts"], alone["away_ms"], alone["adopted"]) == (0, None, [])
     monkeypatch.setattr(stewardship.time, "monotonic_ns", lambda: 4_500_000_000)
-    ward = SimpleNamespace(guardian=7, deaths=2, died_ns=3_000_000_000, cause="killed")
+    ward = SimpleNamespace(
+        guardian=7, deaths=2, died_ns=3_000_000_000, began_ns=1_000_000_000, cause="killed"
+    )
     second = Biography(cast(Ward, ward))
     assert second.pid == 7 and second.to_dict(None)["away_ms"] is None  # not served yet
     second.serving()
     told = second.to_dict(Outcome(cast(Adoption, None), ("a#0",), ()))
     assert (told["restarts"], told["cause"], told["away_ms"]) == (2, "killed", 1500.0)
     assert told["adopted"] == ["a#0"] and told["pid"] == os.getpid()
+    # The system goes on when its Manager is replaced.
+    assert (second.uptime_s(), told["uptime_s"]) == (3.5, 0.0)

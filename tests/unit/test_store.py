@@ -339,3 +339,14 @@ def test_killed_at_any_step_of_a_save(tmp_path: Path, monkeypatch: pytest.Monkey
         if done:
             break
     assert done and seen == {2, 3}
+
+
+def test_tasks_keep_their_order(tmp_path: Path) -> None:
+    """People find them where they were, whichever control plane tells of them."""
+    names = ["parity", "digit", "high"]
+    body = {"blocks": [{"name": "a"}], "tasks": {name: ["a"] for name in names}}
+    with StateStore(tmp_path) as store:
+        store.commit(1, body, body)
+    with StateStore(tmp_path) as again:
+        assert again.state.topology is not None and again.state.posted is not None
+        assert [*again.state.topology["tasks"]] == [*again.state.posted["tasks"]] == names

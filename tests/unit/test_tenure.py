@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from blockflow.control.events import Exited
+from blockflow.control.manager import Manager
 from blockflow.control.tenure import CONTROL_SOCKET, Tenure
+from blockflow.launch.ward import Ward
+from blockflow.tensormq.agent import ORPHAN_STATUS
 from blockflow.tensormq.janitor import LOCK_NAME
 
 SECOND_NS = 1_000_000_000
@@ -32,3 +39,22 @@ def test_a_look_that_fails_proves_nothing(tmp_path: Path) -> None:
     told: list[str] = []
     Tenure(None, tmp_path / "file", told.append).attend(SECOND_NS)  # ENOTDIR
     assert told == []
+
+
+def test_who_ends_by_the_lifeline_has_not_crashed(tmp_path: Path) -> None:
+    """The guardian was killed, and the Manager sees the others' ends before it is killed itself."""
+    read, write = os.pipe()
+    tenure = Tenure(cast(Ward, SimpleNamespace(lifeline_fd=read)), tmp_path, lambda _: None)
+    assert not tenure.ordered(ORPHAN_STATUS)  # a block may end its process so
+    os.close(write)
+    assert tenure.ordered(ORPHAN_STATUS) and not tenure.ordered(1)
+    os.close(read)
+    assert not Tenure(None, tmp_path, lambda _: None).ordered(ORPHAN_STATUS)
+
+
+def test_a_manager_records_nothing_of_such_an_end(tmp_path: Path) -> None:
+    manager: Any = object.__new__(Manager)  # nothing else of it may be asked
+    manager._tenure = SimpleNamespace(ordered=lambda status: status == ORPHAN_STATUS)
+    manager._died(Exited(7, ORPHAN_STATUS, ()))
+    with pytest.raises(AttributeError):
+        manager._died(Exited(7, 1, ()))

@@ -120,6 +120,7 @@ def ward_of(line: Line, kept: dict[str, Kept], deaths: int) -> Ward:
         deaths=deaths,
         adopt=deaths > 0,
         died_ns=0,
+        began_ns=0,
         client_port=0,
         cause="",
         stop_asked=lambda: False,

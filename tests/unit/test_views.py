@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from control_rig import AB, MS, S, World, topology
 
+from blockflow.control.crashes import CrashBook
 from blockflow.control.fleet import CRASHES_KEPT
 from blockflow.control.update import Kind
 from blockflow.control.views import Views
@@ -230,14 +231,26 @@ def test_crashes_newest_first(told: Told) -> None:
     assert worker["crash"] == worker["crashes"][0] and worker["crash"]["age_s"] == 1.0
 
 
-def test_crashes_under_former_control_planes_fill_up_the_list(told: Told) -> None:
-    told.world.apply(*AB)
-    told.world.die("a#0")
-    asked: list[tuple[str, int]] = []
-    book: Any = SimpleNamespace(earlier=lambda *args: asked.append(args) or [{"cause": "old"}])
-    found = Views(told.world.brain, told.kpis, {}, told.world.now, book).worker("a#0")
-    assert found is not None and found["crash"] == found["crashes"][0]
-    assert found["crashes"][1:] == [{"cause": "old"}] and ("a#0", CRASHES_KEPT - 1) in asked
+def test_crashes_are_the_books_also_of_replicas_that_were_replaced(
+    told: Told, tmp_path: Path
+) -> None:
+    world, book = told.world, CrashBook(tmp_path)
+
+    def shown(book: CrashBook) -> dict[str, Any]:
+        return fits("Worker", Views(world.brain, told.kpis, {}, world.now, book).worker("a#0"))
+
+    world.apply(*AB)
+    killed = world.incarnation("a#0")
+    world.die("a#0")
+    book.take(world.brain.crew, killed, world.now)
+    assert shown(book)["crash"] == shown(book)["crashes"][0]
+    world.pass_time(600.0)
+    replica = world.brain.crew.fleet.by_incarnation(world.incarnation("a#0"))
+    assert replica is not None
+    replica.crashes.clear()  # as another one under its name has none
+    assert shown(book)["crash"] is None
+    for one in (book, CrashBook(tmp_path)):  # this control plane, and the next one
+        assert [c["incarnation"] for c in shown(one)["crashes"]] == [killed]
 
 
 def test_the_forms_of_an_artifact(told: Told) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from control_rig import World
 
-from tests.views_rig import Told
+from blockflow.control.kpis import PROCESS_NOW
+from tests.views_rig import Told, fits
 
 RATES = {"lam": 2.0, "mu": 4.0, "rho": 0.5, "rows_per_s": 3.0, "queue": 1, "queue_rows": 1}
 
@@ -38,7 +39,13 @@ def test_of_an_old_sample_counts_stay_and_rates_go(hz: float, seconds: float) ->
     block, stage, task = shown()
     assert block["rows"] == 14 and stage["rows"] == 7 and task == {"ok": 5}
     assert not {"per_s", *RATES} & {*block, *stage}
+    for process in (told.worker("a#0")["process"], told.dispatcher()["process"]):
+        assert process["rss"] == 6 and PROCESS_NOW.isdisjoint(process)
+    assert "cpu_percent" not in fits("Totals", told.views.totals())
+    assert told.views.totals()["rss"] == 18
     told.says("a#1")  # the other one is silent
+    assert told.views.totals()["cpu_percent"] == 2.5
+    assert told.worker("a#1")["process"]["cpu_percent"] == 2.5
     sample = told.kpis.latest(told.world.incarnation("a#1"))
     assert sample is not None
     sample.stages[0].update(RATES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blockflow.control.fleet import Role
+from blockflow.control.rest.lives import crash, crashes, life, manager
 from blockflow.control.rest.shapes import (
     BLOCK,
     COUNT,
@@ -47,7 +48,7 @@ def answers() -> dict[str, Schema]:
         "Tasks": obj({"tasks": listing(ref("Task"), "the published tasks")}),
         "Block": _block(),
         "Blocks": obj({"blocks": listing(ref("Block"), "the blocks of the topology in force")}),
-        "Crash": _crash(),
+        "Crash": crash(),
         "StageView": _stage(),
         "Worker": _worker(),
         "Dispatcher": _dispatcher(),
@@ -62,7 +63,7 @@ def answers() -> dict[str, Schema]:
                 "blocks": listing(ref("StoredBlock"), "the stored blocks, each at its current one"),
             }
         ),
-        "Manager": _manager(),
+        "Manager": manager(),
         "Status": _status(),
     }
 
@@ -177,30 +178,6 @@ def _profile() -> Schema:
     )
 
 
-def _crash() -> Schema:
-    return obj(
-        {
-            "incarnation": count("the life that ended"),
-            "age_s": number("how long ago, seconds"),
-            "cause": text("why, in a line"),
-            "error": maybe(ref("ErrorObject", "the process's own error; null without one")),
-            "work": listing(
-                obj(
-                    {
-                        "block": text("of which block"),
-                        "took_ms": number("for how long it had run, ms"),
-                        "requests": count("for how many requests"),
-                        "tickets": listing(TEXT, "the Dispatcher's names of the first of them"),
-                    }
-                ),
-                "the forwards that it died in",
-            ),
-            "log": listing(TEXT, "the last lines of its log"),
-        },
-        description="The end of a process that should not have ended.",
-    )
-
-
 def _stage() -> Schema:
     return obj(
         {
@@ -218,30 +195,6 @@ def _stage() -> Schema:
     )
 
 
-def _life() -> dict[str, Schema]:
-    return {
-        "incarnation": count("number of this life of it; never used again"),
-        "pid": maybe(count("process id; null when there is no process")),
-        "endpoint": maybe(text("where it takes messages; null until it has said so")),
-        "start_ms": maybe(number("from launch to ready, ms; null until it is ready")),
-        "load_ms": number("loading its artifacts, ms; 0 until it has"),
-        "warm_ms": number("its first runs, ms; 0 until it has made them"),
-        "probe_ms": number("its readiness probe, ms; 0 until it has passed it"),
-        "uptime_s": maybe(number("since it was ready, seconds; null before and when it has ended")),
-        "ping_ms": maybe(number("latest ping, round trip, ms; null without one")),
-        "kpi_age_s": maybe(number("since its latest sample, seconds; null without one")),
-        "process": maybe(ref("ProcessKpi", "its resources; null without a sample")),
-    }
-
-
-def _crashes() -> dict[str, Schema]:
-    return {
-        "restarts": count("times that it was started again, under this control plane"),
-        "crash": maybe(ref("Crash", "its latest under this control plane; null without one")),
-        "crashes": listing(ref("Crash"), "the latest, those under earlier ones too, newest first"),
-    }
-
-
 def _worker() -> Schema:
     auto = {"anyOf": [COUNT, {"const": "auto"}]}
     return obj(
@@ -249,7 +202,7 @@ def _worker() -> Schema:
             "name": text("the replica: the worker's name, # and a number"),
             "role": one_of("how it stands to the topology in force", Role),
             "state": one_of("where in its life it is", _WORKER_STATES),
-            **_life(),
+            **life(),
             "worker": text("the worker's name in the topology"),
             "blocks": listing(BLOCK, "the blocks that it hosts"),
             "device": text("cpu or cuda:N"),
@@ -262,7 +215,7 @@ def _worker() -> Schema:
             "lanes_asked": said("lanes that the topology asks for; auto = planned", auto),
             "lanes_now": maybe(count("lanes that it says it uses; null without a sample")),
             "cores": listing(COUNT, "cpu numbers that it may use; empty = all of the system's"),
-            **_crashes(),
+            **crashes(),
             "given_up": maybe(text("why it is not started again, or not for a while; else null")),
             "stages": listing(ref("StageView"), "its blocks at work"),
         },
@@ -278,9 +231,9 @@ def _dispatcher() -> Schema:
             "state": one_of("where in its life it is", (*_WORKER_STATES, "missing")),
         },
         {
-            **_life(),
+            **life(),
             "clients": listing(TEXT, "addresses for clients"),
-            **_crashes(),
+            **crashes(),
             "kpi": ref("DispatcherKpi"),
         },
         description="The Dispatcher's process; only name, role and state while it is missing.",
@@ -321,22 +274,6 @@ def _stored_block() -> Schema:
     )
 
 
-def _manager() -> Schema:
-    return obj(
-        {
-            "pid": count("its process id"),
-            "since": text("when it started, UTC, ISO 8601"),
-            "restarts": count("control planes of this instance that died before it"),
-            "cause": text("why the last one did; empty without one"),
-            "away_ms": maybe(
-                number("from that death until REST answered again, ms; null without one")
-            ),
-            "adopted": listing(TEXT, "processes that were taken over"),
-        },
-        description="The control plane's own process.",
-    )
-
-
 def epoch_fields() -> dict[str, Schema]:
     return {
         "epoch": count("the epoch in force"),
@@ -358,7 +295,10 @@ def _status() -> Schema:
             "release": text("version of BlockFlow"),
             "pid": count("the process to signal, which ends last"),
             "manager": ref("Manager"),
-            "uptime_s": number("since this control plane started, seconds"),
+            "uptime_s": number(
+                "since the system was started, or begun anew with all that runs, seconds: control "
+                "planes that are replaced do not end it"
+            ),
             "rest": text("address of REST"),
             "clients": listing(TEXT, "addresses for clients"),
             "run_dir": text("private directory of this instance: sockets, shared memory"),

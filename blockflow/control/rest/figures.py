@@ -3,7 +3,7 @@ the Dispatcher as ``dispatcher/stats.py`` and its gauges make them."""
 
 from __future__ import annotations
 
-from blockflow.control.kpis import PROCESS_SUMS, SUMS, TIMES
+from blockflow.control.kpis import PROCESS_NOW, PROCESS_SUMS, SUMS, TIMES
 from blockflow.control.rest.shapes import (
     COUNT,
     Schema,
@@ -44,10 +44,18 @@ def figures() -> dict[str, Schema]:
             "the sums; p50 and p90 are means weighted by count, p99 and max the worst replica's. "
             "Empty until a first sample has come; rates and queues are left out as in StageKpi.",
         ),
-        "ProcessKpi": obj(process, description="One process's resources."),
+        "ProcessKpi": obj(
+            {name: of for name, of in process.items() if name not in PROCESS_NOW},
+            {name: of for name, of in process.items() if name in PROCESS_NOW},
+            description="One process's resources. What is of the last seconds (cpu, clocks, the "
+            "GPU's load, temperature and power) is left out where the latest sample is older than "
+            "those; the rest is of that sample.",
+        ),
         "Totals": obj(
-            {name: process[name] for name in PROCESS_SUMS},
-            description="Sums over the workers and the Dispatcher.",
+            {name: process[name] for name in PROCESS_SUMS if name not in PROCESS_NOW},
+            {name: process[name] for name in PROCESS_SUMS if name in PROCESS_NOW},
+            description="Sums over the workers and the Dispatcher: cpu_percent over those whose "
+            "latest sample is of the last seconds, and left out where there is none.",
         ),
         "TaskKpi": _task(),
         "DispatcherKpi": _dispatcher(),

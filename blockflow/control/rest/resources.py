@@ -10,6 +10,7 @@ from typing import Any
 from blockflow.control.commands import MAX_HZ, WAIT_S, Commands
 from blockflow.control.rest.body import fields
 from blockflow.control.rest.query import DRY_RUN, IF_EPOCH, WAIT, Flag, Number
+from blockflow.control.samples import Former
 from blockflow.control.update import FINAL, Kind
 from blockflow.core.errors import Problem, RequestError, SystemError_, make_error
 
@@ -143,8 +144,9 @@ class Handlers:
         return Answer(self.commands.monitor(hz if order["on"] else 0.0))
 
     def store_kpis(self, call: Call) -> Answer:
-        order = fields(call.body, call.duplicates, {"file": (str,)}, {})
-        return Answer(self.commands.store_kpis(order["file"]))
+        order = fields(call.body, call.duplicates, {"file": (str,)}, {"force": (bool,)})
+        former = Former.REPLACED if order.get("force") else Former.KEPT
+        return Answer(self.commands.store_kpis(order["file"], former))
 
     def kpis(self, call: Call) -> Answer:
         return Answer(self.commands.kpis())
@@ -341,7 +343,7 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             h.store_kpis,
             {200: ("Stored", "where, and how many")},
             body="StoreOrder",
-            errors=("INVALID_REQUEST", "NO_SPACE", "STATE_UNUSABLE"),
+            errors=("FILE_EXISTS", "INVALID_REQUEST", "NO_SPACE", "STATE_UNUSABLE"),
             tag="figures",
         ),
         get("/v1/health/live", "getLive", "The control plane's own liveness", h.live, "Live"),

@@ -194,7 +194,9 @@ def _orders() -> dict[str, Schema]:
             {"on": flag("whether it samples"), "hz": number("samples per second; 0 = off")}
         ),
         "StoreOrder": obj(
-            {"file": text("name below the state directory's kpis")}, additionalProperties=False
+            {"file": text("name below the state directory's kpis")},
+            {"force": flag("true replaces a file of that name; else it is FILE_EXISTS")},
+            additionalProperties=False,
         ),
         "Stored": obj({"path": text("the file"), "count": count("samples in it")}),
         "Live": obj({"live": flag("always true: the Manager's thread turns")}),
